@@ -1,4 +1,4 @@
-"""Reads DAG files into jobs that `dpflow.engine.planning.simulate` can price: no scheduler, no
+"""Reads DAG files into jobs that `dpflow.engine.planning.simulate` can forecast: no scheduler, no
 database, no task is run.
 
 A DAG file is imported, as Airflow's own parser does. Its runs come from its timetable, from its
@@ -246,7 +246,7 @@ def _read_arguments(operator: Any, field: str) -> tuple[list[dict[str, Any]], st
             fixed["blocks"] = ["some block of {{ run_id }}"]
         fixed |= {name: value for name, value in mapped.items() if isinstance(value, str | Mapping)}
     if field not in fixed:
-        return [], "mapped over releases that only a run knows: not priced"
+        return [], "mapped over releases that only a run knows: privacy cost unknown"
     return [fixed], "mapped over what only a run knows: each instance charges this"
 
 

@@ -85,7 +85,7 @@ def command(
 
 
 def _event_text(value: Any) -> str:
-    """A claim or the errors by measure, on one line."""
+    """An event or the errors by measure, on one line."""
     if isinstance(value, list):
         return "; ".join(map(_event_text, value))
     if not isinstance(value, dict):

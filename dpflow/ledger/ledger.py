@@ -434,7 +434,7 @@ class Ledger:
         """Releases of a scope and those above it whose request has this name, in the order they
         were charged.
 
-        ``run``: only those of one DAG and occasion.
+        ``run``: only those of one DAG and run identity.
         """
         start = releases.encode_ordered({"name": name})[:-1] + ","
         parameters: dict[str, Any] = {"start": start, "size": len(start)}
@@ -474,13 +474,13 @@ class Ledger:
             exclusive: a gate: while it is open, every other release of its dataset or of anything
             in ``data`` is refused.
             data: as for `reserve`.
-            cut: how the session cuts this data into groups, such as ``2000 groups``. The first one
-            says so for all later ones.
+            cut: how the session partitions this data into groups, such as ``2000 groups``. The
+            first one says so for all later ones.
             protects: as for `reserve`.
 
         Raises:
             BudgetExceeded, RetryConflict, SessionClosed: as for `reserve`.
-            PlanRefused: the data is cut otherwise.
+            PlanRefused: the data is partitioned otherwise.
         """
         ask = ReleaseCharge(
             key, event, blocks, family, slot, principal, request, False, data, cut, protects

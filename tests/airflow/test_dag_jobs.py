@@ -251,7 +251,7 @@ def test_release_files_of_a_dag_belong_to_it(tiny: Tiny, read: Any) -> None:
 
 
 def test_what_only_a_run_knows_is_said(read: Any) -> None:
-    """Mapping over another task's output: priced per instance with a note, or not priced with a
+    """Mapping over another task's output: priced per instance with a note, or of unknown cost with a
     note.
     """
     (job,) = read(
@@ -267,7 +267,7 @@ def test_what_only_a_run_knows_is_said(read: Any) -> None:
     notes = {task.name: task.note for task in job.tasks}
     assert (
         "each instance charges this" in notes["days"]
-        and "not priced" in notes["all"]
+        and "privacy cost unknown" in notes["all"]
         and not notes["both"]
     )
     assert asked(job) == [

@@ -24,7 +24,7 @@ _SCOPES = Prepared(sa.select(schema.scope).order_by(_S.name))
 _ACCOUNT = Prepared(sa.select(schema.account).where(match_columns(_A.scope, _A.block)))
 _ACCOUNTS = Prepared(sa.select(schema.account).where(match_columns(_A.scope)).order_by(_A.block))
 _SUMS = ("epsilon", "delta", "renyi")
-#: So many accounts are read one by one; of more, all of a scope's are read at once.
+#: So many budgets are read one by one; of more, all of a scope's are read at once.
 _FEW = 4
 _new = upsert(schema.account).values({c.name: sa.bindparam(c.name) for c in schema.account.columns})
 # Sums are made here, under the write lock; the statement reads the same in both databases.
@@ -37,7 +37,7 @@ _DEBIT = Prepared(
 
 @dataclass(frozen=True)
 class Charge:
-    """What one account pays: the sum of several events in its scope's filter."""
+    """What one budget pays: the sum of several events in its scope's filter."""
 
     scope: Scope
     block: str
@@ -93,7 +93,7 @@ def all_scopes(transaction: Transaction) -> list[Scope]:
 
 
 def list_costs(transaction: Transaction, scope: Scope) -> list[tuple[str, Cost]]:
-    """Every account of a scope; one empty account if there is none yet."""
+    """What each budget of a scope has spent; one unspent budget before the first charge."""
     rows = transaction.rows(_ACCOUNTS, scope=scope.scope)
     return [(row.block, Cost(row.epsilon, row.delta, row.renyi)) for row in rows] or [("", Cost())]
 
@@ -101,7 +101,7 @@ def list_costs(transaction: Transaction, scope: Scope) -> list[tuple[str, Cost]]
 def make_bill(
     transaction: Transaction, scope: str, events: Sequence[Event], blocks: Sequence[str]
 ) -> list[Charge]:
-    """What every account on the scope's path pays for these events together; a block named twice
+    """What every budget on the scope's path pays for these events together; a block named twice
     pays once.
 
     Raises:
@@ -152,7 +152,7 @@ def list_reads(scope: str, blocks: Sequence[str]) -> list[Read]:
     """What `bill` and `debit` will read for a charge."""
     path = path_of(scope)
     statements: list[Read] = [(_SCOPE, {"name": name}) for name in path]
-    # With more accounts `_add_charges` reads all of a scope at once.
+    # With more budgets `_add_charges` reads all of a scope at once.
     if len(path) * max(1, len(blocks)) <= _FEW:
         statements += [
             (_ACCOUNT, {"scope": name, "block": block})
@@ -163,7 +163,7 @@ def list_reads(scope: str, blocks: Sequence[str]) -> list[Read]:
 
 
 def merge_charges(charges: Sequence[Charge]) -> list[Charge]:
-    """The same charges with one per account."""
+    """The same charges with one per budget."""
     sums: dict[tuple[str, str], Charge] = {}
     for charge in charges:
         account = charge.scope.scope, charge.block
@@ -182,14 +182,14 @@ def find_refusal(transaction: Transaction, charges: Sequence[Charge]) -> BudgetE
 
 
 def require_budget(transaction: Transaction, charges: Sequence[Charge]) -> None:
-    """Raises `BudgetExceeded` unless every account can pay."""
+    """Raises `BudgetExceeded` unless every budget can pay."""
     refusal = find_refusal(transaction, charges)
     if refusal is not None:
         raise refusal
 
 
 def debit_accounts(transaction: Transaction, charges: Sequence[Charge]) -> None:
-    """Charge every account or none; the caller holds the write lock. Raises `BudgetExceeded`."""
+    """Charge every budget or none; the caller holds the write lock. Raises `BudgetExceeded`."""
     rows, refusal = _add_charges(transaction, charges)
     if refusal is not None:
         raise refusal
@@ -202,7 +202,7 @@ def debit_accounts(transaction: Transaction, charges: Sequence[Charge]) -> None:
 def _add_charges(
     transaction: Transaction, charges: Sequence[Charge]
 ) -> tuple[list[dict[str, Any]], BudgetExceeded | None]:
-    """The accounts' rows after these charges, and the first account that cannot pay."""
+    """The budgets' rows after these charges, and the first budget that cannot pay."""
     costs: dict[str, dict[str, Cost]] = {}
     rows = []
     for charge in charges:

@@ -1,5 +1,5 @@
-"""What releases read, by public names: who read it first, which gate closes it, how it is cut into
-groups.
+"""What releases read, by public names: who read it first, which gate closes it, how it is
+partitioned into groups.
 
 A name says what may be one and the same data: the dataset (the first part of the scope's path), and
 what else the caller names, such as a table and its place. Two releases that share one name read
@@ -109,7 +109,7 @@ def require_access(
     """What is known of this data, for `record`, if a release may read it.
 
     Raises:
-        PlanRefused: its first session cut it into other groups, which stay.
+        PlanRefused: its first session partitioned it into other groups, which stay.
         SessionClosed: an open gate closes it.
     """
     claims = _read_claims(transaction, scope, named)
@@ -142,7 +142,7 @@ def record_claims(
     gate: bool,
     cut: str,
 ) -> None:
-    """Write down that a release reads this data, and closes it as a gate or cuts it into groups if
+    """Write down that a release reads this data, and closes it as a gate or partitions it if
     it does.
     """
     for name in claim_names(scope, named):
@@ -153,7 +153,7 @@ def record_claims(
         elif gate or (cut and row.cut is None):
             closing = release_id if gate else row.gate
             transaction.run(_UPDATE, name=name, new_gate=closing, new_cut=row.cut or cut or None)
-    # Whoever joins public rows is noted as their first reader, and closes or cuts nothing.
+    # Whoever joins public rows is noted as their first reader, and closes or partitions nothing.
     for name in joined_names(scope, named):
         if name not in claims:
             transaction.run(_INSERT, name=name, first=release_id, gate=None, cut=None)

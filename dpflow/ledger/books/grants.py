@@ -104,7 +104,7 @@ def store_grant(
     """Store a grant. See `Ledger.grant`.
 
     Args:
-        may_bind: the grant names a table, to which a scope that nothing was charged to may be bound.
+        may_bind: the grant names a table: a scope that nothing was charged to may be bound to it.
     """
     before, parent = charges.find_scope(transaction, scope), find_parent(transaction, scope)
     binding = (protects, blocks)
@@ -186,7 +186,7 @@ def _change_amounts(scope: Scope, terms: Terms) -> Filter:
 
 
 def _require_covers(granted: Scope, used: list[tuple[str, Cost]]) -> None:
-    """Raises `GrantConflict` if an account has spent more than the new grant holds."""
+    """Raises `GrantConflict` if a budget has spent more than the new grant holds."""
     capacity = granted.filter.capacity()
     for block, cost in used:
         if cost != Cost() and not Filter.admits(capacity, cost):

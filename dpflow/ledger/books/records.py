@@ -173,7 +173,7 @@ class Scope:
 
     @functools.cached_property
     def capacity(self) -> Capacity:
-        """What each account is compared with, in whole units."""
+        """What each budget is compared with, in whole units."""
         return self.filter.capacity()
 
     def used_share(self, spent: Cost) -> float:
@@ -201,7 +201,7 @@ def _used_part(amount: int, limit: int) -> float:
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is left in a scope, one account per block; a scope with blocks that nobody used yet has
+    """What is left in a scope, one budget per block; a scope with blocks that nobody used yet has
     one full line.
     """
 
@@ -209,7 +209,7 @@ class Remaining:
     spent: tuple[tuple[str, Cost], ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Exact amounts as text, one mapping per account."""
+        """Exact amounts as text, one mapping per budget."""
         return [self._row(block, cost) for block, cost in self.spent]
 
     def to_json(self) -> dict[str, Any]:

@@ -122,8 +122,8 @@ def find_release(transaction: Transaction, writer: chain.Writer, ask: ReleaseCha
 
     A key finds its release whoever asks: inputs mapped in another order find theirs. A key that is
     new to a slot which has a release is a changed retry. It keeps that release if only the
-    mechanism's version changed; it may pay if the caller says so, or while this task on this
-    occasion has fewer releases than task instances that asked (after a reordering some instances
+    mechanism's version changed; it may pay if the caller says so, or while this task of this run
+    has fewer releases than task instances that asked (after a reordering some instances
     join what others paid for, and then others owe one). So a task never pays more often than it has
     instances, however often it is tried, unless the caller says so.
 
@@ -189,7 +189,7 @@ def charge_release(
     secret: str | None = None,
     commitment: str | None = None,
 ) -> str:
-    """Debit every account and add the release, or raise and leave nothing. Returns the release's
+    """Debit every budget and add the release, or raise and leave nothing. Returns the release's
     id.
     """
     # Refusals before writes: a charge that raises has nothing to undo.

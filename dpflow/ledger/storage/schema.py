@@ -84,7 +84,7 @@ release = sa.Table(
 )
 
 #: What releases read, by public names: the first release of each, the last gate on it, and how it
-#: is cut into groups.
+#: is partitioned into groups.
 data = sa.Table(
     "dpflow_data",
     metadata,

@@ -1,15 +1,16 @@
 """`interior_point` and `approximate_median`: Algorithms 1 and 2 of the paper, in two rounds on an
 open column.
 
-Definition. Round one finds the scale 2^j at which random pairs of rows often differ (`column_scale`).
-Round two counts rows in cells of that width and answers an edge between two cells that are
-certainly occupied (`interior_cell`). If most pairs tie, round two counts single values instead and answers
-an atom. The median does the same on the middle slice: the rows without the t lowest and t highest,
-t = floor((1/2 - alpha + gamma) n).
+Definition. Round one finds the scale 2^j at which random pairs of rows often differ
+(`column_scale`). Round two counts rows in cells of that width and answers an edge between two cells
+that are certainly occupied (`interior_cell`). If most pairs tie, round two counts single values
+instead and answers an atom. The median does the same on the middle slice: the rows without the t
+lowest and t highest, t = floor((1/2 - alpha + gamma) n).
 
-Guarantee: (epsilon, delta)-DP for the declared unit, for every table and every distribution: each round
-is a stability histogram (`stable_bins`) with a part of the privacy cost, the slice and the pairing keep
-neighbours neighbours, what follows is post-processing. "None" is an output like every other.
+Guarantee: (epsilon, delta)-DP for the declared unit, for every table and every distribution: each
+round is a stability histogram (`stable_bins`) with a part of the privacy cost, the slice and the
+pairing keep neighbours neighbours, what follows is post-processing. "None" is an output like every
+other.
 
 Certainty: an answered interior point z has min(x) <= z <= max(x); an answered median has x_(t+1) <=
 z <= x_(v-t) among the v values that were read. The data's distribution decides how often there is
@@ -116,7 +117,7 @@ class Method:
         sizes: where numbers of rows come from, or None if no stage needs them.
         pairs, cells: the noise of the stages.
         rule, share: how a scale is chosen.
-        cut: share of the rows to leave out at each end.
+        trim_share: share of the rows to leave out at each end.
     """
 
     sizes: RowCounts | None
@@ -172,9 +173,9 @@ class Method:
     def choose_grid(self, scale: Scale, size: int) -> CellGrid | None:
         """Which cells the second round looks at, or None if there is no scale.
 
-        Where the chosen class has w pairs of each row's `column_scale.PARTNERS`, there is a second cell,
-        or an atom, with about w/4 rows at least (the inequality in `row_counts`). Cells of w/64 rows
-        never leave the database, of which n rows have at most 64 n/w.
+        Where the chosen class has w pairs of each row's `column_scale.PARTNERS`, there is a second
+        cell, or an atom, with about w/4 rows at least (the inequality in `row_counts`). Cells of
+        w/64 rows never leave the database, of which n rows have at most 64 n/w.
         """
         atoms = self.atoms and scale.mostly_ties
         if scale.exponent is None and not atoms:

@@ -2,12 +2,12 @@
 of a number line.
 
 Definitions. `truncated_count`: rows by public key plus truncated noise, so |error| <= R with
-certainty. `stability_histogram`: noisy counts of the bins that are selected (`stable_bins`); a bin is
-a text or key of the column, or with ``exponent`` a cell [k 2^exponent, (k+1) 2^exponent) of a
+certainty. `stability_histogram`: noisy counts of the bins that are selected (`stable_bins`); a bin
+is a text or key of the column, or with ``exponent`` a cell [k 2^exponent, (k+1) 2^exponent) of a
 number, date or timestamp, named by its lower end.
 
-Guarantee: (epsilon, delta)-DP for the declared privacy unit, by `truncated_noise`: a unit moves G counts by at most B
-each (a number's cells: by B rows in all), under replace as many up as down.
+Guarantee: (epsilon, delta)-DP for the declared privacy unit, by `truncated_noise`: a unit moves G
+counts by at most B each (a number's cells: by B rows in all), under replace as many up as down.
 
 When not to use them: `histogram` is pure and needs less noise on average; `private_histogram` is
 smaller by a constant for a small delta. Here an error bound is certain, and bins need no list.
@@ -32,14 +32,14 @@ from dpflow_interior_point.building_blocks.stable_bins import select_bins
 from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw, count_noise
 
 
-class _Priced(Params):
+class _CostParams(Params):
     """``epsilon``, ``delta``: the privacy cost."""
 
     epsilon: Epsilon
     delta: Delta
 
     @model_validator(mode="after")
-    def _check_delta(self) -> _Priced:
+    def _check_delta(self) -> _CostParams:
         if not 0 < self.delta * 2 <= 1:
             raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6")
         return self
@@ -51,9 +51,9 @@ class _Priced(Params):
         )
 
 
-class TruncatedCountParams(_Priced):
-    """``epsilon``, ``delta``: the privacy cost. ``by``: a column with public keys, or nothing for the
-    total.
+class TruncatedCountParams(_CostParams):
+    """``epsilon``, ``delta``: the privacy cost. ``by``: a column with public keys, or nothing for
+    the total.
     """
 
     by: str | None = None
@@ -107,9 +107,9 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
         )
 
 
-class StabilityHistogramParams(_Priced):
-    """``column``: what to count by. ``epsilon``, ``delta``: the privacy cost. ``exponent``: for numbers,
-    dates (days) and timestamps (microseconds), cells of width 2^exponent; without it every
+class StabilityHistogramParams(_CostParams):
+    """``column``: what to count by. ``epsilon``, ``delta``: the privacy cost. ``exponent``: for
+    numbers, dates (days) and timestamps (microseconds), cells of width 2^exponent; without it every
     different text or key is a bin. ``least``: rows that a bin which shows certainly has; smaller
     bins never leave the database.
     """

@@ -30,9 +30,9 @@ Values = Annotated[list[FiniteFloat], Field(min_length=1, max_length=10**6)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class PriceParams(Params):
-    """``epsilon``, ``delta``: the privacy cost. ``neighbours``: replace or add-remove. ``rows``: of one
-    unit.
+class NoiseParams(Params):
+    """``epsilon``, ``delta``: the privacy cost. ``neighbours``: replace or add-remove. ``rows``: of
+    one unit.
     """
 
     epsilon: Epsilon = Fraction(1)
@@ -41,7 +41,7 @@ class PriceParams(Params):
     rows: Count = 1
 
     @model_validator(mode="after")
-    def _check_delta(self) -> PriceParams:
+    def _check_delta(self) -> NoiseParams:
         if not 0 < self.delta * 2 <= 1:
             raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6")
         return self
@@ -52,8 +52,8 @@ class PriceParams(Params):
         return self.neighbours == "replace"
 
 
-class InteriorRowsParams(PriceParams):
-    """As `PriceParams`. ``alpha``: of the median. ``width``: width of the range that the
+class InteriorRowsParams(NoiseParams):
+    """As `NoiseParams`. ``alpha``: of the median. ``width``: width of the range that the
     exponential mechanism is given, in widths of the middle 2 alpha of the values. ``q``, ``p2``:
     the numbers of a distribution of your own, from public data (the largest mass of a class [2^j,
     2^(j+1)) of |x - x'|, the second largest of a cell of that width). ``c``, ``beta``: normalised
@@ -131,15 +131,15 @@ class InteriorRows(Calculator[InteriorRowsParams]):
         )
 
 
-class TruncatedNoise(Calculator[PriceParams]):
+class TruncatedNoise(Calculator[NoiseParams]):
     """The least radius of truncated Laplace noise, exactly, beside formulas in circulation."""
 
     name = "truncated_noise"
     summary = "the radius of truncated Laplace noise, exact and as formulas in circulation have it"
     citation = CITATION + ", Lemma 2.3, whose condition is derived here"
-    Params = PriceParams
+    Params = NoiseParams
 
-    def make_sheet(self, params: PriceParams) -> Sheet:
+    def make_sheet(self, params: NoiseParams) -> Sheet:
         """One row per formula: its radius, and the share of delta that it spends."""
         e, d, k = params.epsilon, params.delta, params.rows
         noise = count_noise(e, d, k, exchange=params.exchange)

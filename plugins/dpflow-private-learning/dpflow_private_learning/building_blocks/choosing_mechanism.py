@@ -5,12 +5,12 @@ solutions f. With n the declared number of rows: if max q + Z < alpha n/2, Z dis
 scale 4/epsilon, nothing is released ("bottom"). Otherwise one of the solutions with q >= 1 is drawn
 with probability proportional to exp(epsilon q/4).
 
-Claim: (epsilon, delta)-DP for one row added, removed or replaced, if n is at least `gate`. The gate
-is part of the proof: below it the solutions that only one of two neighbours has would show. n is a
-constant of the plan, so nothing about the rows decides whether it holds. Proof. Say max q >= alpha
-n/4 on S. The weights then sum to W >= exp(epsilon alpha n/16), so the at most k solutions that only
-S has, each of score 1, are drawn with probability k e^(epsilon/4)/W <= delta; the others cost
-epsilon/4 for the noise, epsilon/4 for their weight, and epsilon/2 for the sums, since W' <=
+Guarantee: (epsilon, delta)-DP for one row added, removed or replaced, if n is at least `gate`. The
+gate is part of the proof: below it the solutions that only one of two neighbours has would show. n
+is a constant of the plan, so nothing about the rows decides whether it holds. Proof. Say max q >=
+alpha n/4 on S. The weights then sum to W >= exp(epsilon alpha n/16), so the at most k solutions
+that only S has, each of score 1, are drawn with probability k e^(epsilon/4)/W <= delta; the others
+cost epsilon/4 for the noise, epsilon/4 for their weight, and epsilon/2 for the sums, since W' <=
 e^(epsilon/4) (W + k) <= e^(epsilon/2) W. If max q < alpha n/4, anything is released with
 probability at most Pr[Z >= alpha n/4] <= delta. With no solution at all "bottom" is released; a
 neighbour then has max q <= 1 < alpha n/4.
@@ -34,7 +34,7 @@ from dpflow_private_learning.building_blocks.step_function import Array
 
 
 def minimum_rows(alpha: Fraction, epsilon: Fraction, delta: Fraction, growth: int) -> int:
-    """The least declared number of rows at which the claim is proved; rounded up."""
+    """The least declared number of rows at which the guarantee is proved; rounded up."""
     # The three terms: the test passes by chance, a solution that only one table has is drawn,
     # and the sums of weights differ. Rounded up, because the proof fails below.
     need = max(ln_up(1 / delta), epsilon / 4 + ln_up(growth / delta), ln_up(4 * growth / epsilon))
@@ -56,7 +56,7 @@ def choose_solution(
         solutions.
         rows: the declared number of rows, at least `gate`; that is checked where the plan is made.
         alpha: accuracy as a share of the rows, above 0 and at most 1.
-        epsilon, delta: the price.
+        epsilon, delta: the privacy cost.
         calls: source and notebook.
     """
     calls.record_call("choosing", epsilon, delta)

@@ -3,9 +3,9 @@
 Definition: a point h of the domain is drawn with probability proportional to exp(epsilon q(h)/2),
 exactly, where q is an integer score that one row moves by at most 1 at every point.
 
-Claim: epsilon-bounded range, hence epsilon-DP. Adding a constant to all scores changes nothing, and
-scores more than 2^53 units below the best are taken as that far below, which moves by no more than
-the scores do.
+Guarantee: epsilon-bounded range, hence epsilon-DP. Adding a constant to all scores changes nothing,
+and scores more than 2^53 units below the best are taken as that far below, which moves by no more
+than the scores do.
 
 Accuracy: Pr[q <= max q - t] <= |H| exp(-epsilon t/2).
 """

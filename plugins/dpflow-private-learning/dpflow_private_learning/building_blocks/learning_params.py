@@ -1,13 +1,13 @@
-"""What all mechanisms of this package share: parameters, the price of one row, labels, and the
-report in a result.
+"""What all mechanisms of this package share: parameters, the privacy cost of one row, labels, and
+the report in a result.
 
 Relation. The paper replaces one of exactly m rows, with m public. Here m is a constant, the
 parameter ``rows``: every threshold and fraction uses that number, never the number found. All
 algorithms then hold for one row added, removed or replaced, and a unit of up to R rows
-(``contribution_bounds.rows``) is a path of at most R such rows: the price of the plan is that of the unit, and
-each row gets `per_row` of it. Under replace, ``rows`` is the public number; under add-remove it may
-be left out, and `dpflow_private_learning.building_blocks.noisy_row_count` puts a charged noisy
-count in its place. A wrong number costs accuracy, never privacy.
+(``contribution_bounds.rows``) is a path of at most R such rows: the privacy cost of the plan is
+that of the unit, and each row gets `per_row` of it. Under replace, ``rows`` is the public number;
+under add-remove it may be left out, and `dpflow_private_learning.building_blocks.noisy_row_count`
+puts a charged noisy count in its place. A wrong number costs accuracy, never privacy.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ Selection = Literal["repaired", "literal"]
 Rows = Annotated[int, Field(ge=1, le=10**15)]
 
 
-class Priced(Params):
-    """``epsilon``, ``delta``: the price for one unit; delta 0 where the method is pure."""
+class CostParams(Params):
+    """``epsilon``, ``delta``: the privacy cost for one unit; delta 0 where the method is pure."""
 
     epsilon: Epsilon
     delta: Delta = Fraction(0)
 
 
-class Approximated(Priced):
+class Approximated(CostParams):
     """``alpha``: accuracy as a share of the rows; ``beta``: probability of missing it.
 
     ``rows``: the public number; left out, under add-remove, a twentieth of epsilon counts them
@@ -99,7 +99,7 @@ def per_row(epsilon: Fraction, delta: Fraction, table: Table) -> tuple[Fraction,
     return single, small // _GRID * _GRID
 
 
-def need_delta(params: Priced, what: str) -> Fraction:
+def need_delta(params: CostParams, what: str) -> Fraction:
     """The plan's delta, which this method cannot do without; at most 1/2 is allowed."""
     if not 0 < params.delta < Fraction(1, 2):
         raise PlanRefused(f"{what} needs a delta above 0 and below 1/2, such as 1e-6")
@@ -197,7 +197,8 @@ def report(
     """The document of a result: the method, whether its accuracy is proven at this size, what it
     called.
 
-    ``assumes`` among the rest says what the data must fulfil for that; the price holds without it.
+    ``assumes`` among the rest says what the data must fulfil for that; the privacy cost holds
+    without it.
     """
     proven = (
         "not stated: no rows given"

@@ -9,16 +9,16 @@ rows read and Z is discrete Laplace of scale R/s. The rest of epsilon runs the m
 ``rows`` m = n + Z - t, t = R/s ln(1/beta). If its gate refuses m the result is "none", charged as
 any other: that tells m and nothing else.
 
-Claim: the count's s composed with the claim of the mechanism. Proof: a unit moves n by at most R,
-so m is s-DP. Given m, what runs is the mechanism at a constant m above its gate, whose claim holds
-for every table whatever its size, or the constant "none". Composition of the two is adaptive. The
-plan's claim is that at the largest m, which is the dearest: what a smaller m changes is that
-``auto`` takes a pure method at no higher epsilon.
+Guarantee: the count's s composed with the guarantee of the mechanism. Proof: a unit moves n by at
+most R, so m is s-DP. Given m, what runs is the mechanism at a constant m above its gate, whose
+guarantee holds for every table whatever its size, or the constant "none". Composition of the two is
+adaptive. The plan's event is that at the largest m, which costs most: what a smaller m changes is
+that ``auto`` takes a pure method at no higher epsilon.
 
 Accuracy: m is above n with probability at most beta, and below n - 2 t with no more: thresholds
 that are shares of the rows are then off by as much, which the result says. The count is not worth
-its price where rows only decides what is printed; there nothing is counted, and the result states
-no accuracy.
+its privacy cost where rows only decides what is printed; there nothing is counted, and the result
+states no accuracy.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ P = TypeVar("P", bound=Any)
 
 #: The part of epsilon that the count gets.
 SHARE = Fraction(1, 20)
-#: No table has more rows: where the plan of an uncounted table is priced.
+#: No table has more rows: where the cost of an uncounted table is planned.
 MOST = 2**40
 
 
 class Counted(Mechanism[P]):
-    """A mechanism with a parameter ``rows``; subclasses give claim and draw for a number that is
+    """A mechanism with a parameter ``rows``; subclasses give event and draw for a number that is
     given.
     """
 
@@ -69,8 +69,8 @@ class Counted(Mechanism[P]):
         return params.rows is None
 
     def plan_params(self, params: P, table: Table) -> P:
-        """The parameters that the plan is priced at. Raises `PlanRefused` where the number of rows
-        is public and missing.
+        """The parameters that the plan's cost is computed at. Raises `PlanRefused` where the number
+        of rows is public and missing.
         """
         if not self.counts_rows(params, table):
             return params
@@ -83,11 +83,11 @@ class Counted(Mechanism[P]):
         return self._params_at(params, MOST)
 
     def event(self, params: P, table: Table) -> Event:
-        claim = self.event_at_rows(self.plan_params(params, table), table)
+        event = self.event_at_rows(self.plan_params(params, table), table)
         return (
-            Composed((Pure(params.epsilon * SHARE), claim))
+            Composed((Pure(params.epsilon * SHARE), event))
             if self.counts_rows(params, table)
-            else claim
+            else event
         )
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:

@@ -7,9 +7,9 @@ number of rows. Halves with an estimate of at least alpha n/2 are halved again, 
 largest of a level at most, down to single points: d levels. A half that is not divided becomes
 copies of its last point. Prefix sums are made to ascend between 0 and n.
 
-Claim: epsilon-DP. On each level one row counts in at most one left half, so it moves the counts of
-a level by s in all (1 if rows come or go, 2 if they are replaced), which costs epsilon/d; what is
-divided on the next level depends on released counts.
+Guarantee: epsilon-DP. On each level one row counts in at most one left half, so it moves the counts
+of a level by s in all (1 if rows come or go, 2 if they are replaced), which costs epsilon/d; what
+is divided on the next level depends on released counts.
 
 Accuracy: a prefix at an end of a half is a sum of at most d noises. All 2^d of them stay within E
 with probability 1 - beta, E = v sqrt(8 L), v = (s d/epsilon) max(sqrt d, sqrt(2 L)), L = ln(2

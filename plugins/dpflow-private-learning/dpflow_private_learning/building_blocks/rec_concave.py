@@ -3,7 +3,7 @@ rows for huge domains.
 
 Problem (Def. 3.6, 3.7): a score Q over 0..T that one row moves by at most 1 and that rises, then
 falls. The promise is that Q reaches r somewhere; wanted is a point with Q >= (1 - alpha) r. Bad
-data break the promise, never the claim.
+data break the promise, never the guarantee.
 
 Definition: with T <= 32 or one level left, the exponential mechanism. Else T is padded to 2^p; L(j)
 is the best minimum of Q over a window of 2^j points; q(j) = min(L(j) - (1 - alpha) r, r - L(j+1))
@@ -15,9 +15,9 @@ Where the paper is silent: a family of one block offers it without a charge, one
 nothing; if neither offers anything a uniform point is returned and the run is marked as a fallback;
 a point in the padding becomes T.
 
-Claim: each level but the last spends one exponential mechanism and at most two stable selections,
-so D levels cost ((3D - 2) epsilon, 2 (D - 1) delta) by basic composition. D is a function of T and
-the allowed levels alone.
+Guarantee: each level but the last spends one exponential mechanism and at most two stable
+selections, so D levels cost ((3D - 2) epsilon, 2 (D - 1) delta) by basic composition. D is a
+function of T and the allowed levels alone.
 
 When not to use it: for integers of a database. Up to 2^469 points the plain exponential mechanism
 needs fewer rows and is pure; `rows_needed` knows.
@@ -98,7 +98,7 @@ def rec_concave(
         score: Q, over 0..T with T = ``score.end``.
         promise: r, in the same units as the true score; public.
         alpha: accuracy, above 0 and at most 1/2.
-        step: the price of each base mechanism.
+        step: the privacy cost of each base mechanism.
         calls: source and notebook.
     """
     top = score.end

@@ -1,9 +1,9 @@
 """Rows that each method needs for its accuracy to be proven: the formulas of the paper and of its
 proofs, as floats.
 
-alpha: accuracy, beta: failure, epsilon, delta: price, ``size``: points of the domain (any integer),
-``top``: last of them. These are planning numbers; whatever decides about privacy is a rounded
-rational next to the mechanism.
+alpha: accuracy, beta: failure, epsilon, delta: privacy cost, ``size``: points of the domain (any
+integer), ``top``: last of them. These are planning numbers; whatever decides about privacy is a
+rounded rational next to the mechanism.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def point_rows_small(alpha: Real, beta: Real, epsilon: Real, delta: Real, moves:
 
 def half_width(scale: Fraction, failure: float = 0.05) -> int:
     """The least t with Pr[|Z| > t] <= failure for discrete Laplace noise; for reports, never for a
-    claim.
+    guarantee.
     """
     # Below a scale of 1/700 the noise is 0 in any float, and so is the half-width.
     q = math.exp(-1 / float(scale)) if scale > Fraction(1, 700) else 0.0
@@ -174,8 +174,8 @@ def san_thresholds_rows(
 
 
 def search_rows(comparisons: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
-    """Rows for the warm-up learner; (epsilon, delta) is the price of each mechanism, beta is shared
-    by all.
+    """Rows for the warm-up learner; (epsilon, delta) is the privacy cost of each mechanism, beta is
+    shared by all.
     """
     a, e, d = float(alpha), float(epsilon), float(delta)
     b = float(beta) / (comparisons + 3)

@@ -10,9 +10,9 @@ Where the paper is silent: copies are max(0, noisy count); if the choosing mecha
 the call ends as for a light range, with the count it already has; a range of one point needs no
 length; without any copy all answers are 0.
 
-Claim: at most four mechanisms in a call, each (e, d)-DP: by Theorem 2.5 for 4c of them (epsilon,
-delta)-DP, if the declared rows are at least the choosing mechanism's gate for accuracy alpha/64 and
-growth 2, in the inner values.
+Guarantee: at most four mechanisms in a call, each (e, d)-DP: by Theorem 2.5 for 4c of them
+(epsilon, delta)-DP, if the declared rows are at least the choosing mechanism's gate for accuracy
+alpha/64 and growth 2, in the inner values.
 
 When not to use it: below hundreds of millions of rows its accuracy is not proven;
 `dpflow_private_learning.building_blocks.prefix_tree` needs 10^5 and is pure. It still runs, and
@@ -46,8 +46,8 @@ _QUARTER = Fraction(1, 4)
 
 @dataclass(frozen=True)
 class CallPlan:
-    """Inner values: calls c, price of each mechanism, and the accuracy with the declared rows that
-    all fractions refer to.
+    """Inner values: calls c, privacy cost of each mechanism, and the accuracy with the declared
+    rows that all fractions refer to.
     """
 
     calls: int
@@ -59,7 +59,7 @@ class CallPlan:
 
     @property
     def minimum_rows(self) -> int:
-        """The least declared number of rows for which the claim is proved."""
+        """The least declared number of rows for which the guarantee is proved."""
         # Growth 2: one row lies in a block of either family.
         return minimum_rows(self.alpha / 64, self.epsilon, self.delta, 2)
 

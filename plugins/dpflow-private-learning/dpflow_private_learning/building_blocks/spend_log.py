@@ -22,7 +22,7 @@ class SpendLog:
     ``spent``.
 
     How many calls a run makes may depend on outputs that were drawn privately before, never on the
-    rows; the price of a release is an upper bound of every possible run.
+    rows; the privacy cost of a release is an upper bound of every possible run.
     """
 
     source: Source
@@ -40,7 +40,7 @@ class SpendLog:
         )
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Calls by mechanism and price; a delta is rounded up to 30 decimals, as in a plan."""
+        """Calls by mechanism and privacy cost; a delta is rounded up to 30 decimals, as in a plan."""
         # Sorted, so that the document depends on the calls and not on the order they came in.
         times_by_call = Counter(self.spent)
         return [

@@ -5,17 +5,17 @@ Definition: gap = q(best) - q(second), ties broken by a fixed order. The best so
 if gap + Z >= s + k, where Z is discrete Laplace of scale s/epsilon and k the least integer with
 Pr[Z >= k] <= delta; otherwise nothing ("bottom").
 
-Claim: (epsilon, delta)-DP if s bounds how far one row moves the gap. If the best solution is the
-same on both tables, only the noisy gap differs, by at most s. If it differs, both gaps are at most
-s, and each is released with probability at most delta. A score that one row moves by 1 has s = 2:
-the best may fall while the second rises. Only for counts under add-remove, where one row moves all
-scores the same way, is s = 1.
+Guarantee: (epsilon, delta)-DP if s bounds how far one row moves the gap. If the best solution is
+the same on both tables, only the noisy gap differs, by at most s. If it differs, both gaps are at
+most s, and each is released with probability at most delta. A score that one row moves by 1 has s =
+2: the best may fall while the second rises. Only for counts under add-remove, where one row moves
+all scores the same way, is s = 1.
 
 The paper adds noise of scale 1/epsilon and compares with ln(1/delta)/epsilon, for every score.
 ``literal`` does that and is (2 epsilon, delta e^(2 epsilon)/2)-DP with the paper's continuous
 noise, not (epsilon, delta): 14 rows against 0 compared with 13 against 1 have delta = 0.363 at
-epsilon = 1, delta = 1e-6. With discrete noise it is 0.462, and the claim that holds is (2 epsilon,
-delta e^(2 epsilon)/(1 + e^-epsilon)).
+epsilon = 1, delta = 1e-6. With discrete noise it is 0.462, and the guarantee that holds is (2
+epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)).
 
 When not to use it: if the best solution is not expected to lead by about 2/epsilon ln(1/delta)
 rows.
@@ -59,7 +59,7 @@ def is_stable(
     moves: int = 2,
     literal: bool = False,
 ) -> bool:
-    """Whether to release the best solution. Charges the claim, whatever the answer."""
+    """Whether to release the best solution. Charges the guarantee, whatever the answer."""
     scale, level = gap_threshold(epsilon, delta, moves, literal)
     calls.record_call(
         "stability", *(literal_guarantee(epsilon, delta) if literal else (epsilon, delta))

@@ -8,7 +8,7 @@ exp(epsilon q/2), exactly.
 - `LearnSemiPrivate`: the plan holds public, unlabelled points from the same distribution. One rule for each way in which the class
   can label them is enough: few rules, so few private rows, however large the column's range.
 
-Claim: epsilon-bounded range for whole rows. The class is a function of the plan.
+Guarantee: epsilon-bounded range for whole rows. The class is a function of the plan.
 
 Accuracy: with probability 1 - beta, the drawn rule errs on at most alpha n/2 rows more than the
 best one, from (4/(alpha epsilon)) ln(2|H|/beta) rows.

@@ -3,8 +3,8 @@ properly.
 
 Definition: `sanitize_labelled`, then the rule of the class that errs least on the synthetic rows.
 
-Claim: epsilon-DP, that of the sanitizer: choosing the rule is free, and so is choosing another one
-later.
+Guarantee: epsilon-DP, that of the sanitizer: choosing the rule is free, and so is choosing another
+one later.
 
 Accuracy: with error alpha, beta of the sanitizer on C^label, the rule's true error is at most 2
 alpha + gamma above the best, with probability 1 - 2 beta, from (50 VC/gamma^2) ln(1/(gamma beta))

@@ -5,7 +5,7 @@ Definition. In a random order of the rows, the first n give points, without thei
 for each way in which the class labels these points is enough; the exponential mechanism draws one
 by the labels of the other rows.
 
-Claim: epsilon-bounded range for the labels. Neighbours differ in the labels of one unit; which
+Guarantee: epsilon-bounded range for the labels. Neighbours differ in the labels of one unit; which
 rules there are is a function of public columns alone. So every feature must be declared ``public:
 true`` (under ``neighbours: replace``), rows without a label must count as labelled, and the plan
 must read the whole table: all three are checked.

@@ -5,8 +5,8 @@ Definition: q(x) = positive rows with value x. If the best value is far enough a
 hypothesis; otherwise a uniform value of the domain (proper, right if 2^d >= 1/(alpha beta)) or,
 with ``allow_zero``, the rule that is positive nowhere.
 
-Claim: (epsilon, delta)-DP, one stable selection; with ``selection: literal`` what the printed one
-really guarantees.
+Guarantee: (epsilon, delta)-DP, one stable selection; with ``selection: literal`` what the printed
+one really guarantees.
 
 Accuracy: an error of at most alpha with probability 1 - beta, for rows of a point concept, from
 `point_rows_small` on; the paper's own constants are `point_rows`.

@@ -1,12 +1,12 @@
 """Learn a rectangle in several columns (section 3.5, Theorem 3.22; the sketch completed here,
 constants ours).
 
-Definition. Each column is sanitized for prefixes, which cuts it into cells of about alpha n/(16 k)
-rows, k columns; a value that is heavier than that is a cell of its own. Positive rows are counted
-by cell, with noise. A side of the rectangle is the outer end of the outermost cell with a
+Definition. Each column is sanitized for prefixes, which divides it into cells of about alpha n/(16
+k) rows, k columns; a value that is heavier than that is a cell of its own. Positive rows are
+counted by cell, with noise. A side of the rectangle is the outer end of the outermost cell with a
 significant count; if no cell of some column has one, the rectangle is empty.
 
-Claim: k sanitizers and k noisy histograms with the same budget each, by basic or advanced
+Guarantee: k sanitizers and k noisy histograms with the same budget each, by basic or advanced
 composition, whichever allows more: (epsilon, delta)-DP. The sanitizer is the tree of
 `dpflow_private_learning.building_blocks.prefix_tree` (pure) or SanThresholds (``axes``), which
 refuses to run below its gate.
@@ -53,7 +53,7 @@ from dpflow_private_learning.building_blocks.synopsis import Synopsis
 
 class LearnRectanglesParams(common.Approximated):
     """``columns``: bounded, the sides. ``label``: 0/1 bounded, or two keys, the second positive.
-    ``axes``: how columns are cut into cells, tree or san-thresholds.
+    ``axes``: how columns are divided into cells, tree or san-thresholds.
     """
 
     columns: tuple[str, ...] = Field(min_length=1, max_length=16)
@@ -91,7 +91,7 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
     def _part_budget(
         self, params: LearnRectanglesParams, table: Table
     ) -> tuple[Fraction, Fraction]:
-        """The price of each of 2k mechanisms for one row."""
+        """The privacy cost of each of 2k mechanisms for one row."""
         common.check_label(table, params.label)
         ends = [common.domain(table, name)[2] for name in params.columns]
         epsilon, delta = common.per_row(params.epsilon, params.delta, table)

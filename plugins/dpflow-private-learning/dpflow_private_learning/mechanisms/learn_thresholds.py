@@ -7,7 +7,7 @@ a promise problem for RecConcave with r = n. With one level it is the exponentia
 thresholds, which is pure and for d <= 469 bits needs fewer rows: ``levels: auto`` takes what needs
 fewer.
 
-Claim: epsilon-bounded range with one level, else (epsilon, delta)-DP, on any data. With
+Guarantee: epsilon-bounded range with one level, else (epsilon, delta)-DP, on any data. With
 ``selection: literal`` the printed
 stability counts as what it really guarantees: (5D - 4)/(3D - 2) times epsilon for D levels.
 

@@ -9,8 +9,9 @@ they need.
 - ``choosing`` (section 4.1): a value within alpha n rows of the most frequent one, or none; refuses to run below its
   privacy gate.
 
-Claim: each module of `dpflow_private_learning.building_blocks` proves its own for one row; a unit of R rows
-pays R rows. Counts move the same way under add-remove, so there the gap between two of them moves by 1.
+Guarantee: each module of `dpflow_private_learning.building_blocks` proves its own for one row; a
+unit of R rows pays R rows. Counts move the same way under add-remove, so there the gap between two
+of them moves by 1.
 
 When not to use it: for more than one value (`sanitize_points`), or counts by known keys
 (`histogram`).
@@ -38,7 +39,7 @@ from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, StepFunction, offsets
 
 
-class ModeParams(common.Priced):
+class ModeParams(common.CostParams):
     """``column``: bounded. ``method``: exponential, stability, stability-literal or choosing.
 
     ``rows``: the public number of rows (choosing; left out, under add-remove, a twentieth of

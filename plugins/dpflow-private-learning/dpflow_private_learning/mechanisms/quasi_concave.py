@@ -7,7 +7,7 @@ does the rest.
         def score(self, data: Histogram, low: int, end: int) -> Pieces: ...
 
 A score must move by at most 1 with one row added, removed or replaced; it should rise and then fall
-on good data. The claim holds on all data. `UnimodalMode` is the shipped example;
+on good data. The guarantee holds on all data. `UnimodalMode` is the shipped example;
 docs/guides/private-learning.md has a whole one, with its registration.
 """
 
@@ -42,7 +42,7 @@ from dpflow_private_learning.building_blocks.step_function import StepFunction, 
 Levels = Literal["auto"] | int
 
 
-class QuasiConcaveParams(common.Priced):
+class QuasiConcaveParams(common.CostParams):
     """``column``: bounded. ``promise``: the score that some point reaches, in rows; public, a guess
     costs only accuracy.
 
@@ -71,8 +71,8 @@ def plan_step(
     delta: Fraction,
     selection: common.Selection = "repaired",
 ) -> Step:
-    """The price of each base mechanism. Raises `PlanRefused` where levels are used that delta does
-    not pay.
+    """The privacy cost of each base mechanism. Raises `PlanRefused` where levels are used that
+    delta does not pay.
     """
     if alpha > Fraction(1, 2):
         raise PlanRefused("RecConcave needs an alpha of at most 1/2")
@@ -91,8 +91,8 @@ def plan_step(
     return replace(step, literal=selection == "literal")
 
 
-def step_event(top: int, step: Step, params: common.Priced, table: Table) -> Event:
-    """The event of a run over 0..top: the plan's price, or what stability as printed really costs."""
+def step_event(top: int, step: Step, params: common.CostParams, table: Table) -> Event:
+    """The event of a run over 0..top: the plan's cost, or what stability as printed really costs."""
     levels = recursion_depth(top, step.levels)
     # One exponential mechanism has bounded range, which composes better than pure privacy.
     if levels == 1:

@@ -1,10 +1,10 @@
-"""Sanitize a large table in blocks, each at the same price (Lemma 5.1): from rows of one size to
-rows of any.
+"""Sanitize a large table in blocks, each at the same privacy cost (Lemma 5.1): from rows of one
+size to rows of any.
 
 Definition. Every unit draws one of q blocks. Each block is sanitized for rows/q rows, brought to a
 fixed size (Theorem 2.21), and all are put together.
 
-Claim: epsilon-DP: a unit's rows are in one block, and which one depends on no row.
+Guarantee: epsilon-DP: a unit's rows are in one block, and which one depends on no row.
 
 Accuracy: if the inner sanitizer is within alpha with probability 1 - beta at rows/q rows, the whole
 is within 2 alpha + 2 beta with probability 1 - beta, for q >= (18/beta) ln(1/beta) blocks. Sizes of
@@ -58,7 +58,7 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
     """A sanitized column, block by block."""
 
     name = "sanitize_blocks"
-    summary = "sanitize a large table in blocks drawn at random: every block at the price of one"
+    summary = "sanitize a large table in blocks drawn at random: every block at the cost of one"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 2.21, Lemma 5.1"
     Params = SanitizeBlocksParams
 

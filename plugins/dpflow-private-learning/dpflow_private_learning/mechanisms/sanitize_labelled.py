@@ -2,16 +2,16 @@
 Algorithm B).
 
 Definition. The rows of either label are counted with noise, rounded to multiples of a step M,
-padded with the lowest value or cut to that number, and sanitized. The error of a rule on the
+padded with the lowest value or truncated to that number, and sanitized. The error of a rule on the
 synthetic labelled rows is then near its error on the table.
 
 Repair: each half keeps its weight. A half of m rows whose synthetic column has s rows counts m/s
 for each; without that, 900 rows against 100 would come out as halves of equal weight.
 
-Claim: epsilon-DP. A row that comes or goes moves one count by 1 (one part of epsilon) and one
-padded half by one replaced row (one part, at the inner sanitizer's price for replaced rows). A
-replaced row may do so in both halves: four parts. The paper spends six. Rows are cut in the random
-order of `Records`; any order that a row does not decide would do.
+Guarantee: epsilon-DP. A row that comes or goes moves one count by 1 (one part of epsilon) and one
+padded half by one replaced row (one part, at the inner sanitizer's cost for replaced rows). A
+replaced row may do so in both halves: four parts. The paper spends six. Rows are truncated in the
+random order of `Records`; any order that a row does not decide would do.
 
 Accuracy: as Lemma 5.4 has it: 5 a + 4 b with probability 1 - 5 b, with ceil(6/a^2) M rows, where M
 is (18/b) ln(2/(a b)) (1 + 1/(m epsilon)) times the m rows that the inner sanitizer needs.
@@ -65,7 +65,8 @@ class Half:
 def algorithm_b(
     x: Array, labels: NDArray[np.bool_], step: int, epsilon: Fraction, inner: Inner, calls: SpendLog
 ) -> tuple[Half, Half]:
-    """Both halves, label 0 first; epsilon is the price of one count, ``inner`` sanitizes a half.
+    """Both halves, label 0 first; epsilon is the privacy cost of one count, ``inner`` sanitizes a
+    half.
 
     Padding is counted, never made: noise may ask for any number of rows.
     """
@@ -232,7 +233,7 @@ class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):
 
     name = "sanitize_labelled"
     summary = "synthetic labelled rows: the error of every point or threshold rule, for free"
-    citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.4, Figure 12; weights repaired, price tightened here"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.4, Figure 12; weights repaired, privacy cost tightened here"
     Params = SanitizeLabelledParams
 
     def draw_at_rows(

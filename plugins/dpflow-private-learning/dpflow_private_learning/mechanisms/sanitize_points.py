@@ -10,8 +10,8 @@ one, each with a noisy count; everything not listed is estimated as 0.
   fewer rows for every integer type.
 - ``auto``: the one that needs fewer rows.
 
-Claim: (epsilon, delta)-DP, or epsilon-DP for ``exponential``. A value that is listed already has
-score 0 in later rounds.
+Guarantee: (epsilon, delta)-DP, or epsilon-DP for ``exponential``. A value that is listed already
+has score 0 in later rounds.
 
 The synthetic table is proper (Remark 2.18): whole weights that sum to ``rows``, each within alpha
 rows of its estimate; what is left over goes to unlisted values, at most alpha rows each.
@@ -66,8 +66,8 @@ class SanitizePointsParams(common.Approximated):
 
 @dataclass(frozen=True)
 class Rounds:
-    """How a run is divided: rounds, the price of each of the two calls in a round, and the accuracy
-    of choosing.
+    """How a run is divided: rounds, the privacy cost of each of the two calls in a round, and the
+    accuracy of choosing.
     """
 
     method: str

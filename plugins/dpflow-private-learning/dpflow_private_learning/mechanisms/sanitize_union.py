@@ -5,7 +5,7 @@ Definition: the budget is shared equally. A part of points is peeled as in `sani
 restricted to its range; a part of thresholds is the tree; a part of all subsets of a short range is
 a noisy count of each value there.
 
-Claim: epsilon-DP, by basic composition over the parts.
+Guarantee: epsilon-DP, by basic composition over the parts.
 
 The paper's example joins all subsets of n values with all single values elsewhere: X_C = 2^d and VC
 = n, and O(log X_C + VC log VC) rows suffice, which its lower bound nearly matches. The answer to a

@@ -4,7 +4,7 @@ Definition. Every multiset of b points is a candidate; its score is minus the la
 rows, between its answer and the table's over all concepts of the class. The exponential mechanism
 draws one.
 
-Claim: epsilon-bounded range; one row moves every answer, hence every score, by at most 1 row.
+Guarantee: epsilon-bounded range; one row moves every answer, hence every score, by at most 1 row.
 
 Accuracy: some multiset is within N/(4 b) of any table over N points, for every set of points
 (largest remainders). With that at most alpha/2, all answers are within alpha with probability 1 -

@@ -8,7 +8,7 @@ points, shifted by J, each offer the block with the largest min(positives, negat
 the cuts that divide a released block in four are drawn from by the exponential mechanism. If
 nothing is released, the lowest cut is returned and marked as a fallback.
 
-Claim: ceil(log2(d + 1)) comparisons, two stable selections and one exponential mechanism share
+Guarantee: ceil(log2(d + 1)) comparisons, two stable selections and one exponential mechanism share
 epsilon equally and delta in
 two: (epsilon, delta)-DP by basic composition; with ``selection: literal`` two printed ones, at what
 these really guarantee.
@@ -118,8 +118,8 @@ def search_threshold(
     calls: SpendLog,
     literal: bool = False,
 ) -> int | None:
-    """A cut in 0..end + 1, or None where nothing is released; (epsilon, delta) is the price of each
-    mechanism.
+    """A cut in 0..end + 1, or None where nothing is released; (epsilon, delta) is the privacy cost
+    of each mechanism.
     """
     low, high = -1, ceil_log2(sample.end + 1)
     level = math.ceil(alpha * rows / 2)

@@ -24,8 +24,8 @@ Bits = Annotated[int, Field(ge=1, le=200_000)]
 
 
 class Aim(Strict):
-    """``alpha``: accuracy; ``beta``: failure; ``epsilon``, ``delta``: the price for one replaced
-    row.
+    """``alpha``: accuracy; ``beta``: failure; ``epsilon``, ``delta``: the privacy cost for one
+    replaced row.
     """
 
     alpha: Share = Fraction(1, 10)

@@ -1,10 +1,9 @@
 """Integer noise on an integer answer, for predictions that are numbers (Dwork and Feldman 2018,
 Lemma 4.5).
 
-Claim: an answer that one unit moves by at most D is epsilon-DP with discrete Laplace noise of scale
-D/epsilon, and (epsilon^2/2)-zCDP with discrete Gaussian noise of sigma = D/epsilon. Gaussian noise
-has no epsilon without a delta, and costs the same in a zCDP account while its tails are far
-shorter.
+Guarantee: an answer that one unit moves by at most D is epsilon-DP with discrete Laplace noise of
+scale D/epsilon, and (epsilon^2/2)-zCDP with discrete Gaussian noise of sigma = D/epsilon. Gaussian
+noise has no epsilon without a delta, and costs the same in zCDP while its tails are far shorter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Base learners by name: any scikit-learn classifier or regressor whose options are JSON.
 
-A prediction's claim does not depend on the learner, so any will do, on two conditions that are kept
-here: a learner has no randomness but a seed that the mechanism draws for its shard, and it says
-nothing while it learns.
+A prediction's guarantee does not depend on the learner, so any will do, on two conditions that are
+kept here: a learner has no randomness but a seed that the mechanism draws for its shard, and it
+says nothing while it learns.
 """
 
 from __future__ import annotations

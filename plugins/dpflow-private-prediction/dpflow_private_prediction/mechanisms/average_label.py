@@ -4,8 +4,8 @@ Definition: units are dealt to r shards, a classifier learns on each. With ``one
 second label and integer noise Z, the answer is that label with probability p = clip(ones + Z, 0, r)
 / r, drawn exactly; or p itself.
 
-Claim: one unit moves ``ones`` by at most 1 (add-remove and replace), so `noise` with D = 1 applies;
-drawing the label from p, or showing p, is post-processing.
+Guarantee: one unit moves ``ones`` by at most 1 (add-remove and replace), so `noise` with D = 1
+applies; drawing the label from p, or showing p, is post-processing.
 
 Its expected error is at most the average error of the models plus 1/(r epsilon), whatever the
 labels are, so with r of 2/(alpha epsilon) it is within alpha of the best function that the learner

@@ -4,8 +4,8 @@ Definition: units are dealt to r shards, a regressor learns on each. Every model
 to the label's grid and clamped to its declared bounds, all are added up exactly, integer noise is
 added, and the sum is divided by r.
 
-Claim: one unit changes one model, hence the sum by at most D, the number of grid steps between the
-bounds; `noise` applies. That is output noise on an average whose stability rate is (upper -
+Guarantee: one unit changes one model, hence the sum by at most D, the number of grid steps between
+the bounds; `noise` applies. That is output noise on an average whose stability rate is (upper -
 lower)/r (Dwork and Feldman 2018, Lemmas 4.5, 4.6). A median or a trimmed mean would not have that
 rate.
 

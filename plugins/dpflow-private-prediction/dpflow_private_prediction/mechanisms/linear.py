@@ -14,16 +14,16 @@ vector w is learned from all rows, with n a public number:
 An answer is <w, x> in steps of a grid g <= gamma/1024 plus integer noise for D = floor(gamma/g) + 1
 of them.
 
-Claim: one unit of k rows moves <w, x> by at most k gamma, so `noise` applies with gamma replaced by
-k gamma. Regularised: the exact minimiser moves by at most 1/(lambda n) for each row, under
-add-remove and replace, and what is computed is always within 3/(4 lambda n) of it (`descent`, whose
-proof allows for rounding and needs no luck): 2.5/(lambda n), less than gamma in all. A row that is
-missing counts as one without loss, and of more than n rows a random n are taken, so n need not be
-the true number. Losses have slope at most 1 in the prediction: ``huber`` for numbers, ``logistic``
-for two labels.
+Guarantee: one unit of k rows moves <w, x> by at most k gamma, so `noise` applies with gamma
+replaced by k gamma. Regularised: the exact minimiser moves by at most 1/(lambda n) for each row,
+under add-remove and replace, and what is computed is always within 3/(4 lambda n) of it (`descent`,
+whose proof allows for rounding and needs no luck): 2.5/(lambda n), less than gamma in all. A row
+that is missing counts as one without loss, and of more than n rows a random n are taken, so n need
+not be the true number. Losses have slope at most 1 in the prediction: ``huber`` for numbers,
+``logistic`` for two labels.
 
 When not to use it: for what is not linear (`value`, `vote`), or if n is far from the number of
-rows: claims hold, answers are poor.
+rows: guarantees hold, answers are poor.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PredictLinear(PredictionMechanism[LinearParams]):
             params.loss, plan_strength(params), params.size, numbers
         ):
             raise PlanRefused(
-                "the strength is too small for so many rows: the minimum could not be computed as closely as the claim needs; "
+                "the strength is too small for so many rows: the minimum could not be computed as closely as the guarantee needs; "
                 "raise strength, or lower radius or size"
             )
         return answer_noise.noise_event(params.noise, answer_grid(params, table)[1], params.epsilon)

@@ -4,7 +4,7 @@ Definition: units are dealt to r shards, a classifier learns on each, and label 
 probability proportional to exp(epsilon votes_b / 2), drawn exactly. With two labels that is
 sigmoid(epsilon (ones - zeros) / 2).
 
-Claim: one unit reaches one model (`shards`), so one vote leaves a label and one joins another.
+Guarantee: one unit reaches one model (`shards`), so one vote leaves a label and one joins another.
 Every weight moves by a factor of at most e^(epsilon/2), and the privacy losses of the answers lie
 in an interval of length epsilon: a prediction has bounded range epsilon, hence is epsilon-DP and
 (epsilon^2/8)-zCDP, for every point, learner and number of shards, under add-remove and replace,

@@ -6,10 +6,10 @@ goes up at label one and down at label zero, and is clipped to [-T, T]. A query 
 sees the walk's value v after the last row that is not above (x, u); the answer is label one with
 probability sigmoid(epsilon v / D), drawn exactly.
 
-Claim: a row that comes or goes moves v by at most 1, because a clipped step never drives two walks
-apart; a row that is replaced moves it by at most 2. With k rows a unit D is k under add-remove and
-2k under replace, so the logit moves by at most epsilon: a prediction has bounded range epsilon, for
-every T and every query.
+Guarantee: a row that comes or goes moves v by at most 1, because a clipped step never drives two
+walks apart; a row that is replaced moves it by at most 2. With k rows a unit D is k under
+add-remove and 2k under replace, so the logit moves by at most epsilon: a prediction has bounded
+range epsilon, for every T and every query.
 
 Error, for e = 2 epsilon / D, over functions that change at most k times, from n rows, whatever the
 size of the domain (a private learner of thresholds needs rows that grow with it; without

@@ -35,7 +35,7 @@ class Finding:
     neighbour: tuple[Row, ...] = ()
 
     def keeps_epsilon(self, epsilon: float) -> bool:
-        """Whether no pair was further apart than this claim, but for rounding."""
+        """Whether no pair was further apart than this guarantee, but for rounding."""
         # The rounding of a logarithm is no violation.
         return self.epsilon <= epsilon * (1 + 1e-9) + 1e-12
 

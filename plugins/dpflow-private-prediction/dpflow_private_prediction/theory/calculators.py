@@ -24,8 +24,8 @@ WORST_CASE = "Sizes are worst-case guarantees for rows that differ in one row; m
 
 
 class Budget(Params):
-    """``epsilon`` in all; ``predictions`` m, how many answers share it; ``delta`` of the accounts
-    that need one.
+    """``epsilon`` in all; ``predictions`` m, how many answers share it; ``delta`` of the accounting
+    methods that need one.
     """
 
     epsilon: tuple[Positive, ...] = (0.1, 1)
@@ -35,7 +35,7 @@ class Budget(Params):
     def list_accounts(
         self, accounts: tuple[prediction_sizes.Account, ...]
     ) -> Iterator[tuple[float, int, str, float]]:
-        """(epsilon, predictions, account, epsilon of one) for all that is asked."""
+        """(epsilon, predictions, accounting method, epsilon of one) for all that is asked."""
         for epsilon in self.epsilon:
             for count in self.predictions:
                 for account in accounts:
@@ -60,8 +60,8 @@ def make_table(
     notes: tuple[str, ...] = (),
     x: str = "",
 ) -> Sheet:
-    """A sheet whose numbers are cut to six digits: what a plan needs, and no more than floats are
-    worth.
+    """A sheet whose numbers are rounded to six digits: what a plan needs, and no more than floats
+    are worth.
     """
     # Six digits: what a plan needs, and no more than floats are worth.
     short = (
@@ -516,8 +516,8 @@ class VersusParams(Params):
     """``d`` dimension; ``log_class`` ln|C|; ``log2_domain`` log2 of the number of places on the
     line, inf for the reals.
 
-    ``alpha``: the error wanted. ``epsilon``, ``delta``: the price of all predictions, or of the
-    model.
+    ``alpha``: the error wanted. ``epsilon``, ``delta``: the privacy cost of all predictions, or of
+    the model.
     """
 
     alpha: Open = 0.1

@@ -6,9 +6,9 @@ estimator and T a finite range, phi is computed on every group, projected to T, 
 private median of the m results, or their p-quantile. After ``queries`` answers the session is
 closed.
 
-Guarantee: one privacy unit sits in one group, so it moves one of the m results under add-remove and at most two
-under replace; each answer costs ``epsilon``, the session as many of them as it has queries. The
-sensitivity of phi never appears.
+Guarantee: one privacy unit sits in one group, so it moves one of the m results under add-remove and
+at most two under replace; each answer costs ``epsilon``, the session as many of them as it has
+queries. The sensitivity of phi never appears.
 
 Generalisation (Feldman, Steinke 2017, Theorem 4.3): with probability 1-beta every answer lies
 between the quartiles of phi on fresh groups, whatever the analyst asks after which answer.
@@ -47,11 +47,11 @@ HALF = Fraction(1, 2)
 
 
 class AnsweringParams(Params):
-    """``epsilon``: privacy cost of one answer. ``groups`` m. ``queries`` k: how many answers the session
-    gives. ``range_size``: the most points of a query's range. ``beta``: failure probability of all
-    answers together. ``half_width`` w: answers lie in the (1/2-w, 1/2+w) interval. ``interval``:
-    that, or ``simple``. ``median``: the algorithm. ``require: proven`` refuses a session that
-    proves nothing, with the numbers that would.
+    """``epsilon``: privacy cost of one answer. ``groups`` m. ``queries`` k: how many answers the
+    session gives. ``range_size``: the most points of a query's range. ``beta``: failure probability
+    of all answers together. ``half_width`` w: answers lie in the (1/2-w, 1/2+w) interval.
+    ``interval``: that, or ``simple``. ``median``: the algorithm. ``require: proven`` refuses a
+    session that proves nothing, with the numbers that would.
     """
 
     epsilon: Epsilon
@@ -91,8 +91,8 @@ class AnswerQuery(EstimatorQuery):
     """``range`` of the answer: public, never taken from the rows asked about. ``p`` asks for that
     quantile of the estimator instead of its median; the answer lies in its (p-w, p+w) interval.
 
-    ``blocks`` u above 1 asks for the amplified estimator: every group is cut into u blocks of whole
-    units, and its number is the lower median of the estimates on them. With u >= 8 ln(1/rho)
+    ``blocks`` u above 1 asks for the amplified estimator: every group is split into u blocks of
+    whole units, and its number is the lower median of the estimates on them. With u >= 8 ln(1/rho)
     whatever lies in the (rho, 1-rho) interval of that lies between the quartiles of the estimator
     on a block.
     """
