@@ -66,6 +66,7 @@ lint: setup
 	$(if $(PACKAGES),$(BIN)/mypy $(PACKAGES))
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m checks.rooms
+	$(BIN)/python -m checks.names
 
 names: setup
 	$(BIN)/python -m checks.names
