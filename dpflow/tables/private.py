@@ -50,12 +50,13 @@ class PrivateTable:
         `dpflow.tables.language.conditions`.
 
         Args:
-            seal: a keyed digest; with it, sums of blocks are kept where the declaration says so
+            seal: a keyed digest; with it, partial aggregates are cached where the declaration says so
             (`dpflow.tables.requests.partial_cache`).
 
         Raises `PlanRefused` or `UnknownName` if the condition is not in the language.
         """
         self.declaration = declaration
+        # Sums of blocks add up only where each block of a unit is bounded by itself.
         caches = (
             seal is not None
             and declaration.cached_partials is not None
@@ -64,6 +65,7 @@ class PrivateTable:
         self._partials = (
             PartialCache(declaration.database, seal) if seal is not None and caches else None
         )
+        # Parsed before any file is opened: what is refused does not depend on the data.
         self._where = None if where is None else conditions.parse_condition(where, declaration)
         self._what = f"table {declaration.name!r}"
         self._held: sandbox.Connection | None = None
@@ -104,6 +106,7 @@ class PrivateTable:
     def data_identity(self) -> bytes:
         """Identity of the data as it is now. Private: it leaves only as the ledger's keyed digest."""
         return (
+            # One file may hold several tables: the relation's name keeps their identities apart.
             sandbox.file_identity(self.declaration.database, self._what)
             + b"/"
             + self.declaration.relation_name.encode()
@@ -118,6 +121,7 @@ class PrivateTable:
         """
         with self._open_query(()) as reading:
             for name, column in self.declaration.columns.items():
+                # Only what each call refuses matters here: its SQL is not run.
                 if column.lower is not None:
                     sql.grid_steps(reading.column(name), column)
                 elif column.public_keys is not None:
@@ -141,10 +145,11 @@ class PrivateTable:
 
     def answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Answer:
         """Execute a request on the named blocks, each once, or on the whole table if none is named."""
+        # A block named twice must not count twice where cached aggregates of blocks are added up.
         blocks = tuple(dict.fromkeys(blocks))
         with self._open_query(blocks) as reading:
             cache = self._partials
-            if cache and len(blocks) > 1 and cached_blocks.can_cache(reading, statistic):
+            if cache and blocks and cached_blocks.can_cache(reading, statistic):
                 return cached_blocks.add_blocks(reading, statistic, blocks, cache)
             return HANDLERS[type(statistic)].answer(reading, statistic)
 
@@ -155,6 +160,7 @@ class PrivateTable:
         if open_request is None:
             yield self.answer(statistic, blocks)
             return
+        # The bounded rows are a temporary table of this connection: it stays open between rounds.
         with self._open_query(blocks) as reading:
             yield open_request(reading, statistic)
 
@@ -165,12 +171,13 @@ class PrivateTable:
         requested columns as arrays.
 
         A unit's group, 0 to groups-1, is a keyed hash of the unit: its rows are all in one group,
-        and who shares a group is unknown without the secret. No row is cut: a unit may change its
+        and who shares a group is unknown without the secret. Rows are not truncated: a unit may change its
         whole group. Numbers, dates and truth values come as float64 within their declared bounds
         (missing: the declared number, or NaN), text as str or None.
         """
         with self._open_query(blocks) as reading:
             arrays = reading.fetch_arrays(holdout_groups.rows_query(reading, request, secret))
+        # Numbered outputs: a declared column may itself be called bucket.
         columns = {name: _plain_array(arrays[f"x{i}"]) for i, name in enumerate(request.columns)}
         return as_int64(arrays["bucket"]), columns
 
@@ -194,6 +201,7 @@ class PrivateTable:
         """
         with self._open_query(blocks) as reading:
             arrays = reading.fetch_arrays(holdout_groups.moments_query(reading, request, secret))
+        # The query counts in grid steps, its products in their squares.
         steps = [float(self.declaration.column(name).step) for name in request.columns]
         unit = {
             "n": 1.0,
@@ -205,6 +213,7 @@ class PrivateTable:
         }
         answer = {}
         for name in request.measures:
+            # A group without rows is missing in the result; its measures are 0.
             answer[name] = np.zeros(request.groups)
             answer[name][as_int64(arrays["bucket"])] = unit[name] * np.asarray(
                 arrays[f"m_{name}"], dtype=np.float64
@@ -243,6 +252,7 @@ class PrivateTable:
     ) -> NDArray[np.float64]:
         """The same, computed over rows of `grouped_rows` with a candidate's columns beside them."""
         node = expressions.parse_expression(request.sql, self.declaration)
+        # `grouped_rows` gives numbers as float64 and texts as objects.
         kinds = {
             name: "varchar" if values.dtype == object else "double"
             for name, values in columns.items()
@@ -255,6 +265,7 @@ class PrivateTable:
 def _by_group(groups: int, found: Mapping[str, Any]) -> NDArray[np.float64]:
     """Values by their group's number, NaN for groups that have none."""
     answer = np.full(groups, np.nan)
+    # NULL comes masked; NaN is what the estimator's declared default stands in for.
     answer[as_int64(found["bucket"])] = np.ma.filled(
         np.ma.asarray(found["value"], dtype=np.float64), np.nan
     )
@@ -268,4 +279,5 @@ def _plain_array(array: Any) -> NDArray[Any]:
         whole[np.ma.getmaskarray(array)] = None
         return whole
     plain = np.asarray(array)
+    # SQL takes -0 and 0 for one value; an estimator that divides by it would not.
     return plain + 0.0 if plain.dtype.kind == "f" else plain

@@ -349,9 +349,13 @@ class Table(Strict):
         joins: relations of the same file whose columns are read with the table's.
         holdout: the table is readable through a gate session only.
         cached_partials: keep exact sums of single blocks beside the database for later releases.
-            ``checked`` tells by where the rows are stored whether they changed; ``sealed`` relies on
-            the owner's promise that a released block does not change
-            (`dpflow.tables.requests.partial_cache`).
+            ``checked`` tells by where the rows are stored whether they changed, and answers as
+            without a cache. ``sealed`` answers with a block's rows as they were when it was first
+            read for this statistic, whatever became of them
+            (`dpflow.tables.requests.cached_blocks`).
+        sealed_version: an integer from 1. Another one reads all sealed blocks again: write it after
+            blocks were loaded again. It is public, so decide it by what is loaded and when, never
+            by what rows hold.
         generalisation_only: nobody is protected; rows may be handed out or tested without noise.
     """
 
@@ -369,6 +373,7 @@ class Table(Strict):
     cached_partials: Annotated[
         Literal["checked", "sealed"] | None, Field(serialization_alias="partials")
     ] = None
+    sealed_version: Annotated[int, Field(ge=1)] = 1
     generalisation_only: Annotated[bool, Field(serialization_alias="generalisation_only")] = False
 
     @model_validator(mode="after")
@@ -395,6 +400,8 @@ class Table(Strict):
             raise ValueError(
                 "cached_partials need protects: unit-block: a unit that is protected in all blocks is cut in all of them together"
             )
+        if self.sealed_version != 1 and self.cached_partials != "sealed":
+            raise ValueError("sealed_version is for cached_partials: sealed; take it out")
         return self
 
     def __hash__(self) -> int:
@@ -471,7 +478,8 @@ class Table(Strict):
         Every digest is taken of this form: ledgers outlive versions, so fields are renamed for
         people and keep their first names here (their ``serialization_alias``).
         """
-        return self.model_dump(mode="json", by_alias=True, exclude={"database", "cached_partials"})
+        caching = {"cached_partials", "sealed_version"}
+        return self.model_dump(mode="json", by_alias=True, exclude={"database", *caching})
 
 
 #: What a value must be, where pydantic's own text speaks of Python.

@@ -1,5 +1,31 @@
-"""A request over several blocks, answered by adding up what single blocks give, of which those are
+"""A request over named blocks, answered by adding up what single blocks give, of which those are
 cut that are not kept.
+
+A block's answer is one function of its rows, of the public dimensions and of a secret salt: units,
+blocks and groups draw by a keyed hash, and no draw looks at another unit. `add_blocks` takes an
+answer from the cache or computes that function, for one block as for many, and whether or not an
+answer can be kept. Requests for which blocks do not add up (`can_cache`) never see the cache, and
+draw freshly. Types, request and declaration decide that.
+
+With ``cached_partials: sealed`` the cached answer is of older rows, so what chooses it must be
+public. It is used if there is one of this name and of the declaration's ``sealed_version``. An
+answer is kept for each named block, however many rows it has, and goes only when the declaration
+says another version. Rows, where they are stored, and rows of dimensions are never compared.
+
+With ``cached_partials: checked`` private rows do decide between cached and computed:
+
+- Whether there is an entry at all. None is written for a block whose rows its places do not
+  determine (a text of 4,096 bytes, an update not yet written out), and the oldest entries go.
+- Whether the places and checksums of the block's row groups are those of the entry. Row groups
+  hold rows of several blocks, so a unit in another block changes them as well.
+- Which of the stored rows were deleted, and whether telling that takes too long.
+- Whether the places of a public dimension are the same. Which blocks of the file were free when it
+  was written depends on the private tables beside it.
+
+A neighbour can turn each of these. It changes nothing, because both sides of the choice are the
+same number: what determines an entry determines the rows that it was computed from, and the
+function of these rows is what is computed otherwise. So a release changes by what a unit's rows
+move in the blocks that hold them, and by nothing else.
 """
 
 from __future__ import annotations
@@ -44,11 +70,10 @@ def add_blocks(
     blocks: Sequence[str],
     partials: PartialCache,
 ) -> Groups | ValueCounts:
-    """The sums of the blocks, of which those are cut whose sums are not kept or whose rows have
-    changed.
-    """
+    """The sums of the blocks, of which those are cut that are not kept, or not in this state."""
     partials.prepare_folder()
     states = _block_states(reading, blocks)
+    sealed = reading.table.cached_partials == "sealed"
     parts = []
     for block in blocks:
         state = states[block]
@@ -61,7 +86,8 @@ def add_blocks(
                 reading.column_types(),
                 request,
                 block,
-            )
+            ),
+            sealed,
         )
         part = None if state is None else partials.read_entry(name, state)
         if part is None:
@@ -78,8 +104,10 @@ def add_blocks(
 def _block_states(reading: RequestQuery, blocks: Sequence[str]) -> dict[str, str | None]:
     """For each block what tells whether its sums would be others now; None if nothing does.
 
-    Of sealed blocks, which do not change by the owner's promise, rows are counted.
+    Of sealed blocks that is what the owner says, and no row.
     """
+    if reading.table.cached_partials == "sealed":
+        return dict.fromkeys(blocks, f"sealed {reading.table.sealed_version}")
     assert reading.table.block is not None
     block = reading.own_column(reading.table.block)
     dimensions = [
@@ -89,14 +117,9 @@ def _block_states(reading: RequestQuery, blocks: Sequence[str]) -> dict[str, str
     ]
     if None in dimensions:
         return dict.fromkeys(blocks)
-    if reading.table.cached_partials == "sealed":
-        fingerprints: dict[str, str | None] = {
-            text: str(n) for text, n in reading.block_sizes(blocks).items()
-        }
-    else:
-        fingerprints = block_fingerprints.fingerprint_blocks(
-            reading.connection, reading.source, reading.read.keys(), block, blocks
-        )
+    fingerprints = block_fingerprints.fingerprint_blocks(
+        reading.connection, reading.source, reading.read.keys(), block, blocks
+    )
     return {
         text: None if fingerprint is None else " ".join([fingerprint, *map(str, dimensions)])
         for text, fingerprint in fingerprints.items()

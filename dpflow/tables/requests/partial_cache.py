@@ -12,9 +12,10 @@ The sums are exact, so they are as private as the table and stay where it is: in
 ledger, a result or a message. What makes them right:
 
 - The name of an entry is a digest of the request, the declaration, the condition, the columns' types and the block.
-- Its state says where in the file the block's rows are stored, with checksums of
-  what is there (`dpflow.tables.access.block_fingerprints`). If
-  that is anything else now, the entry is not used and is replaced.
+- Its state says where in the file the block's rows are stored, with checksums of what is there
+  (`dpflow.tables.access.block_fingerprints`), or of a sealed block which version the owner declares.
+  If that is anything else now, the entry is not used and is replaced.
+- Entries of sealed blocks stay until then: what would be removed instead, and when, could follow rows.
 - A seal, a keyed digest under the ledger's key, covers all of it. A torn, exchanged or forged file is no entry.
 - A directory or file that somebody else owns or can open is not used at all: whoever reads along knows exact sums, and that is
   said in the log. A place that cannot be written keeps nothing. Neither stops a release.
@@ -46,7 +47,8 @@ Part = Groups | ValueCounts
 Seal = Callable[[bytes], str]  #: a keyed digest, as hexadecimal text
 
 FORMAT = 3  #: raised whenever cut or file change
-MOST = 5000  #: entries; beyond it the oldest go
+MOST = 5000  #: entries; beyond it the oldest go, but none of sealed blocks
+SEALED = "sealed-"  #: what the names of sealed blocks' entries begin with
 PROBE = ".probe"  #: an empty file that shows whether files can be written
 ABANDONED = 3600  #: seconds after which a half-written file belongs to nobody
 
@@ -69,9 +71,10 @@ class PartialCache:
         """A secret number for draws, so that nobody can look for rows that are kept."""
         return int(self._seal(b"salt")[:15], 16)
 
-    def entry_name(self, what: Any) -> str:
+    def entry_name(self, what: Any, sealed: bool = False) -> str:
         """The name of an entry, from what it is of."""
-        return self._seal(b"name\0" + repr((FORMAT, duckdb.__version__, what)).encode())
+        digest = self._seal(b"name\0" + repr((FORMAT, duckdb.__version__, what)).encode())
+        return (SEALED if sealed else "") + digest
 
     def prepare_folder(self) -> None:
         """Make the directory and try it, before rows decide whether there is anything to keep: its
@@ -88,12 +91,14 @@ class PartialCache:
                     self.folder,
                 )
                 return
+            # A full disk keeps nothing more; what is there stays in use, or a sealed block would
+            # be read again because of it.
+            self._usable = True
             self._write_file(b"", PROBE)
             (self.folder / PROBE).unlink()
-            self._usable = True
         except OSError as error:
             log.warning(
-                "sums of blocks are not kept in %s (%s); releases read every block",
+                "no more sums of blocks are kept in %s (%s); releases read these blocks",
                 self.folder,
                 error.strerror,
             )
@@ -131,7 +136,7 @@ class PartialCache:
         """Remove what a killed process left half written, and the oldest entries beyond `MOST`."""
         with contextlib.suppress(OSError):
             files = sorted((entry.stat().st_mtime, entry.name) for entry in os.scandir(self.folder))
-            whole = [name for _, name in files if not name.startswith(".")]
+            whole = [name for _, name in files if not name.startswith((".", SEALED))]
             old = [
                 name
                 for when, name in files

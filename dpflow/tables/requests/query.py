@@ -174,18 +174,6 @@ class RequestQuery:
         ]
         return sorted((relation, field.name, field.type) for relation, field in columns)
 
-    def block_sizes(self, blocks: Sequence[str]) -> dict[str, int]:
-        """How many rows each block has."""
-        assert self.table.block is not None
-        block = self.own_column(self.table.block)
-        key = sql.key(block, "block")
-        condition = f"{key} IN ({sql.write_keys(block, blocks)})"
-        query = f"SELECT {key} AS k, count(*) AS n FROM {self.relation} AS t WHERE {condition} GROUP BY 1"
-        sizes = dict(
-            self.connection.fetch_rows(f"SELECT {sql.key_as_text(block, 'k')}, n FROM ({query})")
-        )
-        return {text: sizes.get(text, 0) for text in blocks}
-
     def most_rows(self) -> int:
         """A bound on the rows of a finished query."""
         multiplied = [
