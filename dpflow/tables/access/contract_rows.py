@@ -68,6 +68,7 @@ def contract_query(
         types: the relation's columns as DuckDB describes them; names ignore case, as in DuckDB.
         columns: the columns that are judged, and what each is called as text.
     """
+    # DECIMAL(9,2) is a DECIMAL here.
     kinds = {name.lower(): kind.partition("(")[0] for name, kind in types.items()}
     outputs = []
     for name in columns:
@@ -79,6 +80,7 @@ def contract_query(
             outputs.append(f"CAST({value} AS VARCHAR) AS {sql.quote_name(columns[name])}")
         if column is not None and column.lower is not None:
             if kind in TIMES:
+                # An infinite date has no number of days.
                 value = f"CASE WHEN isfinite({value}) THEN epoch({value}) / 86400.0 END"
             elif kind not in NUMBERS:
                 continue
@@ -87,6 +89,7 @@ def contract_query(
     rows = f"SELECT * FROM {sql.quote_name(table.relation_name)}"
     if table.block is not None and blocks:
         keys = ", ".join(_quote_text(block) for block in blocks)
+        # Blocks cannot be told apart without their column: then no row is shown, instead of all.
         has_block = table.block.lower() in kinds
         rows += (
             f" WHERE CAST({sql.quote_name(table.block)} AS VARCHAR) IN ({keys})"
@@ -94,6 +97,8 @@ def contract_query(
             else " WHERE false"
         )
     unit = sql.quote_name(table.privacy_unit.column)
+    # count(DISTINCT) passes over NULL, so rows without a unit are added one by one. Without the
+    # unit's column nobody can be counted, which must not pass for enough units.
     units = (
         f"count(DISTINCT {unit}) + count(*) - count({unit})"
         if table.privacy_unit.column.lower() in kinds

@@ -24,12 +24,14 @@ def load_table(path: Path | str) -> Table:
         raise InvalidDeclaration(
             f"{path} does not declare a table: {describe_problems(error)}"
         ) from None
+    # Relative to the declaration, so that it means one file from any working directory.
     return table.model_copy(update={"database": (path.parent / table.database).resolve()})
 
 
 def load_yaml(path: Path, what: str) -> dict[str, Any]:
     """One YAML mapping from a file, or a clear error."""
     try:
+        # The safe loader builds no objects: a declaration is data.
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidInput(
@@ -40,6 +42,7 @@ def load_yaml(path: Path, what: str) -> dict[str, Any]:
             f"{path} cannot be read as a {what}; give the path of a readable YAML file"
         ) from None
     except yaml.YAMLError as error:
+        # The line only: the parser's own text quotes the file.
         mark = getattr(error, "problem_mark", None)
         where = f" near line {mark.line + 1}" if mark else ""
         raise InvalidInput(f"{path} is not valid YAML{where}; correct it") from None

@@ -46,6 +46,7 @@ def memory_bytes() -> int:
     """The memory limit as a number."""
     limit = memory_limit()
     unit = limit.lstrip("0123456789. ")
+    # DuckDB's KB is 1000 bytes, its KiB 1024.
     return int(
         float(limit.removesuffix(unit))
         * (1024 if "i" in unit else 1000) ** (1 + "KMGT".index(unit[0]))
@@ -76,10 +77,9 @@ def scrub_errors(action: Callable[[], T], what: str) -> T:
     try:
         return action()
     except (duckdb.Error, MemoryError) as error:
+        # DuckDB has no class for another process's lock; for this very process's it has one.
         locked = isinstance(error, duckdb.IOException) and "Could not set lock" in str(error)
-        if locked or isinstance(
-            error, duckdb.ResourceInUseException
-        ):  # the latter: this very process is writing
+        if locked or isinstance(error, duckdb.ResourceInUseException):
             failure = TableBusy(
                 f"{what} is being written by another process or connection; try again when it has finished"
             )
@@ -152,6 +152,7 @@ class Connection:
         if name not in self._found:
             parts = name.split(".")
             relation = None
+            # A name with points or quotes of its own is looked for in the listing.
             if len(parts) <= 2 and all(
                 re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts
             ):
@@ -166,8 +167,9 @@ class Connection:
 
     def count_stored_rows(self, relation: Relation) -> int | None:
         """How many rows a table has, from its storage; None for a view."""
+        # A declared column of that name, of a table or a view, hides the storage's.
         if "rowid" in map(str.casefold, relation.fields):
-            return None  # its own column, of a table or a view
+            return None
         try:
             self.bind_fields(relation.quoted, "rowid")
         except TableUnreadable:
@@ -214,24 +216,28 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
         raw = duckdb.connect(":memory:", config=_session_settings(spill))
         file = None
         try:
-            with suppress(OSError):  # attaching says what is wrong
+            # Attaching says what is wrong.
+            with suppress(OSError):
                 file = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
+            # Days and texts of timestamps must not depend on where the process runs.
             raw.execute("SET TimeZone = 'UTC'")
-            raw.execute("SET enable_progress_bar = false")  # it would be in tasks' logs
+            # The bar would be in tasks' logs.
+            raw.execute("SET enable_progress_bar = false")
             connection = Connection(raw, what, file)
             path = sql.quote_text(str(database.absolute()))
+            # Attached first, as nothing can be opened afterwards; the last line lets no SET undo that.
             connection.execute(f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
+            # Checksums are read through this handle, so it must be the file that DuckDB has open.
             if file is not None and not os.path.samestat(os.fstat(file), database.stat()):
                 raise TableBusy(f"{what} was exchanged while it was opened; try again")
             yield connection
         finally:
             raw.close()
             if file is not None:
-                os.close(
-                    file
-                )  # with the last handle: closing any of them ends this process's locks
+                # After DuckDB's handle: closing any of them ends this process's locks.
+                os.close(file)
 
 
 @contextmanager
@@ -249,6 +255,7 @@ def open_arrays(columns: Sequence[Any], what: str) -> Iterator[Connection]:
             raw.register(
                 "frame", pd.DataFrame({f"c{i}": values for i, values in enumerate(columns)})
             )
+            # The arrays' types decide, not what DuckDB would infer from some of their values.
             kinds = [
                 "VARCHAR" if v.dtype == object else "BIGINT" if v.dtype.kind == "i" else "DOUBLE"
                 for v in columns
@@ -268,7 +275,9 @@ def _session_settings(spill: str) -> dict[str, str | bool | int | float | list[s
     return {
         "memory_limit": memory_limit(),
         "temp_directory": spill,
+        # Queries that need an order say so; keeping the file's takes memory.
         "preserve_insertion_order": False,
+        # An extension would be foreign code beside an open private file.
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
@@ -281,6 +290,7 @@ def file_identity(database: Path, what: str) -> bytes:
     The file is not opened because closing any handle of it drops this process's own locks.
     """
     parts = []
+    # A committed change may still be in the write-ahead log only.
     for path in (database, database.with_name(database.name + ".wal")):
         try:
             stat = path.stat()

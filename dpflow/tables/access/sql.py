@@ -68,7 +68,8 @@ class Field:
         writes or converts one, and a row must not make a query fail.
         """
         value = self.reference or f"t.{quote_name(self.name)}"
-        if self.type == "JSON":  # a VARCHAR that takes no collation
+        # JSON is a VARCHAR that takes no collation, which `key` needs.
+        if self.type == "JSON":
             return f"CAST({value} AS VARCHAR)"
         if self.kind not in _LAST:
             return value
@@ -99,6 +100,7 @@ def match_name(name: str, known: Mapping[str, Any], kind: str) -> str:
 
 def quote_name(name: str) -> str:
     """A quoted identifier."""
+    # A doubled quote is SQL's only escape in a name: nothing that a name holds can end it.
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -114,6 +116,7 @@ def quote_text(text: str) -> str:
 
 def write_integer(value: int) -> str:
     """An integer of the smallest type that holds it; never a decimal."""
+    # A cast of text, as the type of a bare literal follows from its number of digits.
     return f"CAST('{value}' AS {'BIGINT' if abs(value) <= _INT64 else 'HUGEINT'})"
 
 
@@ -174,6 +177,7 @@ def key_from_text(column: Field, text: str) -> str:
     if column.kind == "enum":
         return text
     value = f"TRY_CAST({text} AS {column.type})"
+    # Only the text that DuckDB writes itself: '07' would be a second name of the key 7.
     return f"CASE WHEN CAST({value} AS VARCHAR) = {text} THEN {value} END"
 
 
@@ -204,6 +208,7 @@ def grid_steps(column: Field, declared: Column) -> str:
     if declared.missing == "skip":
         return value
     low, high = declared.grid_bounds()
+    # A declared number is put on the grid as a row's value would be, so it cannot leave the bounds.
     return f"coalesce({value}, {write_integer(min(max(_half_away(declared.missing / declared.step), low), high))})"
 
 
@@ -227,6 +232,8 @@ def bounded_number(column: Field, declared: Column) -> str:
     default = (
         "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else write_double(declared.missing)
     )
+    # Missing is asked first: least and greatest pass over NULL and take NaN for the largest,
+    # so a missing value would count as a bound.
     return f"CASE WHEN {column.sql} IS NULL OR isnan({value}) THEN {default} ELSE {clamped} END"
 
 
@@ -236,8 +243,8 @@ def lower_double(column: Field) -> str:
 
     Decimals count their last digit, dates days and timestamps microseconds since 1970-01-01 (UTC);
     infinities stay. Rounding down makes every comparison safe: a double z is at most real(x) only
-    if it is at most x, and above it only if it is above x. Beyond +-(2^127 - 1) integers are cut,
-    which keeps that.
+    if it is at most x, and above it only if it is above x. Beyond +-(2^127 - 1) integers are
+    clamped, which keeps that.
     """
     check_value(column)
     if column.kind in _FLOATS:
@@ -248,12 +255,14 @@ def lower_double(column: Field) -> str:
         else _exact_steps(column, -_INT128, _INT128)[0]
     )
     value = f"CAST({whole} AS DOUBLE)"
-    if column.kind in _WIDE | _TIMES | {"bigint"} or column.width > 15:  # 2^53 may be too small
+    # Beyond 2^53 the cast may have rounded up, at the end to 2^127, which no HUGEINT holds.
+    if column.kind in _WIDE | _TIMES | {"bigint"} or column.width > 15:
         above = f"coalesce(TRY_CAST({value} AS HUGEINT) > {whole}, true)"
         value = (
             f"CASE WHEN {above} THEN nextafter({value}, CAST('-inf' AS DOUBLE)) ELSE {value} END"
         )
     if column.kind == "date" or column.kind in _TIMES:
+        # An infinite date has no number of days: on which side of 1970 it lies is its sign.
         side = f"CASE WHEN {column.sql} > CAST('1970-01-01' AS {column.type}) THEN 'inf' ELSE '-inf' END"
         value = f"CASE WHEN isinf({column.sql}) THEN CAST({side} AS DOUBLE) ELSE {value} END"
     return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE {value} END"
@@ -261,8 +270,9 @@ def lower_double(column: Field) -> str:
 
 def text_from_double(column: Field, value: float) -> str:
     """The text of a number of `real` in a DATE or TIMESTAMP column, rounded up to a day or
-    microsecond, and cut to the type.
+    microsecond, and clamped to the type.
     """
+    # Clamped before ceil, which has no integer for an infinity; the types' ends are nearer.
     near = math.ceil(min(max(value, -1e19), 1e19))
     if column.kind == "date":
         return f"CAST(CAST(DATE '1970-01-01' + CAST({min(max(near, -(2 * 10**6)), 10**8)} AS INTEGER) AS DATE) AS VARCHAR)"
@@ -280,6 +290,7 @@ def _microseconds(column: Field) -> str:
     cannot hold.
     """
     if column.kind == "timestamp_ns":
+        # SQL's % has the sign of the dividend: twice, it rounds down and not towards zero.
         nanoseconds = f"CAST(epoch_ns({column.sql}) AS HUGEINT)"
         return f"(({nanoseconds} - ({nanoseconds} % 1000 + 1000) % 1000) // 1000)"
     value = column.sql if column.kind.endswith("zone") else f"TRY_CAST({column.sql} AS TIMESTAMP)"
@@ -299,32 +310,37 @@ def write_double(value: Fraction) -> str:
 def _from_float(column: Field, declared: Column) -> str:
     low, high = declared.grid_bounds()
     step = declared.step
+    # Both have to be finite DOUBLEs.
     if max(step.numerator, step.denominator) > 10**300:
         raise PlanRefused(
             f"the step of column {column.name!r} is out of the range of a {column.kind.upper()}"
         )
     scaled = f"CAST({column.sql} AS DOUBLE)"
+    # Times the denominator, not by the step: 1/100 has no exact DOUBLE, 100 has.
     if step.denominator != 1:
         scaled += f" * {write_double(Fraction(step.denominator))}"
     if step.numerator != 1:
         scaled += f" / {write_double(Fraction(step.numerator))}"
+    # Clamped before the cast to BIGINT, which would fail on a value beyond 2^63.
     value = f"least(greatest(round({scaled}), {write_double(Fraction(low))}), {write_double(Fraction(high))})"
     value = f"CAST({value} AS BIGINT)"
-    if (
-        max(abs(low), abs(high)) > 2**53
-    ):  # a bound that a double cannot hold was rounded: clamp again, exactly
+    # A bound that a DOUBLE cannot hold was rounded: clamp again, exactly.
+    if max(abs(low), abs(high)) > 2**53:
         value = f"least(greatest({value}, {write_integer(low)}), {write_integer(high)})"
-    return f"CASE WHEN {column.sql} < CAST('NaN' AS {column.type}) THEN {value} END"  # NaN is the largest; NULL is no answer
+    # NaN is DuckDB's largest number, and a comparison with NULL holds for none: both give NULL.
+    return f"CASE WHEN {column.sql} < CAST('NaN' AS {column.type}) THEN {value} END"
 
 
 def _from_exact(column: Field, declared: Column) -> str:
     low, high = declared.grid_bounds()
     _, divisor = _exact_steps(column, 0, 0)
     ratio = 1 / (divisor * declared.step)
+    # Rounded outwards, so that clamping the type's own units moves no value within the bounds.
     least, most = low / ratio // 1, -(-high / ratio // 1)
     units, _ = _exact_steps(column, least, most)
     if ratio != 1:
         n, d = ratio.numerator, ratio.denominator
+        # Declaration and type bound the product, so no row can make it overflow.
         peak = 2 * max(abs(least), abs(most)) * n + d
         if max(peak, 2 * d) > _INT128:
             raise PlanRefused(
@@ -333,6 +349,7 @@ def _from_exact(column: Field, declared: Column) -> str:
             )
         wide = "BIGINT" if max(peak, 2 * d) <= _INT64 else "HUGEINT"
         whole = f"CAST({units} AS {wide})"
+        # Half away from zero in integers; the sign is put back below.
         size = f"(2 * abs({whole}) * CAST('{n}' AS {wide}) + CAST('{d}' AS {wide})) // CAST('{2 * d}' AS {wide})"
         units = f"CASE WHEN {whole} < 0 THEN -({size}) ELSE {size} END"
     units = f"least(greatest({units}, {write_integer(low)}), {write_integer(high)})"
@@ -363,6 +380,7 @@ def _exact_steps(column: Field, least: int, most: int) -> tuple[str, int]:
     if kind == "decimal":
         value = _decimal_digits(column) if column.scale else f"CAST({name} AS HUGEINT)"
     elif kind == "uhugeint":
+        # Clamped before the cast, which would fail on the upper half of the type.
         value = f"CAST(least({name}, CAST('{_INT128}' AS UHUGEINT)) AS HUGEINT)"
     else:
         value = f"CAST({name} AS {'HUGEINT' if kind in _WIDE else 'BIGINT'})"
@@ -378,8 +396,10 @@ def _decimal_digits(column: Field) -> str:
     if width + scale <= 18:
         return f"CAST({name} * {ten} AS BIGINT)"
     if width <= 18 and 2 * scale <= 18:
+        # Digits before and after the point apart: neither product has more than 18.
         part = f"CAST({name} - trunc({name}) AS DECIMAL({scale}, {scale}))"
         return f"(CAST(trunc({name}) AS BIGINT) * {10**scale} + CAST({part} * {ten} AS BIGINT))"
+    # At most 38 digits, which every HUGEINT holds.
     return f"CAST(replace(CAST({name} AS VARCHAR), '.', '') AS HUGEINT)"
 
 
@@ -395,6 +415,7 @@ def exact_text(column: Field) -> str:
     """
     name = f"t.{quote_name(column.name)}"
     text = f"CAST({column.sql} AS VARCHAR)" if column.kind in _VALUES | _KEYS else f"hash({name})"
+    # concat passes over NULL: a time that has no text is '=', which still differs from no value.
     return f"CASE WHEN {name} IS NOT NULL THEN concat('=', {text}) END"
 
 

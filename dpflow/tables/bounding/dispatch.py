@@ -69,6 +69,7 @@ def bounded_values(
     words = _pack_rows(source, cut, codes)
     if words is not None:
         return source.connection.scrub_errors(lambda: words.histogram(_read_words(source, words)))
+    # One group needs one aggregate per unit; keyed draws are only in the general form.
     single = cut.keys == 1 and cut.salt is None
 
     def query(rows: str, _: bool) -> str:
@@ -86,9 +87,10 @@ def bounded_values(
 def _pack_rows(
     source: RowSource, cut: Truncation, codes: NumberedColumn | None
 ) -> PackedRows | None:
-    """The rows of a cut as words, if they fit; None if DuckDB has to aggregate them, as where draws
-    are hashes of units.
+    """The rows of a truncation as words, if they fit; None if DuckDB has to aggregate them, as
+    where draws are hashes of units.
     """
+    # A view has no bound on its rows, and a keyed draw is a hash that DuckDB takes.
     if (
         cut.most_rows >= 1 << ROW_BITS
         or codes is None
@@ -103,6 +105,7 @@ def _pack_rows(
     words = PackedRows(cut, whole, codes)
     if words.has_direct_units():
         return words
+    # Any numbering will do: a unit's number only brings its rows together.
     numbered = f"SELECT *, dense_rank() OVER (ORDER BY {cut.unit}) - 1 AS number FROM ({cut.rows})"
     return PackedRows(
         replace(cut, rows=numbered), (NumberedColumn("number", 0, cut.most_rows),), codes
@@ -132,6 +135,7 @@ def _add_in_parts(
     if len(parts) == 1:
         return query(cut.rows, True)
     for number, part in enumerate(parts):
+        # The first part makes the table, with the types of its sums.
         into = "INSERT INTO sums" if number else "CREATE OR REPLACE TEMP TABLE sums AS"
         source.connection.execute(f"{into} {query(part, False)}", source.parameters)
     return add_parts("sums", keys, source.connection.bind_fields("sums"))

@@ -7,9 +7,9 @@ over arrays in order, a piece that fits in the processor's cache at a time. A ha
 million units goes to memory for every row instead, twice. Where cells (one unit, one group) are few
 beside the rows, they need no sorting either: their sums are kept in an array by their number.
 
-The cut is the same: values above a cell's limit count as their mean, rounded at random without
-bias; groups and rows above a limit are left out by a uniform choice, here the first places of a
-shuffle. Sums are integers of 64 bits that cannot overflow for the number of rows read. Where
+The truncation is the same: values above a cell's bound count as their mean, rounded at random
+without bias; groups and rows above a bound are left out by a uniform choice, here the first places
+of a shuffle. Sums are integers of 64 bits that cannot overflow for the number of rows read. Where
 words would not fit the SQL form answers.
 """
 
@@ -94,6 +94,7 @@ class UnitGroupCells:
         )
         new = np.ones(len(unit), bool)
         new[1:] = (unit[1:] != unit[:-1]) | (code[1:] != code[:-1])
+        # A cell that reaches over a seam is in two parts: its halves are added.
         starts = np.flatnonzero(new)
         counts, sums = (
             tuple(
@@ -105,7 +106,8 @@ class UnitGroupCells:
         return cls(unit[starts], code[starts], np.add.reduceat(rows, starts), counts, sums)
 
     def truncate_cells(self, cut: Truncation) -> UnitGroupCells:
-        """The cells that the units keep, each within the limit of rows."""
+        """The cells that the units keep, each within the bound on its rows."""
+        # The guarantee needs only that the bounds hold, so the draws need no secrecy.
         draws = np.random.default_rng()
         selection: slice | Integers = slice(None)
         if cut.groups is not None:
@@ -125,10 +127,10 @@ class UnitGroupCells:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """How the rows of a cut become words.
+    """How the rows of a truncation become words.
 
     Attributes:
-        cut: a cut whose ``most_rows`` is known.
+        cut: a truncation whose ``most_rows`` is known.
         units: what a contribution belongs to, as numbers.
         codes: codes of its groups, as numbers.
     """
@@ -140,10 +142,11 @@ class PackedRows:
     def fit_in_words(self) -> bool:
         """Whether every row of any table fits in a word, and every sum over all rows in 64 bits.
 
-        Types and the declaration decide, not the rows: the two forms of the cut have different laws
+        Types and the declaration decide, not the rows: the two implementations have different laws
         where draws are equal, so a row more must not change the form. Units have room for a number
         each.
         """
+        # Private codes have a fixed room, because how many there are is up to the rows.
         codes = CODE_BITS if self.codes.private else self._code_bits
         sums = [
             max(value.span, value.reach, self.cut.per_group) << ROW_BITS
@@ -176,6 +179,7 @@ class PackedRows:
 
     def query(self, rows: str) -> str:
         """The words of a rows query."""
+        # Units above codes above values: one sort brings a unit's rows together, by group.
         fields = [(number.number, number.bit_length) for number in self.units]
         if self._code_bits:
             fields.append((self.codes.number, self.codes.bit_length))
@@ -197,9 +201,8 @@ class PackedRows:
         totals = Totals(self.codes, len(self.cut.values))
         for words in parts:
             cells = 1 + self.units[0].size << self._code_bits
-            room = cells * (1 + len(self.cut.values)) <= 2 * len(
-                words
-            )  # 16 bytes for each word at most
+            # Both ways give the same cells, so here the rows may decide: 16 bytes for each word at most.
+            room = cells * (1 + len(self.cut.values)) <= 2 * len(words)
             dense = len(self.units) == 1 and room and self._sums_fit()
             pieces = self._sum_cells(words, cells) if dense else self._sort_cells(words)
             run_threads(lambda piece: totals.add(piece().truncate_cells(self.cut)), pieces)
@@ -227,6 +230,7 @@ class PackedRows:
         First each unit's choice of groups in which it has any value, then of values in each.
         """
         draws = np.random.default_rng()
+        # A group in which a unit has no value must not take the place of one in which it has.
         selection: Integers | None = None
         if self.cut.groups is not None:
             cells = np.concatenate(
@@ -253,7 +257,8 @@ class PackedRows:
             if not _is_large(piece):
                 yield piece[piece & (1 << width) - 1 <= value.span] if value.optional else piece
                 continue
-            cell = int(piece[-1]) >> width  # of all, if it is large, the last one
+            # Chunks end with a whole run, so of all cells a large one is the last.
+            cell = int(piece[-1]) >> width
             start = int(np.searchsorted(piece, cell << width))
             if start:
                 yield from self._split_chunk(piece[:start])
@@ -283,6 +288,7 @@ class PackedRows:
                     run_starts(piece >> self._cell_shift), len(piece), self.cut.per_group, draws
                 )
             ]
+        # A large piece is one cell: it is drawn from as it is, without arrays of its runs.
         elif len(piece) > self.cut.per_group:
             piece = piece[
                 draws.choice(len(piece), self.cut.per_group, replace=False, shuffle=False)
@@ -294,6 +300,7 @@ class PackedRows:
 
     def _count_numbers(self, words: Integers) -> tuple[Integers, Integers]:
         numbers = words & (1 << self._unit_shift) - 1
+        # A counter for every number is quicker than sorting while they are few.
         if self._unit_shift > 17:
             return np.unique(numbers, return_counts=True)
         counts = np.bincount(numbers)
@@ -351,6 +358,7 @@ class PackedRows:
     def _sum_cells(self, words: Integers, cells: int) -> list[Callable[[], UnitGroupCells]]:
         """Cells of runs of units, from sums of every possible cell."""
         rows = np.zeros(cells, np.int64)
+        # A count above a sum in one integer: one addition for both.
         packed = [np.zeros(cells, np.int64) for _ in self.cut.values]
         shifts = [bit_length(value.span * self.cut.most_rows) for value in self.cut.values]
         for start in range(0, len(words), CHUNK):
@@ -370,6 +378,7 @@ class PackedRows:
             ]
             return self._as_cells(cell, rows[cell], counts, sums)
 
+        # Both are powers of two, so no unit's cells are in two pieces.
         step = max(CHUNK, 1 << self._code_bits)
         return [partial(piece, start, start + step) for start in range(0, cells, step)]
 
@@ -413,6 +422,7 @@ class Totals:
 
     def add(self, cells: UnitGroupCells) -> None:
         """Add cells; any thread may."""
+        # Threads have cells of different units, but of the same codes.
         with self._lock:
             np.add.at(self.units, cells.code, 1)
             for into, numbers in zip(
@@ -428,6 +438,7 @@ def split_runs(words: Integers, shift: int) -> list[Integers]:
     chunks, start = [], 0
     while start < len(words):
         last = words[min(start + CHUNK, len(words)) - 1] >> shift
+        # The run at the chunk's end is taken whole: bounds hold for what is seen at once.
         end = int(np.searchsorted(words, (last + 1) << shift))
         chunks.append(words[start:end])
         start = end
@@ -460,10 +471,12 @@ def choose_members(starts: Integers, size: int, most: int, draws: np.random.Gene
     if not large.any():
         return index
     order, first, left = index.copy(), starts[large], counts[large]
-    if most > MOST_STEPS:  # few runs are that long
+    # Few runs are longer than this; for the others one step is made in all runs at once.
+    if most > MOST_STEPS:
         for start, count in zip(first.tolist(), left.tolist(), strict=True):
             draws.shuffle(order[start : start + count])
     for k in range(most if most <= MOST_STEPS else 0):
+        # A step of Fisher and Yates: place k changes with a uniform one of those from k on.
         here = first + k
         there = here + draws.integers(0, left - k)
         order[here], order[there] = order[there], order[here]
@@ -481,6 +494,7 @@ def rescale_sums(
         count = counts[large]
         whole, rest = np.divmod(totals[large], count)
         totals = totals.copy()
+        # A uniform of [0, count) before the floor makes the expectation rest * most / count.
         totals[large] = whole * most + (rest * most + draws.integers(0, count)) // count
     return totals
 
@@ -492,6 +506,7 @@ def sort_words(words: Integers) -> None:
         words.sort()
         return
     ends = [len(words) * i // threads for i in range(1, threads)]
+    # Every word of a part is then at most the next part's, so sorted parts are sorted words.
     words.partition(ends)
     run_threads(np.ndarray.sort, np.split(words, ends))
 

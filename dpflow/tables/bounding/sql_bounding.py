@@ -1,4 +1,4 @@
-"""Contribution bounding as SQL: each unit is brought down to its limits, then exact integer sums.
+"""Contribution bounding as SQL: each unit is brought within its bounds, then exact integer sums.
 
 Rows: a unit with m > L values in a group contributes L times their mean, rounded up or down at
 random with the odds that keep its expectation. That is the expectation of taking L of them at
@@ -10,9 +10,9 @@ Neither favours early rows, small values or some keys, which a hash of values or
 What a unit contributes depends on its own rows and draws only, so another unit's presence changes
 nothing of it. (Whether this form or that of `dpflow.tables.bounding.sort_bounding` answers is
 decided by types and declaration: their laws differ where draws are equal.) The guarantee needs only
-that the limits hold, whatever the random numbers are; they therefore need no seed and no secrecy.
-Sums that are kept for later are the exception: their draws are a keyed hash of unit, block and
-group (`Truncation.salt`), so that an answer is one function of the rows. With fresh draws, sums that are
+that the bounds hold, whatever the random numbers are; they therefore need no seed and no secrecy.
+Cached partial aggregates are the exception: their draws are a keyed hash of unit, block and group
+(`Truncation.salt`), so that an answer is one function of the rows. With fresh draws, sums that are
 taken again because a row was added would move in all other units too.
 
 Two hash aggregates: rows to cells (one unit, one group), cells to units. For the second a cell is
@@ -113,8 +113,8 @@ class Truncation:
         for value in self.values:
             if max(value.reach * self.per_group, value.high) > MAX_MAGNITUDE:
                 raise PlanRefused(
-                    "the declared bounds and limits let one unit move a sum by more than 2^62 steps; "
-                    "take a coarser step, tighter bounds or lower limits"
+                    "the declared bounds let one unit move a sum by more than 2^62 steps; "
+                    "take a coarser step, or tighter bounds on values or contributions"
                 )
 
     def query(self, whole: bool = True) -> str:
@@ -122,8 +122,8 @@ class Truncation:
         value ``s0``, ``c0``, ...
 
         Args:
-            whole: false for one of several parts that `added` adds up: then sums are cut at +-2^62
-                there, once. Cut twice, the parts' sum would differ from the whole's, and a row that
+            whole: false for one of several parts that `add_parts` adds up: then sums are clamped to
+                +-2^62 there, once. Clamped twice, the parts' sum would differ from the whole's, and a row that
                 makes parts out of a whole would move it.
         """
         if self.groups is None:
@@ -134,6 +134,7 @@ class Truncation:
             kept = self.choose_by_windows()
         measures = ["CAST(sum(n) AS BIGINT) AS row_count", "count(*) AS unit_count"]
         for i, value in enumerate(self.values):
+            # Cells count from low, without a sign; centre and sign come back once per group.
             count = f"sum({self._count_column(i)})"
             centred = f"sum(s{i}) + CAST('{value.low - value.centre}' AS HUGEINT) * {count}"
             total = _saturate(centred) if whole else f"CAST({centred} AS HUGEINT)"
@@ -145,7 +146,7 @@ class Truncation:
         return f"m{i}" if self.values[i].optional else "n"
 
     def cells_query(self) -> str:
-        """One row per unit and group within the limit of rows: ``code``, ``n`` rows, per value
+        """One row per unit and group within the bound on its rows: ``code``, ``n`` rows, per value
         ``m0`` and ``s0`` (above low).
         """
         packings = [self._pack_value(i) for i in range(len(self.values))]
@@ -163,6 +164,7 @@ class Truncation:
             bounded.append(
                 f"{_rescale_sum(f's{i}', self._count_column(i), value, self.per_group, packing, random)} AS s{i}"
             )
+        # A constant code need not be grouped by.
         by, code = (self.unit, "0 AS code") if self.keys == 1 else (f"{self.unit}, code", "code")
         summed = f"SELECT {self.unit}, {code}, {', '.join(raw)} FROM ({self.rows}) GROUP BY {by}"
         if self.values:
@@ -175,6 +177,7 @@ class Truncation:
         shift, rows = bit_length(value.span * self.most_rows), bit_length(self.most_rows)
         if shift > WORD:
             return _Packing(value, None, None)
+        # The first value's word counts the cell's rows, too, where they fit: an aggregate less.
         top = shift + rows if value.optional else shift
         return _Packing(value, shift, top if i == 0 and top <= WORD else None)
 
@@ -205,11 +208,13 @@ class Truncation:
         used = self._word_bits()
         terms.append(f"code * {1 << shift}")
         columns.append(f"(word >> {shift}) & {(1 << (used - shift)) - 1} AS code")
+        # On top, the random number alone decides which words are least.
         spare = min(WORD - used, MOST_RANDOM)
         pick = f"min(word, {self.groups})"
         if spare >= LEAST_RANDOM:
             terms.append(f"{_random_bits(spare, self.random_number('code'))} * {1 << used}")
         else:
+            # Too few bits for a fair choice: the number stands beside the word.
             pick = f"arg_min(word, {self.random_number('word')}, {self.groups})"
         words = f"SELECT {self.unit}, CAST({' + '.join(terms)} AS BIGINT) AS word FROM ({self.cells_query()})"
         least = f"SELECT unnest({pick}) AS word FROM ({words}) GROUP BY {self.unit}"
@@ -250,6 +255,7 @@ class _Packing:
         """The sum over a cell's rows."""
         if self.shift is None:
             return f"coalesce(sum(CAST(v{i} AS HUGEINT) - CAST('{self.value.low}' AS HUGEINT)), 0)"
+        # A row without a value still counts as a row.
         row = 0 if self.top is None else 1 << self.top
         present = row + (1 << self.shift if self.value.optional else 0)
         word = _add_constant(_add_constant(f"v{i}", -self.value.low), present)
@@ -292,14 +298,16 @@ def _low_bits(word: str, shift: int) -> str:
 def _rescale_sum(
     total: str, count: str, value: Value, most: int, packing: _Packing, random: str
 ) -> str:
-    """At most ``most`` times the mean of a cell's values, rounded at random without bias; the limit
+    """At most ``most`` times the mean of a cell's values, rounded at random without bias; the bound
     holds in any case.
     """
     kind = (
         "HUGEINT" if packing.shift is None or packing.shift + bit_length(most) > WORD else "BIGINT"
     )
+    # Quotient and rest apart, for total * most might overflow.
     rest = f"(({total} % {count}) * CAST({most} AS {kind}) + CAST(floor({random} * {count}) AS BIGINT)) // {count}"
     scaled = f"({total} // {count}) * CAST({most} AS {kind}) + {rest}"
+    # floor(random * count) may round up to count, so the bound is stated once more.
     limit = f"CAST('{most * value.span}' AS {kind})"
     return f"least(CASE WHEN {count} <= {most} THEN {total} ELSE {scaled} END, {limit})"
 
@@ -308,6 +316,7 @@ def split_rows(rows: str, most_rows: int, size: int) -> list[str]:
     """A rows query in parts of about ``size`` rows, which are worked on at once. All rows of a unit
     are in one part.
     """
+    # Parts by unit: bounds hold in each part, so a unit in two would contribute twice.
     parts = 1 if most_rows == MOST_ROWS else -(-most_rows // size)
     if parts == 1:
         return [rows]
@@ -332,6 +341,7 @@ def truncate_values(rows: str, value: Value, most: int, unit: str = "unit, part"
     if most > MOST_PACKED:
         values = _limit_rows(present, unit, most)
     elif (spare := min(WORD - width, MOST_RANDOM)) >= LEAST_RANDOM:
+        # Random bits above the value: the least words are a random choice; a mask takes them off.
         word = f"{_random_bits(spare)} * {1 << width} + {_add_constant('v0', -value.low)}"
         values = f"SELECT unnest(min({word}, {most})) & {(1 << width) - 1} AS v0 FROM ({present}) GROUP BY {unit}"
         return f"SELECT {_add_constant('v0', value.low)} AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
@@ -343,14 +353,15 @@ def truncate_values(rows: str, value: Value, most: int, unit: str = "unit, part"
 
 
 def truncate_grouped_values(rows: str, cut: Truncation) -> str:
-    """As `cut_values` within groups: ``code``, ``v`` and ``n`` of a rows query with ``code`` and
+    """As `truncate_values` within groups: ``code``, ``v`` and ``n`` of a rows query with ``code`` and
     ``v0``, by code and value.
 
     ``cut`` says how: a unit keeps ``per_group`` values of a group and ``groups`` groups in which it
     has any.
     """
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
-    if cut.salt is not None:  # equal values draw numbers of their own
+    # Equal values have to draw numbers of their own, or all or none of them would stay.
+    if cut.salt is not None:
         placed = f"row_number() OVER (PARTITION BY {cut.unit}, code ORDER BY v0) AS place"
         present = f"SELECT *, {placed} FROM ({present})"
     if cut.salt is not None or cut.per_group > MOST_PACKED:
@@ -360,6 +371,7 @@ def truncate_grouped_values(rows: str, cut: Truncation) -> str:
         picked = "list(v0)"
     else:
         picked = f"arg_min(v0, random(), {cut.per_group})"
+    # Groups are chosen last: one in which a unit has no value takes no place.
     cells = f"SELECT {cut.unit}, code, {picked} AS vs FROM ({present}) GROUP BY {cut.unit}, code"
     if cut.groups is not None:
         cells = _limit_rows(cells, cut.unit, cut.groups, cut.random_number("code"))
@@ -379,6 +391,7 @@ def _keyed_fraction(salt: int, *columns: str) -> str:
     uniform choice; the hash of that hash mixes it. No guarantee rests on these numbers, only that
     choices are fair.
     """
+    # 53 bits, which a DOUBLE holds exactly and below 1.
     return f"CAST(hash(hash({', '.join([f'CAST({salt} AS UBIGINT)', *columns])})) >> 11 AS DOUBLE) * {2.0**-53!r}"
 
 
@@ -393,10 +406,12 @@ def number_units(rows: str) -> str:
     """
     units = "SELECT unit, part, random() AS r FROM (SELECT DISTINCT unit, part FROM kept)"
     units = f"SELECT unit, part, row_number() OVER (ORDER BY r) - 1 AS number FROM ({units})"
+    # A unit may be NULL, which equals nothing.
     same = " AND ".join(
         f"kept.{name} IS NOT DISTINCT FROM units.{name}" for name in ("unit", "part")
     )
     return (
+        # Materialised, for it is read twice and draws at random.
         f"WITH kept AS MATERIALIZED ({rows}), units AS ({units}) "
         f"SELECT kept.* EXCLUDE (unit, part), number FROM kept JOIN units ON {same} ORDER BY number"
     )
@@ -410,7 +425,7 @@ def _limit_rows(query: str, partition: str, most: int, random: str = "random()")
 
 
 def _saturate(total: str) -> str:
-    """A sum within +-2^62: what is above is cut, which moves no two sums further apart than they
-    were.
+    """A sum within +-2^62: what is beyond is clamped, which moves no two sums further apart
+    than they were.
     """
     return f"CAST(least(greatest({total}, CAST('{-MAX_MAGNITUDE}' AS HUGEINT)), CAST('{MAX_MAGNITUDE}' AS HUGEINT)) AS BIGINT)"

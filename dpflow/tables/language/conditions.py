@@ -1,7 +1,7 @@
 """Which rows a release reads: a small language of conditions, checked, and rewritten for DuckDB.
 
-A condition is compared with one row at a time, before contributions are cut, so a unit's rows pass
-or fail by themselves and every limit and sensitivity stays what the declaration says. Rows where it
+A condition is compared with one row at a time, before contributions are truncated, so a unit's rows
+pass or fail by themselves and every bound and sensitivity stays what the declaration says. Rows where it
 is false or NULL are left out.
 
 The language: declared columns and literals; ``= <> < <= > >=``, ``BETWEEN``, ``IN (...)``, ``IS
@@ -88,11 +88,13 @@ class Node:
         if self.op == "column":
             return ".".join(sql.quote_name(part) for part in self.args[0])
         if self.op == "number":
+            # Without an exponent: one number has one text.
             return format(self.args[0], "f")
         if self.op == "text":
             return sql.quote_text(self.args[0])
         if self.op == "truth":
             return "TRUE" if self.args[0] else "FALSE"
+        # Every bracket is written, so that the text has one reading whatever binds tighter.
         operands = [str(arg) for arg in self.args]
         if self.op == "IN":
             return f"({operands[0]} IN ({', '.join(operands[1:])}))"
@@ -151,6 +153,7 @@ class Reader:
         """What sqlglot makes of the text after a keyword; None if it is not one thing of this kind."""
         from sqlglot.errors import SqlglotError
 
+        # Before anything is parsed: the parser's time and stack grow with the text.
         if len(self._text) > MOST_TEXT or "\0" in self._text or not _is_unicode(self._text):
             refuse_sql(
                 "length",
@@ -158,18 +161,15 @@ class Reader:
             )
         try:
             parsed = _parse_sql(kind, f"{keyword} {self._text}")
-        except (
-            SqlglotError,
-            LookupError,
-            AttributeError,
-            TypeError,
-        ):  # some builders look blindly at arguments
+        # Some of sqlglot's builders look blindly at arguments.
+        except (SqlglotError, LookupError, AttributeError, TypeError):
             return None
         except RecursionError:
             refuse_sql(
                 "depth",
                 "it is nested too deeply to be read, perhaps in its canonical form, with every bracket",
             )
+        # What stands after a semicolon is no part of the one thing.
         return parsed[0] if len(parsed) == 1 and isinstance(parsed[0], kind) else None
 
     def _read_node(self, found: Any, depth: int) -> Node:
@@ -179,6 +179,7 @@ class Reader:
         if kind == "Paren":
             return self._read_node(self._take_arguments(found, "this")[0], depth)
         if kind in _BINARY:
+            # How a dialect divides says nothing here, where every division is one of DOUBLEs.
             extra = ("typed", "safe") if kind == "Div" else ()
             return self._read_operator(
                 _BINARY[kind],
@@ -193,6 +194,7 @@ class Reader:
             )
             return self._read_operator(_CHOICES[kind], [first, *(others or ())], depth)
         build: Callable[[Any, int], Node] | None = getattr(self, f"_read_{kind.lower()}", None)
+        # A method alone allows nothing: a new helper's name must not let a node in.
         if build is None or kind not in _SPECIAL:
             refuse_sql("allow-list", f"{_node_name(found)} is not in the language")
         return build(found, depth)
@@ -213,6 +215,7 @@ class Reader:
         if any(part is not None and type(part).__name__ != "Identifier" for part in parts):
             refuse_sql("declared columns", "* and lambda parameters are not columns")
         full_name = ".".join(part.name for part in parts if part is not None)
+        # Of names that differ in case only, the first declared one is meant.
         names = {name.casefold(): name for name in reversed(self._table.columns)}
         name = full_name if full_name in self._table.columns else names.get(full_name.casefold())
         if name is None:
@@ -230,8 +233,10 @@ class Reader:
             number = Decimal(str(found.this))
         except InvalidOperation:
             refuse_sql("literals", "a number is not written in decimal digits")
+        # One that a DOUBLE rounds to 0 or to infinity would compare as another number.
         if number and not 0 < float(number) < float("inf"):
             refuse_sql("literals", "a number is beyond what a DOUBLE holds")
+        # Decimals round beyond 28 digits, so longer ones stay as written.
         number = number.normalize() if len(number.as_tuple().digits) <= 28 else number
         return Node("number", (number or Decimal(0),))
 
@@ -242,6 +247,7 @@ class Reader:
         refuse_sql("literals", "NULL compares with nothing; write IS NULL")
 
     def _read_neg(self, found: Any, depth: int) -> Node:
+        # -5 becomes a literal, so that IN and comparisons of whole numbers take it.
         operand = self._read_node(self._take_arguments(found, "this")[0], depth - 1)
         return (
             Node("number", (-operand.args[0],))
@@ -269,6 +275,7 @@ class Reader:
     def _read_case(self, found: Any, depth: int) -> Node:
         ifs, default = self._take_arguments(found, "ifs", "default")
         parts = [part for one in ifs for part in self._take_arguments(one, "this", "true")]
+        # ELSE NULL is what a CASE without ELSE gives, so both are one node.
         if type(default).__name__ in ("NoneType", "Null"):
             default = None
         return self._read_operator("CASE", [*parts, *([] if default is None else [default])], depth)
@@ -278,6 +285,7 @@ class Reader:
         nodes = [self._read_node(item, depth - 1) for item in listed or ()]
         if not nodes or any(node.op not in ("number", "text", "truth") for node in nodes):
             refuse_sql("literals", "IN takes a list of literals")
+        # Sorted and distinct, so that a list in another order is the same condition.
         return Node("IN", (self._read_node(value, depth - 1), *sorted(set(nodes), key=str)))
 
     def _read_like(self, found: Any, depth: int) -> Node:
@@ -466,6 +474,7 @@ class ConditionRenderer:
         require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
         values = [term.double for term in terms]
         if node.op in ("sqrt", "ln", "exp"):
+            # DuckDB's sqrt and ln give NaN where they are not defined, and raise nothing.
             return f"nullif({node.op}({values[0]}), CAST('NaN' AS DOUBLE))", "number"
         if len(values) == 1:
             return f"{node.op}({values[0]})", "number"
@@ -486,6 +495,7 @@ class ConditionRenderer:
         elif families <= {"whole", "number"}:
             texts = [term.double for term in terms]
         elif families == {"text"}:
+            # As bytes: a column's own collation could make different texts equal.
             texts = [f"encode({term.sql})" for term in terms]
         elif len(families) == 1:
             family = families.pop()
@@ -531,6 +541,7 @@ def column_term(field: sql.Field) -> Term:
     if kind in ("date", "uuid", "timestamp with time zone"):
         return Term(name, kind)
     if kind.startswith("timestamp"):
+        # NULL for what the wider types hold beyond a TIMESTAMP.
         return Term(f"TRY_CAST({name} AS TIMESTAMP)", "timestamp")
     if kind == "boolean":
         return Term(name, "truth")
@@ -552,6 +563,7 @@ def _number_term(value: Decimal) -> Term:
 
 def _time_constant(node: Node, family: str) -> str:
     """A text literal as a constant of a time or UUID type, in the one spelling that means it."""
+    # One spelling for each value: another would be the same condition under a second name.
     text = node.args[0]
     try:
         if family == "date" and re.fullmatch(r"\d{4}-\d\d-\d\d", text):
@@ -561,6 +573,7 @@ def _time_constant(node: Node, family: str) -> str:
         if family.startswith("timestamp") and re.fullmatch(
             r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", text
         ):
+            # A number, not a text: no setting of a session changes what it means.
             since = dt.datetime.fromisoformat(text) - dt.datetime(1970, 1, 1)
             zone = "tz" if family.endswith("zone") else ""
             return f"make_timestamp{zone}({since // dt.timedelta(microseconds=1)})"

@@ -11,7 +11,7 @@ optional ``FILTER (WHERE ...)``, and that language's operators between them. ``c
 ``var_samp``, ``var_pop``, ``stddev_samp``, ``stddev_pop``, ``covar_samp``, ``covar_pop``, ``corr``
 and ``regr_slope``.
 
-Claim: a group's number is a function of the multiset of the group's rows, and no row makes the
+Guarantee: a group's number is a function of the multiset of the group's rows, and no row makes the
 query fail. So one unit moves the number of its own group only.
 
 - There is no subquery, window, ordering, cast or second relation, so a row meets other rows only in its group's aggregates.
@@ -147,6 +147,7 @@ class _Reader(Reader):
         clauses = (
             {} if parsed is None else {name: value for name, value in parsed.args.items() if value}
         )
+        # FROM, WHERE, GROUP BY and LIMIT are clauses, too, and all of them are refused.
         if set(clauses) != {"expressions"} or len(clauses["expressions"]) != 1:
             refuse_sql(
                 "one expression",
@@ -188,7 +189,8 @@ class _Reader(Reader):
             condition = self._read_node(self._take_arguments(where, "this")[0], depth - 1)
         finally:
             self._in_aggregate = False
-        if node.op == "FILTER":  # of a count_if
+        # A count_if is a FILTER already: both conditions have to hold.
+        if node.op == "FILTER":
             node, condition = node.args[0], Node("AND", (node.args[1], condition))
         return Aggregate("FILTER", (node, condition))
 
@@ -309,6 +311,7 @@ class _Rows(ConditionRenderer):
         integer = term.family == "whole" and _is_whole(declaration)
         value, text = (term.sql, _integer_sql) if integer else (term.double, sql.write_double)
         clamped = f"least(greatest({value}, {text(declaration.lower)}), {text(declaration.upper)})"
+        # least and greatest pass over NULL, so a missing value would become a bound.
         clamped = f"CASE WHEN {value} IS NOT NULL THEN {clamped} END"
         if declaration.missing != "skip":
             clamped = f"coalesce({clamped}, {text(declaration.missing)})"
@@ -376,6 +379,7 @@ def _bound_expression(node: Node, rows: _Rows) -> _Span:
     low, high = _bound_operator(node.op, spans)
     if math.isnan(low) or math.isnan(high):
         return _Span()
+    # Up to 2^53 the DOUBLE that computes whole numbers is exact.
     return _Span(
         low,
         high,
@@ -407,6 +411,7 @@ def _bound_operator(op: str, spans: list[_Span]) -> tuple[float, float]:
         return a.low + b.low, a.high + b.high
     if op in ("*", "/"):
         if op == "/":
+            # A quotient by what may be 0 has no bounds.
             if b.low <= 0 <= b.high:
                 return math.nan, math.nan
             b = _Span(1 / b.high, 1 / b.low)
@@ -429,6 +434,7 @@ def _bound_operator(op: str, spans: list[_Span]) -> tuple[float, float]:
             else (math.nan, math.nan)
         )
     if op == "exp":
+        # Beyond about exp(709) there is no finite DOUBLE.
         return 0.0, _widen_end(math.exp(a.high)) if a.high < 700 else math.inf
     return math.nan, math.nan
 
@@ -460,6 +466,7 @@ class _Groups(ConditionRenderer):
             return Term(self._write_count(node), "whole")
         terms = [self._inner.write_term(arg) for arg in node.args]
         require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
+        # These, and quantiles, add nothing up over rows, so they need no grid.
         if node.op in ("min", "max"):
             value = f"{node.op}({self._row_name(terms[0].double)})"
         elif node.op.startswith("quantile"):
@@ -484,6 +491,7 @@ class _Groups(ConditionRenderer):
         if not node.args:
             return f"count(*){self._filter_clause()}"
         term = self._inner.write_term(node.args[0])
+        # As bytes: DISTINCT by a collation would take different texts for one.
         row = self._row_name(f"encode({term.sql})" if term.family == "text" else term.sql)
         return f"count({'DISTINCT ' if node.op == 'count distinct' else ''}{row}){self._filter_clause()}"
 
@@ -491,6 +499,7 @@ class _Groups(ConditionRenderer):
         """A row expression as an integer of so many bits, and the step that it counts; NULL where
         it has no value.
         """
+        # Bounds follow from declaration and text, so they are the same for neighbouring tables.
         span = _bound_expression(arg, self._inner)
         if not span.size < math.inf:
             raise PlanRefused(
@@ -498,6 +507,8 @@ class _Groups(ConditionRenderer):
                 f"upper of its columns, or write least(greatest(x, low), high)"
             )
         whole = span.whole or term.family == "whole"
+        # size < 2^e by frexp, so the scaled value has at most the bits; below 2^-900 the factor
+        # would come near the end of DOUBLEs.
         shift = (
             0 if whole and span.size <= 2**bits else bits - math.frexp(max(span.size, 2.0**-900))[1]
         )
@@ -506,6 +517,7 @@ class _Groups(ConditionRenderer):
 
     def _write_sum(self, node: Node, term: Term) -> str:
         row, step = self._write_grid(node, node.args[0], term, SUM_BITS)
+        # DuckDB adds BIGINTs up in a HUGEINT: no table has rows enough to overflow it.
         total = f"CAST(sum({row}){self._filter_clause()} AS DOUBLE)"
         if node.op == "avg":
             total = f"({total} / nullif(CAST(count({row}){self._filter_clause()} AS DOUBLE), 0))"
@@ -515,6 +527,7 @@ class _Groups(ConditionRenderer):
         """Of rows in which all arguments have values, with n and the exact integers n sum(xy) -
         sum(x) sum(y).
         """
+        # Products have 60 bits, so n times their sum has at most 126 for 2^33 rows.
         grids = [
             self._write_grid(node, arg, term, PRODUCT_BITS) for arg, term in zip(node.args, terms)
         ]

@@ -30,6 +30,7 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
     """
     if database.exists():
         raise TableUnreadable(f"{database} exists already; remove it to rebuild it")
+    # Built beside and moved when it is whole: nobody opens a half-made file.
     half = database.with_name(database.name + ".part")
     half.unlink(missing_ok=True)
     try:
@@ -40,8 +41,10 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
                     f"CREATE TEMP VIEW {sql.quote_name(name)} AS FROM read_csv({path}, nullstr = ['NA', ''])"
                 )
             connection.execute(script)
+        # Before the move, so that it never stands there readable for others.
         half.chmod(0o600)
         os.replace(half, database)
+    # The error's own text may quote rows of the sources.
     except duckdb.Error as error:
         raise TableUnreadable(
             f"{database} could not be built ({type(error).__name__}); run the script by hand"
@@ -53,7 +56,7 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
 def open_rows(path: Path | str) -> Any:
     """The declared columns of a table as a pandas frame, for fitting models.
 
-    What is computed from raw rows has no privacy claim, so only a table declared
+    What is computed from raw rows has no privacy guarantee, so only a table declared
     ``generalisation_only`` is read.
 
     Raises:
@@ -75,6 +78,7 @@ def open_rows(path: Path | str) -> Any:
     columns = ", ".join(sql.quote_name(name) for name in table.columns)
     with sandbox.open_file(table.database, f"table {table.name!r}") as connection:
         return pandas.DataFrame(
+            # One order whatever the file's: a fitted model can be fitted again.
             connection.fetch_arrays(
                 f"SELECT {columns} FROM private.{sql.quote_name(table.relation_name)} ORDER BY ALL"
             )

@@ -37,6 +37,7 @@ class PredictionTable:
 
     def _look_up(self, rows: Rows, values: NDArray[np.float64]) -> NDArray[np.float64]:
         ids, matchable = self._matchable_ids(rows[self.id])
+        # An id above all of ours has its place behind the last, which is compared instead.
         index = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         return np.where(matchable & (self.ids[index] == ids), values[index], np.nan)
 
@@ -52,6 +53,7 @@ class PredictionTable:
             return _comparable_ids(values, kind), np.ones(len(values), bool)
         longest = kind.itemsize // 4
         texts = [None if v is None else str(v) for v in values]
+        # numpy drops NULs at a text's end, which would make it another id.
         matchable = [
             text is not None and len(text) <= longest and not text.endswith("\0") for text in texts
         ]
@@ -93,6 +95,7 @@ def read_predictions(
     ids = _comparable_ids(raw, np.dtype("U") if raw.dtype == object else np.dtype(np.float64))
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
+    # Numbers that are equal as DOUBLEs count as one id, too: a row could not tell them apart.
     if (ids[1:] == ids[:-1]).any():
         raise InvalidInput(f"{what} holds an id twice; keep one prediction per row")
     values, scores = (

@@ -77,9 +77,9 @@ def publish(
         TableUnreadable: the file is not DuckDB, or the table has other columns.
     """
     about = (release.release_id, release.release, release.block, release.mechanism)
-    price = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
+    cost = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
     lines = [
-        [*about, row.key, row.measure, *_split_value(row.value), _as_float(row.error_95), *price]
+        [*about, row.key, row.measure, *_split_value(row.value), _as_float(row.error_95), *cost]
         for row in release.rows
     ]
     name = sql.quote_name(table)
@@ -88,6 +88,7 @@ def publish(
         connection.execute("BEGIN")
         columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+        # Inside the transaction: of two writers DuckDB lets one commit, the other tries again.
         published = connection.execute(
             f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
         ).fetchone()
@@ -150,7 +151,7 @@ _KINDS = {"whole": "BIGINT", "number": "DOUBLE", "text": "VARCHAR", "date": "DAT
 def _insert_synthetic(
     connection: duckdb.DuckDBPyConnection, release: PublishedRelease, table: Synthetic
 ) -> None:
-    """Add an artificial table's rows, marked with their release and block."""
+    """Add a synthetic table's rows, marked with their release and block."""
     name = sql.quote_name(f"{release.release}_synthetic")
     key_columns = [("release_id", "VARCHAR"), ("block", "VARCHAR")]
     columns = key_columns + [(column, _KINDS[kind]) for column, kind in table.columns]
@@ -159,6 +160,7 @@ def _insert_synthetic(
     if not table.rows:
         return
     names = ", ".join(sql.quote_name(column) for column, _ in columns)
+    # One list per column: parameters for every row would take far longer.
     parts = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind in columns[2:])
     values = [list(column) for column in zip(*table.rows, strict=True)]
     about = [release.release_id, release.block]
@@ -180,6 +182,7 @@ def run_patiently(
     end, pause = time.monotonic() + deadline, 0.01
     while True:
         try:
+            # In every round: whoever held the file may have removed it.
             if not database.exists():
                 _create_database(database)
             with duckdb.connect(str(database)) as connection:
@@ -209,9 +212,8 @@ def _create_database(database: Path) -> None:
     part = database.with_name(f".{database.name}.{secrets.token_hex(8)}")
     try:
         duckdb.connect(str(part)).close()
-        with contextlib.suppress(
-            OSError
-        ):  # another process was first, or no links here: then DuckDB makes the file itself
+        # Another process was first, or there are no links here: then DuckDB makes the file itself.
+        with contextlib.suppress(OSError):
             os.link(part, database)
     finally:
         part.unlink(missing_ok=True)

@@ -41,6 +41,7 @@ def read_points(database: Path, table: str, columns: Sequence[str], key: str) ->
                 raise UnknownName(f"column of {what} called", name, fields)
         outputs = [f"{_output_column(fields[name])} AS x{i}" for i, name in enumerate(columns)]
         name = f"CAST(t.{sql.quote_name(key)} AS VARCHAR)"
+        # One order for one set of points, whatever the file's: answers follow it.
         arrays = connection.fetch_arrays(
             f"SELECT {', '.join([*outputs, f'{name} AS key'])} FROM {relation} AS t ORDER BY key"
         )
@@ -85,6 +86,7 @@ def publish_answers(
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
         if len(keys):
             connection.register("fresh", fresh)
+            # The cast gives a type to a column of which every value is missing.
             keys_query = "SELECT CAST(point AS VARCHAR) FROM fresh"
             connection.execute(
                 f"DELETE FROM {name} WHERE session_id = ? AND point IN ({keys_query})", [session_id]

@@ -77,6 +77,7 @@ HANDLERS: dict[type, RequestHandler] = {
     UnboundedValues: RequestHandler(
         unbounded_values.check_request, _refuse_rounds, unbounded_values.open_column
     ),
+    # Without an answer: a gate's session reads these through `PrivateTable`, no release does.
     GroupValues: RequestHandler(holdout_groups.check_values),
     GroupMoments: RequestHandler(holdout_groups.check_moments),
     GroupEstimates: RequestHandler(holdout_groups.check_estimates),

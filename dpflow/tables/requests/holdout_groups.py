@@ -6,6 +6,7 @@ A group is a keyed hash of the unit, so a unit's rows are all in one.
 from __future__ import annotations
 
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
+from dpflow.extras import require_extra
 from dpflow.tables.access import sql
 from dpflow.tables.language import expressions
 from dpflow.tables.requests.query import RequestQuery
@@ -39,6 +40,7 @@ def rows_query(reading: RequestQuery, request: GroupValues, secret: bytes) -> st
         outputs.append(
             f"{sql.bounded_number(reading.column(name), reading.table.column(name))} AS x{i}"
         )
+    # Estimators must not see whose a row is.
     return f"SELECT * EXCLUDE (unit, part) FROM ({reading.select_rows(outputs)})"
 
 
@@ -49,6 +51,7 @@ def moments_query(reading: RequestQuery, request: GroupMoments, secret: bytes) -
         outputs.append(
             f"{sql.grid_steps(reading.column(column), reading.table.bounded_column(column))} AS {name}"
         )
+    # A pair with one half missing is in no sum, or n would not be the number of products.
     present = " AND ".join(f"{name} IS NOT NULL" for name, _ in zip("xy", request.columns))
     measures = ", ".join(
         f"CAST({_MEASURES[name]} AS DOUBLE) AS m_{name}" for name in request.measures
@@ -77,6 +80,9 @@ def check_estimates(reading: RequestQuery, request: GroupEstimates) -> None:
     if not theirs:
         estimates_query(reading, request, b"")
         return
+    # `sandbox.open_arrays` needs it, and inside a draw its absence would be the answer none.
+    with require_extra("gate", "an expression over predictions"):
+        import pandas  # noqa: F401
     kinds_read = {name: reading.column(name).kind for name in sorted(node.column_names() - theirs)}
     rows_query(reading, GroupValues(request.groups, tuple(kinds_read)), b"")
     kinds = {
@@ -90,6 +96,8 @@ def _bucket_column(reading: RequestQuery, groups: int, secret: bytes) -> str:
     """The holdout group of a row: a keyed hash of its unit."""
     unit = reading.column(reading.table.privacy_unit.column)
     text = sql.key_as_text(unit, sql.key(unit, "unit"))
+    # A parameter, so that the secret stands in no query text; '=' keeps an empty text apart from
+    # NULL.
     reading.parameters = [secret.hex()]
     return (
         f"CAST(md5_number_lower(? || coalesce('=' || {text}, '')) % {groups} AS BIGINT) AS bucket"

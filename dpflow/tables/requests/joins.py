@@ -1,11 +1,11 @@
 """Joined relations as SQL: at most the declared number of rows for each row of the table, whatever
 the rows hold.
 
-A unit's rows of a private table are cut to the declared number at random, by that unit's rows only.
+A unit's rows of a private table are truncated to the declared number at random, by that unit's rows only.
 A dimension gives a row for a key that it holds once, and nothing for a key that it holds twice:
 which of two rows is meant nobody can know, and taking one would follow their order. Both join to
 the left, so that no row of the table is lost or doubled by a relation's content beyond what is
-declared, and contributions are cut after the join.
+declared, and contributions are truncated after the join.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class JoinedRelation:
         """
         right = self._key_field()
         if right.type != self.left.type and not {right.kind, self.left.kind} <= _INTEGERS:
+            # The full type of an ENUM lists its values.
             left, right_type = (
                 column.kind.upper() if column.kind == "enum" else column.type
                 for column in (self.left, right)
@@ -83,8 +84,8 @@ class JoinedRelation:
 
     @property
     def bounded_table(self) -> str:
-        """Name of the temporary table with a private relation's cut rows: one cut, however often a
-        request reads it.
+        """Name of the temporary table with a private relation's truncated rows: they are drawn once,
+        however often a request reads them.
         """
         return f"temp.main.cut_{self.alias}"
 

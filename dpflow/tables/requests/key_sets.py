@@ -25,6 +25,7 @@ def key_rows_query(reading: RequestQuery, request: KeySets) -> str:
         rows = reading.select_rows(
             ["keys.code AS code"], join=f" JOIN keys ON {sql.key(by, 'group key')} = keys.key"
         )
+    # Distinct first: a key takes one place however many rows a unit has of it.
     return number_units(
         truncate_rows(f"SELECT DISTINCT unit, part, code FROM ({rows})", request.groups)
     )

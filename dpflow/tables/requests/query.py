@@ -28,7 +28,7 @@ class RequestQuery:
         joined: declared joins by their name.
         unit, part: expressions of what a row belongs to.
         parameters: of the finished query.
-        salt: a secret that makes the cut's draws a function of the rows
+        salt: a secret that makes the truncation's draws a function of the rows
         (`dpflow.tables.requests.partial_cache`); None for fresh ones.
     """
 
@@ -45,7 +45,8 @@ class RequestQuery:
         self.source = connection.find_relation(table.relation_name)
         self.relation, self.fields = self.source.quoted, self.source.fields
         self.joined = {join.name: self._resolve_join(n, join) for n, join in enumerate(table.joins)}
-        self._cut: set[str] = set()  # joined relations that are cut for this request
+        # Joined relations that are truncated for this request already.
+        self._cut: set[str] = set()
         unit = self.own_column(table.privacy_unit.column)
         self.unit = sql.key(unit, "unit")
         self.parameters: list[Any] = []
@@ -59,6 +60,7 @@ class RequestQuery:
             if table.protects == "unit-block":
                 self.part = block_key
             if blocks:
+                # A text that is no value of the type would read nothing, and pass for an empty block.
                 self.check_texts(block, blocks, "block")
                 self._where.append(f"{block_key} IN ({sql.write_keys(block, blocks)})")
         elif blocks:
@@ -77,7 +79,7 @@ class RequestQuery:
         return joined
 
     def bound_joins(self) -> None:
-        """Cut the private relations that a finished query joins, once."""
+        """Truncate the private relations that a finished query joins, once."""
         for joined in self.joined.values():
             if (
                 joined.is_needed()
@@ -158,7 +160,7 @@ class RequestQuery:
         return rows, None if len(request.keys) <= request.groups else request.groups
 
     def of_block(self, block: str, salt: int) -> RequestQuery:
-        """The same of one block, cut by draws that its rows decide."""
+        """The same of one block, truncated by draws that its rows decide."""
         return RequestQuery(self.table, self.connection, [block], self._filter, salt)
 
     @property
@@ -176,6 +178,7 @@ class RequestQuery:
 
     def most_rows(self) -> int:
         """A bound on the rows of a finished query."""
+        # A left join gives at most the declared number of rows for each row.
         multiplied = [
             joined.join.rows or 1 for joined in self.joined.values() if joined.is_needed()
         ]
@@ -199,6 +202,7 @@ class RequestQuery:
         """Fill ``keys`` with all that the rows have, numbered in no order that means anything."""
         key = sql.key(by, "group key")
         rows = self.select_rows([f"{key} AS key"], where=[f"{by.sql} IS NOT NULL"])
+        # The mask keeps a code within the bits that a word has for it.
         query = f"SELECT key, (row_number() OVER () - 1) & {2**KEY_BITS - 1} AS code FROM (SELECT DISTINCT key FROM ({rows}))"
         query = f"SELECT key, {sql.key_as_text(by, 'key')} AS text, code FROM ({query})"
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
@@ -230,6 +234,7 @@ class RequestQuery:
 
     def has_unique_units(self) -> bool:
         """Whether DuckDB itself sees to it that no two rows of the query have the same unit."""
+        # Joined rows repeat a unit, and rows without one are one unit together.
         if (
             any(joined.is_needed() for joined in self.joined.values())
             or self.table.privacy_unit.missing == "one-unit"

@@ -33,12 +33,14 @@ def records_query(reading: RequestQuery, request: Records) -> str:
             reading.check_texts(column, column_rules.public_keys, "key")
             listed = ", ".join(sql.quote_text(text) for text in column_rules.public_keys)
             position = f"list_position([{listed}], {sql.key_as_text(column, sql.key(column, 'group key'))})"
+            # No public key is -1.
             outputs.append(f"CAST(coalesce({position}, 0) - 1 AS BIGINT) AS x{i}")
         else:
             outputs.append(
                 f"{sql.grid_steps(reading.column(name), reading.table.bounded_column(name))} AS x{i}"
             )
             present.append(f"x{i} IS NOT NULL")
+    # Before the truncation, so that a row without a number takes no place of one with all.
     whole = (
         f"SELECT * FROM ({reading.select_rows(outputs)}) WHERE {' AND '.join(present) or 'true'}"
     )

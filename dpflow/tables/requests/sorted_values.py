@@ -19,7 +19,7 @@ def check_request(reading: RequestQuery, request: SortedValues) -> None:
 
 
 def truncate_request(reading: RequestQuery, request: SortedValues) -> tuple[Truncation, Value]:
-    """How the values of a column are cut, and what they can be; reads nothing."""
+    """How the values of a column are truncated, and what they can be; reads nothing."""
     declared = reading.table.bounded_column(request.column)
     value = Value(*declared.grid_bounds(), 0)
     output = f"{sql.grid_steps(reading.column(request.column), declared)} AS v0"

@@ -31,6 +31,7 @@ def truncate_request(reading: RequestQuery, request: GroupedSums) -> Truncation:
         values.append(Value(*declared.grid_bounds(), centre, declared.missing == "skip"))
     for name, centre, half in request.squares:
         declared = reading.table.bounded_column(name)
+        # Squares of distances from the centre: on the grid, and small where values are near it.
         away = f"({sql.grid_steps(reading.column(name), declared)} - {sql.write_integer(centre)})"
         outputs.append(f"{away} * {away} AS v{len(values)}")
         largest = max((end - centre) ** 2 for end in declared.grid_bounds())
@@ -53,6 +54,7 @@ def truncate_request(reading: RequestQuery, request: GroupedSums) -> Truncation:
     else:
         on = f" JOIN keys ON {sql.key(by, 'group key')} = keys.key"
         rows = reading.select_rows(["keys.code AS code", *outputs], join=on)
+    # Nobody can reach more groups than there are, so there is nothing to choose.
     groups = None if size is not None and size <= request.groups else request.groups
     return Truncation(
         rows,
@@ -125,6 +127,7 @@ def _private_keys(
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """The keys that these codes mean, in their order, and where in the codes each is."""
     if sql.small_integer(by):
+        # In the order of texts, as keys of every other type.
         texts = (codes - sql.SMALL_OFFSET).astype(np.bytes_)
         order = np.argsort(texts)
         return tuple(text.decode() for text in texts[order].tolist()), order

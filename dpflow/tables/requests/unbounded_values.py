@@ -1,8 +1,8 @@
 """Values without declared bounds, for draws that ask in rounds: a bounded sample, and the occupied
 cells of one grid.
 
-The contribution cut is made once, into the temporary table ``kept``: group code ``code``, hash of
-the unit ``h``, value ``x``. Where DuckDB enforces that units are unique there is nothing to cut and
+Contributions are truncated once, into the temporary table ``kept``: group code ``code``, hash of
+the unit ``h``, value ``x``. Where DuckDB enforces that units are unique there is nothing to truncate and
 ``kept`` is a view. Rounds read it with two kinds of query, neither of which takes a logarithm:
 cells are floor(x * 2^-e), exact because the factor is a power of two, and distances are taken from
 the sample, outside.
@@ -53,6 +53,7 @@ def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL AND NOT isnan(v0)"
     if unique:
         return f"CREATE TEMP VIEW kept AS SELECT code, {h('unit')}, v0 AS x FROM ({present})"
+    # Beyond this DuckDB's aggregate takes no such number; then a window ranks the rows.
     if per_group <= MOST_PACKED:
         picked = (
             "[arg_min(v0, random())]" if per_group == 1 else f"arg_min(v0, random(), {per_group})"
@@ -83,7 +84,7 @@ def check_request(reading: RequestQuery, request: UnboundedValues) -> None:
 
 
 def open_column(reading: RequestQuery, request: UnboundedValues) -> OpenColumn:
-    """Number the keys, cut, and stay open for questions."""
+    """Number the keys, truncate, and stay open for questions."""
     if request.by is not None:
         reading.number_keys(reading.column(request.by), request.keys)
     making = statement(reading, request)
@@ -111,9 +112,8 @@ class TableColumn(OpenColumn):
         )
         self._slack = 8 * per_group  # rows of one unit share a hash
         self.step = Fraction(1, 10**column.scale)
-        self._code, by = (
-            ("0", "") if groups == 1 else ("code", "GROUP BY code")
-        )  # grouping by a constant takes time
+        # Grouping by a constant takes time.
+        self._code, by = ("0", "") if groups == 1 else ("code", "GROUP BY code")
         found = connection.fetch_arrays(
             f"SELECT {self._code} AS code, count(*) AS n FROM kept {by}"
         )
@@ -130,6 +130,7 @@ class TableColumn(OpenColumn):
         # About as many hashes as are wanted lie below this share of them; if too few do, all are
         # read.
         wanted = [most + self._slack * math.isqrt(most) + self._slack for _ in range(self._groups)]
+        # Hashes are about uniform, so this share of them holds about as many rows as are needed.
         limits = [
             _ALL if n <= few else _ALL * few // int(n)
             for n, few in zip(self.rows, wanted, strict=True)
@@ -223,6 +224,7 @@ def _first(h: NDArray[np.uint64], x: NDArray[np.float64], most: int) -> NDArray[
     """The x of the first rows by (h, x), at most so many, in no order."""
     if len(x) <= most:
         return x
+    # Only rows with the last hash need sorting by value: all before it are in.
     last = np.partition(h, most - 1)[most - 1]
     before = x[h < last]
     return np.concatenate([before, np.sort(x[h == last])[: most - len(before)]])
