@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
 NOTE = "*Generated from the code; what it says is what runs.*\n\n"
+# One field, or several that share a meaning: ``epsilon``, ``delta``
+FIELDS = r"``\w+``(?:(?:,| and|, and) ``\w+``)*"
 
 
 def field_notes(model: type[BaseModel]) -> dict[str, str]:
     """What each field means, from the docstrings of a model and its bases.
 
     Two forms are read: ````name````: text up to the next such name, and lines ``name: text`` under
-    ``Attributes:``. A description in the field itself comes first.
+    ``Attributes:``. Several names before one colon share the text. A description in the field
+    itself comes first.
     """
     notes: dict[str, str] = {}
     for base in reversed(model.__mro__):
@@ -24,8 +29,8 @@ def field_notes(model: type[BaseModel]) -> dict[str, str]:
             continue
         text = inspect.cleandoc(vars(base).get("__doc__") or "")
         flat = " ".join(text.split())
-        for match in re.finditer(r"``(\w+)``: (.*?)(?=\s*``\w+``: |$)", flat):
-            notes[match[1]] = match[2]
+        for match in re.finditer(rf"({FIELDS}): (.*?)(?=\s*{FIELDS}: |$)", flat):
+            notes |= dict.fromkeys(re.findall(r"``(\w+)``", match[1]), match[2])
         _, _, attributes = text.partition("Attributes:\n")
         for match in re.finditer(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE):
             notes[match[1]] = " ".join(match[2].split())
@@ -37,7 +42,8 @@ def field_notes(model: type[BaseModel]) -> dict[str, str]:
 
 def first_paragraph(thing: Any) -> str:
     """The first paragraph of a docstring on one line."""
-    return " ".join(inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0].split())
+    text = inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0]
+    return " ".join(text.split()).replace("``", "`")
 
 
 def cell(text: Any) -> str:
@@ -55,8 +61,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def type_name(schema: dict[str, Any]) -> str:
     """A JSON Schema's type in few words."""
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(type_name(part) for part in schema["anyOf"]))
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if choices:
+        return " or ".join(dict.fromkeys(type_name(part) for part in choices))
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
     if "$ref" in schema:
@@ -92,6 +99,8 @@ def model_table(model: type[BaseModel]) -> str:
 def default_text(field: Any) -> str:
     """A default as a person writes it."""
     value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        value = json.dumps(value.model_dump(mode="json"))
     return "nothing" if value is None or value in ((), {}, "") else f"`{value}`"
 
 
@@ -160,16 +169,34 @@ def mechanisms_page() -> str:
         NOTE,
         "Which one when: [Choose a mechanism](../how-to/choose-a-mechanism.md).\n\n",
     ]
+    models: list[type[BaseModel]] = []
     for name, mechanism in sorted(registry.mechanisms.items()):
         kind = "session" if isinstance(mechanism, InteractiveMechanism) else "release"
+        summary = mechanism.summary.removeprefix("session: ").removesuffix(".")
         parts.append(
-            f"## {name}\n\n{mechanism.summary}. A {kind}, version {mechanism.version}. "
+            f"## {name}\n\n{summary[0].upper()}{summary[1:]}. A {kind}, version {mechanism.version}. "
             f"From `{registry.origin[name]}`. Source: {mechanism.citation}.\n\n"
         )
+        models.append(mechanism.Params)
         parts.append(model_table(mechanism.Params))
         if isinstance(mechanism, InteractiveMechanism):
             parts += [f"What `{name}` is asked:\n\n", model_table(mechanism.Query)]
+            models.append(mechanism.Query)
+    for part in dict.fromkeys(part for model in models for part in inner_models(model)):
+        parts += [f"## {part.__name__}\n\n{first_paragraph(part)}\n\n", model_table(part)]
     return "".join(parts)
+
+
+def inner_models(model: type[BaseModel]) -> list[type[BaseModel]]:
+    """The models that a model's table refers to."""
+    names = model.model_json_schema(by_alias=True).get("$defs", {})
+    parts: list[type[BaseModel]] = []
+    waiting: list[Any] = [field.annotation for field in model.model_fields.values()]
+    for kind in waiting:
+        waiting += typing.get_args(kind)
+        if inspect.isclass(kind) and issubclass(kind, BaseModel) and kind.__name__ in names:
+            parts.append(kind)
+    return parts
 
 
 def cli_page() -> str:

@@ -72,7 +72,7 @@ class Aggregates(MeasureMechanism[AggregatesParams]):
     """Several aggregates in one release."""
 
     name = "aggregates"
-    summary = "several counts, sums, means and variances of one GROUP BY, for a price or for target errors"
+    summary = "several counts, sums, means and variances of one GROUP BY, for one epsilon or for target errors"
     citation = "Dwork, McSherry, Nissim, Smith 2006; budget split proved in dpflow.core.toolbox.budget_split"
     Params = AggregatesParams
 
@@ -93,7 +93,7 @@ class Aggregates(MeasureMechanism[AggregatesParams]):
         )
 
     def release_score(self, params: AggregatesParams, release: Release) -> float:
-        """With target errors the price, else the noise."""
+        """With target errors the epsilon, else the noise."""
         if params.epsilon is not None:
             return super().release_score(params, release)
         return float(release.event.epsilon_at(params.delta) or math.inf)

@@ -65,8 +65,9 @@ def _positive(value: Fraction) -> Fraction:
 
 
 class KeyUnionParams(Params):
-    """``by``: the column of keys. ``epsilon``, ``delta``: the price; half of delta is the chance
-    that a lone unit's keys show. ``claim``: approximate, or zcdp for scopes that price it better.
+    """``by``: the column of keys. ``epsilon``: the privacy cost. ``delta``: as epsilon; half of it
+    is the chance that a lone unit's keys show. ``claim``: how the guarantee is stated, approximate
+    or zcdp; a scope with the filter renyi or hybrid adds zcdp up better.
     """
 
     by: str

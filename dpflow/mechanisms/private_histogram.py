@@ -43,8 +43,8 @@ def _positive(value: Fraction) -> Fraction:
 
 
 class PrivateHistogramParams(Params):
-    """``by``: the grouping column. ``epsilon``, ``delta``: the price; delta is the chance that a
-    lone unit's key shows. ``of``: count rows or units. ``noise``: laplace, gaussian or auto.
+    """``by``: the grouping column. ``epsilon``: the privacy cost. ``delta``: as epsilon; the chance
+    that a lone unit's key shows. ``of``: count rows or units. ``noise``: laplace, gaussian or auto.
     """
 
     by: str

@@ -72,7 +72,7 @@ P = TypeVar("P", bound="RankParams")
 
 class RankParams(Params):
     """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the
-    price of everything. ``delta``: lets many answers be drawn at a higher rate.
+    privacy cost of everything. ``delta``: lets many answers be drawn at a higher rate.
     """
 
     column: str

@@ -77,7 +77,10 @@ PRIVATE = ("sparse_vector", "one_query", "tight")  #: methods with a privacy cla
 
 
 class Reserve(Params):
-    """``epsilon`` and ``delta`` of a gate that are kept for releases inside it."""
+    """What a gate keeps for releases inside it.
+
+    ``epsilon``: less than the gate's. ``delta``: at most the gate's.
+    """
 
     epsilon: Epsilon
     delta: Delta = Fraction(0)
@@ -86,11 +89,16 @@ class Reserve(Params):
 class HoldoutParams(Params):
     """What a gate is opened with.
 
-    ``method``: see the module. ``groups`` m; ``queries`` k and ``failures`` ell; ``rho``,
-    ``alpha``, ``beta`` of the verdict; ``side`` which claims fail; ``correct``: the range of
-    corrected values, if failed claims get one; ``require: proven`` refuses what is not. ``epsilon``
-    and ``delta``: the privacy cost of the whole session, for the methods that have one; ``reserve``: the
-    part of it that pays for releases inside the session.
+    ``method``: how verdicts are drawn; `dpflow.mechanisms.reusable_holdout` has the table.
+    ``epsilon``, ``delta``: the privacy cost of the whole session, for the methods that have one.
+    ``groups``: into how many groups the holdout's units are split. ``queries``: how many claims it
+    answers. ``failures``: how many of them may fail. ``rho``: claims inside the (rho, 1-rho)
+    quantile interval of the estimator on fresh groups pass. ``alpha``: claims above the (rho-alpha,
+    1-rho+alpha) interval fail. ``beta``: the probability that the proof does not hold. ``side``:
+    `over` fails claims that are too good, `both` also those that are too bad. ``correct``: the
+    range of corrected values, if failed claims get one. ``require``: `proven` refuses a gate whose
+    verdicts are not proven, with the sizes that would be. ``reserve``: the part of epsilon and
+    delta that pays for releases inside the session.
     """
 
     method: Literal["sparse_vector", "one_query", "tight", "description_length", "splitting"] = (

@@ -36,11 +36,12 @@ Floats = NDArray[np.float64]
 
 
 class SqlEstimator(Params):
-    """A user's own estimator: ``sql``, an expression of aggregates over one group's rows
-    (`dpflow.tables.language.expressions`).
+    """A user's own estimator.
 
-    Its number is clamped to ``range`` [low, high]. ``default``, within it, is that of a group
-    without rows, or on which the expression gives NULL, NaN or an infinity.
+    ``sql``: an expression of aggregates over one group's rows
+    (`dpflow.tables.language.expressions`). ``range``: [low, high], to which its number is clamped.
+    ``default``: within the range, the number of a group without rows, or on which the expression
+    gives NULL, NaN or an infinity.
     """
 
     sql: Annotated[str, Field(min_length=1)]
@@ -77,10 +78,10 @@ AnyEstimator = Annotated[
 class EstimatorQuery(Params):
     """What is asked of every group.
 
-    ``estimator`` by name, the ``columns`` it reads, its ``options``, the ``default`` of a group on
-    which it fails (or the estimator's own), and the digest of the ``candidate`` it scores, if it
-    scores one. Or one of the user's own: then ``estimator`` is {sql, range, default}, and columns
-    and default are in itself.
+    ``estimator``: a name, or an estimator of the user's own in SQL, which has its columns and its
+    default in itself. ``columns``: the columns that a named estimator reads. ``options``: its
+    options. ``default``: the number of a group on which it fails; the estimator's own if left out.
+    ``candidate``: the digest of the candidate it scores, if it scores one.
     """
 
     estimator: AnyEstimator

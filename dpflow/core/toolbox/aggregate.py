@@ -77,8 +77,8 @@ class NoisyParams(Params):
 
 class ColumnParams(NoisyParams):
     """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the
-    price of all groups together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or
-    auto.
+    privacy cost of all groups together. ``delta``: allows Gaussian noise. ``noise``: laplace,
+    gaussian or auto.
     """
 
     column: str

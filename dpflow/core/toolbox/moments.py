@@ -45,10 +45,10 @@ V = TypeVar("V")
 class Measure(Params):
     """One number per group.
 
-    ``column``: a bounded column; none for count and count_distinct. ``weight``: its part of the
-    price against the others'.
-    ``error``: instead of a price, the half-width it may have at 95 %; of a mean or variance, in a
-    group of ``size`` values.
+    ``measure``: what is computed. ``column``: a bounded column; none for count and count_distinct.
+    ``weight``: how much its error counts against the others' where one epsilon is split. ``error``:
+    instead of an epsilon, the half-width that its 95 % noise interval may have. ``size``: of a mean
+    or variance, how many values a group has where ``error`` is to hold.
     """
 
     measure: Literal["count", "count_distinct", "sum", "mean", "variance", "standard_deviation"]

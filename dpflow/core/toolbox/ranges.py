@@ -68,7 +68,10 @@ class Range(Strict):
 
 
 class LinearRange(Range):
-    """Multiples of ``step`` within [``lower``, ``upper``]."""
+    """Multiples of a step between two bounds.
+
+    ``kind``: `grid`. ``lower``, ``upper``: the bounds, included. ``step``: above 0.
+    """
 
     kind: Literal["grid"] = "grid"
     lower: Exact
@@ -102,8 +105,11 @@ class LinearRange(Range):
 
 
 class LogGrid(Range):
-    """0 and +-``smallest`` times powers of ``ratio`` up to ``largest``; only the positive ones
-    unless ``signed``.
+    """0 and +-``smallest`` times powers of ``ratio``.
+
+    ``kind``: `log`. ``smallest``: the element next to 0, above 0. ``largest``: the bound of all
+    elements. ``ratio``: of an element to the one before it, above 1. ``signed``: whether negative
+    numbers belong to it; without, only 0 and the positive ones do.
     """
 
     kind: Literal["log"] = "log"
@@ -145,7 +151,10 @@ class LogGrid(Range):
 
 
 class ExplicitSet(Range):
-    """The listed ``values``, ascending: e.g. 0, 1/t, ..., 1 for an accuracy on t rows."""
+    """Listed values.
+
+    ``kind``: `set`. ``values``: ascending, e.g. 0, 1/t, ..., 1 for an accuracy on t rows.
+    """
 
     kind: Literal["set"] = "set"
     values: Annotated[tuple[Exact, ...], Field(min_length=1, max_length=10**6)]
@@ -177,7 +186,10 @@ class ExplicitSet(Range):
 
 
 class Floats(Range):
-    """Every finite float of the kind, in numeric order: no bounds need to be known."""
+    """Every finite float, in numeric order: no bounds need to be known.
+
+    ``kind``: which floats.
+    """
 
     kind: Literal["float32", "float64"]
 

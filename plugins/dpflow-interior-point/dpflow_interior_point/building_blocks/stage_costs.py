@@ -60,8 +60,8 @@ class ScaleParams(OpenColumnParams):
     """As `OpenColumnParams`, and how the first stage chooses a scale.
 
     ``rule``: ``argmax`` takes the fullest class of distances, ``largest`` the largest class (the
-    paper's), which then must hold the share ``tau`` of all pairs. With tau 0 the largest class
-    drifts into the tail as rows grow.
+    paper's), which then must hold a share of all pairs. ``tau``: that share, 1/16 if left out; only
+    with ``largest``. With 0 the largest class drifts into the tail as rows grow.
     """
 
     rule: Rule = "argmax"

@@ -13,7 +13,7 @@ from typing import Literal
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Answer, SortedValues
+from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
@@ -33,8 +33,8 @@ from dpflow_private_learning.building_blocks.synopsis import check_name
 
 
 class SanitizeThresholdsParams(common.Approximated):
-    """``column``: bounded. ``method``: auto, san-thresholds or tree. ``budget`` of san-thresholds:
-    tight, or the paper's.
+    """``column``: bounded. ``method``: auto, san-thresholds or tree. ``budget``: of san-thresholds,
+    tight or the paper's split.
     """
 
     column: str
@@ -42,7 +42,7 @@ class SanitizeThresholdsParams(common.Approximated):
     budget: Budget = "tight"
 
 
-class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
+class SanitizeThresholds(common.ReadsValues, Counted[SanitizeThresholdsParams]):
     """A private distribution function."""
 
     name = "sanitize_thresholds"
@@ -79,11 +79,6 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
         """epsilon for the tree, (epsilon, delta) for san-thresholds."""
         plan, _ = self._plan_method(params, table)
         return common.run_event(params.epsilon, Fraction(0) if plan is None else params.delta)
-
-    def data_request(self, params: SanitizeThresholdsParams, table: Table) -> SortedValues:
-        """Counts of the column's distinct values, at most the declared rows of each unit."""
-        table.bounded_column(params.column)
-        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def draw_at_rows(
         self, params: SanitizeThresholdsParams, table: Table, answer: Answer, source: Source

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Exact, Strict, Table
-from dpflow.core.contract.requests import Answer, SortedValues
+from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
@@ -43,8 +43,11 @@ WIDEST = 4096
 
 
 class Part(Strict):
-    """One class: single ``points`` or all ``subsets`` of the values ``lower`` to ``upper``, or all
-    ``thresholds``.
+    """One class of rules.
+
+    ``rules``: single points or all subsets of the values from lower to upper, or all thresholds.
+    ``lower``, ``upper``: of points and subsets, the values; the column's bounds if left out. None
+    for thresholds.
     """
 
     rules: Literal["points", "subsets", "thresholds"]
@@ -59,7 +62,7 @@ class SanitizeUnionParams(common.Approximated):
     parts: tuple[Part, ...] = Field(min_length=2, max_length=16)
 
 
-class SanitizeUnion(Counted[SanitizeUnionParams]):
+class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
     """A synthetic table with one part for each class."""
 
     name = "sanitize_union"
@@ -104,11 +107,6 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
         """epsilon, shared equally by the parts. Raises `PlanRefused` for parts that are no ranges."""
         self._part_ranges(params, table)
         return common.run_event(params.epsilon, Fraction(0))
-
-    def data_request(self, params: SanitizeUnionParams, table: Table) -> SortedValues:
-        """Counts of the column's distinct values, at most the declared rows of each unit."""
-        table.bounded_column(params.column)
-        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def draw_at_rows(
         self, params: SanitizeUnionParams, table: Table, answer: Answer, source: Source

@@ -50,12 +50,13 @@ from dpflow_private_prediction.building_blocks.stable_descent import Loss, Vecto
 
 
 class LinearParams(PredictionParams):
-    """What is learned and asked. ``size``: n, about how many rows there are; public.
+    """What is learned and asked.
 
-    ``epsilon``: of one prediction. ``label``: a bounded column (``loss: huber``) or one with two
-    labels (``logistic``, answered as the probability of the second). ``radius`` R: how long a
-    weight vector may be that answers compete with. ``method``: regularised or sgd. ``strength``:
-    lambda, instead of the paper's. ``noise``: laplace or gaussian.
+    ``size``: n, about how many rows there are; public. ``epsilon``: of one prediction. ``label``: a
+    bounded column, or with logistic loss one with two labels, answered as the probability of the
+    second. ``loss``: huber for numbers, logistic for labels. ``radius``: R, how long a weight
+    vector may be that answers compete with. ``method``: regularised or sgd. ``strength``: lambda,
+    instead of the paper's. ``noise``: laplace or gaussian.
     """
 
     epsilon: Epsilon

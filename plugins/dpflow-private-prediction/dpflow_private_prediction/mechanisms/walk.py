@@ -56,11 +56,12 @@ TIES = 2**32
 
 
 class WalkParams(PredictionParams):
-    """What is learned and asked: ``features`` is one bounded column, ``label`` a column with two
-    labels, the second is "one".
+    """What is learned and asked; the features are one bounded column.
 
-    ``epsilon``: of one prediction, at most. ``mode``, ``alpha`` (error) and ``beta`` (failure, for
-    high-probability), both in (0, 1): see the module. ``clip``: T, instead of the paper's.
+    ``epsilon``: of one prediction, at most. ``label``: a column with two labels; the second is
+    "one". ``mode``: which error is proven, see `dpflow_private_prediction.mechanisms.walk`.
+    ``alpha``: the error, in (0, 1). ``beta``: the failure probability of high-probability, in (0,
+    1). ``clip``: T, instead of the paper's.
     """
 
     epsilon: Epsilon

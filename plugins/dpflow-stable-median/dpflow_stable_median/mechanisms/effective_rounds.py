@@ -49,9 +49,12 @@ QUARTILE_RATE = log(4 / 3) / 2
 
 
 class RoundsParams(Params):
-    """``groups`` m in all; ``rounds`` and the ``round_groups`` of each; what is left verifies.
-    ``queries`` k; ``rho``, ``alpha``, ``beta`` of the promise. ``require: proven`` refuses a
-    session that proves nothing, with the numbers that would.
+    """``groups``: into how many groups the table's units are split. ``rounds``: how many data sets
+    answer, one after the other. ``round_groups``: groups of each round; the groups that are left
+    verify answers. ``queries``: how many answers the session gives. ``rho``, ``alpha``: answers lie
+    in the (rho-alpha, 1-rho+alpha) interval of fresh groups. ``beta``: the probability that some
+    answer does not. ``require``: `proven` refuses a session that proves nothing, with the numbers
+    that would.
     """
 
     groups: Annotated[int, Field(ge=3, le=10**7)]

@@ -39,8 +39,8 @@ from dpflow_stable_median.building_blocks import lecture_sizes
 
 
 class MeanParams(Params):
-    """``epsilon``: privacy cost of one answer. ``rows`` m: the public number of rows. ``queries`` k.
-    ``beta``: failure of all.
+    """``epsilon``: privacy cost of one answer. ``rows``: m, the public number of rows. ``queries``:
+    k, how many answers the session gives. ``beta``: failure probability of all answers together.
     """
 
     epsilon: Epsilon
@@ -56,8 +56,10 @@ class MeanParams(Params):
 
 
 class MeanQuery(Params):
-    """Either ``column``, a bounded one, for its mean, or ``by`` with a public ``key`` for its share
-    of the rows.
+    """Either a column or a public key.
+
+    ``column``: a bounded column, for its mean. ``by``: a column with public keys. ``key``: one of
+    them, for its share of the rows.
     """
 
     column: str | None = None

@@ -91,9 +91,10 @@ def plan_weights(universe: int, queries: int, points: int, beta: float) -> Weigh
 
 
 class WeightsParams(Params):
-    """``epsilon`` and ``delta``: privacy cost of the session. ``by``: a column with public keys, the
-    universe. ``rows`` m. ``accuracy`` e of an answer. ``queries``: how many the session answers; a
-    median counts as one. ``beta``: failure of all.
+    """``epsilon``, ``delta``: privacy cost of the session. ``by``: a column with public keys, the
+    universe. ``rows``: m, the public number of rows. ``accuracy``: e, how far an answer may be from
+    the rows' mean. ``queries``: how many the session answers; a median counts as one. ``beta``:
+    failure probability of all answers together.
     """
 
     epsilon: Epsilon
@@ -112,8 +113,10 @@ class WeightsParams(Params):
 
 
 class WeightsQuery(Params):
-    """``weights``: one in [0, 1] per key, in the keys' order, for their mean; or ``values``: a
-    number per key, for their median.
+    """Either weights or values.
+
+    ``weights``: one in [0, 1] per key, in the keys' order, for their mean. ``values``: a number per
+    key, for their median.
     """
 
     weights: tuple[Exact, ...] = ()

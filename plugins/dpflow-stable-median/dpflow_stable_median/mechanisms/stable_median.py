@@ -47,10 +47,11 @@ HALF = Fraction(1, 2)
 
 
 class AnsweringParams(Params):
-    """``epsilon``: privacy cost of one answer. ``groups`` m. ``queries`` k: how many answers the
-    session gives. ``range_size``: the most points of a query's range. ``beta``: failure probability
-    of all answers together. ``half_width`` w: answers lie in the (1/2-w, 1/2+w) interval.
-    ``interval``: that, or ``simple``. ``median``: the algorithm. ``require: proven`` refuses a
+    """``epsilon``: privacy cost of one answer. ``groups``: m, into how many groups the table's
+    units are split. ``queries``: k, how many answers the session gives. ``range_size``: the most
+    points of a query's range. ``beta``: failure probability of all answers together.
+    ``half_width``: w; answers lie in the (1/2-w, 1/2+w) quantile interval of the estimator.
+    ``interval``: that, or ``simple``. ``median``: the algorithm. ``require``: `proven` refuses a
     session that proves nothing, with the numbers that would.
     """
 
@@ -88,13 +89,12 @@ def _few_decimals(p: Fraction) -> Fraction:
 
 
 class AnswerQuery(EstimatorQuery):
-    """``range`` of the answer: public, never taken from the rows asked about. ``p`` asks for that
-    quantile of the estimator instead of its median; the answer lies in its (p-w, p+w) interval.
-
-    ``blocks`` u above 1 asks for the amplified estimator: every group is split into u blocks of
-    whole units, and its number is the lower median of the estimates on them. With u >= 8 ln(1/rho)
-    whatever lies in the (rho, 1-rho) interval of that lies between the quartiles of the estimator
-    on a block.
+    """``range``: the values an answer may have; public, never taken from the rows asked about.
+    ``p``: asks for this quantile of the estimator instead of its median; the answer lies in its
+    (p-w, p+w) interval. ``blocks``: u above 1 asks for the amplified estimator. Every group is
+    split into u blocks of whole units, and its number is the lower median of the estimates on them.
+    With u >= 8 ln(1/rho) whatever lies in the (rho, 1-rho) interval of that lies between the
+    quartiles of the estimator on a block.
     """
 
     blocks: Annotated[int, Field(ge=1, le=1000)] = 1
