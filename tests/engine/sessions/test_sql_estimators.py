@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,13 @@ from dpflow.core.contract.requests import GroupValues
 from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.engine.sessions.query_list import ask_all
-from dpflow.errors import InvalidDeclaration, PlanRefused, TableUnreadable, UnknownName
+from dpflow.errors import (
+    InvalidDeclaration,
+    MissingExtra,
+    PlanRefused,
+    TableUnreadable,
+    UnknownName,
+)
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.reusable_holdout import ClaimQuery
 from dpflow.registry import Registry
@@ -223,6 +230,28 @@ def test_a_candidate_brings_its_columns_to_any_question(tiny: Tiny, opened: Any)
         "queries_left": 19,
         "failures_left": 2,
     }
+
+
+def test_predictions_without_the_package_they_need_cost_no_answer(
+    tiny: Tiny, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is installed is public, so it is asked before the draw: inside it, it would be the answer
+    none and close the session.
+    """
+    gate = opened()
+    given = {
+        "name": "c",
+        "label": "sick",
+        "claim": "0.9",
+        "predictions": predictions(tiny, "i % 2"),
+        "estimator": SAME,
+    }
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pandas", None)
+        with pytest.raises(MissingExtra, match="needs the extra 'gate'"):
+            judge(gate, given)
+    assert gate.remaining()["state"] == "open" and gate.remaining()["answered"] == 0
+    assert judge(gate, given)["verdict"] == "yes"
 
 
 def test_rows_without_a_prediction_have_none(tiny: Tiny, opened: Any) -> None:
