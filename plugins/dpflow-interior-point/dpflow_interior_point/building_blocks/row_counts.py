@@ -132,13 +132,6 @@ def proved_rows_for_median(
     return math.ceil(max(slice_, 512 * c**2 * math.log(8 / beta) / alpha**2))
 
 
-def margin_for(rows: int, beta: float) -> float:
-    """The gamma with which an answer is an alpha-approximate median of the distribution, but for a
-    probability beta (DKW).
-    """
-    return math.sqrt(math.log(2 / beta) / (2 * rows))
-
-
 def rows_for_quantile(epsilon: float, alpha: float, spread: float, beta: float = 0.05) -> int:
     """Rows for the exponential mechanism's median, if the range is that many times as wide as the
     middle 2 alpha.

@@ -44,11 +44,10 @@ class _CostParams(Params):
             raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6")
         return self
 
-    def noise_for(self, table: Table, groups: int, rows: int) -> TruncatedNoiseLaw:
-        """Noise for counts of which a unit reaches so many, with so many rows each."""
-        return count_noise(
-            self.epsilon, self.delta, rows, exchange=table.neighbours == "replace", groups=groups
-        )
+    def noise_for(self, table: Table, request: GroupedSums | UnboundedValues) -> TruncatedNoiseLaw:
+        """Noise for counts of which a unit reaches the request's groups, with its rows in each."""
+        rows, exchange = request.rows_per_group, table.neighbours == "replace"
+        return count_noise(self.epsilon, self.delta, rows, exchange=exchange, groups=request.groups)
 
 
 class TruncatedCountParams(_CostParams):
@@ -67,13 +66,9 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     citation = CITATION + ", Lemma 2.3; discrete form with its exact radius proved here"
     Params = TruncatedCountParams
 
-    def _count_noise(self, params: TruncatedCountParams, table: Table) -> TruncatedNoiseLaw:
-        request = self.data_request(params, table)
-        return params.noise_for(table, request.groups, request.rows_per_group)
-
     def event(self, params: TruncatedCountParams, table: Table) -> Event:
         """The whole (epsilon, delta). Raises `PlanRefused` where the noise is beyond 2^50."""
-        self._count_noise(params, table)
+        params.noise_for(table, self.data_request(params, table))
         return Approximate(params.epsilon, params.delta)
 
     def data_request(self, params: TruncatedCountParams, table: Table) -> GroupedSums:
@@ -89,7 +84,7 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
         self, params: TruncatedCountParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Every count plus truncated noise, in the order of the keys."""
-        noise = self._count_noise(params, table)
+        noise = params.noise_for(table, self.data_request(params, table))
         noisy = answer.rows + noise.draw_noise(len(answer.keys), source)
         return Result(
             tuple(
@@ -100,7 +95,7 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
 
     def error_bound(self, params: TruncatedCountParams, table: Table) -> ErrorBound:
         """95 % half-width; the note has the radius that noise never leaves."""
-        noise = self._count_noise(params, table)
+        noise = params.noise_for(table, self.data_request(params, table))
         return ErrorBound(
             {"count": noise.half_width},
             f"the noise never leaves +-{noise.radius}; truncated rows add bias",
@@ -132,13 +127,9 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
     )
     Params = StabilityHistogramParams
 
-    def _bin_noise(self, params: StabilityHistogramParams, table: Table) -> TruncatedNoiseLaw:
-        request = self.data_request(params, table)
-        return params.noise_for(table, request.groups, request.rows_per_group)
-
     def event(self, params: StabilityHistogramParams, table: Table) -> Event:
         """The whole (epsilon, delta). Raises `PlanRefused` where the noise is beyond 2^50."""
-        self._bin_noise(params, table)
+        params.noise_for(table, self.data_request(params, table))
         return Approximate(params.epsilon, params.delta)
 
     def data_request(
@@ -154,7 +145,7 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
         self, params: StabilityHistogramParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Noisy counts of the selected bins, sorted by text or by lower end."""
-        noise = self._bin_noise(params, table)
+        noise = params.noise_for(table, self.data_request(params, table))
         if params.exponent is None:
             # private keys come in any order: sorting them keeps it from telling anything
             order = sorted(range(len(answer.keys)), key=answer.keys.__getitem__)
@@ -185,7 +176,7 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
 
     def error_bound(self, params: StabilityHistogramParams, table: Table) -> ErrorBound:
         """95 % half-width of the bins that show; the note says which bins do."""
-        noise = self._bin_noise(params, table)
+        noise = params.noise_for(table, self.data_request(params, table))
         rows = noise.radius + params.least - 1 + noise.half_width
         note = f"for bins that show; a bin needs about {rows} rows to show"
         return ErrorBound({"count": noise.half_width}, note)

@@ -26,6 +26,7 @@ from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import Approximate, BoundedRange, Event, Pure
 from dpflow.core.contract.declaration import Column, Exact, Table
 from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.requests import Records, SortedValues
 from dpflow.core.sampling.samplers import MAX_SCALE
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
@@ -151,6 +152,24 @@ def literal_event(
     return run_event(
         pure + selections * true, selections * -(-chance * 10**30 // 1) / Fraction(10**30)
     )
+
+
+class ReadsLabels:
+    """A mechanism that reads one bounded column with its labels."""
+
+    def data_request(self, params: Any, table: Table) -> Records:
+        """Values and labels, at most the declared rows of each privacy unit."""
+        table.bounded_column(params.column)
+        return Records((params.column, params.label), table.contribution_bounds.rows)
+
+
+class ReadsValues:
+    """A mechanism that reads how often each value of one bounded column occurs."""
+
+    def data_request(self, params: Any, table: Table) -> SortedValues:
+        """Counts of the column's distinct values, at most the declared rows of each unit."""
+        table.bounded_column(params.column)
+        return SortedValues(params.column, table.contribution_bounds.rows)
 
 
 def moves(table: Table) -> int:

@@ -22,7 +22,7 @@ from fractions import Fraction
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
@@ -48,7 +48,7 @@ class LearnPointsParams(common.Approximated):
     selection: common.Selection = "repaired"
 
 
-class LearnPoints(Mechanism[LearnPointsParams]):
+class LearnPoints(common.ReadsLabels, Mechanism[LearnPointsParams]):
     """The value whose rows are positive."""
 
     name = "learn_points"
@@ -71,11 +71,6 @@ class LearnPoints(Mechanism[LearnPointsParams]):
         if params.selection == "literal":
             return common.literal_event(params.epsilon, params.delta, 1, Fraction(0), table)
         return common.run_event(params.epsilon, params.delta)
-
-    def data_request(self, params: LearnPointsParams, table: Table) -> Records:
-        """Values and labels, at most the declared rows of each privacy unit."""
-        table.bounded_column(params.column)
-        return Records((params.column, params.label), table.contribution_bounds.rows)
 
     def draw(
         self, params: LearnPointsParams, table: Table, answer: Answer, source: Source

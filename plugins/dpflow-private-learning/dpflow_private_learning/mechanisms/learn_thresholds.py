@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
@@ -98,7 +98,7 @@ def learn_threshold(
     return rec_concave(threshold_score(x, labels, end), Fraction(rows), alpha, step, calls)
 
 
-class LearnThresholds(Counted[LearnThresholdsParams]):
+class LearnThresholds(common.ReadsLabels, Counted[LearnThresholdsParams]):
     """A cut of one column that tells positive rows from negative ones."""
 
     name = "learn_thresholds"
@@ -124,11 +124,6 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
     def event_at_rows(self, params: LearnThresholdsParams, table: Table) -> Event:
         """Bounded range with one level, else (epsilon, delta) of all levels."""
         return step_event(*self._recursion_step(params, table), params, table)
-
-    def data_request(self, params: LearnThresholdsParams, table: Table) -> Records:
-        """Values and labels, at most the declared rows of each privacy unit."""
-        table.bounded_column(params.column)
-        return Records((params.column, params.label), table.contribution_bounds.rows)
 
     def draw_at_rows(
         self, params: LearnThresholdsParams, table: Table, answer: Answer, source: Source

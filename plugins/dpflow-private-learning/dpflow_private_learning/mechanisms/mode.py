@@ -26,7 +26,7 @@ import numpy as np
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
+from dpflow.core.contract.requests import Answer, ValueCounts
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
@@ -66,7 +66,7 @@ def find_leader(values: Array, counts: Array) -> tuple[int, int]:
     return int(values[best]), int(counts[best]) - second
 
 
-class Mode(Counted[ModeParams]):
+class Mode(common.ReadsValues, Counted[ModeParams]):
     """The most frequent value of a bounded column."""
 
     name = "mode"
@@ -103,11 +103,6 @@ class Mode(Counted[ModeParams]):
         if params.method == "stability-literal":
             return common.literal_event(params.epsilon, params.delta, 1, Fraction(0), table)
         return common.run_event(params.epsilon, params.delta)
-
-    def data_request(self, params: ModeParams, table: Table) -> SortedValues:
-        """Counts of the column's distinct values, at most the declared rows of each unit."""
-        table.bounded_column(params.column)
-        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def draw_at_rows(
         self, params: ModeParams, table: Table, answer: Answer, source: Source

@@ -21,7 +21,7 @@ from typing import Literal
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
+from dpflow.core.contract.requests import Answer, ValueCounts
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
@@ -104,7 +104,7 @@ def step_event(top: int, step: Step, params: common.CostParams, table: Table) ->
     return common.run_event(params.epsilon, params.delta)
 
 
-class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
+class QuasiConcaveRelease(common.ReadsValues, Mechanism[QuasiConcaveParams]):
     """A point of a bounded column with a high score, by RecConcave. Subclasses name themselves and
     give the score.
     """
@@ -131,10 +131,6 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
 
     def event(self, params: QuasiConcaveParams, table: Table) -> Event:
         return step_event(*self._recursion_step(params, table), params, table)
-
-    def data_request(self, params: QuasiConcaveParams, table: Table) -> SortedValues:
-        table.bounded_column(params.column)
-        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def draw(
         self, params: QuasiConcaveParams, table: Table, answer: Answer, source: Source

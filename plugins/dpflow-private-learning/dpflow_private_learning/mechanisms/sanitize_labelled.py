@@ -31,7 +31,7 @@ from pydantic import Field
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
@@ -144,16 +144,12 @@ class SanitizeLabelledParams(common.Approximated):
     step: Annotated[int, Field(ge=1)] | None = None
 
 
-class Labelled:
+class Labelled(common.ReadsLabels):
     """What the mechanisms on sanitized labelled rows share."""
 
     def event_at_rows(self, params: SanitizeLabelledParams, table: Table) -> Event:
         self.part_epsilon(params, table)
         return common.run_event(params.epsilon, Fraction(0))
-
-    def data_request(self, params: SanitizeLabelledParams, table: Table) -> Records:
-        table.bounded_column(params.column)
-        return Records((params.column, params.label), table.contribution_bounds.rows)
 
     def part_epsilon(self, params: SanitizeLabelledParams, table: Table) -> Fraction:
         """Epsilon of each part for one row: two parts where rows come and go, four where they are

@@ -31,7 +31,7 @@ from pydantic import Field
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Answer, SortedValues
+from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
@@ -181,7 +181,7 @@ def make_proper(
     return Synopsis.of(weights), left == 0
 
 
-class SanitizePoints(Counted[SanitizePointsParams]):
+class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
     """Frequencies of all values of a bounded column, or of all sets of k of them."""
 
     name = "sanitize_points"
@@ -222,11 +222,6 @@ class SanitizePoints(Counted[SanitizePointsParams]):
         return common.run_event(
             params.epsilon, params.delta if plan.method == "san-points" else Fraction(0)
         )
-
-    def data_request(self, params: SanitizePointsParams, table: Table) -> SortedValues:
-        """Counts of the column's distinct values, at most the declared rows of each unit."""
-        table.bounded_column(params.column)
-        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def draw_at_rows(
         self, params: SanitizePointsParams, table: Table, answer: Answer, source: Source

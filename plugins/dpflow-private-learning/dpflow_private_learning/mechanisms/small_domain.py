@@ -27,7 +27,7 @@ from pydantic import Field
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Answer, SortedValues
+from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
@@ -114,7 +114,7 @@ def sanitize_small(
     return Synopsis.of({point: int(n) for point, n in enumerate(winner)})
 
 
-class SanitizeSmall(Counted[SanitizeSmallParams]):
+class SanitizeSmall(common.ReadsValues, Counted[SanitizeSmallParams]):
     """A tiny column, for any class of questions."""
 
     name = "sanitize_small"
@@ -148,11 +148,6 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
         # Refused in the plan, so that no draw fails after the charge.
         common.need_scale(2 * params.size / epsilon)
         return common.run_event(params.epsilon, Fraction(0), exponential=True)
-
-    def data_request(self, params: SanitizeSmallParams, table: Table) -> SortedValues:
-        """Counts of the column's distinct values, at most the declared rows of each unit."""
-        table.bounded_column(params.column)
-        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def draw_at_rows(
         self, params: SanitizeSmallParams, table: Table, answer: Answer, source: Source

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
@@ -150,7 +150,7 @@ def search_threshold(
     return listed[draw_solution([sample.count_right(cut) for cut in listed], epsilon, calls)]
 
 
-class LearnThresholdsBySearch(Counted[LearnThresholdsBySearchParams]):
+class LearnThresholdsBySearch(common.ReadsLabels, Counted[LearnThresholdsBySearchParams]):
     """A cut of one column by noisy binary search."""
 
     name = "learn_thresholds_by_search"
@@ -179,11 +179,6 @@ class LearnThresholdsBySearch(Counted[LearnThresholdsBySearchParams]):
                 epsilon, delta, 2, (comparison_count(end) + 1) * epsilon, table
             )
         return common.run_event(params.epsilon, params.delta)
-
-    def data_request(self, params: LearnThresholdsBySearchParams, table: Table) -> Records:
-        """Values and labels, at most the declared rows of each privacy unit."""
-        table.bounded_column(params.column)
-        return Records((params.column, params.label), table.contribution_bounds.rows)
 
     def draw_at_rows(
         self, params: LearnThresholdsBySearchParams, table: Table, answer: Answer, source: Source

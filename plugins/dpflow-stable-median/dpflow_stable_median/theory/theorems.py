@@ -71,13 +71,6 @@ def expectation_gap(epsilon: float, delta: float, deviation: float, reach: float
     return expm1(epsilon) * deviation + 2 * delta * reach
 
 
-def copies_gap(epsilon: float, delta: float, size: float, copies: int) -> float:
-    """Lemma A.2 as its proof gives it (2 delta ell, not 2 delta m): gap of a function picked from
-    ``copies`` data sets.
-    """
-    return expm1(epsilon) * size + 2 * delta * copies
-
-
 def answer_readings(
     sd: float | None, mad: float | None, zeta: float
 ) -> list[tuple[str, float, str]]:
