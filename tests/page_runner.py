@@ -139,19 +139,25 @@ def run_command(command: str, status: int) -> None:
 
 
 def run_dpflow(words: list[str]) -> tuple[int, str]:
-    """The command line in this process, as its console script runs it."""
+    """The command line in this process, as its console script runs it: its status and output."""
+    status, output, errors = run_main(words)
+    return status, output + errors
+
+
+def run_main(words: list[str]) -> tuple[int, str, str]:
+    """The exit status, standard output and standard error of a command, without a new process."""
     from dpflow.cli import main
 
-    output, before = io.StringIO(), sys.argv
+    output, errors, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["dpflow", *words]
     try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             main()
     except SystemExit as end:
-        return (0 if end.code is None else int(end.code)), output.getvalue()
+        return (0 if end.code is None else int(end.code)), output.getvalue(), errors.getvalue()
     finally:
         sys.argv = before
-    return 0, output.getvalue()
+    return 0, output.getvalue(), errors.getvalue()
 
 
 @contextlib.contextmanager

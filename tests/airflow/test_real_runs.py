@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from page_runner import examples
 
 from dpflow.ledger import Ledger
 
@@ -158,15 +159,11 @@ def test_airflow_itself_pays_once(tiny: Tiny) -> None:
 
 
 def test_a_search_upstream_gives_the_next_task_its_bounds(tiny: Tiny) -> None:
-    """The DAG of docs/how-to/choose-a-mechanism.md: each run clamps to what its own search found, and run again
-    costs nothing.
+    """The DAG of docs/how-to/choose-a-mechanism.md: each run clamps to what its own search found,
+    and run again costs nothing.
     """
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-mechanism.md").read_text()
-    (text,) = (
-        block
-        for block in page.split("```")
-        if block.startswith("python") and "searched >>" in block
-    )
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-mechanism.md"
+    (text,) = (one.text for one in examples(page) if one.title == "dags/ages.py")
     sure = "from dpflow.mechanisms import bounds\nbounds.FAILURE = 1e-12  # no empty bin is taken\n"
     tiny.fill(
         "CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' + CAST(i % 2 AS INTEGER) AS day, "
@@ -175,7 +172,7 @@ def test_a_search_upstream_gives_the_next_task_its_bounds(tiny: Tiny) -> None:
     tiny.declare(columns={"age": {}})
     seen = ran(
         tiny,
-        sure + text.removeprefix("python\n").replace('"ages",', '"d",'),
+        sure + text.replace('"ages",', '"d",'),
         "run(2)\nrun(3)\nrun(2)",
     )
     assert [run["state"] for run in seen] == ["success"] * 3, seen

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from page_runner import inside, run_main
 
 from dpflow import Ledger, release
 from dpflow.cli.console import explain_entry, show_table
@@ -25,17 +26,32 @@ if TYPE_CHECKING:
 DPFLOW = Path(sys.executable).with_name("dpflow")
 
 
+def environment(tiny: Tiny, ledger: bool = True) -> dict[str, str]:
+    """No setting of whoever runs the tests, and a wide terminal."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("DPFLOW")}
+    return clean | {"COLUMNS": "200"} | ({"DPFLOW_LEDGER": str(tiny.ledger)} if ledger else {})
+
+
 def dpflow(tiny: Tiny, *words: object, ledger: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run the real command."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DPFLOW")} | {
-        "COLUMNS": "200"
-    }
-    if ledger:
-        environment["DPFLOW_LEDGER"] = str(tiny.ledger)
-    command = [str(DPFLOW), *map(str, words)]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, cwd=tiny.folder, check=False
-    )
+    """Run a command in this process, through the console script's own entry point."""
+    with inside(tiny.folder):
+        os.environ.clear()
+        os.environ.update(environment(tiny, ledger))
+        return subprocess.CompletedProcess(words, *run_main([*map(str, words)]))
+
+
+def test_the_installed_command_does_the_same(tiny: Tiny) -> None:
+    """One release and one refusal through the script in a process of its own."""
+    command = [str(DPFLOW), "release", str(tiny.file()), "--json"]
+    options = {"env": environment(tiny), "cwd": tiny.folder, "capture_output": True, "text": True}
+    first = subprocess.run(command, **options)
+    assert first.returncode == 0 and not json.loads(first.stdout)["replayed"], first.stderr
+    here = json.loads(dpflow(tiny, *command[1:]).stdout)
+    assert here["replayed"] and here["rows"] == json.loads(first.stdout)["rows"]
+    refused = [str(DPFLOW), "release", "missing.yml"]
+    there = subprocess.run(refused, **options)
+    here = dpflow(tiny, *refused[1:])
+    assert (there.returncode, there.stdout, there.stderr) == (1, here.stdout, here.stderr)
 
 
 def test_a_release_file_is_paid_once(tiny: Tiny) -> None:
