@@ -49,9 +49,10 @@ class ReleaseOperator(BaseOperator):
 
     Charges the release's scope when the task first runs; a retry, clear or backfill of the same
     interval costs nothing. The releases of a list are charged and drawn one after the other: if one
-    is refused, those before it stand, and a retry replays them and pays only for the rest. Returns
-    a receipt, or a list of them for a list: release id, privacy cost, what it protects, whether it
-    was replayed. Never the result.
+    is refused, those before it stand, and a retry replays them and pays only for the rest. An entry
+    that asks for the release of an earlier one in other words is refused, too. Returns a receipt,
+    or a list of them for a list: release id, privacy cost, what it protects, whether it was
+    replayed. Never the result.
     """
 
     template_fields: Sequence[str] = ("release", "blocks")
@@ -78,6 +79,7 @@ class ReleaseOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any] | list[dict[str, Any]]:
         """Run the release, or those of the list in their order; see the class."""
         from dpflow.engine import insert_bounds, make_plan, release
+        from dpflow.errors import PlanRefused
         from dpflow.registry import Registry
 
         with map_failures():
@@ -87,11 +89,20 @@ class ReleaseOperator(BaseOperator):
                 read_request(one, self.blocks, folder) for one in list_releases(self.release)
             ]
             ledger, receipts = open_ledger(self.ledger_conn_id), []
+            names: dict[tuple[str, int], str] = {}
             single = isinstance(self.release, str | Mapping)
             for n, (request, ordinal) in enumerate(zip(requests, number_equal(requests))):
                 # A release may take bounds from one before it, so it is planned after that.
                 run = identify_run(context, self.ordinal + ordinal, f"#{n}" if n else "")
                 plan = make_plan(request, registry, insert_bounds(request, ledger, run))
+                # A database's path is in no digest: a second file would get the first one's result.
+                other = names.setdefault((plan.digest, ordinal), request.name)
+                if len(names) <= n:
+                    raise PlanRefused(
+                        f"{request.name!r} is the same release as {other!r} before it in the list, "
+                        f"though written otherwise; write both the same way to draw twice, and give "
+                        f"the declarations of two tables two names"
+                    )
                 receipts.append(
                     release(
                         plan, ledger, registry, run_identity=run, spend_again=self.spend_again

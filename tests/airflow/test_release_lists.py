@@ -72,6 +72,19 @@ def test_a_list_gives_a_list_of_receipts(tiny: Tiny) -> None:
     assert pay(tiny, []) == []
 
 
+@pytest.mark.parametrize("twin", [count("0.10"), count("0.1", name="south", table="south.yml")])
+def test_one_release_in_two_words_is_no_replay(tiny: Tiny, twin: dict[str, Any]) -> None:
+    """A second file with the same declaration must not be given the first one's result as its own."""
+    from airflow_names import AirflowFailException
+
+    text = (tiny.folder / "visits.yml").read_text()
+    (tiny.folder / "south.yml").write_text(text.replace("visits.duckdb", "south.duckdb"))
+    with pytest.raises(AirflowFailException, match="is the same release as 'visits' before it"):
+        pay(tiny, [count("0.1"), twin])
+    assert spent(tiny) == "0.1"
+    assert len(pay(tiny, [count("0.1"), count("0.1")])) == 2 and spent(tiny) == "0.2"
+
+
 @pytest.mark.parametrize(
     ("point", "replays"),
     [("draw.after", [True, False, False]), ("settle.after-commit", [True, True, False])],
