@@ -206,7 +206,11 @@ def cli_page() -> str:
     from dpflow.cli import app
 
     parts = ["# Command line\n\n", NOTE]
-    parts.append("Exit codes: 0 done, 1 refused for good, 75 the same command can work later.\n\n")
+    parts.append(
+        "Exit codes: 0 done; 1 the answer is no; 2 the command line itself is wrong; 75 the same "
+        "command can work later. A ledger on PostgreSQL also needs its anchor directory in "
+        "`DPFLOW_LEDGER_ANCHOR`.\n\n"
+    )
     parts += command_sections(typer.main.get_command(app), "dpflow")
     return "".join(parts)
 
@@ -232,7 +236,7 @@ def command_sections(command: Any, path: str) -> Iterator[str]:
             (
                 names,
                 getattr(parameter, "help", "") or "",
-                "required" if parameter.required else shown,
+                "required" if parameter.required else shown or "nothing",
             )
         )
     if rows:

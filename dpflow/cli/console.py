@@ -30,7 +30,7 @@ LedgerOption = Annotated[
     typer.Option(
         "--ledger",
         envvar="DPFLOW_LEDGER",
-        help="SQLite file or postgresql+psycopg:// URL of the ledger.",
+        help="SQLite file or postgresql+psycopg:// URL of the ledger; DPFLOW_LEDGER if left out.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

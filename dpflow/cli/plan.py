@@ -74,14 +74,12 @@ def command(
     if as_json:
         show_json(view)
     else:
-        view |= {
-            "claim": _event_text(view["claim"]),
-            # Only a request that takes bounds of an earlier release needs the ledger here.
-            "error at 95 %": _event_text(view["error at 95 %"]),
-        }
-        show_table(
-            f"plan {plan.request.name}", ("", ""), ((k, v) for k, v in view.items() if v != "")
-        )
+        rows = ((_LABELS.get(k, k), _event_text(v)) for k, v in view.items() if v != "")
+        show_table(f"plan {plan.request.name}", ("", ""), rows)
+
+
+#: What people read where JSON has an older name.
+_LABELS = {"claim": "guarantee", "error at 95 %": "95 % half-width"}
 
 
 def _event_text(value: Any) -> str:

@@ -167,7 +167,7 @@ def _fit_noise(seen: Forecast, wishes: Wishes) -> list[SolvedLine]:
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-_TASKS = ("task", "charged", "release", "mechanism", "scope", "epsilon", "delta", "error at 95 %")
+_TASKS = ("task", "charged", "release", "mechanism", "scope", "epsilon", "delta", "95 % half-width")
 _FITS = ("release", "scope", "share", "epsilon now", "epsilon that fits", "error now", "error then")
 
 

@@ -17,7 +17,7 @@ class Row:
         value: the released number, a text where the answer is not a number (a key, a date), or None
             when the release answered "none".
         error_95: half-width in which the noise stays with probability 95 %, or None where no bound
-            is claimed. Bias from clamping and from cut contributions is not in it.
+            is proved. Bias from clamping and truncation is not in it.
     """
 
     key: str
@@ -90,4 +90,4 @@ class ErrorBound:
     """
 
     half_width: dict[str, float]
-    note: str = "noise only; clamping and cut contributions add bias"
+    note: str = "noise only; clamping and truncation add bias"
