@@ -12,9 +12,6 @@ from airflow.sdk import BaseHook
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
 
-#: The only extras that are read; anything else in a connection's extra is ignored.
-EXTRAS = ("anchor",)
-
 
 class LedgerHook(BaseHook):
     """Opens the ledger that an Airflow connection names."""
@@ -33,6 +30,7 @@ class LedgerHook(BaseHook):
         wrong path.
         """
         connection = self.get_connection(self.ledger_conn_id)
+        # Anything else in a connection's extra is ignored.
         extras = connection.extra_dejson
         anchor = Path(extras["anchor"]) if extras.get("anchor") else None
         # Not made here: a new, empty ledger would hide a wrong path behind a full budget.

@@ -193,9 +193,7 @@ def _read_task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
         for arguments in instances
     ]
     return Task(
-        operator.task_id,
-        lambda run: [one for make in makers for one in make(run.variables)],
-        note,
+        operator.task_id, lambda run: [one for make in makers for one in make(run.variables)], note
     )
 
 

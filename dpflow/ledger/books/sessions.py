@@ -225,30 +225,32 @@ def store_answer(
     # Another answer was faster: this one was computed from a state that is gone.
     if row.version != expected:
         return None
-    version, secret, text = row.version + 1, add_salt(state), encode_ordered(body)
-    becomes = "closed" if closed else "open"
-    transaction.run(
-        _ADVANCE,
-        id=session_id,
-        expected=expected,
-        new_version=version,
-        new_secret=secret,
-        new_state=becomes,
-    )
-    transaction.run(_INSERT, session_id=session_id, query=query, version=version, answer=text)
-    note = {
-        "query": query,
-        "answer": text,
-        "version": version,
-        "state": seal_state(anchor, secret),
-        "becomes": becomes,
-    }
-    writer.add_entry("answer", row.scope, session_id, _check_asker(principal, row), note)
+    text = encode_ordered(body)
+    note = {"query": query, "answer": text}
+    _advance_session(transaction, writer, anchor, row, query, text, note, state, closed, principal)
     return AnswerRecord(query, json.loads(text))
 
 
-def _check_asker(principal: str, row: Any) -> str:
-    return checked_name("a principal", principal or row.principal)
+def _advance_session(
+    transaction: Transaction,
+    writer: chain.Writer,
+    anchor: Anchor,
+    row: Any,
+    query: str,
+    text: str,
+    note: Mapping[str, Any],
+    state: Mapping[str, Any],
+    closed: bool,
+    principal: str,
+) -> None:
+    """Write an answer, the state after it, and the entry that names both."""
+    version, secret, becomes = row.version + 1, add_salt(state), "closed" if closed else "open"
+    advanced = {"new_version": version, "new_secret": secret, "new_state": becomes}
+    transaction.run(_ADVANCE, id=row.id, expected=row.version, **advanced)
+    transaction.run(_INSERT, session_id=row.id, query=query, version=version, answer=text)
+    body = {**note, "version": version, "state": seal_state(anchor, secret), "becomes": becomes}
+    asker = checked_name("a principal", principal or row.principal)
+    writer.add_entry("answer", row.scope, row.id, asker, body)
 
 
 def list_batches(
@@ -289,23 +291,7 @@ def store_batch(
         return False
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
-    version, secret = row.version + 1, add_salt(state)
-    name, text = _batch_name(version), encode_ordered(batch)
-    becomes = "closed" if closed else "open"
-    transaction.run(
-        _ADVANCE,
-        id=session_id,
-        expected=expected,
-        new_version=version,
-        new_secret=secret,
-        new_state=becomes,
-    )
-    transaction.run(_INSERT, session_id=session_id, query=name, version=version, answer=text)
-    note = {
-        "answers": chain.digest_json({name: text}),
-        "version": version,
-        "state": seal_state(anchor, secret),
-        "becomes": becomes,
-    }
-    writer.add_entry("answer", row.scope, session_id, _check_asker(principal, row), note)
+    name, text = _batch_name(row.version + 1), encode_ordered(batch)
+    note = {"answers": chain.digest_json({name: text})}
+    _advance_session(transaction, writer, anchor, row, name, text, note, state, closed, principal)
     return True
