@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
+# For types only: whoever writes a plugin loads none of this by importing the contract.
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dpflow.core.contract.mechanism import Mechanism
     from dpflow.core.contract.results import ErrorBound, Result
 
+# The project's name for pluggy, and the entry-point group: one word, so neither can be mistyped.
 PROJECT = "dpflow"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -133,6 +135,7 @@ class ReceiptView(Protocol):
         """Where the result was copied to, or None."""
 
 
+# The bodies never run: pluggy takes names and parameters from here, type checkers the rest.
 @hookspec
 def dpflow_register_mechanisms() -> Iterable[Mechanism[Any] | InteractiveMechanism[Any, Any]]:
     """Return mechanism instances. Called once while the registry loads; a name taken by another
@@ -157,6 +160,7 @@ def dpflow_register_calculators() -> Iterable[Calculator[Any]]:
     raise NotImplementedError
 
 
+# A veto cannot allow anything: None leaves every other refusal as it is.
 @hookspec
 def dpflow_veto_plan(plan: PlanView) -> str | None:
     """Look at a plan before anything is charged. Return the reason to refuse it, or None. An
@@ -165,6 +169,7 @@ def dpflow_veto_plan(plan: PlanView) -> str | None:
     raise NotImplementedError
 
 
+# After the charge is settled, so that no observer can undo it or have it made twice.
 @hookspec
 def dpflow_after_release(receipt: ReceiptView) -> None:
     """Observe a settled release. Gets the receipt, never rows or exact aggregates; an exception is

@@ -1,10 +1,10 @@
 """A session that answers "is this count below its threshold?" for any number of adaptively chosen
 counts.
 
-Definition and claim: `dpflow.core.toolbox.sparse_vector`. The whole session costs epsilon, split
-evenly over the ``failures`` "below" answers it allows; "above" answers are free. Counts are rows,
-after each unit is truncated to its contribution bounds, so one unit moves a count by at most the largest declared
-number of rows, under both add-remove and replace.
+Definition and guarantee: `dpflow.core.toolbox.sparse_vector`. The whole session costs epsilon,
+split evenly over the ``failures`` "below" answers it allows; "above" answers are free. Counts are
+rows, after each unit is truncated to its contribution bounds, so one unit moves a count by at most
+the largest declared number of rows, under both add-remove and replace.
 
 When not to use it: to learn a count (`count`), or when most answers will be "below": then each
 costs a full share.
@@ -29,8 +29,8 @@ from dpflow.hookspecs import hookimpl
 
 
 class AboveThresholdParams(Params):
-    """``epsilon``: the privacy cost of the session. ``failures``: how many "below" answers it allows
-    before it closes.
+    """``epsilon``: the privacy cost of the session. ``failures``: how many "below" answers it
+    allows before it closes.
     """
 
     epsilon: Epsilon

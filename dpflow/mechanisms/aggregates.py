@@ -1,16 +1,17 @@
-"""Several counts, sums, means and variances of one GROUP BY: one scan, one cut of contributions,
-one price.
+"""Several counts, sums, means and variances of one GROUP BY: one scan, one truncation of
+contributions, one privacy cost.
 
 Definition: ``measures`` is a list of names (``count``, ``count_distinct``) and of mappings such as
 ``{measure: mean, column: age}``; each is computed as its own mechanism would, from moments that are
 drawn once even if several measures need them (a sum and a mean of the same column cost what the
 mean costs).
 
-Claim and error: `dpflow.core.toolbox.aggregate`. The price is either
+Guarantee and error: `dpflow.core.toolbox.aggregate`. The privacy cost is either
 
 - ``epsilon``, split by the measures' ``weight``; or
-- what the measures' ``error`` needs: the least privacy cost whose half-widths at 95 % stay within every target. A mean's or variance's
-  is stated for a group with ``size`` values, and holds whatever these values are.
+- what the measures' ``error`` needs: the least privacy cost whose half-widths at 95 % stay within
+  every target. A mean's or variance's is stated for a group with ``size`` values, and holds
+  whatever these values are.
 
 When not to use it: for one measure, which has a shorter name of its own.
 """
@@ -35,7 +36,7 @@ from dpflow.hookspecs import hookimpl
 
 # Rounds in which the true errors correct the linear ones.
 CORRECTIONS = 4
-LARGEST_STEP = 40.0  # of the search for a price, in powers of two
+LARGEST_STEP = 40.0  # of the search for a cost, in powers of two
 
 
 def _expand_name(value: Any) -> Any:
@@ -45,8 +46,8 @@ def _expand_name(value: Any) -> Any:
 
 class AggregatesParams(NoisyParams):
     """``measures``: what to release. ``by``: a column with public keys, or nothing. ``epsilon``:
-    the privacy cost of everything; left out when every measure names its error. ``delta``: allows Gaussian
-    noise. ``noise``: laplace, gaussian or auto.
+    the privacy cost of everything; left out when every measure names its error. ``delta``: allows
+    Gaussian noise. ``noise``: laplace, gaussian or auto.
     """
 
     measures: Annotated[
@@ -100,44 +101,44 @@ class Aggregates(MeasureMechanism[AggregatesParams]):
 
 
 def meet_targets(query: Query, law: Law) -> Release:
-    """The least prices that keep every target error.
+    """The least costs that keep every target error.
 
-    They are optimal for errors linear in the noise; what the true errors are at these prices
-    corrects the linear ones a few times, and at last all prices are scaled until every target is
+    They are optimal for errors linear in the noise; what the true errors are at these costs
+    corrects the linear ones a few times, and at last all costs are scaled until every target is
     kept.
     """
     power = POWER[law]
     targets = [_linear_shares(query, measure, law) for measure in query.measures]
     for _ in range(CORRECTIONS):
-        prices = budget_split.least_costs(targets, power)
-        release = _scale_costs(query, law, prices, 0)
+        costs = budget_split.least_costs(targets, power)
+        release = _scale_costs(query, law, costs, 0)
         for measure, target in zip(query.measures, targets, strict=True):
             linear = sum(
-                part * price ** (-1 / power) for part, price in zip(target, prices, strict=True)
+                part * cost ** (-1 / power) for part, cost in zip(target, costs, strict=True)
             )
             # Bounded, so that one target that is far off cannot throw the search away.
             factor = min(max(_target_share(release, measure), 0.01), 100.0) / linear
             target[:] = [part * factor for part in target]
     low, high = -LARGEST_STEP, LARGEST_STEP
     # Some targets are out of reach at any legal cost.
-    if not _meets_targets(_scale_costs(query, law, prices, high)):
-        raise PlanRefused("no price keeps these target errors; allow larger errors")
+    if not _meets_targets(_scale_costs(query, law, costs, high)):
+        raise PlanRefused("no privacy cost keeps these target errors; allow larger errors")
     # To a quarter of a percent: finer would not change three digits of a cost.
     while high - low > 1 / 256:
         middle = (low + high) / 2
         low, high = (
             (low, middle)
-            if _meets_targets(_scale_costs(query, law, prices, middle))
+            if _meets_targets(_scale_costs(query, law, costs, middle))
             else (middle, high)
         )
-    return _scale_costs(query, law, prices, high)
+    return _scale_costs(query, law, costs, high)
 
 
-def _scale_costs(query: Query, law: Law, prices: Sequence[float], exponent: float) -> Release:
-    """The release at 2^exponent times these prices, in their legal range and rounded up to three
+def _scale_costs(query: Query, law: Law, costs: Sequence[float], exponent: float) -> Release:
+    """The release at 2^exponent times these costs, in their legal range and rounded up to three
     digits.
     """
-    return Release(query, law, tuple(_three_digits(price * 2.0**exponent) for price in prices))
+    return Release(query, law, tuple(_three_digits(cost * 2.0**exponent) for cost in costs))
 
 
 def _target_share(release: Release, measure: Measure) -> float:
@@ -154,7 +155,7 @@ def _meets_targets(release: Release) -> bool:
 
 
 def _linear_shares(query: Query, measure: Measure, law: Law) -> list[float]:
-    """The part of its target that the noise of each moment uses up at price 1, taken as linear."""
+    """The part of its target that the noise of each moment uses up at cost 1, taken as linear."""
     used = query.weights(measure)
     failure = FAILURE / len(used)
     width = (
@@ -174,12 +175,12 @@ def _linear_shares(query: Query, measure: Measure, law: Law) -> list[float]:
     return [size * width / float(measure.error) for size in sizes]
 
 
-def _three_digits(price: float) -> Fraction:
+def _three_digits(cost: float) -> Fraction:
     """The next number up with three digits, so that a plan's digest does not hang on a last bit."""
     # Inside the legal range of epsilon and rho, whatever the search tried.
-    price = min(max(price, 1e-11), 1e5)
-    digits = 2 - math.floor(math.log10(price))
-    return Fraction(math.ceil(price * 10.0**digits)) / Fraction(10) ** digits
+    cost = min(max(cost, 1e-11), 1e5)
+    digits = 2 - math.floor(math.log10(cost))
+    return Fraction(math.ceil(cost * 10.0**digits)) / Fraction(10) ** digits
 
 
 @hookimpl

@@ -7,10 +7,10 @@ the upper edge of the highest of them, or none. t is the smallest integer that t
 the 385 bins reaches with probability 5 % at most. The list of bins is public, so no delta is
 needed. With ``by`` each public key has bins of its own, and t is that of all of them.
 
-Claim: a unit with R rows in each of g groups moves the counts by g R in L1 and by root(g) R in L2
-under add-remove, by 2 g R and root(2 g) R under replace; the noise fits one of them, so the answer
-is post-processing of an epsilon-DP histogram, or with a ``delta`` of one with Gaussian noise that
-is (epsilon, delta)-DP, if its threshold is lower: where a unit reaches many groups.
+Guarantee: a unit with R rows in each of g groups moves the counts by g R in L1 and by root(g) R in
+L2 under add-remove, by 2 g R and root(2 g) R under replace; the noise fits one of them, so the
+answer is post-processing of an epsilon-DP histogram, or with a ``delta`` of one with Gaussian noise
+that is (epsilon, delta)-DP, if its threshold is lower: where a unit reaches many groups.
 
 Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the
 bounds leave out lies in bins with fewer. Use: release it once, and name it in the ``bounds`` of
@@ -58,8 +58,8 @@ BINS = 2 * POWERS + 1  # the negative ones, zero, the positive ones
 
 class BoundsParams(Params):
     """``column``: a column that can be read as a number, with or without declared bounds. ``by``: a
-    column with public keys, or nothing. ``epsilon``: the privacy cost of all groups together. ``delta``:
-    allows Gaussian noise.
+    column with public keys, or nothing. ``epsilon``: the privacy cost of all groups together.
+    ``delta``: allows Gaussian noise.
     """
 
     column: str
@@ -103,16 +103,10 @@ class Bounds(Mechanism[BoundsParams]):
             )
         return min(forms, key=lambda form: form[0])
 
-    def _noise(self, params: BoundsParams, table: Table) -> Noise:
-        return self._choose_noise(params, table)[1]
-
-    def _threshold(self, params: BoundsParams, table: Table) -> int:
-        return self._choose_noise(params, table)[0]
-
     def event(self, params: BoundsParams, table: Table) -> Event:
         """The guarantee of the histogram of magnitudes; the bounds are post-processing of it."""
         table.column(params.column)
-        return self._noise(params, table).event
+        return self._choose_noise(params, table)[1].event
 
     def data_request(self, params: BoundsParams, table: Table) -> UnboundedValues:
         """The values as they are: the column needs no declared bounds."""
@@ -132,10 +126,11 @@ class Bounds(Mechanism[BoundsParams]):
         # One cell for each value: magnitudes are counted here, where zero and infinity are handled.
         cells = answer.count_cells(dict.fromkeys(range(len(keys)), CellGrid(None)))
         counts = np.concatenate([count_magnitudes(cells[code]) for code in range(len(keys))])
-        noisy = self._noise(params, table).add_noise(counts, source).reshape(len(keys), BINS)
+        threshold, noise = self._choose_noise(params, table)
+        noisy = noise.add_noise(counts, source).reshape(len(keys), BINS)
         rows: list[Row] = []
         bounds: dict[str, Any] = {}
-        for key, bins in zip(keys, noisy >= self._threshold(params, table), strict=True):
+        for key, bins in zip(keys, noisy >= threshold, strict=True):
             occupied = np.flatnonzero(bins)
             if occupied.size:
                 lower, upper = (
@@ -152,12 +147,9 @@ class Bounds(Mechanism[BoundsParams]):
 
     def error_bound(self, params: BoundsParams, table: Table) -> ErrorBound:
         """How many rows a power of two needs to be found; the edges themselves have no noise."""
-        rows = 2 * self._threshold(params, table)
-        law = (
-            "Laplace"
-            if isinstance(self._noise(params, table).event, DiscreteLaplace)
-            else "Gaussian"
-        )
+        threshold, noise = self._choose_noise(params, table)
+        rows = 2 * threshold
+        law = "Laplace" if isinstance(noise.event, DiscreteLaplace) else "Gaussian"
         note = f"{law} noise; a power of two with {rows} rows or more is found; what is outside the bounds lies in rarer ones"
         return ErrorBound({"rows outside, per power of two": rows}, note)
 

@@ -1,7 +1,8 @@
 """Built-in holdout estimators: functions of one group's rows and a model's predictions.
 
-An estimator sees one group at a time: anything fitted across groups would break the gate's claim.
-Those that score a model read its predictions; the others read columns, in the order of the query.
+An estimator sees one group at a time: anything fitted across groups would break the gate's
+guarantee. Those that score a model read its predictions; the others read columns, in the order of
+the query.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Built-in calculators: what claims add up to, for different steps, for a group of units, for
+"""Built-in calculators: what guarantees add up to, for different steps, for a group of units, for
 blocks side by side.
 """
 
@@ -70,7 +70,9 @@ class Steps(Calculator[StepsParams]):
 
 
 class GroupParams(Params):
-    """A claim for one unit, (``epsilon``, ``delta``) or ``rho`` of zCDP, and ``sizes`` of groups."""
+    """A guarantee for one unit, (``epsilon``, ``delta``) or ``rho`` of zCDP, and ``sizes`` of
+    groups.
+    """
 
     epsilon: Epsilon | None = None
     delta: Delta = Fraction(0)
@@ -82,7 +84,7 @@ class Group(Calculator[GroupParams]):
     """k units: (k eps, delta (1 + e^eps + ... + e^((k-1) eps))), or k^2 rho. Rounded up."""
 
     name = "group"
-    summary = "what a claim for one unit means for a group, such as a household"
+    summary = "what a guarantee for one unit means for a group, such as a household"
     citation = (
         "Dwork, Roth 2014, Thm. 2.2; Bun, Steinke 2016, Prop. 1.9; triangle inequality for delta"
     )
@@ -95,15 +97,15 @@ class Group(Calculator[GroupParams]):
             params.rho is not None and params.delta
         ):
             raise InvalidInput(
-                "give the claim of one unit: epsilon=0.5, with delta=1e-6 if it has one, or rho=0.01"
+                "give the guarantee of one unit: epsilon=0.5, with delta=1e-6 if it has one, or rho=0.01"
             )
         if params.rho is not None:
             one = ZCDP(params.rho)  # type: ignore[arg-type]  # an event checks its own amounts
             rows = tuple((size, _group_rho(one, size)) for size in params.sizes)
             return Sheet(("units", "rho"), rows, notes, x="units")
         assert params.epsilon is not None
-        claim = Approximate(params.epsilon, params.delta)
-        groups = tuple((size, *_group_epsilon(claim, size)) for size in params.sizes)
+        event = Approximate(params.epsilon, params.delta)
+        groups = tuple((size, *_group_epsilon(event, size)) for size in params.sizes)
         if any(row[1] is None for row in groups):
             notes += (
                 "an empty line: that group's epsilon is above 1e6 or its delta is no probability, so nothing is promised",
@@ -120,11 +122,11 @@ def _group_rho(one: ZCDP, size: int) -> float | None:
 
 def _group_epsilon(one: Approximate, size: int) -> tuple[float | None, float | None]:
     try:
-        claim = one.group_event(size).epsilon_delta()
+        pair = one.group_event(size).epsilon_delta()
     except InvalidAmount:
         return None, None
-    assert claim is not None
-    return _float_above(claim[0]), _float_above(claim[1])
+    assert pair is not None
+    return _float_above(pair[0]), _float_above(pair[1])
 
 
 class ParallelParams(Params):

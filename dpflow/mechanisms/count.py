@@ -1,12 +1,12 @@
 """Rows, or units, of a table: in total or per public key.
 
-Definition: the number of rows after each unit is truncated to its contribution bounds, or the number of units that
-have any, plus integer noise.
+Definition: the number of rows after each unit is truncated to its contribution bounds, or the
+number of units that have any, plus integer noise.
 
-Claim and error: `dpflow.core.toolbox.aggregate`. In total a unit moves the rows by at most
-``contribution_bounds.rows`` and the units by 1; per key it moves its declared groups by ``rows_per_group`` rows,
-or by 1. Where a declaration protects a unit's rows of one block, a unit counts once in every block
-that is read.
+Guarantee and error: `dpflow.core.toolbox.aggregate`. In total a unit moves the rows by at most
+``contribution_bounds.rows`` and the units by 1; per key it moves its declared groups by
+``rows_per_group`` rows, or by 1. Where a declaration protects a unit's rows of one block, a unit
+counts once in every block that is read.
 
 When not to use it: for keys that are themselves learnt from the rows (`private_histogram` selects
 them privately).
@@ -20,8 +20,8 @@ from dpflow.hookspecs import hookimpl
 
 
 class CountParams(NoisyParams):
-    """``by``: a column with public keys, or nothing. ``epsilon``: the privacy cost of all counts together.
-    ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
+    """``by``: a column with public keys, or nothing. ``epsilon``: the privacy cost of all counts
+    together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
     """
 
     by: str | None = None

@@ -1,11 +1,11 @@
 """Rows per public key.
 
-Definition: for every declared key k, N_k + X_k, after each unit is cut to its declared groups and
-rows per group. Keys that no row has appear with noise around zero; other values are ignored. It is
-`count` with a grouping column that must be there.
+Definition: for every declared key k, N_k + X_k, after each unit is truncated to its declared groups
+and rows per group. Keys that no row has appear with noise around zero; other values are ignored. It
+is `count` with a grouping column that must be there.
 
-Claim and error: `dpflow.core.toolbox.aggregate`. The vector moves by groups x rows_per_group in L1
-and by the root of groups times rows_per_group in L2, so Gaussian noise is smaller where a unit
+Guarantee and error: `dpflow.core.toolbox.aggregate`. The vector moves by groups x rows_per_group in
+L1 and by the root of groups times rows_per_group in L2, so Gaussian noise is smaller where a unit
 reaches many groups; give a delta and the plan compares.
 
 When not to use it: when the list of keys is itself learnt from the rows; `private_histogram`
@@ -20,8 +20,8 @@ from dpflow.hookspecs import hookimpl
 
 
 class HistogramParams(NoisyParams):
-    """``by``: a column with public keys. ``epsilon``: the privacy cost of all keys together. ``delta``:
-    allows Gaussian noise. ``noise``: laplace, gaussian or auto.
+    """``by``: a column with public keys. ``epsilon``: the privacy cost of all keys together.
+    ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
     """
 
     by: str

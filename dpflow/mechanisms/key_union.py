@@ -4,25 +4,25 @@ rounds.
 Definition: of each unit at most g distinct keys count. In a round a unit with k keys that are not
 released yet gives each of them the weight 1/root(k), rounded down to a grid of 2^-20. The weights
 of all units are added up, and keys whose sum plus Gaussian noise reaches a threshold are released.
-Three rounds take 5, 15 and 80 % of the price: the first ones release what nearly everybody has, so
-that later weights go to keys that need them. Released are names, sorted; no weight and no count
-leaves.
+Three rounds take 5, 15 and 80 % of the privacy cost: the first ones release what nearly everybody
+has, so that later weights go to keys that need them. Released are names, sorted; no weight and no
+count leaves.
 
-Claim: (epsilon, delta)-DP for the declared unit; with ``claim: zcdp`` delta/2-approximate rho-zCDP,
-rho the one that is (epsilon, delta/2)-DP, which a scope with filter renyi or hybrid prices better,
-and basic refuses. Proof. Given what earlier rounds released, a round sees sets without these keys.
-A unit's weights have length 1 at most, so under add-remove the weights of keys that both neighbours
-have differ by 1 in L2, under replace by root(2), as weights are not negative. Of keys that one
-neighbour alone has there are t <= k <= g, each with weight 1/root(k) <= 1/root(t), and the
-threshold T is at least 1/root(t) plus a number that the noise reaches with probability delta_i/t at
-most, for every t up to g: one of them is shown with probability delta_i at most. Given that none
-is, which is independent of the other keys' noise, the round is Gaussian noise on shared keys:
-delta_i-approximate rho_i-zCDP, and rounds add up to (rho, delta/2). A key without rows is never
-released.
+Guarantee: (epsilon, delta)-DP for the declared unit; with ``claim: zcdp`` delta/2-approximate
+rho-zCDP, rho the one that is (epsilon, delta/2)-DP, for which a scope with filter renyi or hybrid
+charges less, and which basic refuses. Proof. Given what earlier rounds released, a round sees sets
+without these keys. A unit's weights have length 1 at most, so under add-remove the weights of keys
+that both neighbours have differ by 1 in L2, under replace by root(2), as weights are not negative.
+Of keys that one neighbour alone has there are t <= k <= g, each with weight 1/root(k) <= 1/root(t),
+and the threshold T is at least 1/root(t) plus a number that the noise reaches with probability
+delta_i/t at most, for every t up to g: one of them is shown with probability delta_i at most. Given
+that none is, which is independent of the other keys' noise, the round is Gaussian noise on shared
+keys: delta_i-approximate rho_i-zCDP, and rounds add up to (rho, delta/2). A key without rows is
+never released.
 
 Against `private_histogram`: noise does not grow with g, so let g be large (30 or 100): it hardly
-raises the threshold. On Zipf-like keys it releases up to 1.8 times as many names at the same privacy cost
-(`python -m bench.keys`).
+raises the threshold. On Zipf-like keys it releases up to 1.8 times as many names at the same
+privacy cost (`python -m bench.keys`).
 
 When not to use it: if counts are wanted, since a second release would pay again; if units have one
 key each, where truncated Laplace noise has the lowest threshold.
@@ -51,17 +51,12 @@ from dpflow.core.contract.requests import KeySets, Sets
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import Noise, Sensitivity, gaussian_noise, rho_for
-from dpflow.core.toolbox.partition_selection import gaussian_above
+from dpflow.core.toolbox.partition_selection import gaussian_above, require_delta
 from dpflow.hookspecs import hookimpl
 
 UNIT = 2**20  #: grid steps in a weight of 1
-SHARES = (Fraction(1, 20), Fraction(3, 20), Fraction(4, 5))  #: of the price, one for each round
-
-
-def _positive(value: Fraction) -> Fraction:
-    if not value > 0:
-        raise ValueError("private keys need a delta above 0, such as 1e-6")
-    return value
+#: Shares of the privacy cost, one for each round.
+SHARES = (Fraction(1, 20), Fraction(3, 20), Fraction(4, 5))
 
 
 class KeyUnionParams(Params):
@@ -72,7 +67,7 @@ class KeyUnionParams(Params):
 
     by: str
     epsilon: Epsilon
-    delta: Annotated[Delta, AfterValidator(_positive)]
+    delta: Annotated[Delta, AfterValidator(require_delta)]
     claim: Literal["approximate", "zcdp"] = "approximate"
 
 
@@ -140,7 +135,9 @@ class KeyUnion(Mechanism[KeyUnionParams]):
     Params = KeyUnionParams
 
     def plan_rounds(self, params: KeyUnionParams, table: Table) -> tuple[Round, ...]:
-        """What the privacy cost buys. Raises `PlanRefused` for one that is too small for Gaussian noise."""
+        """What the privacy cost buys. Raises `PlanRefused` for one that is too small for Gaussian
+        noise.
+        """
         moved = 2 if table.neighbours == "replace" else 1
         return split_rounds(
             moved, table.groups_and_rows(params.by)[0], params.epsilon, params.delta

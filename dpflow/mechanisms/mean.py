@@ -4,8 +4,8 @@ Definition: from the noisy number, sum and (for the latter two) sum of squares o
 middle of the bounds, all exact integers on the declared grid; see `dpflow.core.toolbox.moments`.
 Results are clamped to what bounded values can have. Variance divides by the number of values.
 
-Claim: `dpflow.core.toolbox.aggregate`: two moments for a mean, three for the others, composed; each
-gets about the same part of epsilon.
+Guarantee: `dpflow.core.toolbox.aggregate`: two moments for a mean, three for the others, composed;
+each gets about the same part of epsilon.
 
 Error: computed from the noisy numbers (post-processing), because it shrinks with the group; a group
 with too few values for a bound gets the full width of what is possible.

@@ -1,14 +1,14 @@
 """Rows or units per key, where the keys themselves are private: noisy counts above a threshold.
 
-Definition: each unit is cut to the groups and rows per group that the column declares. Every key in
-the rows gets a noisy count, and is released, sorted, if that reaches a threshold.
+Definition: each unit is truncated to the groups and rows per group that the column declares. Every
+key in the rows gets a noisy count, and is released, sorted, if that reaches a threshold.
 `dpflow.core.toolbox.partition_selection` has the three rules, Laplace and Gaussian noise with a
 tail bound and truncated Laplace noise, and takes the one with the lowest threshold.
 
-Claim: (epsilon, delta)-DP for the declared unit; proofs in
-`dpflow.core.toolbox.partition_selection`. ``noise: gaussian`` claims delta/2-approximate zCDP with
-the rho that is (epsilon, delta/2)-DP, which a scope with filter renyi or hybrid prices better, and
-basic refuses.
+Guarantee: (epsilon, delta)-DP for the declared unit; proofs in
+`dpflow.core.toolbox.partition_selection`. ``noise: gaussian`` states delta/2-approximate zCDP with
+the rho that is (epsilon, delta/2)-DP, for which a scope with filter renyi or hybrid charges
+less, and which basic refuses.
 
 Counting units instead of rows lowers the threshold by the rows that one unit may have: take it
 where keys matter more than rows.
@@ -20,7 +20,6 @@ below the threshold is lost.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
@@ -32,14 +31,8 @@ from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.partition_selection import SelectionRule
+from dpflow.core.toolbox.partition_selection import SelectionRule, require_delta
 from dpflow.hookspecs import hookimpl
-
-
-def _positive(value: Fraction) -> Fraction:
-    if not value > 0:
-        raise ValueError("private keys need a delta above 0, such as 1e-6")
-    return value
 
 
 class PrivateHistogramParams(Params):
@@ -49,7 +42,7 @@ class PrivateHistogramParams(Params):
 
     by: str
     epsilon: Epsilon
-    delta: Annotated[Delta, AfterValidator(_positive)]
+    delta: Annotated[Delta, AfterValidator(require_delta)]
     of: Literal["rows", "units"] = "rows"
     noise: Literal["laplace", "gaussian", "auto"] = "auto"
 

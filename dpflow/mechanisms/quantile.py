@@ -1,15 +1,15 @@
 """Quantiles of a bounded column, one or several, by the exponential mechanism over its grid; the
 median; lowest and highest values.
 
-Definition: with p = a/b, n rows after the cut, and for a grid point v the counts L(v) = #{x < v},
-U(v) = #{x > v}, the cost is c(v) = max(b L(v) - a n, b U(v) - (b-a) n); v is drawn with probability
-proportional to exp(-e c(v) / (2 D)), exactly, over the whole grid between the declared bounds.
-`quantiles` draws k of them and sorts the values, since a higher quantile is no smaller. `minimum`
-and `maximum` are quantiles a small ``tail`` away from the ends: the smallest row itself is one
-person's. With ``by`` all of this happens in each of the column's public keys, those without rows
-included.
+Definition: with p = a/b, n rows after truncation, and for a grid point v the counts L(v) = #{x <
+v}, U(v) = #{x > v}, the cost is c(v) = max(b L(v) - a n, b U(v) - (b-a) n); v is drawn with
+probability proportional to exp(-e c(v) / (2 D)), exactly, over the whole grid between the declared
+bounds. `quantiles` draws k of them and sorts the values, since a higher quantile is no smaller.
+`minimum` and `maximum` are quantiles a small ``tail`` away from the ends: the smallest row itself
+is one person's. With ``by`` all of this happens in each of the column's public keys, those without
+rows included.
 
-Claim: k g draws with losses in an interval of length e, where a unit reaches g of the K groups:
+Guarantee: k g draws with losses in an interval of length e, where a unit reaches g of the K groups:
 with e = epsilon/(k g) they are epsilon-DP together, and k g e^2/8-zCDP. With a ``delta`` the zCDP
 may pay for a larger e. Proof. One row more moves c by at most max(a, b-a). Under add-remove a
 unit's R rows of a group move it by D = R max(a, b-a) in at most g groups; all others have the same
@@ -110,8 +110,8 @@ class MedianParams(RankParams):
 def cost_pieces(
     data: ValueCounts, low: int, high: int, p: Fraction
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Cut the grid [low, high] into runs of equal cost: their starts, lengths and costs (smallest
-    cost 0).
+    """Divide the grid [low, high] into runs of equal cost: their starts, lengths and costs
+    (smallest cost 0).
 
     A run is a value that some row has, or a gap before, between or after such values. Python's
     integers stand in for numpy's where those could overflow.
@@ -133,8 +133,8 @@ def cost_pieces(
     # Neighbouring values leave gaps without a grid point.
     there = lengths > 0
     costs = costs[there]
-    # Costs are cut at 2^53 above the least: the cut moves with the least cost, so one row still
-    # moves a cost by no more.
+    # Costs are clamped at 2^53 above the least: that bound moves with the least cost, so one row
+    # still moves a cost by no more.
     return (
         starts[there],
         lengths[there],
@@ -177,7 +177,7 @@ class _Quantiles(Mechanism[P]):
         return Draws(changed, choice_epsilon(params.epsilon, params.delta, changed))
 
     def _sensitivity(self, p: Fraction, params: P, table: Table) -> int:
-        """D of the module's claim."""
+        """D of the module's guarantee."""
         groups, rows = table.groups_and_rows(params.by)
         peak = max(p.numerator, p.denominator - p.numerator)
         if table.neighbours == "add-remove":

@@ -16,12 +16,12 @@ description_length    min(A, B) <= theta m, no noise; few failures leave few tra
 splitting             the same on fresh groups for each claim                              none
 ====================  ===================================================================  =======================
 
-Claim: a unit sits in one group under add-remove (its hash decides), so a count moves by 1; under
-replace two groups may change, so by 2. Each stretch up to and including a failure costs e0, the
-larger of epsilon/failures and what advanced composition allows for (epsilon, delta); with
+Guarantee: a unit sits in one group under add-remove (its hash decides), so a count moves by 1;
+under replace two groups may change, so by 2. Each stretch up to and including a failure costs e0,
+the larger of epsilon/failures and what advanced composition allows for (epsilon, delta); with
 ``correct`` half of e0 is for the verdict, half for the median that follows it. ``reserve`` is
 subtracted first and pays for releases inside the session (`dpflow.engine.sessions.nested_release`).
-Methods without noise claim nothing and run on tables declared generalisation_only.
+Methods without noise promise no privacy and run on tables declared generalisation_only.
 
 Generalisation: ``proven`` (with probability 1-beta every claim in the (rho, 1-rho) quantile
 interval of phi on fresh groups passes and every one above (rho-alpha, 1-rho+alpha), or with
@@ -73,7 +73,7 @@ from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 
 HALF = Fraction(1, 2)
-PRIVATE = ("sparse_vector", "one_query", "tight")  #: methods with a privacy claim
+PRIVATE = ("sparse_vector", "one_query", "tight")  #: methods with a privacy guarantee
 
 
 class Reserve(Params):
@@ -325,7 +325,7 @@ def _stretch_epsilon(params: HoldoutParams) -> Fraction:
 
 def _group_amounts(params: HoldoutParams, changed: int) -> tuple[float, float, float]:
     """(epsilon, delta, epsilon of a stretch's verdict) for one group's change: ``changed`` groups
-    share a unit's price.
+    share a unit's privacy cost.
     """
     assert params.epsilon is not None
     verdict = _stretch_epsilon(params) / (2 if params.correct else 1)
@@ -380,8 +380,8 @@ def is_proven(params: HoldoutParams, changed: int) -> bool:
 def _correct_value(
     params: HoldoutParams, span: AnyRange, changed: int, values: NDArray[np.float64], source: Source
 ) -> float:
-    """A plausible value for a failed claim: a private median, or without a privacy guarantee the exact
-    lower one.
+    """A plausible value for a failed claim: a private median, or without a privacy guarantee the
+    exact lower one.
     """
     keys = span.nearest_keys(values)
     if not params.is_private:
@@ -426,7 +426,7 @@ def explain_heuristic(params: HoldoutParams, table: Table) -> str:
     """The refusal of a session that proves nothing: what it has, what its method needs, and the
     cheapest proven method.
     """
-    group_counts, promise, price = proven_sizes(params), _verdict_promise(params), ""
+    group_counts, promise, cost = proven_sizes(params), _verdict_promise(params), ""
     # A method without noise is no advice for a table that protects somebody.
     allowed = [name for name in group_counts if table.generalisation_only or name in PRIVATE]
     best = min(allowed, key=lambda name: group_counts[name])
@@ -437,10 +437,10 @@ def explain_heuristic(params: HoldoutParams, table: Table) -> str:
             epsilon, delta = tight_groups(promise).epsilon, tight_groups(promise).delta
         # A replaced unit leaves one group and may enter another.
         changed = 2 if table.neighbours == "replace" else 1
-        price = f", epsilon {epsilon * changed:.4g} and delta {delta:.3g}"
+        cost = f", epsilon {epsilon * changed:.4g} and delta {delta:.3g}"
         mine *= 2 if params.correct else 1  # half of every stretch is for the correcting median
     return (
-        f"{params.groups} groups prove nothing with method {params.method}: it needs about {mine} groups{price}; the cheapest "
+        f"{params.groups} groups prove nothing with method {params.method}: it needs about {mine} groups{cost}; the cheapest "
         f"proven method on this table is {best} with {group_counts[best]} groups"
     )
 

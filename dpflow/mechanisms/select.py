@@ -1,20 +1,20 @@
 """The public keys with the highest counts, one (`arg_max`) or several (`top_k`): their names, not
 their counts.
 
-Definition: a score per declared key, its rows or units after the cut. `top_k` chooses k times among
-the keys that are left, by
+Definition: a score per declared key, its rows or units after truncation. `top_k` chooses k times
+among the keys that are left, by
 
 - *permute-and-flip*: keys in random order, the first that is kept with probability exp(-rate (best - score)); or
 - *exponential*: a key with probability proportional to exp(rate score).
 
-Claim: let D be the most that one unit adds to a score (1 for units, the rows per group for rows;
-how many keys it reaches does not matter). Under add-remove all scores move in one direction by at
-most D, and rate = epsilon/(k D) makes each choice epsilon/k-DP; under replace they move both ways
-and it is half of that. Proof: permute-and-flip is report-noisy-max with exponential noise of rate
-``rate`` (Ding et al. 2021). With all other noise fixed, key i wins if its noise exceeds the best of
-the others minus its own score; that number moves by at most D under add-remove, by 2 D under
-replace, and the noise's tail by a factor exp(rate D) or exp(2 rate D). The exponential choice has
-losses within an interval of that length (bounded range).
+Guarantee: let D be the most that one unit adds to a score (1 for units, the rows per group for
+rows; how many keys it reaches does not matter). Under add-remove all scores move in one direction
+by at most D, and rate = epsilon/(k D) makes each choice epsilon/k-DP; under replace they move both
+ways and it is half of that. Proof: permute-and-flip is report-noisy-max with exponential noise of
+rate ``rate`` (Ding et al. 2021). With all other noise fixed, key i wins if its noise exceeds the
+best of the others minus its own score; that number moves by at most D under add-remove, by 2 D
+under replace, and the noise's tail by a factor exp(rate D) or exp(2 rate D). The exponential choice
+has losses within an interval of that length (bounded range).
 
 Which: permute-and-flip is never worse at the same rate (McKenna, Sheldon 2020, Theorem 2). With a
 delta, k exponential choices cost k rate^2 D^2/8 in zCDP and may take a higher rate; ``auto`` takes
@@ -55,8 +55,8 @@ MOST_COST = 2**53 - 1
 
 
 class ArgMaxParams(Params):
-    """``by``: a column with public keys. ``epsilon``: the privacy cost of everything. ``of``: score keys
-    by rows or units. ``delta``: allows exponential choices at a higher rate. ``selection``:
+    """``by``: a column with public keys. ``epsilon``: the privacy cost of everything. ``of``: score
+    keys by rows or units. ``delta``: allows exponential choices at a higher rate. ``selection``:
     permute-and-flip, exponential or auto.
     """
 
@@ -81,7 +81,7 @@ class TopKParams(ArgMaxParams):
 
 @dataclass(frozen=True)
 class Choices:
-    """k choices: the claim of each, and how they are made."""
+    """k choices: the guarantee of each, and how they are made."""
 
     count: int
     one: Pure | BoundedRange

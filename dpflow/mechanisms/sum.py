@@ -1,13 +1,13 @@
 """Sums of bounded columns, in total or per public key, on their declared grids.
 
 Definition: values are clamped to [lower, upper], rounded to the column's step and added up as
-integers, after each unit is truncated to its contribution bounds; integer noise is added in steps, and the result is
-multiplied by the step. `vector_sum` adds up several columns of the same rows.
+integers, after each unit is truncated to its contribution bounds; integer noise is added in steps,
+and the result is multiplied by the step. `vector_sum` adds up several columns of the same rows.
 
-Claim and error: `dpflow.core.toolbox.aggregate`. One row moves a sum by at most M = max(|lower|,
+Guarantee and error: `dpflow.core.toolbox.aggregate`. One row moves a sum by at most M = max(|lower|,
 |upper|)/step steps. A vector of columns is charged by the columns' L1 sensitivities with Laplace
 noise and by the squares of their L2 sensitivities with Gaussian noise: over d equal columns and g
-groups noise grows as d g against the root of d g. The price is split over the columns so that the
+groups noise grows as d g against the root of d g. The privacy cost is split over the columns so that the
 expected squared length of the error, in the columns' own units, is least.
 
 When not to use it: with bounds much wider than the values; the noise follows the bounds, not the

@@ -87,9 +87,9 @@ def test_blocks_side_by_side(registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("group", {}, "give the claim of one unit"),
-        ("group", {"epsilon": "1", "rho": "1"}, "give the claim of one unit"),
-        ("group", {"rho": "1", "delta": "0.1"}, "give the claim of one unit"),
+        ("group", {}, "give the guarantee of one unit"),
+        ("group", {"epsilon": "1", "rho": "1"}, "give the guarantee of one unit"),
+        ("group", {"rho": "1", "delta": "0.1"}, "give the guarantee of one unit"),
         ("group", {"rho": "nan"}, "rho is 'nan'"),
         ("group", {"epsilon": "inf"}, "epsilon is 'inf'"),
         ("group", {"epsilon": "1", "sizes": [0]}, "sizes"),

@@ -227,7 +227,7 @@ def test_noise_free_methods_claim_nothing() -> None:
         lambda: Composed((Pure(Fraction(1)), Unprotected())),
         lambda: Repeated(Unprotected(), 2),
     ):
-        with pytest.raises(PlanRefused, match="without a privacy claim"):
+        with pytest.raises(PlanRefused, match="without a privacy guarantee"):
             hidden()
     with pytest.raises(PlanRefused):
         Unprotected().group_event(2)

@@ -31,7 +31,7 @@ from dpflow.core.accounting import renyi
 from dpflow.errors import InvalidAmount
 
 Number = float | Fraction
-Claim = tuple[Fraction, Fraction]  #: (epsilon, delta)
+EpsilonDelta = tuple[Fraction, Fraction]  #: (epsilon, delta)
 
 
 def total_eps(step: Number, delta: Number, count: int) -> float:
@@ -88,7 +88,7 @@ def range_step_eps(epsilon: Number, delta: Number, count: int) -> float:
     return 2 * step_eps(epsilon, delta, count)
 
 
-def compose_adaptive(steps: Sequence[Claim], delta: Number) -> tuple[float, float]:
+def compose_adaptive(steps: Sequence[EpsilonDelta], delta: Number) -> tuple[float, float]:
     """Different (epsilon_j, delta_j) steps: ``(S/2 + sqrt(2 ln(1/delta) S), delta + sum delta_j)``,
     S the sum of squares.
 
@@ -111,8 +111,8 @@ def compose_adaptive(steps: Sequence[Claim], delta: Number) -> tuple[float, floa
 
 
 def compose_steps(shares: Sequence[Fraction], epsilon: Number, delta: Number) -> list[Fraction]:
-    """`compose_adaptive` backwards: the largest steps in these proportions, without deltas of their own,
-    that cost at most ``epsilon``.
+    """`compose_adaptive` backwards: the largest steps in these proportions, without deltas of their
+    own, that cost at most ``epsilon``.
     """
     for share in shares:
         _check_steps(share, delta, 1)
@@ -126,7 +126,7 @@ def compose_steps(shares: Sequence[Fraction], epsilon: Number, delta: Number) ->
     return [factor * share for share in shares]
 
 
-def compose_parallel(blocks: Iterable[Sequence[Claim]]) -> Claim:
+def compose_parallel(blocks: Iterable[Sequence[EpsilonDelta]]) -> EpsilonDelta:
     """Steps on disjoint blocks cost what the dearest block costs: (max of summed epsilon, max of
     summed delta).
 

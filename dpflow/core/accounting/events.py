@@ -29,8 +29,8 @@ _DELTA_GRID: Final = Fraction(1, 10**30)  # a computed delta is rounded up to it
 
 
 class Event(ABC):
-    """A privacy guarantee. Frozen, hashable, validated when built; see the module for the meaning of
-    the conversions.
+    """A privacy guarantee. Frozen, hashable, validated when built; see the module for the meaning
+    of the conversions.
     """
 
     kind: ClassVar[str]
@@ -60,19 +60,19 @@ class Event(ABC):
         """The least epsilon proved here for a total ``delta``; None when there is none. For reports
         and planning.
         """
-        claims: list[Fraction] = []
+        bounds: list[Fraction] = []
         direct = self.epsilon_delta()
         if direct is not None and direct[1] <= delta:
-            claims.append(direct[0])
+            bounds.append(direct[0])
         spare = delta - self.rho_delta()[1]
         if spare > 0:
-            claims.append(renyi.smallest_epsilon(lambda order: self.renyi_bound(order)[0], spare))
-        return min(claims, default=None)
+            bounds.append(renyi.smallest_epsilon(lambda order: self.renyi_bound(order)[0], spare))
+        return min(bounds, default=None)
 
 
 @dataclass(frozen=True)
 class _PureEvent(Event):
-    """What all claims with an epsilon in [1e-12, 1e6] and no delta share."""
+    """What all guarantees with an epsilon in [1e-12, 1e6] and no delta share."""
 
     epsilon: Fraction
 
@@ -215,7 +215,7 @@ class ZCDP(Event):
         """(k^2 rho)-zCDP for delta = 0 (Bun, Steinke 2016, Prop. 1.9)."""
         if self.delta and size > 1:
             raise PlanRefused(
-                "approximate zCDP has no group rule here; state the claim for the larger neighbours."
+                "approximate zCDP has no group rule here; state the guarantee for the larger neighbours."
             )
         return ZCDP(self.rho * _check_group_size(size) ** 2, self.delta)
 
@@ -251,8 +251,8 @@ class DiscreteGaussian(Event):
 
 @dataclass(frozen=True)
 class Unprotected(Event):
-    """No claim at all: for what runs on tables declared generalisation_only, whose scopes protect
-    nobody.
+    """No guarantee at all: for what runs on tables declared generalisation_only, whose scopes
+    protect nobody.
 
     It costs nothing because nothing is protected; `make_plan` refuses it for any other table, and
     no other event holds it.
@@ -270,7 +270,7 @@ class Unprotected(Event):
         return Fraction(0), Fraction(0)
 
     def group_event(self, size: int) -> Event:
-        raise PlanRefused("an unprotected event has no claim that could be stated for groups.")
+        raise PlanRefused("an unprotected event has no guarantee that could be stated for groups.")
 
 
 @dataclass(frozen=True)
@@ -286,18 +286,18 @@ class Composed(Event):
         if not self.events:
             raise PlanRefused("a composed event needs at least one event.")
         for event in self.events:
-            _require_claim(event)
+            _require_guarantee(event)
 
     def epsilon_delta(self) -> tuple[Fraction, Fraction] | None:
-        claims = [event.epsilon_delta() for event in self.events]
-        finite_claims = [claim for claim in claims if claim is not None]
-        return _sum_claims(finite_claims) if len(finite_claims) == len(claims) else None
+        pairs = [event.epsilon_delta() for event in self.events]
+        finite = [pair for pair in pairs if pair is not None]
+        return _sum_pairs(finite) if len(finite) == len(pairs) else None
 
     def rho_delta(self) -> tuple[Fraction, Fraction]:
-        return _sum_claims([event.rho_delta() for event in self.events])
+        return _sum_pairs([event.rho_delta() for event in self.events])
 
     def renyi_bound(self, order: Fraction) -> tuple[Fraction, Fraction]:
-        return _sum_claims([event.renyi_bound(order) for event in self.events])
+        return _sum_pairs([event.renyi_bound(order) for event in self.events])
 
     def group_event(self, size: int) -> Event:
         return Composed(tuple(event.group_event(size) for event in self.events))
@@ -312,28 +312,29 @@ class Repeated(Event):
     count: int
 
     def __post_init__(self) -> None:
-        _require_claim(self.event)
+        _require_guarantee(self.event)
         _check_fields(self, count=_whole_check("count", LARGEST_COUNT))
 
     def epsilon_delta(self) -> tuple[Fraction, Fraction] | None:
-        claim = self.event.epsilon_delta()
-        return None if claim is None else self._multiply_claim(claim)
+        pair = self.event.epsilon_delta()
+        return None if pair is None else self._multiply_pair(pair)
 
     def rho_delta(self) -> tuple[Fraction, Fraction]:
-        return self._multiply_claim(self.event.rho_delta())
+        return self._multiply_pair(self.event.rho_delta())
 
     def renyi_bound(self, order: Fraction) -> tuple[Fraction, Fraction]:
-        return self._multiply_claim(self.event.renyi_bound(order))
+        return self._multiply_pair(self.event.renyi_bound(order))
 
     def group_event(self, size: int) -> Event:
         return Repeated(self.event.group_event(size), self.count)
 
-    def _multiply_claim(self, claim: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
-        return claim[0] * self.count, claim[1] * self.count
+    def _multiply_pair(self, pair: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
+        return pair[0] * self.count, pair[1] * self.count
 
 
 def replace_from_add_remove(event: Event) -> Event:
-    """The claim for tables that differ by replacing a unit, from one for adding or removing a unit.
+    """The guarantee for tables that differ by replacing a unit, from one for adding or removing
+    one.
 
     Replacing is removing one and adding another: (2 eps, (1 + e^eps) delta), 4 rho. The reverse
     does not exist.
@@ -368,13 +369,13 @@ def check_supported(event: object) -> Event:
     )
 
 
-def _require_claim(event: object) -> Event:
-    """A known event that makes a claim: a part without one would make the whole look cheaper than
-    it is.
+def _require_guarantee(event: object) -> Event:
+    """A known event that makes a guarantee: a part without one would make the whole look cheaper
+    than it is.
     """
     if isinstance(event, Unprotected):
         raise PlanRefused(
-            "an event without a privacy claim cannot be part of one that has a claim."
+            "an event without a privacy guarantee cannot be part of one that has a guarantee."
         )
     return check_supported(event)
 
@@ -465,7 +466,7 @@ def _pure_rho(epsilon: Fraction) -> Fraction:
     return min(epsilon**2 / 2, epsilon)  # the second: D_a <= epsilon <= epsilon * a
 
 
-def _sum_claims(claims: list[tuple[Fraction, Fraction]]) -> tuple[Fraction, Fraction]:
-    return sum((claim[0] for claim in claims), Fraction(0)), sum(
-        (claim[1] for claim in claims), Fraction(0)
+def _sum_pairs(pairs: list[tuple[Fraction, Fraction]]) -> tuple[Fraction, Fraction]:
+    return sum((pair[0] for pair in pairs), Fraction(0)), sum(
+        (pair[1] for pair in pairs), Fraction(0)
     )

@@ -2,9 +2,9 @@
 report, NOT A FILTER.
 
 Jobs that choose after seeing earlier outputs can beat a rule that stops by these numbers
-(docs/guides/accounting.md, section 4, has the analyst who does). So nothing in the ledger or the filters
-reads this module; it answers "what did that fixed plan cost?". Number and claims of the releases
-must be fixed in advance; their queries may depend on earlier answers.
+(docs/guides/accounting.md, section 4, has the analyst who does). So nothing in the ledger or the
+filters reads this module; it answers "what did that fixed plan cost?". Number and guarantees of the
+releases must be fixed in advance; their queries may depend on earlier answers.
 
 Definition: a mechanism's hockey-stick curve is ``H(a) = sup over events S of P(S) - a Q(S)``, so
 that it is (ln a, H(a))-DP. H is convex, H(0) = 1, and a pair of distributions with a larger curve
@@ -20,7 +20,7 @@ infinite. Sums are convolutions by FFT; 2^-52 for every bin is added to the infi
 more than the rounding that was ever measured, though not a proof.
 
 ==========================  ==================================================  ========================================
-claim                       pair or curve used                                  tight?
+guarantee                   pair or curve used                                  tight?
 ==========================  ==================================================  ========================================
 epsilon, discrete Laplace   randomised response                                 exact (for Laplace: at sensitivity 1)
 (epsilon, delta)            randomised response that tells all with delta       exact (Kairouz, Oh, Viswanath 2015)
@@ -92,7 +92,7 @@ def report_epsilon(events: Sequence[tuple[Event, int]], delta: Fraction) -> floa
     advance; `LABEL` applies.
 
     The better of two proofs: the privacy loss distribution, and the best Renyi order of the whole,
-    which wins where most of the loss is Gaussian and only its zCDP is claimed. None if nothing
+    which wins where most of the loss is Gaussian and only its zCDP is guaranteed. None if nothing
     finite is proved.
 
     Raises:
@@ -166,7 +166,7 @@ def _flatten_events(
         event, count = todo.pop()
         if isinstance(event, Unprotected):
             raise InvalidAmount(
-                "a release without a claim has no loss that could be reported; leave it out"
+                "a release without a guarantee has no loss that could be reported; leave it out"
             )
         if isinstance(event, Composed):
             todo += [(part, count) for part in event.events]
@@ -265,10 +265,8 @@ def zcdp_curve(rho: float) -> Curve:
     """
 
     def upper_side(at: Floats) -> Floats:
-        low, high = (
-            np.full_like(at, -30.0),
-            np.full_like(at, 40.0),
-        )  # bounds of ln(o - 1); every order is valid
+        # Bounds of ln(o - 1); every order is valid, so the search need not be exact.
+        low, high = np.full_like(at, -30.0), np.full_like(at, 40.0)
         for _ in range(50):
             middle = (low + high) / 2
             order = 1 + np.exp(middle)

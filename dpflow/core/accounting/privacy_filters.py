@@ -3,8 +3,8 @@ freely afterwards.
 
 A filter turns an event into a `Cost` of three integers and a grant into a `Capacity`. The ledger
 adds and compares those integers and knows nothing else. Costs are rounded up, capacities down.
-Theorem 1 of docs/guides/accounting.md proves that any adaptive sequence of releases, sessions included,
-that `Filter.admits` lets through is (epsilon, delta)-DP for the grant.
+Theorem 1 of docs/guides/accounting.md proves that any adaptive sequence of releases, sessions
+included, that `Filter.admits` lets through is (epsilon, delta)-DP for the grant.
 
 - ``basic``: the epsilons add up to at most epsilon, the deltas to at most delta.
 - ``renyi``: Renyi divergences at one order add up to at most the capacity of that order at ``tail_delta``; the mechanisms'
@@ -128,13 +128,13 @@ class Filter:
             renyi.divergence_capacity(self.epsilon, self.tail_delta, self.order, self.conversion),
             EPSILON_UNIT,
         )
-        # A capacity at SATURATED would admit costs that were cut off there.
+        # A capacity at SATURATED would admit costs that were clamped to it.
         divergence = min(max(bound, CLOSED), SATURATED - 1)
         return Capacity(epsilon, CLOSED if epsilon == CLOSED else own_delta, divergence, own_delta)
 
     def event_cost(self, event: Event) -> Cost:
-        """The event's privacy cost. Rounded up; 0 on a path that this filter does not have, `SATURATED`
-        where it is unpayable.
+        """The event's privacy cost. Rounded up; 0 on a path that this filter does not have,
+        `SATURATED` where it is unpayable.
 
         Raises:
             PlanRefused: the event is not of the vocabulary, or this grant could not pay it whatever
@@ -154,13 +154,13 @@ class Filter:
                 "leave out its delta where it can do without (then noise is Laplace), or grant the scope with filter renyi or hybrid "
                 "and delta > 0."
             )
-        price = Cost(epsilon, _charged_units(own_delta, DELTA_UNIT), divergence)
-        if price.delta > 0 and self.delta == self.tail_delta:
+        cost = Cost(epsilon, _charged_units(own_delta, DELTA_UNIT), divergence)
+        if cost.delta > 0 and self.delta == self.tail_delta:
             raise PlanRefused(
                 f"this release has a delta of its own ({amounts.short_text(own_delta)}), and the grant leaves none for mechanisms; "
                 "grant the scope with filter basic and delta > 0, or with a tail_share below 1."
             )
-        return price
+        return cost
 
     @staticmethod
     def admits(capacity: Capacity, total: Cost) -> bool:
@@ -249,32 +249,32 @@ def prove_guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = N
     """An odometer: the least epsilon that the sums so far prove, as a report.
 
     Args:
-        spent: the running sums of an account under this filter.
-        filter: the account's filter.
+        spent: the running sums of a budget under this filter.
+        filter: the budget's filter.
         tail_delta: the failure probability for converting Renyi divergence, in (0, 1); by default
         the filter's.
 
     Raises:
         InvalidAmount: a tail_delta out of range.
     """
-    own_delta, claims = spent.delta * DELTA_UNIT, []
+    own_delta, guarantees = spent.delta * DELTA_UNIT, []
     if filter.name != "renyi" and spent.epsilon < SATURATED:
-        claims.append(Guarantee(spent.epsilon * EPSILON_UNIT, own_delta, "basic"))
+        guarantees.append(Guarantee(spent.epsilon * EPSILON_UNIT, own_delta, "basic"))
     tail = filter.tail_delta if tail_delta is None else amounts.check_delta(tail_delta)
     if filter.order is not None and tail > 0 and spent.renyi < SATURATED:
         if spent.renyi == 0:
             return Guarantee(Fraction(0), own_delta, "renyi")
         penalty = renyi.conversion_penalty(filter.order, tail, filter.conversion)
-        claims.append(
+        guarantees.append(
             Guarantee(
                 max(Fraction(0), spent.renyi * EPSILON_UNIT + penalty), own_delta + tail, "renyi"
             )
         )
-    if not claims:
+    if not guarantees:
         raise InvalidAmount(
-            "nothing finite can be said about this account at a tail_delta of 0; ask with a larger one."
+            "nothing finite can be said about this budget at a tail_delta of 0; ask with a larger one."
         )
-    return min(claims, key=lambda claim: claim.epsilon)
+    return min(guarantees, key=lambda guarantee: guarantee.epsilon)
 
 
 def odometer(spent: Cost, filter: Filter, delta: Fraction | None = None) -> Guarantee | None:
@@ -282,7 +282,7 @@ def odometer(spent: Cost, filter: Filter, delta: Fraction | None = None) -> Guar
     converts the tail.
 
     None when nothing finite is proved there, or when the mechanisms' own deltas are above it
-    already. The sums are those that the account's filter keeps: after a sum is held at `SATURATED`
+    already. The sums are those that the budget's filter keeps: after a sum is held at `SATURATED`
     its path proves nothing any more.
     """
     total = filter.delta if delta is None else delta

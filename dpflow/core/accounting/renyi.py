@@ -1,5 +1,5 @@
-"""Renyi DP in 100-digit decimals, rounded against the spender, so that a price is the same on every
-machine.
+"""Renyi DP in 100-digit decimals, rounded against the spender, so that a privacy cost is the same
+on every machine.
 
 An output distribution P against Q has Renyi divergence ``D_a(P||Q) = ln E_Q[(P/Q)^a] / (a - 1)``;
 the *order* a is above 1. Curves bound it for both directions of a neighbouring pair; conversions

@@ -186,9 +186,8 @@ class Estimator:
         default = self.default if default is None else default
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # a warning about one group's rows is a message about them
+                # A warning about one group's rows is a message about them.
+                warnings.simplefilter("ignore")
                 value = float(self.function(rows, subject))
         # An error's text could show a value of a row.
         except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown

@@ -1,7 +1,7 @@
 """The protocol of sessions: `InteractiveMechanism`, charged once and asked many times.
 
-The rules of `dpflow.core.contract.mechanism` hold here, too: no state of its own, no input or output, no error because
-of a value.
+The rules of `dpflow.core.contract.mechanism` hold here, too: no state of its own, no input or
+output, no error because of a value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
     ``exclusive`` sessions close their scope to every other release while they are open.
     ``separate`` sessions answer each query with a release of its own: given all that is secret and
     has the same distribution on neighbouring tables, such as a sharding, each answer alone
-    satisfies its part of the claim. Only they may claim more than pure or approximate privacy
+    satisfies its part of the guarantee. Only they may promise more than pure or approximate privacy
     (docs/guides/accounting.md, sessions).
     """
 
@@ -57,7 +57,7 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
 
     @abstractmethod
     def event(self, params: P, table: Table) -> Event:
-        """The claim for the whole session, whatever the queries."""
+        """The guarantee of the whole session, whatever the queries."""
 
     def note(self, params: P, table: Table) -> str:
         """What a person should know before opening it, such as what its answers prove; "" for

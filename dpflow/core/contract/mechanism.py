@@ -1,6 +1,6 @@
 """The protocol of one-shot releases: `Mechanism`. Sessions: `dpflow.core.contract.interactive`.
 
-A mechanism is one class without state of its own. Its claim, `event`, is a function of the
+A mechanism is one class without state of its own. Its guarantee, `event`, is a function of the
 validated parameters and the table's public declaration, never of rows. It receives exact
 statistics, adds noise from the source it is given, and returns what may leave. It does not open a
 connection, log, print, or raise because of a value: rows never cause an error, declared rules map
@@ -44,10 +44,10 @@ class Mechanism(ABC, Generic[P]):
 
     Class attributes:
         name: the word of release files, unique among installed plugins.
-        version: raised whenever the distribution of outputs or the claim changes; part of a plan's
-        digest.
+        version: raised whenever the distribution of outputs or the guarantee changes; part of a
+        plan's digest.
         summary: one sentence for ``dpflow mechanisms``.
-        citation: where definition and claim come from.
+        citation: where definition and guarantee come from.
         Params: the pydantic model of its parameters.
     """
 
@@ -59,8 +59,8 @@ class Mechanism(ABC, Generic[P]):
 
     @abstractmethod
     def event(self, params: P, table: Table) -> Event:
-        """The privacy guarantee, for the table's neighbouring relation. Raises `PlanRefused` where it
-        cannot give one.
+        """The privacy guarantee, for the table's neighbouring relation. Raises `PlanRefused` where
+        it cannot give one.
         """
 
     @abstractmethod

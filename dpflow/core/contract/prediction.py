@@ -4,8 +4,8 @@ points.
 The model never leaves, only answers do, and each is paid for (Dwork and Feldman 2018, Definition
 1.1). A session is opened for a number of predictions and charged whole. What was learned is secret:
 it lives in the memory of the process that asks and is stored nowhere; another process learns again
-from the rows. That is sound, because a prediction's claim holds whatever the randomness of learning
-was, and for the rows as they are when it is made.
+from the rows. That is sound, because a prediction's guarantee holds whatever the randomness of
+learning was, and for the rows as they are when it is made.
 
 A point that was answered before gets its stored answer for nothing: that is the same answer shown
 again, which is post-processing. A fresh answer to the same point would be a new prediction and is
@@ -59,8 +59,8 @@ P = TypeVar("P", bound=PredictionParams)
 
 
 class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
-    """A session of predictions. An author writes `prediction_event`, `training_records`, `learn` and `predict`; counting and
-    claiming are here.
+    """A session of predictions. An author writes `prediction_event`, `training_records`, `learn`
+    and `predict`; counting and claiming are here.
     """
 
     Query = PointQuery
@@ -68,8 +68,8 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
 
     @abstractmethod
     def prediction_event(self, params: P, table: Table) -> Event:
-        """The guarantee of one prediction, at every point. Raises `PlanRefused` or `UnknownName` where
-        it cannot give one.
+        """The guarantee of one prediction, at every point. Raises `PlanRefused` or `UnknownName`
+        where it cannot give one.
         """
 
     @abstractmethod

@@ -1,9 +1,9 @@
 """What a mechanism may ask of a private table: declarative requests, executed by `dpflow.tables`
 alone.
 
-A request says which columns, which grouping and which limits; the answer is exact, bounded
-integers. Mechanisms never open a connection and never see a row. Answers are secret: their repr
-shows nothing.
+A request says which columns, which grouping and which bounds on contributions; the answer is exact,
+bounded integers. Mechanisms never open a connection and never see a row. Answers are secret: their
+repr shows nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SortedValues:
     """Distinct values of one bounded column, in grid steps and ascending, with their
     multiplicities.
 
-    Rows without a value are left out. Then each unit is cut, by uniform choices of its own.
+    Rows without a value are left out. Then each unit is truncated, by uniform choices of its own.
 
     Attributes:
         column: a bounded column.
@@ -133,11 +133,11 @@ class Records:
 
     A bounded column comes in grid steps, a column with public keys as the key's place in the list,
     or -1 for anything else. A row in which a bounded column has no value (and declares no number
-    for that) is left out. Each unit is then cut to ``rows`` rows. Units are numbered in an order
-    drawn afresh at each reading, which tells nothing about them.
+    for that) is left out. Each unit is then truncated to ``rows`` rows. Units are numbered in an
+    order drawn afresh at each reading, which tells nothing about them.
 
-    ``known``: the claim rests on public columns, hence on everybody knowing which rows are read;
-    the plan then refuses conditions, blocks and joins, which could choose rows by what is
+    ``known``: the guarantee rests on public columns, hence on everybody knowing which rows are
+    read; the plan then refuses conditions, blocks and joins, which could choose rows by what is
     protected.
     """
 
@@ -151,8 +151,8 @@ class UnboundedValues:
     """The values of a column that needs no bounds, for a draw that asks in rounds: see
     `OpenColumn`.
 
-    Rows without a value (NULL, NaN) are left out, infinities stay. Then each unit is cut as in
-    `GroupedSums`.
+    Rows without a value (NULL, NaN) are left out, infinities stay. Then each unit is truncated as
+    in `GroupedSums`.
 
     Attributes:
         column: a column that can be read as a number.

@@ -8,8 +8,8 @@ seed, keeps a generator or reads a clock.
 one that may draw noise. ``dpflow.testing.scripted_sources.ScriptedSource`` replays words that a
 test wrote down.
 
-Exactness: ``draw_bits`` and ``draw_below`` are uniform by construction, ``draw_below`` by rejection, so no modulo
-bias for any n.
+Exactness: ``draw_bits`` and ``draw_below`` are uniform by construction, ``draw_below`` by
+rejection, so no modulo bias for any n.
 """
 
 from __future__ import annotations

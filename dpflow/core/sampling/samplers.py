@@ -13,7 +13,7 @@ Definitions, for every integer x, with q = exp(-1/scale):
     choose_rows        Pr[i] proportional to exp(-rate costs[i]), one choice for each row of a matrix of costs
     uniform            Pr[x] = 1/n for 0 <= x < n
 
-Claim: the output has exactly the stated distribution, tails included, if the source's bits are
+Guarantee: the output has exactly the stated distribution, tails included, if the source's bits are
 uniform and independent. No rounded number decides anything: a float or a table entry decides only
 where its proven error cannot change the answer, and everywhere else the same uniform number is
 looked at with more bits and tighter bounds (`dpflow.core.sampling.interval_arithmetic`).
@@ -234,22 +234,11 @@ def _propose_inside(
     if radius * denominator > numerator:
         x = discrete_laplace(Fraction(numerator, denominator), size, source)
         return x, np.abs(x) <= radius
-    x = _uniform(2 * radius + 1, size, source) - radius
+    x = uniform_integers(2 * radius + 1, size, source) - radius
     gamma = np.abs(x) * (denominator / numerator)
     return x, _exponential_coins(
         gamma, lambda i: Fraction(abs(int(x[i])) * denominator, numerator), source
     )
-
-
-def _uniform(n: int, size: int, source: Source) -> Ints:
-    """Independent uniform numbers of 0, ..., n - 1, for n below 2^62; a word beyond the last whole
-    multiple is drawn again.
-    """
-    words = source.draw_words(size)
-    last = np.uint64((1 << WORD) // n * n - 1)
-    while (over := np.flatnonzero(words > last)).size:
-        words[over] = source.draw_words(over.size)
-    return (words % np.uint64(n)).astype(np.int64)
 
 
 def circular_order(n: int, source: Source) -> Ints:
@@ -484,8 +473,8 @@ def permute_and_flip(costs: npt.NDArray[Any], rate: Fraction, source: Source) ->
 
     Every alternative is looked at once at most, and its coin does not depend on the order. So all
     coins are thrown, and one of those that were kept is chosen uniformly. For a coin, x exp(-x) <
-    1/2 bounds the float error of exp(-x) by 2^-48 (with what `choose_piece` assumes of numpy, by 2^-41),
-    and u is below U by less than 2^-53: outside 2^-38 the float decides.
+    1/2 bounds the float error of exp(-x) by 2^-48 (with what `choose_piece` assumes of numpy, by
+    2^-41), and u is below U by less than 2^-53: outside 2^-38 the float decides.
     """
     costs = np.asarray(costs)
     if (
@@ -518,7 +507,7 @@ def uniform_integers(n: int, size: int, source: Source) -> Ints:
         raise InvalidAmount(
             f"uniform numbers below {n} do not exist; ask for a bound from 1 to 2^62"
         )
-    whole = 2**64 // n * n - 1  # words above it would favour small numbers
+    whole = 2**64 // n * n - 1
     words = source.draw_words(size)
     # Words above the last whole multiple of n would make small numbers likelier.
     while (again := np.flatnonzero(words > np.uint64(whole))).size:

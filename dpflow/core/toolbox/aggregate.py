@@ -1,9 +1,9 @@
 """Base of the mechanisms that release measures of one GROUP BY: which noise, at which share of the
-price.
+privacy cost.
 
-Claim: every moment (`dpflow.core.toolbox.moments`) gets integer noise of its own, fitted to how far
-one unit moves it (`dpflow.core.toolbox.noise`); the claim is these events composed. Moments that
-two measures need are paid for once.
+Guarantee: every moment (`dpflow.core.toolbox.moments`) gets integer noise of its own, fitted to how
+far one unit moves it (`dpflow.core.toolbox.noise`); the guarantee is these events composed. Moments
+that two measures need are charged once.
 
 Noise: without a delta it is Laplace. With one, ``auto`` compares both forms of the whole release at
 the same (epsilon, delta) and takes the one whose moments have the smaller geometric mean of
@@ -11,10 +11,10 @@ half-widths; the plan says which and by how much. The comparison is of this rele
 with filter ``basic`` cannot pay Gaussian noise (it refuses the plan), and one with ``renyi``
 charges its rho, which favours Gaussian noise further.
 
-Price: ``epsilon`` (or the rho that it allows at delta) is split so that the geometric mean of the
-measures' errors, weighted as they are, is least: by weight among measures that share no moment, and
-inside a measure so that its error is smallest. Without epsilon every measure names the error it may
-have, and the release takes the least privacy cost that keeps all of them
+Privacy cost: ``epsilon`` (or the rho that it allows at delta) is split so that the geometric mean
+of the measures' errors, weighted as they are, is least: by weight among measures that share no
+moment, and inside a measure so that its error is smallest. Without epsilon every measure names the
+error it may have, and the release takes the least privacy cost that keeps all of them
 (`dpflow.core.toolbox.budget_split`).
 
 Error: half-widths at 95 %; a measure of k moments takes each tail at 5 %/k. That of a mean or
@@ -45,20 +45,15 @@ from dpflow.core.toolbox.moments import Measure, Moment, Query
 from dpflow.core.toolbox.noise import FAILURE, Noise, gaussian_noise, laplace_noise, rho_for
 
 Law = Literal["laplace", "gaussian"]
-SIZES = (
-    1000,
-    10_000,
-    100_000,
-)  #: groups for which a plan says the error of what shrinks with a group
-POWER: dict[Law, int] = {
-    "laplace": 1,
-    "gaussian": 2,
-}  #: a price p buys an error proportional to p^(-1/power)
+#: Groups for which a plan says the error of what shrinks with a group.
+SIZES = (1000, 10_000, 100_000)
+#: A privacy cost p buys an error proportional to p^(-1/power).
+POWER: dict[Law, int] = {"laplace": 1, "gaussian": 2}
 
 
 class NoisyParams(Params):
-    """``epsilon``: the privacy cost of everything together. ``delta``: allows Gaussian noise. ``noise``:
-    laplace, gaussian or auto.
+    """``epsilon``: the privacy cost of everything together. ``delta``: allows Gaussian noise.
+    ``noise``: laplace, gaussian or auto.
     """
 
     epsilon: Epsilon
@@ -90,7 +85,7 @@ N = TypeVar("N", bound=NoisyParams)
 
 @dataclass(frozen=True)
 class Release:
-    """A query with its noise; ``prices`` are one epsilon (Laplace) or rho (Gaussian) for each of
+    """A query with its noise; ``amounts`` are one epsilon (Laplace) or rho (Gaussian) for each of
     its moments.
     """
 
@@ -104,13 +99,13 @@ class Release:
         make = laplace_noise if self.law == "laplace" else gaussian_noise
         moments = self.query.moments
         return {
-            m: make(self.query.sensitivity(m), price)
-            for m, price in zip(moments, self.amounts, strict=True)
+            m: make(self.query.sensitivity(m), amount)
+            for m, amount in zip(moments, self.amounts, strict=True)
         }
 
     @cached_property
     def event(self) -> Event:
-        """The claim."""
+        """The guarantee of all moments together."""
         events = tuple(noise.event for noise in self.noises.values())
         return events[0] if len(events) == 1 else Composed(events)
 
@@ -131,9 +126,9 @@ class Release:
         tails, examples = self.tails(measure), []
         for size in SIZES:
             widest = self.query.error_bound(measure.model_copy(update={"size": size}), tails)
-            widest = (
-                math.sqrt(widest) if measure.measure == "standard_deviation" else widest
-            )  # |a - b|^2 <= |a^2 - b^2|
+            # |a - b|^2 <= |a^2 - b^2|, so the root of a variance's half-width will do.
+            if measure.measure == "standard_deviation":
+                widest = math.sqrt(widest)
             examples.append(
                 f"{min(widest, self.query.widest_error(measure)):.3g} in a group of {size:,} values"
             )
@@ -163,7 +158,9 @@ class MeasureMechanism(Mechanism[N]):
         return measure.measure
 
     def split_budget(self, query: Query, power: int) -> list[Fraction]:
-        """How the price is split: for the least weighted geometric mean of the measures' errors."""
+        """Shares of the privacy cost with the least weighted geometric mean of the measures'
+        errors.
+        """
         errors = []
         for measure in query.measures:
             used = query.weights(measure)
@@ -239,7 +236,7 @@ class MeasureMechanism(Mechanism[N]):
 def _choose_release(
     mechanism: MeasureMechanism[Any], params: Any, table: Table
 ) -> tuple[Release, str]:
-    """Claim, error and draw of one plan ask for the same release."""
+    """Guarantee, error and draw of one plan ask for the same release."""
     query = Query(table, mechanism.grouping_column(params), tuple(mechanism.list_measures(params)))
     # Without a delta only Laplace noise is possible, so nothing is compared.
     if params.noise != "auto" or not params.delta:

@@ -1,5 +1,5 @@
-"""Splitting one privacy cost over several noisy vectors, and finding the least privacy cost that meets target
-errors.
+"""Splitting one privacy cost over several noisy vectors, and finding the least one that meets
+target errors.
 
 A split is a list of shares that add up to at most 1; vector j gets its share of epsilon (Laplace
 noise) or of rho (Gaussian noise). Its error is proportional to share^(-1/power), with power 1 for
@@ -10,7 +10,7 @@ Laplace and 2 for Gaussian noise.
   units. Where no vector is shared, error m gets the share w_m. The logarithm of a sum of exponentials is convex, so what
   makes the derivatives equal is the minimum: p_j = sum over m of w_m r_mj, where r_mj is vector j's part of error m.
 - Several errors with targets: minimise the sum of x_j^(-power), subject to A x <= 1, where x_j is the error of vector j
-  in units in which the price 1 buys the error 1. This is convex. Its Lagrangian gives x_j from multipliers as
+  in units in which the cost 1 buys the error 1. This is convex. Its Lagrangian gives x_j from multipliers as
   (A' lambda)_j^(-1/(power+1)), and the multipliers grow where a target is missed and shrink where it is met too well.
 """
 
@@ -34,19 +34,19 @@ def balance_shares(
         errors: one row per error, one nonnegative coefficient per vector; every vector is in some
         row.
         weights: of the errors.
-        power: 1 if an error falls with 1/price, 2 if with 1/sqrt(price).
+        power: 1 if an error falls with 1/cost, 2 if with 1/sqrt(cost).
     """
     a = np.array(errors, dtype=np.float64)
     w = np.array([float(weight / sum(weights)) for weight in weights])
     a = np.maximum(a, 1e-300)  # a column with one possible value has no error
     a /= a.sum(axis=1, keepdims=True)
-    step, price = power / (power + 1), np.full(a.shape[1], 1 / a.shape[1])
+    step, cost = power / (power + 1), np.full(a.shape[1], 1 / a.shape[1])
     for _ in range(STEPS):  # one step is exact for one error
-        parts = a * price ** (-1 / power)
+        parts = a * cost ** (-1 / power)
         target = w @ (parts / parts.sum(axis=1, keepdims=True))
-        price = price ** (1 - step) * np.maximum(target, 1e-12) ** step
-        price /= price.sum()
-    return round_shares(price.tolist())
+        cost = cost ** (1 - step) * np.maximum(target, 1e-12) ** step
+        cost /= cost.sum()
+    return round_shares(cost.tolist())
 
 
 def round_shares(ideal: Sequence[float]) -> list[Fraction]:
@@ -58,16 +58,16 @@ def round_shares(ideal: Sequence[float]) -> list[Fraction]:
 
 
 def least_costs(targets: Sequence[Sequence[float]], power: int) -> list[float]:
-    """Prices of vectors, with the least sum that keeps every row of ``targets`` times the errors at
+    """Costs of vectors, with the least sum that keeps every row of ``targets`` times the errors at
     most 1.
 
     Args:
         targets: one row per target error, one nonnegative coefficient per vector: how much of the
-            target the vector's error uses up at price 1. Every vector is in some row.
-        power: 1 if an error falls with 1/price, 2 if with 1/sqrt(price).
+            target the vector's error uses up at cost 1. Every vector is in some row.
+        power: 1 if an error falls with 1/cost, 2 if with 1/sqrt(cost).
 
     Returns:
-        prices that meet every target, within a fraction of a percent of the least sum.
+        costs that meet every target, within a fraction of a percent of the least sum.
     """
     a = np.array(targets, dtype=np.float64)
     rows = len(a)
@@ -84,4 +84,4 @@ def least_costs(targets: Sequence[Sequence[float]], power: int) -> list[float]:
         multipliers = np.maximum(multipliers * (used / used.max()) ** 0.5, 1e-300)
         multipliers /= multipliers.max()
     assert best is not None
-    return [float(price) for price in best**-power]
+    return [float(cost) for cost in best**-power]

@@ -1,7 +1,7 @@
-"""Integer noise for integer statistics: sensitivity, law, claim and tail, in one place.
+"""Integer noise for integer statistics: sensitivity, law, guarantee and tail, in one place.
 
-`group_sensitivity` says how far one unit moves a vector of sums, in L1 and in L2. `Noise` is a law fitted to
-that reach:
+`group_sensitivity` says how far one unit moves a vector of sums, in L1 and in L2. `Noise` is a law
+fitted to that reach:
 
 - discrete Laplace of scale D1/epsilon: epsilon-DP (Ghosh, Roughgarden, Sundararajan 2009), by L1;
 - discrete Gaussian of variance D2^2/(2 rho): rho-zCDP in any dimension (Canonne, Kamath, Steinke 2020), by L2.
@@ -60,7 +60,7 @@ def group_sensitivity(
     is linear in their number, hence largest at one of the ends.
 
     Args:
-        table: limits and neighbours.
+        table: contribution bounds and neighbours.
         by: the grouping column, or None for one group.
         keys: how many public keys there are; None for private ones.
         low, high: ends of a term; a term may be missing, which counts as 0.
@@ -81,7 +81,7 @@ def group_sensitivity(
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise on every coordinate of an integer vector; ``event`` is its claim and names its law."""
+    """Noise on every coordinate of an integer vector; ``event`` is its guarantee and names its law."""
 
     event: DiscreteLaplace | DiscreteGaussian
 
@@ -94,7 +94,7 @@ class Noise:
         return exact + discrete_gaussian(self.event.sigma2, len(exact), source)
 
     def half_width(self, failure: float = FAILURE) -> int:
-        """A t with Pr[|X| > t] <= failure for one coordinate; reporting only, never a claim."""
+        """A t with Pr[|X| > t] <= failure for one coordinate; reporting only, never a guarantee."""
         if isinstance(self.event, DiscreteLaplace):
             return half_width(self.event.scale, failure)
         # Pr[X >= t + 1] <= Pr[N >= t] for the continuous N of the same sigma (Canonne, Kamath,
@@ -179,6 +179,6 @@ def half_width(scale: Fraction, failure: float = FAILURE) -> int:
 
 def _too_wide() -> PlanRefused:
     return PlanRefused(
-        "the declared bounds, limits and epsilon need noise of more than 2^50 steps; "
-        "take a coarser step, tighter bounds, lower limits or a larger epsilon"
+        "the declared bounds and epsilon need noise of more than 2^50 steps; "
+        "take a coarser step, tighter bounds on values or contributions, or a larger epsilon"
     )

@@ -2,8 +2,8 @@
 unit's key stays hidden.
 
 A unit reaches at most g keys with at most B in each; the counts of shared keys move by D1 in L1 and
-by D2 in L2. A key that no row has is never shown. Three rules, of which `SelectionRule.lowest_threshold` takes the one
-with the lowest threshold:
+by D2 in L2. A key that no row has is never shown. Three rules, of which
+`SelectionRule.lowest_threshold` takes the one with the lowest threshold:
 
 - *Laplace* of scale b = D1/epsilon: show n + X >= t + B, where t is the smallest integer with Pr[X >= t] <= delta/g.
   Proof. Let T' have the unit's rows and T not. Keys that only T' has are at most g, each with at most B, so one of them is
@@ -50,10 +50,16 @@ from dpflow.core.toolbox.noise import (
 from dpflow.errors import PlanRefused
 
 Law = Literal["laplace", "gaussian"]
-_SLACK = 1 + Decimal(
-    "1e-30"
-)  # covers the rounding of 60-digit arithmetic, always in favour of the unit
+# Covers the rounding of 60-digit arithmetic, always in favour of the privacy unit.
+_SLACK = 1 + Decimal("1e-30")
 _ROOT = Decimal("2.50662827463")  # below the root of 2 pi
+
+
+def require_delta(value: Fraction) -> Fraction:
+    """The delta of private keys, or `ValueError`: with 0 no key could ever be shown."""
+    if not value > 0:
+        raise ValueError("private keys need a delta above 0, such as 1e-6")
+    return value
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,8 @@ class SelectionRule:
         """The (epsilon, delta)-DP rule with the lowest threshold for counts of which a unit brings
         ``most`` to a key.
 
-        With ``law`` only rules of this noise; Gaussian noise then claims its zCDP, which some
-        filters price better.
+        With ``law`` only rules of this noise; Gaussian noise then states its zCDP, which some
+        filters charge less for.
         """
         moved, groups = group_sensitivity(table, by, None, 0, 1, most), table.groups_and_rows(by)[0]
         rules = (
@@ -93,23 +99,24 @@ class SelectionRule:
         if law == "gaussian" or (law is None and groups > 1):
             try:
                 rho = rho_for(epsilon, delta / 2)
-                claim = Approximate(epsilon, delta) if law is None else ZCDP(rho, delta / 2)
-                rules.append(cls._gaussian_rule(moved, groups, most, claim, rho, delta / 2))
-            except PlanRefused:  # a price too small for this noise
+                event = Approximate(epsilon, delta) if law is None else ZCDP(rho, delta / 2)
+                rules.append(cls._gaussian_rule(moved, groups, most, event, rho, delta / 2))
+            # A cost can be too small for this noise.
+            except PlanRefused:
                 if not rules:
                     raise
         return min(rules, key=lambda rule: rule.threshold)
 
     @classmethod
     def _laplace_rules(
-        cls, table: Table, moved: Sensitivity, groups: int, most: int, claim: Approximate
+        cls, table: Table, moved: Sensitivity, groups: int, most: int, event: Approximate
     ) -> list[SelectionRule]:
-        scale = scale_for(moved.l1, claim.epsilon)
-        noise = laplace_noise(moved, claim.epsilon)
+        scale = scale_for(moved.l1, event.epsilon)
+        noise = laplace_noise(moved, event.epsilon)
         changed = groups * (2 if table.neighbours == "replace" else 1)
-        bound = truncation_bound(scale, most, claim.delta / changed)
-        tail = tail_above(scale, claim.delta / groups)
-        return [cls(claim, noise, bound + 1, bound), cls(claim, noise, most + tail)]
+        bound = truncation_bound(scale, most, event.delta / changed)
+        tail = tail_above(scale, event.delta / groups)
+        return [cls(event, noise, bound + 1, bound), cls(event, noise, most + tail)]
 
     @classmethod
     def _gaussian_rule(
@@ -117,12 +124,12 @@ class SelectionRule:
         moved: Sensitivity,
         groups: int,
         most: int,
-        claim: Approximate | ZCDP,
+        event: Approximate | ZCDP,
         rho: Fraction,
         half: Fraction,
     ) -> SelectionRule:
         tail = gaussian_above(moved.l2_squared / (2 * rho), half / groups)
-        return cls(claim, gaussian_noise(moved, rho), most + tail)
+        return cls(event, gaussian_noise(moved, rho), most + tail)
 
     def draw_counts(self, counts: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
         """Noisy counts; those below the threshold must not leave."""

@@ -5,8 +5,9 @@ Definition: with p = a/b and for a key v the counts L(v) = #{y < v} and U(v) = #
 the integer c(v) = max(b L(v) - a m, b U(v) - (b-a) m); v is drawn with probability proportional to
 exp(-rate c(v)) from all keys first, ..., last. For the median this is 2 max(L, U) - m.
 
-Claim: if ``changed`` of the m integers may become others, every cost moves by at most b changed, so
-rate = epsilon / (2 b changed) is epsilon-bounded range, hence epsilon-DP and epsilon^2/8-zCDP.
+Guarantee: if ``changed`` of the m integers may become others, every cost moves by at most b
+changed, so rate = epsilon / (2 b changed) is epsilon-bounded range, hence epsilon-DP and
+epsilon^2/8-zCDP.
 
 Accuracy (stable-median paper, Theorem 3.1): with probability 1-beta the rank error is below 2
 changed ln(N/beta)/epsilon of m, N the number of keys.
@@ -41,7 +42,9 @@ SMALL = 4096
 
 
 def rate_for(epsilon: Fraction, p: Fraction, changed: int) -> Fraction:
-    """The price of one unit of cost when ``changed`` integers may become others."""
+    """The rate at which one unit of cost lowers the odds when ``changed`` integers may become
+    others.
+    """
     return epsilon / (2 * p.denominator * changed)
 
 

@@ -5,10 +5,10 @@ threshold; each query is an integer x that one unit moves by at most D, answered
 <= t + X, with Y fresh discrete Laplace noise of scale 4D/e0, X discrete Laplace of scale 2D/e0
 drawn afresh after every "below". "Above" costs nothing.
 
-Claim: each stretch up to and including one "below" is e0-DP, so the session is (failures x e0)-DP,
-whatever the number of "above" answers (Dwork and Roth 2014, Theorem 3.23, mirrored; with integer
-noise the proof shifts integers by D, which keeps the lattice). Neither noise is ever reused across
-stretches, logged or shown.
+Guarantee: each stretch up to and including one "below" is e0-DP, so the session is (failures x
+e0)-DP, whatever the number of "above" answers (Dwork and Roth 2014, Theorem 3.23, mirrored; with
+integer noise the proof shifts integers by D, which keeps the lattice). Neither noise is ever reused
+across stretches, logged or shown.
 """
 
 from __future__ import annotations

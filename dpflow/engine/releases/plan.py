@@ -207,7 +207,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     session = isinstance(mechanism, InteractiveMechanism) and not mechanism.independent_answers
     if session and not isinstance(event, Pure | Approximate | SparseVector | Unprotected):
         raise PluginError(
-            f"session {mechanism.name} claims {to_json(event)['kind']}, and the filters are proven for sessions that claim "
+            f"session {mechanism.name} states {to_json(event)['kind']}, and the filters are proven for sessions that state "
             f"pure.v1, approximate.v1 or sparse-vector.v1; its author must state one of those"
         )
     bound = None

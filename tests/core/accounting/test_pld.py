@@ -212,7 +212,7 @@ def test_extremes() -> None:
 
 def test_no_claim_has_no_report() -> None:
     """What protects nobody cannot be said to cost something."""
-    with pytest.raises(InvalidAmount, match="without a claim"):
+    with pytest.raises(InvalidAmount, match="without a guarantee"):
         pld.report_epsilon([(Pure(F(1)), 1), (Unprotected(), 1)], F(1, 10**6))
 
 

@@ -79,7 +79,7 @@ def test_uniform_numbers_have_no_modulo_bias(n: int) -> None:
     number.
     """
     top = 2**64 // n * n
-    assert samplers._uniform(n, 2, ScriptedSource([top, top - 1, n])).tolist() == [0, n - 1]
+    assert samplers.uniform_integers(n, 2, ScriptedSource([top, top - 1, n])).tolist() == [0, n - 1]
 
 
 def test_sizes_and_radii_are_checked() -> None:

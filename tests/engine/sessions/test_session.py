@@ -275,5 +275,5 @@ def test_a_session_claims_what_is_proven_for_sessions(
     mistake.
     """
     monkeypatch.setattr(AboveThreshold, "event", lambda *_: ZCDP(Fraction(1, 10)))
-    with pytest.raises(PluginError, match=r"claims zcdp\.v1"):
+    with pytest.raises(PluginError, match=r"states zcdp\.v1"):
         opened(tiny)
