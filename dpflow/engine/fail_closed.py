@@ -44,7 +44,8 @@ def draw_or_none(draw: Callable[[Source], T], none: T) -> T:
 
 
 def draw_before_rows(draw: Callable[[Source], T]) -> T:
-    """What ``draw`` returns; for draws that see public values only, such as a session's first state.
+    """What ``draw`` returns; for draws that see public values only, such as a session's first
+    state.
 
     Its errors pass: they cannot depend on rows, and nothing was charged.
     """

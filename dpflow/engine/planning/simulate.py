@@ -1,5 +1,5 @@
-"""The privacy cost of a whole schedule before it runs: what each task costs, and when which scope cannot pay
-any more.
+"""The privacy cost of a whole schedule before it runs: what each task costs, and when which scope
+cannot pay any more.
 
 A `Job` is a DAG or a release file on a calendar; it says which requests each of its runs makes.
 `forecast` plays the runs in the order of their dates against copies of the budgets. It charges
@@ -73,8 +73,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Job:
-    """A DAG (``dag_id``) or a release file on a calendar. ``runs`` starts at the first one at every call and
-    may have no end.
+    """A DAG (``dag_id``) or a release file on a calendar. ``runs`` starts at the first one at every
+    call and may have no end.
     """
 
     name: str
@@ -171,7 +171,7 @@ class Forecast:
     open_sessions: frozenset[Line]
 
 
-class Pricer:
+class PlanCache:
     """Plans of requests, each made once as long as its object is asked for again; declarations are
     read once.
     """
@@ -242,8 +242,8 @@ class BudgetCopies:
 
     def events_charged_to(self, scope: str) -> tuple[tuple[Event, int], ...]:
         """What was charged here to the scope's fullest budget, or to the first of them."""
-        accounts = [block for name, block in self._events if name == scope]
-        fullest = max(accounts, key=lambda block: self.largest_share(scope, [block]), default=None)
+        budgets = [block for name, block in self._events if name == scope]
+        fullest = max(budgets, key=lambda block: self.largest_share(scope, [block]), default=None)
         return () if fullest is None else tuple(self._events[scope, fullest].items())
 
     def largest_share(self, scope: str, blocks: Iterable[str]) -> float:
@@ -263,7 +263,7 @@ def forecast_schedule(
     supposed_grants: Mapping[str, Scope] | None = None,
     until: dt.datetime | None = None,
 ) -> Forecast:
-    """Price every task and play the schedule.
+    """Plan every task and play the schedule.
 
     Args:
         ledger: whose grants and budgets are used; None to compute costs only.
@@ -274,8 +274,8 @@ def forecast_schedule(
         PlanRefused: a scope granted to protect something else.
         InvalidInput: a request that no ledger would take.
     """
-    pricer = Pricer(registry, ledger)
-    lines = _first_lines(jobs, pricer)
+    plans = PlanCache(registry, ledger)
+    lines = _first_lines(jobs, plans)
     scopes = dict.fromkeys(name for line in lines for name in line.scope_path)
     ledger_scopes = {s.scope: s for s in ledger.scopes()} if ledger else {}
     granted = {
@@ -292,19 +292,19 @@ def forecast_schedule(
         for name in granted
         if ledger and name in ledger_scopes
     }
-    player = _Player(pricer, BudgetCopies(granted, spent), ledger)
+    player = _Player(plans, BudgetCopies(granted, spent), ledger)
     open_sessions = frozenset(line for line in lines if line.once and player.opened_before(line))
     last = player.play_calendar(jobs, until)
     for name, seen in player.outlooks.items():
-        seen.charged = player.accounts.events_charged_to(name)
+        seen.charged = player.budgets.events_charged_to(name)
     ungranted = tuple(name for name in scopes if name not in granted)
     return Forecast(
         tuple(jobs), tuple(lines), player.outlooks, ungranted, last, spent, open_sessions
     )
 
 
-def _first_lines(jobs: Sequence[Job], pricer: Pricer) -> list[Line]:
-    """What each job's first run asks for, priced; equal releases of one task together."""
+def _first_lines(jobs: Sequence[Job], cache: PlanCache) -> list[Line]:
+    """What each job's first run asks for, with its cost; equal releases of one task together."""
     lines = []
     for job in jobs:
         first = next(job.runs(), None)
@@ -312,7 +312,7 @@ def _first_lines(jobs: Sequence[Job], pricer: Pricer) -> list[Line]:
             assert first is not None
             same: dict[Any, list[Plan]] = {}
             for ask in task.asks(first):
-                plan = pricer.plan_once(ask.request, ask.blocks)
+                plan = cache.plan_once(ask.request, ask.blocks)
                 same.setdefault(_release_identity(plan, ask), []).append(plan)
             for plans in same.values():
                 also = tuple(dict.fromkeys(p.request.name for p in plans[1:]))
@@ -334,11 +334,11 @@ class _Player:
     ends.
     """
 
-    def __init__(self, pricer: Pricer, accounts: BudgetCopies, ledger: Ledger | None) -> None:
-        self._pricer, self.accounts, self._ledger = pricer, accounts, ledger
+    def __init__(self, plans: PlanCache, budgets: BudgetCopies, ledger: Ledger | None) -> None:
+        self._plans, self.budgets, self._ledger = plans, budgets, ledger
         self._opened: set[tuple[str, str, int]] = set()
         self._now = dt.datetime.now(dt.UTC)
-        self.outlooks = {name: Outlook(scope) for name, scope in accounts.granted.items()}
+        self.outlooks = {name: Outlook(scope) for name, scope in budgets.granted.items()}
 
     def play_calendar(self, jobs: Sequence[Job], until: dt.datetime | None) -> dt.datetime | None:
         """Returns the date up to which runs were played; None when no scope has a grant or no job
@@ -370,7 +370,7 @@ class _Player:
         for task in job.tasks:
             for ask in task.asks(run):
                 request, blocks = ask.request, ask.blocks
-                plan = self._pricer.plan_once(request, blocks)
+                plan = self._plans.plan_once(request, blocks)
                 same = task.name, _release_identity(plan, ask)
                 if same in seen_before:
                     continue
@@ -388,7 +388,7 @@ class _Player:
                 free = self._is_free(job, run, line, ask)
                 for name in open_scopes:
                     touched.setdefault(name, {}).update(dict.fromkeys(charged or ("",), free))
-                refusal = None if free else self.accounts.charge_line(line, charged)
+                refusal = None if free else self.budgets.charge_line(line, charged)
                 if refusal is not None:
                     seen = self.outlooks[refusal[0]]
                     seen.refused, seen.block = run.when, refusal[1]
@@ -397,7 +397,7 @@ class _Player:
             if seen.refused is None:
                 seen.runs, seen.last = seen.runs + 1, run.when
                 seen.runs_paid_before += all(blocks_of.values())
-            seen.burn.append((run.when, self.accounts.largest_share(name, blocks_of)))
+            seen.burn.append((run.when, self.budgets.largest_share(name, blocks_of)))
 
     def opened_before(self, line: Line) -> bool:
         """Whether the ledger has this session."""
@@ -427,7 +427,7 @@ class _Player:
                 request.model_copy(update={"revision": int(run.occurrence)})
             )
         return (
-            self._ledger.find(run_identity.key(self._pricer.plan_exactly(request, ask.blocks)))
+            self._ledger.find(run_identity.key(self._plans.plan_exactly(request, ask.blocks)))
             is not None
         )
 

@@ -1,7 +1,8 @@
 """Which filter holds more runs, and which noise makes a number of runs fit: answers before a grant
 is made or spent.
 
-Privacy costs are those the ledger will charge, in whole units, so an answer that fits here fits there.
+Privacy costs are those the ledger will charge, in whole units, so an answer that fits here fits
+there.
 """
 
 from __future__ import annotations
@@ -52,17 +53,14 @@ def count_rounds(
     """How often ``each`` fits after ``once`` was paid, before the first refusal; -1 if not even
     ``once`` does, None without end.
     """
-    limits, start, step = (
-        filter.capacity(),
-        spent + total_cost(filter, [(e, 1) for e in once]),
-        Cost(),
-    )
-    if not Filter.admits(limits, start):
+    capacity = filter.capacity()
+    start = spent + total_cost(filter, [(e, 1) for e in once])
+    if not Filter.admits(capacity, start):
         return -1
     step = total_cost(filter, [(e, 1) for e in each])
     if step == Cost():
         return None
-    return _largest_true(lambda n: Filter.admits(limits, start + _multiply_cost(step, n)))
+    return _largest_true(lambda n: Filter.admits(capacity, start + _multiply_cost(step, n)))
 
 
 def _largest_true(holds: Callable[[int], bool]) -> int:
@@ -311,7 +309,7 @@ def round_down(value: float) -> Fraction:
 
 
 def _at_epsilon(plan: Plan, epsilon: Fraction) -> tuple[Event, ErrorBound | None]:
-    """Claim and error of the same request at another epsilon."""
+    """Guarantee and error of the same request at another epsilon."""
     params = type(plan.params).model_validate(
         {**plan.request.params, "epsilon": amounts.exact_text(epsilon)}
     )

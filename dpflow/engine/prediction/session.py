@@ -174,8 +174,8 @@ class PredictionSession:
             return {name: self._notes[name] for name in names if name in self._notes}
 
     def describe(self) -> dict[str, Any]:
-        """What whoever asks may know: features with their bounds or keys, the privacy guarantee, what
-        is left.
+        """What whoever asks may know: features with their bounds or keys, the privacy guarantee,
+        what is left.
         """
         table, features = self._plan.table, []
         for name in self._params.features:

@@ -1,9 +1,9 @@
 """Estimates on every holdout group, each computed from that group's rows and nothing else.
 
-One privacy unit sits in one group, so it may move one estimate. That holds only if nothing is computed
-across groups: predictions are made one group at a time too, because a batch lets one row that
-fails, or the blocking of a matrix product, reach all. Rows of a group are put in the order of their
-values first: a sum of floats depends on the order, and the order in which a table is scanned
+One privacy unit sits in one group, so it may move one estimate. That holds only if nothing is
+computed across groups: predictions are made one group at a time too, because a batch lets one row
+that fails, or the blocking of a matrix product, reach all. Rows of a group are put in the order of
+their values first: a sum of floats depends on the order, and the order in which a table is scanned
 depends on rows of other groups. Estimators that are functions of exact sums are added up in the
 database.
 """

@@ -6,17 +6,17 @@ Such a release is a query of the session, ``{release: {mechanism: ..., params: .
 gate's table, rows and blocks, and its result is an answer like a verdict, stored before it is seen
 and free again.
 
-Guarantee: the session as a whole is (epsilon, delta)-DP. The verdicts are (epsilon - reserve.epsilon,
-delta - reserve.delta)-DP towards every analyst; each release has an exact (e, d) and is refused
-unless their sums stay within the reserve. So everything that is said is what a basic filter of
-capacity (epsilon, delta) admits, interleaved with one session: docs/guides/accounting.md, theorem 1 and
-sessions.
+Guarantee: the session as a whole is (epsilon, delta)-DP. The verdicts are (epsilon -
+reserve.epsilon, delta - reserve.delta)-DP towards every analyst; each release has an exact (e, d)
+and is refused unless their sums stay within the reserve. So everything that is said is what a basic
+filter of capacity (epsilon, delta) admits, interleaved with one session: docs/guides/accounting.md,
+theorem 1 and sessions.
 
 Generalisation: the verdicts' proofs are about neighbours that differ in a whole *group* of units,
-and a release is private for one privacy unit only. After the first of them verdicts are heuristic; those
-before it keep their proof, because it is one about the transcript so far. Corrected values move
-with one group's estimate, which is why they void nothing. Gates without noise have no epsilon to
-reserve: their proof allows no other output of the holdout at all.
+and a release is private for one privacy unit only. After the first of them verdicts are heuristic;
+those before it keep their proof, because it is one about the transcript so far. Corrected values
+move with one group's estimate, which is why they void nothing. Gates without noise have no epsilon
+to reserve: their proof allows no other output of the holdout at all.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
         raise InvalidDeclaration(
             f"release inside {gate.request.name}: {describe_problems(error)}"
         ) from None
-    # Each condition is parsed by itself: a text such as "a) OR (b" is a condition only between the brackets of
-    # two others.
+    # Each condition is parsed by itself: a text such as "a) OR (b" is a condition only between the
+    # brackets of two others.
     where = [
         f"({PrivateTable(gate.table, condition).where})"
         for condition in (gate.request.where, inner.where)
