@@ -50,7 +50,8 @@ class PrivateTable:
         `dpflow.tables.language.conditions`.
 
         Args:
-            seal: a keyed digest; with it, partial aggregates are cached where the declaration says so
+            seal: a keyed digest; with it, partial aggregates are cached where the declaration says
+            so
             (`dpflow.tables.requests.partial_cache`).
 
         Raises `PlanRefused` or `UnknownName` if the condition is not in the language.
@@ -171,9 +172,9 @@ class PrivateTable:
         requested columns as arrays.
 
         A unit's group, 0 to groups-1, is a keyed hash of the unit: its rows are all in one group,
-        and who shares a group is unknown without the secret. Rows are not truncated: a unit may change its
-        whole group. Numbers, dates and truth values come as float64 within their declared bounds
-        (missing: the declared number, or NaN), text as str or None.
+        and who shares a group is unknown without the secret. Rows are not truncated: a unit may
+        change its whole group. Numbers, dates and truth values come as float64 within their
+        declared bounds (missing: the declared number, or NaN), text as str or None.
         """
         with self._open_query(blocks) as reading:
             arrays = reading.fetch_arrays(holdout_groups.rows_query(reading, request, secret))

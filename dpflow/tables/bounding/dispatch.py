@@ -44,84 +44,89 @@ class RowSource(Protocol):
 
 
 def bounded_sums(
-    source: RowSource, cut: Truncation, codes: NumberedColumn | None
+    source: RowSource, truncation: Truncation, codes: NumberedColumn | None
 ) -> dict[str, NDArray[np.int64]]:
     """The columns of `Truncation.query`.
 
     Args:
         codes: the groups' codes as numbers; None if they are too many.
     """
-    words = _pack_rows(source, cut, codes)
+    words = _pack_rows(source, truncation, codes)
     if words is not None:
         return source.connection.scrub_errors(
-            lambda: words.sums(_read_words(source, words)).centred_columns(words.cut)
+            lambda: words.sums(_read_words(source, words)).centred_columns(words.truncation)
         )
     query = _add_in_parts(
-        source, cut, lambda rows, whole: replace(cut, rows=rows).query(whole), ["code"]
+        source,
+        truncation,
+        lambda rows, whole: replace(truncation, rows=rows).query(whole),
+        ["code"],
     )
     return {name: as_int64(column) for name, column in source.fetch_arrays(query).items()}
 
 
 def bounded_values(
-    source: RowSource, cut: Truncation, value: Value, codes: NumberedColumn
+    source: RowSource, truncation: Truncation, value: Value, codes: NumberedColumn
 ) -> tuple[NDArray[np.int64], ...]:
     """Codes, values and multiplicities."""
-    words = _pack_rows(source, cut, codes)
+    words = _pack_rows(source, truncation, codes)
     if words is not None:
         return source.connection.scrub_errors(lambda: words.histogram(_read_words(source, words)))
     # One group needs one aggregate per unit; keyed draws are only in the general form.
-    single = cut.keys == 1 and cut.salt is None
+    single = truncation.keys == 1 and truncation.salt is None
 
     def query(rows: str, _: bool) -> str:
         if single:
-            return truncate_values(rows, value, cut.per_group, cut.unit)
-        return truncate_grouped_values(rows, cut)
+            return truncate_values(rows, value, truncation.per_group, truncation.unit)
+        return truncate_grouped_values(rows, truncation)
 
     keys = ["v"] if single else ["code", "v"]
-    arrays = source.fetch_arrays(_add_in_parts(source, cut, query, keys))
+    arrays = source.fetch_arrays(_add_in_parts(source, truncation, query, keys))
     values = as_int64(arrays["v"])
     codes_of = np.zeros(len(values), np.int64) if single else as_int64(arrays["code"])
     return codes_of, values, as_int64(arrays["n"])
 
 
 def _pack_rows(
-    source: RowSource, cut: Truncation, codes: NumberedColumn | None
+    source: RowSource, truncation: Truncation, codes: NumberedColumn | None
 ) -> PackedRows | None:
     """The rows of a truncation as words, if they fit; None if DuckDB has to aggregate them, as
     where draws are hashes of units.
     """
     # A view has no bound on its rows, and a keyed draw is a hash that DuckDB takes.
     if (
-        cut.most_rows >= 1 << ROW_BITS
+        truncation.most_rows >= 1 << ROW_BITS
         or codes is None
-        or cut.salt is not None
-        or not PackedRows(cut, (), codes).fit_in_words()
+        or truncation.salt is not None
+        or not PackedRows(truncation, (), codes).fit_in_words()
     ):
         return None
-    units = source.number_units(cut.unit)
+    units = source.number_units(truncation.unit)
     whole = tuple(number for number in units if number is not None)
     if len(whole) < len(units):
         return None
-    words = PackedRows(cut, whole, codes)
+    words = PackedRows(truncation, whole, codes)
     if words.has_direct_units():
         return words
     # Any numbering will do: a unit's number only brings its rows together.
-    numbered = f"SELECT *, dense_rank() OVER (ORDER BY {cut.unit}) - 1 AS number FROM ({cut.rows})"
+    numbered = f"SELECT *, dense_rank() OVER (ORDER BY {truncation.unit}) - 1 AS number FROM ({truncation.rows})"
     return PackedRows(
-        replace(cut, rows=numbered), (NumberedColumn("number", 0, cut.most_rows),), codes
+        replace(truncation, rows=numbered),
+        (NumberedColumn("number", 0, truncation.most_rows),),
+        codes,
     )
 
 
 def _read_words(source: RowSource, words: PackedRows) -> Iterator[NDArray[np.int64]]:
     """The words of all rows, as many at once as memory allows."""
     size = sandbox.memory_bytes() // BYTES_PER_WORD
-    for part in split_rows(words.cut.rows, words.cut.most_rows, size):
+    for part in split_rows(words.truncation.rows, words.truncation.most_rows, size):
         yield as_int64(source.fetch_arrays(words.query(part))["word"])
 
 
 def _add_in_parts(
     source: RowSource,
-    cut: Truncation,
+    truncation: Truncation,
     query: Callable[[str, bool], str],
     keys: Sequence[str],
 ) -> str:
@@ -131,9 +136,9 @@ def _add_in_parts(
     Args:
         query: of a rows query, and whether that is the whole of the rows.
     """
-    parts = split_rows(cut.rows, cut.most_rows, PART_ROWS)
+    parts = split_rows(truncation.rows, truncation.most_rows, PART_ROWS)
     if len(parts) == 1:
-        return query(cut.rows, True)
+        return query(truncation.rows, True)
     for number, part in enumerate(parts):
         # The first part makes the table, with the types of its sums.
         into = "INSERT INTO sums" if number else "CREATE OR REPLACE TEMP TABLE sums AS"

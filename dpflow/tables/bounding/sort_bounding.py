@@ -105,14 +105,15 @@ class UnitGroupCells:
         )
         return cls(unit[starts], code[starts], np.add.reduceat(rows, starts), counts, sums)
 
-    def truncate_cells(self, cut: Truncation) -> UnitGroupCells:
+    def truncate_cells(self, truncation: Truncation) -> UnitGroupCells:
         """The cells that the units keep, each within the bound on its rows."""
         # The guarantee needs only that the bounds hold, so the draws need no secrecy.
         draws = np.random.default_rng()
         selection: slice | Integers = slice(None)
-        if cut.groups is not None:
-            selection = choose_members(run_starts(self.unit), len(self.unit), cut.groups, draws)
-        most, counts, sums = cut.per_group, [], []
+        if truncation.groups is not None:
+            starts = run_starts(self.unit)
+            selection = choose_members(starts, len(self.unit), truncation.groups, draws)
+        most, counts, sums = truncation.per_group, [], []
         for count, total in zip(self.counts, self.sums, strict=True):
             counts.append(np.minimum(count[selection], most))
             sums.append(rescale_sums(total[selection], count[selection], most, draws))
@@ -130,12 +131,12 @@ class PackedRows:
     """How the rows of a truncation become words.
 
     Attributes:
-        cut: a truncation whose ``most_rows`` is known.
+        truncation: one whose ``most_rows`` is known.
         units: what a contribution belongs to, as numbers.
         codes: codes of its groups, as numbers.
     """
 
-    cut: Truncation
+    truncation: Truncation
     units: tuple[NumberedColumn, ...]
     codes: NumberedColumn
 
@@ -149,8 +150,8 @@ class PackedRows:
         # Private codes have a fixed room, because how many there are is up to the rows.
         codes = CODE_BITS if self.codes.private else self._code_bits
         sums = [
-            max(value.span, value.reach, self.cut.per_group) << ROW_BITS
-            for value in self.cut.values
+            max(value.span, value.reach, self.truncation.per_group) << ROW_BITS
+            for value in self.truncation.values
         ]
         return ROW_BITS + codes + self._cell_shift <= WORD and all(
             bit_length(most) <= WORD for most in sums
@@ -163,7 +164,7 @@ class PackedRows:
     @property
     def _spans(self) -> list[int]:
         """The largest number of each value: above those of its span stands the one for none."""
-        return [value.span + value.optional for value in self.cut.values]
+        return [value.span + value.optional for value in self.truncation.values]
 
     @property
     def _cell_shift(self) -> int:
@@ -183,7 +184,7 @@ class PackedRows:
         fields = [(number.number, number.bit_length) for number in self.units]
         if self._code_bits:
             fields.append((self.codes.number, self.codes.bit_length))
-        for i, (value, largest) in enumerate(zip(self.cut.values, self._spans, strict=True)):
+        for i, (value, largest) in enumerate(zip(self.truncation.values, self._spans, strict=True)):
             above = f"v{i} - CAST({value.low} AS BIGINT)" if value.low else f"v{i}"
             fields.append(
                 (f"coalesce({above}, {largest})" if value.optional else above, bit_length(largest))
@@ -198,14 +199,14 @@ class PackedRows:
         """The bounded sums of parts with all rows of a unit in one of them. The words are
         overwritten.
         """
-        totals = Totals(self.codes, len(self.cut.values))
+        totals = Totals(self.codes, len(self.truncation.values))
         for words in parts:
             cells = 1 + self.units[0].size << self._code_bits
-            # Both ways give the same cells, so here the rows may decide: 16 bytes for each word at most.
-            room = cells * (1 + len(self.cut.values)) <= 2 * len(words)
+            # Both ways give the same cells, so here the rows may decide: 16 bytes a word at most.
+            room = cells * (1 + len(self.truncation.values)) <= 2 * len(words)
             dense = len(self.units) == 1 and room and self._sums_fit()
             pieces = self._sum_cells(words, cells) if dense else self._sort_cells(words)
-            run_threads(lambda piece: totals.add(piece().truncate_cells(self.cut)), pieces)
+            run_threads(lambda piece: totals.add(piece().truncate_cells(self.truncation)), pieces)
         return totals
 
     def histogram(self, parts: Iterable[Integers]) -> tuple[Integers, Integers, Integers]:
@@ -221,7 +222,7 @@ class PackedRows:
             )
         kept, counts = _merge_counts(found)
         width = self._cell_shift
-        return kept >> width, (kept & (1 << width) - 1) + self.cut.values[0].low, counts
+        return kept >> width, (kept & (1 << width) - 1) + self.truncation.values[0].low, counts
 
     def _truncate_chunk(self, words: Integers) -> tuple[Integers, Integers]:
         """Codes and values of what the units of a chunk keep, in one word, and their
@@ -232,7 +233,7 @@ class PackedRows:
         draws = np.random.default_rng()
         # A group in which a unit has no value must not take the place of one in which it has.
         selection: Integers | None = None
-        if self.cut.groups is not None:
+        if self.truncation.groups is not None:
             cells = np.concatenate(
                 [
                     piece[run_starts(piece)]
@@ -241,7 +242,7 @@ class PackedRows:
             )
             selection = cells[
                 choose_members(
-                    run_starts(cells >> self._code_bits), len(cells), self.cut.groups, draws
+                    run_starts(cells >> self._code_bits), len(cells), self.truncation.groups, draws
                 )
             ]
         return _merge_counts(
@@ -252,7 +253,7 @@ class PackedRows:
         """A chunk's words that have a value: as one array, or as several with whole cells each, the
         large ones alone.
         """
-        width, value = self._cell_shift, self.cut.values[0]
+        width, value = self._cell_shift, self.truncation.values[0]
         for piece in split_runs(words, width) if _is_large(words) else [words]:
             if not _is_large(piece):
                 yield piece[piece & (1 << width) - 1 <= value.span] if value.optional else piece
@@ -272,7 +273,7 @@ class PackedRows:
         self, piece: Integers, selection: Integers | None, draws: np.random.Generator
     ) -> tuple[Integers, Integers]:
         """The numbers of a piece's rows that are kept, and their multiplicities."""
-        large = _is_large(piece)
+        large, most = _is_large(piece), self.truncation.per_group
         if selection is not None and len(piece):
             cells = self._of_cells(piece)
             starts = run_starts(cells)
@@ -283,16 +284,11 @@ class PackedRows:
                 else piece[selected[_run_numbers(starts, len(piece))]]
             )
         if not large:
-            piece = piece[
-                choose_members(
-                    run_starts(piece >> self._cell_shift), len(piece), self.cut.per_group, draws
-                )
-            ]
+            starts = run_starts(piece >> self._cell_shift)
+            piece = piece[choose_members(starts, len(piece), most, draws)]
         # A large piece is one cell: it is drawn from as it is, without arrays of its runs.
-        elif len(piece) > self.cut.per_group:
-            piece = piece[
-                draws.choice(len(piece), self.cut.per_group, replace=False, shuffle=False)
-            ]
+        elif len(piece) > most:
+            piece = piece[draws.choice(len(piece), most, replace=False, shuffle=False)]
         size = LARGE * CHUNK
         return _merge_counts(
             [self._count_numbers(piece[at : at + size]) for at in range(0, len(piece), size)]
@@ -321,7 +317,7 @@ class PackedRows:
         starts = run_starts(cell)
         rows, cell = np.diff(starts, append=len(words)), cell[starts]
         counts, sums = [], []
-        for i in range(len(self.cut.values)):
+        for i in range(len(self.truncation.values)):
             number, present = self._read_value(words, i)
             counts.append(
                 rows if present is None else np.add.reduceat(present.astype(np.int64), starts)
@@ -335,7 +331,7 @@ class PackedRows:
         """
         shift, largest = sum(map(bit_length, self._spans[i + 1 :])), self._spans[i]
         number = (words >> shift) & (1 << bit_length(largest)) - 1
-        if not self.cut.values[i].optional:
+        if not self.truncation.values[i].optional:
             return number, None
         present = number < largest
         if present.all():
@@ -350,17 +346,19 @@ class PackedRows:
 
     def _sums_fit(self) -> bool:
         """Whether a value's number and sum over all rows fit in one integer."""
-        rows = self.cut.most_rows
+        rows = self.truncation.most_rows
         return all(
-            bit_length(value.span * rows) + bit_length(rows) <= WORD for value in self.cut.values
+            bit_length(value.span * rows) + bit_length(rows) <= WORD
+            for value in self.truncation.values
         )
 
     def _sum_cells(self, words: Integers, cells: int) -> list[Callable[[], UnitGroupCells]]:
         """Cells of runs of units, from sums of every possible cell."""
         rows = np.zeros(cells, np.int64)
         # A count above a sum in one integer: one addition for both.
-        packed = [np.zeros(cells, np.int64) for _ in self.cut.values]
-        shifts = [bit_length(value.span * self.cut.most_rows) for value in self.cut.values]
+        values, most_rows = self.truncation.values, self.truncation.most_rows
+        packed = [np.zeros(cells, np.int64) for _ in values]
+        shifts = [bit_length(value.span * most_rows) for value in values]
         for start in range(0, len(words), CHUNK):
             chunk = words[start : start + CHUNK]
             cell = chunk >> self._cell_shift
@@ -403,7 +401,7 @@ class Totals:
         self.counts = [np.zeros(size, np.int64) for _ in range(self.values)]
         self.sums = [np.zeros(size, np.int64) for _ in range(self.values)]
 
-    def centred_columns(self, cut: Truncation) -> dict[str, Integers]:
+    def centred_columns(self, truncation: Truncation) -> dict[str, Integers]:
         """The columns of `Truncation.query`: codes that any unit reaches, and their sums around the
         centres.
         """
@@ -414,7 +412,7 @@ class Totals:
             "unit_count": self.units[code],
         }
         for i, (value, count, total) in enumerate(
-            zip(cut.values, self.counts, self.sums, strict=True)
+            zip(truncation.values, self.counts, self.sums, strict=True)
         ):
             columns[f"c{i}"] = count[code]
             columns[f"s{i}"] = total[code] + (value.low - value.centre) * count[code]

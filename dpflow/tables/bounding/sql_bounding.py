@@ -352,29 +352,31 @@ def truncate_values(rows: str, value: Value, most: int, unit: str = "unit, part"
     return f"SELECT v0 AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
 
 
-def truncate_grouped_values(rows: str, cut: Truncation) -> str:
-    """As `truncate_values` within groups: ``code``, ``v`` and ``n`` of a rows query with ``code`` and
-    ``v0``, by code and value.
+def truncate_grouped_values(rows: str, truncation: Truncation) -> str:
+    """As `truncate_values` within groups: ``code``, ``v`` and ``n`` of a rows query with ``code``
+    and ``v0``, by code and value.
 
-    ``cut`` says how: a unit keeps ``per_group`` values of a group and ``groups`` groups in which it
+    ``truncation`` says how: a unit keeps ``per_group`` values of a group and ``groups`` groups in
+    which it
     has any.
     """
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
+    unit, most = truncation.unit, truncation.per_group
     # Equal values have to draw numbers of their own, or all or none of them would stay.
-    if cut.salt is not None:
-        placed = f"row_number() OVER (PARTITION BY {cut.unit}, code ORDER BY v0) AS place"
+    if truncation.salt is not None:
+        placed = f"row_number() OVER (PARTITION BY {unit}, code ORDER BY v0) AS place"
         present = f"SELECT *, {placed} FROM ({present})"
-    if cut.salt is not None or cut.per_group > MOST_PACKED:
+    if truncation.salt is not None or most > MOST_PACKED:
         present = _limit_rows(
-            present, f"{cut.unit}, code", cut.per_group, cut.random_number("code", "place")
+            present, f"{unit}, code", most, truncation.random_number("code", "place")
         )
         picked = "list(v0)"
     else:
-        picked = f"arg_min(v0, random(), {cut.per_group})"
+        picked = f"arg_min(v0, random(), {most})"
     # Groups are chosen last: one in which a unit has no value takes no place.
-    cells = f"SELECT {cut.unit}, code, {picked} AS vs FROM ({present}) GROUP BY {cut.unit}, code"
-    if cut.groups is not None:
-        cells = _limit_rows(cells, cut.unit, cut.groups, cut.random_number("code"))
+    cells = f"SELECT {unit}, code, {picked} AS vs FROM ({present}) GROUP BY {unit}, code"
+    if truncation.groups is not None:
+        cells = _limit_rows(cells, unit, truncation.groups, truncation.random_number("code"))
     values = f"SELECT code, unnest(vs) AS v FROM ({cells})"
     return f"SELECT code, v, count(*) AS n FROM ({values}) GROUP BY code, v ORDER BY code, v"
 

@@ -1,8 +1,8 @@
 """Which rows a release reads: a small language of conditions, checked, and rewritten for DuckDB.
 
 A condition is compared with one row at a time, before contributions are truncated, so a unit's rows
-pass or fail by themselves and every bound and sensitivity stays what the declaration says. Rows where it
-is false or NULL are left out.
+pass or fail by themselves and every bound and sensitivity stays what the declaration says. Rows
+where it is false or NULL are left out.
 
 The language: declared columns and literals; ``= <> < <= > >=``, ``BETWEEN``, ``IN (...)``, ``IS
 NULL``, ``LIKE`` with a literal, ``AND OR NOT``; ``+ - * / %``, ``abs``, ``sqrt``, ``ln`` and

@@ -32,11 +32,11 @@ def truncate_request(reading: RequestQuery, request: SortedValues) -> tuple[Trun
 
 def answer_request(reading: RequestQuery, request: SortedValues) -> ValueCounts:
     """Bound contributions, count equal values."""
-    cut, value = truncate_request(reading, request)
-    cut = replace(cut, most_rows=reading.most_rows())
+    truncation, value = truncate_request(reading, request)
+    truncation = replace(truncation, most_rows=reading.most_rows())
     reading.bound_joins()
     if request.by is not None:
         reading.number_keys(reading.column(request.by), request.keys)
     codes = NumberedColumn("code", 0, len(request.keys))
-    groups, values, counts = dispatch.bounded_values(reading, cut, value, codes)
+    groups, values, counts = dispatch.bounded_values(reading, truncation, value, codes)
     return ValueCounts(values, counts, None if request.by is None else groups)

@@ -69,8 +69,8 @@ def truncate_request(reading: RequestQuery, request: GroupedSums) -> Truncation:
 
 def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:
     """Number the keys, bound contributions, add up."""
-    cut = replace(truncate_request(reading, request), most_rows=reading.most_rows())
-    cut.check_magnitude()
+    truncation = replace(truncate_request(reading, request), most_rows=reading.most_rows())
+    truncation.check_magnitude()
     reading.bound_joins()
     keys: tuple[str, ...] = ("",)
     if request.by is not None:
@@ -80,7 +80,7 @@ def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:
             reading.number_keys(by, keys)
         elif not sql.small_integer(by):
             reading.collect_keys(by)
-    columns = dispatch.bounded_sums(reading, cut, _number_codes(reading, request, len(keys)))
+    columns = dispatch.bounded_sums(reading, truncation, _number_codes(reading, request, len(keys)))
     codes = columns["code"]
     indexes = np.arange(len(codes))
     if request.by is not None and request.keys is None:

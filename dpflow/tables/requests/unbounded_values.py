@@ -2,10 +2,10 @@
 cells of one grid.
 
 Contributions are truncated once, into the temporary table ``kept``: group code ``code``, hash of
-the unit ``h``, value ``x``. Where DuckDB enforces that units are unique there is nothing to truncate and
-``kept`` is a view. Rounds read it with two kinds of query, neither of which takes a logarithm:
-cells are floor(x * 2^-e), exact because the factor is a power of two, and distances are taken from
-the sample, outside.
+the unit ``h``, value ``x``. Where DuckDB enforces that units are unique there is nothing to
+truncate and ``kept`` is a view. Rounds read it with two kinds of query, neither of which takes a
+logarithm: cells are floor(x * 2^-e), exact because the factor is a power of two, and distances are
+taken from the sample, outside.
 
 Sample: the rows with the smallest (h, x), h a salted hash of unit and part. Whether a row is in
 depends on how many others come before it, so one row more moves at most one out; no quality of the
