@@ -88,6 +88,7 @@ class LinearRange(Range):
 
     @property
     def first_key(self) -> int:
+        # In exact fractions: a float quotient could take in an element outside the bounds.
         return -((-self.lower) // self.step)
 
     @property
@@ -129,6 +130,7 @@ class LogGrid(Range):
 
     @property
     def last_key(self) -> int:
+        # The slack keeps an exact power of the ratio in, which two logarithms may miss.
         return 1 + math.floor(math.log(self.largest / self.smallest) / math.log(self.ratio) + 1e-9)
 
     @property
@@ -139,6 +141,7 @@ class LogGrid(Range):
         with np.errstate(divide="ignore", over="ignore"):
             size = np.abs(values) / float(self.smallest)
             position = np.ceil(np.log(size) / math.log(self.ratio) - 0.5) + 1
+        # Between 0 and the first element there is no ratio: half of it is the middle.
         position = np.where(size < 1, np.where(size > 0.5, 1.0, 0.0), position)
         return self._clip_positions(
             np.where(np.isnan(values), np.nan, np.copysign(position, values))
@@ -203,7 +206,9 @@ class Floats(Range):
 
     def nearest_keys(self, values: NDArray[np.float64]) -> Keys:
         with np.errstate(over="ignore"):
+            # A float64 too large for a float32 becomes infinite here, and the last key below.
             floats = np.ascontiguousarray(values, dtype=self.kind)
+        # Bits of positive floats, read as an integer, are in the order of the floats.
         bits = (
             np.abs(floats).view(np.int32 if self.kind == "float32" else np.int64).astype(np.int64)
         )

@@ -51,12 +51,14 @@ class Engine:
         """Answer whether ``value`` is below the threshold. Calling it on an exhausted memory is a
         bug, not a query.
         """
+        # No answer is charged any more, so none may be drawn.
         if memory.is_exhausted(self):
             raise AssertionError("an exhausted sparse-vector session was asked")
         noise = int(discrete_laplace(self.query_scale, 1, source)[0])
         # The noise of the threshold stays for the whole stretch; only the query's is fresh.
         if value + noise > threshold + memory.noise:
             return False, memory
+        # A "below" ends the stretch: its threshold noise is never used again.
         return True, Memory(memory.failures + 1, self._threshold_noise(source))
 
     def _threshold_noise(self, source: Source) -> int:

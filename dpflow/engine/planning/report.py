@@ -89,6 +89,7 @@ def _fixed_schedule(outlook: Outlook) -> dict[str, Any] | None:
     return {
         "report": pld.LABEL,
         "releases": releases,
+        # Rounded up: a report must not promise more than is proved.
         "epsilon": math.ceil(epsilon * 1e6) / 1e6,
         "delta": exact_text(delta),
     }
@@ -98,6 +99,7 @@ def _cost_texts(cost: Cost) -> dict[str, str]:
     units = {"epsilon": EPSILON_UNIT, "delta": DELTA_UNIT, "renyi": EPSILON_UNIT}
     sums = {name: getattr(cost, name) for name in units}
     return {
+        # A saturated sum stands for all larger ones.
         name: "inf" if sums[name] >= SATURATED else exact_text(sums[name] * unit)
         for name, unit in units.items()
     }

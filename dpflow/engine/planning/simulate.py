@@ -186,6 +186,7 @@ class PlanCache:
         for a digest.
         """
         cached = self._plans.get(id(request))
+        # An id may be that of an object that is gone, so the object is compared, too.
         if cached is None or cached[0] is not request:
             # A calendar without end must not fill the memory.
             if len(self._plans) >= _CACHE_SIZE:
@@ -267,7 +268,7 @@ def forecast_schedule(
 
     Args:
         ledger: whose grants and budgets are used; None to compute costs only.
-        supposed: grants that are not in the ledger, or instead of the ledger's.
+        supposed_grants: grants that are not in the ledger, or instead of the ledger's.
         until: look no further than this date; by default ten years after the first run.
 
     Raises:
@@ -278,6 +279,7 @@ def forecast_schedule(
     lines = _first_lines(jobs, plans)
     scopes = dict.fromkeys(name for line in lines for name in line.scope_path)
     ledger_scopes = {s.scope: s for s in ledger.scopes()} if ledger else {}
+    # Supposed grants come last, for they stand in for the ledger's.
     granted = {
         name: scope
         for name, scope in (ledger_scopes | dict(supposed_grants or {})).items()
@@ -352,6 +354,7 @@ class _Player:
             key=lambda dated: dated[:2],
         )
         if until is None:
+            # A calendar without end needs a horizon, counted from the last job's first run.
             firsts = [run.when for job in jobs for run in itertools.islice(job.runs(), 1)]
             until = max(firsts) + HORIZON if firsts else None
         played = until
@@ -372,11 +375,13 @@ class _Player:
                 request, blocks = ask.request, ask.blocks
                 plan = self._plans.plan_once(request, blocks)
                 same = task.name, _release_identity(plan, ask)
+                # The same release twice in one run is a replay, which costs nothing.
                 if same in seen_before:
                     continue
                 seen_before.add(same)
                 line = _make_line(job, task, plan)
                 charged = blocks if plan.table.protects == "unit-block" else ()
+                # A scope that refused stays closed, though a cheaper release might still fit.
                 open_scopes = [
                     n
                     for n in line.scope_path
@@ -417,6 +422,7 @@ class _Player:
             if name in self._opened:
                 return True
             self._opened.add(name)
+            # Its first opening in the schedule costs nothing if the ledger has it already.
             return self.opened_before(line)
         # A run of the future has no entry, so its exact plan is not made.
         if self._ledger is None or request.scope not in self.outlooks or run.when > self._now:

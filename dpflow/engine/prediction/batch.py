@@ -104,6 +104,7 @@ def label_points(
     keys = features.pop("").tolist()
     before = session.predictions_left
     labels = session.predict(features, batch=points.batch)
+    # Answers first: they are charged, and a student may still fail to be trained.
     publish_answers(answers.database, answers.table, session.id, keys, labels)
     left = session.predictions_left
     taught = (

@@ -64,6 +64,7 @@ def charge_session(
         family=plan.version_independent_digest,
         slot=run_identity.slot,
         principal=run_identity.principal,
+        # The first noise is drawn before any row is read, so it cannot depend on one.
         state=draw_before_rows(partial(mechanism.open, plan.params, plan.table)).data,
         exclusive=mechanism.locks_dataset,
         request=plan.ledger_entry(),
