@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from page_runner import ROOT, examples, run_page
 
+from checks import reference
+
 PAGES = sorted(p for p in (ROOT / "docs").rglob("*.md") if "adr" not in p.parts)
 FEW_EXAMPLES = 0.25  # of all blocks may be left out with a reason
 
@@ -35,3 +37,12 @@ def test_links_lead_to_files(page: Path) -> None:
             continue
         path = (page.parent / target).resolve()
         assert path.exists() or f"reference/{path.name}" in menu, f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("name", ["declaration", "release-file", "mechanisms", "cli", "operators"])
+def test_every_field_has_its_meaning(name: str) -> None:
+    """No cell of a generated table is empty, and links on the page lead to its own headings."""
+    text = reference.PAGES[name]()
+    assert re.findall(r"^\| `.*\| +\|.*", text, re.MULTILINE) == []
+    headings = {head.lower().replace(" ", "-") for head in re.findall(r"^##+ (.*)", text, re.M)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
