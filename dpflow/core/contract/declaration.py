@@ -247,8 +247,8 @@ class Join(Strict):
     Rules, each named by its refusal: ``unit-key`` (private tables join on the unit and on nothing
     else, and a relation has one unit column wherever it is named), ``multiplicity`` (they declare
     ``rows``), ``unique-key`` (a dimension has one row a key, hence no ``rows``), ``public-rows`` (a
-    dimension is neither the table nor one of its private relations), ``whole-unit`` (no private
-    table beside budgets per block, which it would cross).
+    dimension is neither the table nor one of its private relations, nor a view that reads what they
+    read), ``whole-unit`` (no private table beside budgets per block, which it would cross).
 
     Attributes:
         relation: the relation's name in the same file.
@@ -258,6 +258,8 @@ class Join(Strict):
             on a key; a key that it holds twice matches nothing.
         on: maps the table's column to the relation's.
         rows: of a private relation, how many rows of a unit are joined, chosen at random.
+        public: of a dimension, that everybody may see its rows, where a view hides whose they are.
+            The owner answers for it: nothing is looked through then.
     """
 
     example = "{relation: towns, name: town, kind: dimension, on: {city: name}}"
@@ -267,6 +269,7 @@ class Join(Strict):
     kind: Literal["unit", "dimension"]
     on: Annotated[dict[str, str], Field(min_length=1, max_length=1)]
     rows: Annotated[int, Field(ge=1, le=1000)] | None = None
+    public: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -304,6 +307,10 @@ class Join(Strict):
                     f"rows to other units'; put the column into the table"
                 )
             return
+        if self.public:
+            raise ValueError(
+                f"join {self.name}: rule public-rows: a private relation is not public; take public out"
+            )
         if self.left_column != table.privacy_unit.column:
             raise ValueError(
                 f"join {self.name}: rule unit-key: a private table joins on the unit, {table.privacy_unit.column!r}, and not on "
@@ -478,8 +485,12 @@ class Table(Strict):
         Every digest is taken of this form: ledgers outlive versions, so fields are renamed for
         people and keep their first names here (their ``serialization_alias``).
         """
-        caching = {"cached_partials", "sealed_version"}
-        return self.model_dump(mode="json", by_alias=True, exclude={"database", *caching})
+        excluded: dict[str, Any] = dict.fromkeys(
+            ("database", "cached_partials", "sealed_version"), True
+        )
+        # Version 1 had no such field of a join, and it changes no answer.
+        excluded["joins"] = {"__all__": {"public"}}
+        return self.model_dump(mode="json", by_alias=True, exclude=excluded)
 
 
 #: What a value must be, where pydantic's own text speaks of Python.

@@ -165,6 +165,18 @@ class Connection:
             self._found[name] = relation
         return self._found[name]
 
+    def list_sources(self, relation: Relation) -> list[tuple[str, ...]] | None:
+        """Tables that a relation reads, through views and macros, as names folded to one case, the
+        table's first; None where DuckDB cannot tell. Binds only: reads no row.
+        """
+        query = f"SELECT * FROM {relation.quoted}"
+        try:
+            names = self.scrub_errors(lambda: self._raw.get_table_names(query, qualified=True))
+        except TableError:
+            return None
+        parts = [re.findall(r'"(?:[^"]|"")*"|[^".]+', name.casefold()) for name in names]
+        return [tuple(part.strip('"') for part in reversed(one)) for one in parts]
+
     def count_stored_rows(self, relation: Relation) -> int | None:
         """How many rows a table has, from its storage; None for a view."""
         # A declared column of that name, of a table or a view, hides the storage's.
@@ -225,7 +237,7 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
             raw.execute("SET enable_progress_bar = false")
             connection = Connection(raw, what, file)
             path = sql.quote_text(str(database.absolute()))
-            # Attached first, as nothing can be opened afterwards; the last line lets no SET undo that.
+            # Attached first: nothing can be opened afterwards, and the last line keeps it so.
             connection.execute(f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")

@@ -1,16 +1,16 @@
 """Joined relations as SQL: at most the declared number of rows for each row of the table, whatever
 the rows hold.
 
-A unit's rows of a private table are truncated to the declared number at random, by that unit's rows only.
-A dimension gives a row for a key that it holds once, and nothing for a key that it holds twice:
-which of two rows is meant nobody can know, and taking one would follow their order. Both join to
-the left, so that no row of the table is lost or doubled by a relation's content beyond what is
-declared, and contributions are truncated after the join.
+A unit's rows of a private table are truncated to the declared number at random, by that unit's rows
+only. A dimension gives a row for a key that it holds once, and nothing for a key that it holds
+twice: which of two rows is meant nobody can know, and taking one would follow their order. Both
+join to the left, so that no row of the table is lost or doubled by a relation's content beyond what
+is declared, and contributions are truncated after the join.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dpflow.core.contract.declaration import Join
@@ -70,6 +70,30 @@ class JoinedRelation:
                 f"give both columns one type"
             )
 
+    def check_public(
+        self, connection: sandbox.Connection, private: Sequence[sandbox.Relation]
+    ) -> None:
+        """Raises `PlanRefused` if a dimension reads a table that a private relation reads, or may.
+
+        The declaration compares names; the catalog knows what a view of another name reads. A view
+        names a table with as many parts as its author wrote, so the parts that both have decide.
+        """
+        relations = [sandbox.Relation(self.relation, dict(self.fields)), *private]
+        sources = [connection.list_sources(relation) for relation in relations]
+        ours, theirs = sources[0], [name for names in sources[1:] for name in names or ()]
+        hidden = None in sources
+        if hidden or any(
+            all(a == b for a, b in zip(one, other, strict=False))
+            for one in ours or ()
+            for other in theirs
+        ):
+            reason = "cannot be looked through" if hidden else "reads a table that is private"
+            raise PlanRefused(
+                f"join {self.join.name}: rule public-rows: {self.join.relation!r}, or the private "
+                f"relation, {reason}, so a dimension might show its rows to other units'; name a "
+                f"table, or write public: true in the join if everybody may see these rows"
+            )
+
     def fingerprint(self, connection: sandbox.Connection) -> str | None:
         """What determines the relation's columns that are read; None where that cannot be told."""
         names = {self._key_field().name, *self.read}
@@ -84,8 +108,8 @@ class JoinedRelation:
 
     @property
     def bounded_table(self) -> str:
-        """Name of the temporary table with a private relation's truncated rows: they are drawn once,
-        however often a request reads them.
+        """Name of the temporary table with a private relation's truncated rows: they are drawn
+        once, however often a request reads them.
         """
         return f"temp.main.cut_{self.alias}"
 

@@ -45,8 +45,9 @@ class RequestQuery:
         self.source = connection.find_relation(table.relation_name)
         self.relation, self.fields = self.source.quoted, self.source.fields
         self.joined = {join.name: self._resolve_join(n, join) for n, join in enumerate(table.joins)}
+        self._check_dimensions()
         # Joined relations that are truncated for this request already.
-        self._cut: set[str] = set()
+        self._truncated: set[str] = set()
         unit = self.own_column(table.privacy_unit.column)
         self.unit = sql.key(unit, "unit")
         self.parameters: list[Any] = []
@@ -60,7 +61,7 @@ class RequestQuery:
             if table.protects == "unit-block":
                 self.part = block_key
             if blocks:
-                # A text that is no value of the type would read nothing, and pass for an empty block.
+                # A text that is no value of the type would pass for an empty block.
                 self.check_texts(block, blocks, "block")
                 self._where.append(f"{block_key} IN ({sql.write_keys(block, blocks)})")
         elif blocks:
@@ -78,18 +79,29 @@ class RequestQuery:
         joined.check_types()
         return joined
 
+    def _check_dimensions(self) -> None:
+        """Refuse dimensions that read what is private, unless the owner says that it is public."""
+        units = [
+            sandbox.Relation(joined.relation, dict(joined.fields))
+            for joined in self.joined.values()
+            if joined.join.kind == "unit"
+        ]
+        for joined in self.joined.values():
+            if joined.join.kind == "dimension" and not joined.join.public:
+                joined.check_public(self.connection, [self.source, *units])
+
     def bound_joins(self) -> None:
         """Truncate the private relations that a finished query joins, once."""
         for joined in self.joined.values():
             if (
                 joined.is_needed()
                 and joined.join.kind == "unit"
-                and joined.bounded_table not in self._cut
+                and joined.bounded_table not in self._truncated
             ):
                 self.connection.execute(
                     f"CREATE OR REPLACE TEMP TABLE {joined.bounded_table} AS {joined.bounded_query()}"
                 )
-                self._cut.add(joined.bounded_table)
+                self._truncated.add(joined.bounded_table)
 
     def fetch_arrays(self, query: str) -> dict[str, Any]:
         """Run a finished query; the only thing here that reads rows, beside what makes temporary
@@ -208,8 +220,8 @@ class RequestQuery:
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
 
     def number_column(self, column: sql.Field, name: str) -> NumberedColumn | None:
-        """A column of the table, which a rows query calls by a name, as numbers; None for types that
-        have too many values.
+        """A column of the table, which a rows query calls by a name, as numbers; None for types
+        that have too many values.
         """
         if (number := sql.ordinal(column.kind)) is None:
             return None

@@ -116,6 +116,7 @@ def test_private_keys_of_a_cut_join_are_those_of_one_cut(make: Any) -> None:
         ({"joins": [PERSON, DIMENSION | {"name": "PERSON"}]}, "two joins have one name"),
         ({"joins": [DIMENSION | {"relation": "Main.DATA"}]}, "rule public-rows"),
         ({"joins": [DIMENSION | {"relation": "People"}, PERSON]}, "rule public-rows"),
+        ({"joins": [PERSON | {"public": True}]}, "rule public-rows: a private relation"),
         ({"joins": [PERSON | {"name": "a.b"}]}, "match pattern"),
     ],
 )
@@ -129,6 +130,87 @@ def test_other_joins_are_refused_by_rule(changes: dict[str, Any], rule: str) -> 
     }
     with pytest.raises(ValidationError, match=rule):
         Table.model_validate(base | declared() | changes)
+
+
+#: Relations of which none may be a dimension beside the private table ``data`` or ``people``.
+NOT_PUBLIC = {
+    "a view": "CREATE VIEW seen AS SELECT k AS code, 'north' AS area FROM data",
+    "a view of a view": 'CREATE VIEW inner_ AS SELECT * FROM Main."DATA"; '
+    "CREATE VIEW seen AS SELECT k AS code, 'north' AS area FROM inner_",
+    "a condition": "CREATE VIEW seen AS SELECT * FROM towns WHERE code IN (SELECT k FROM data)",
+    "a number": "CREATE VIEW seen AS SELECT code, (SELECT max(v) FROM data)::VARCHAR AS area FROM towns",
+    "another relation": "CREATE VIEW seen AS SELECT 'a' AS code, job AS area FROM people",
+    "a macro": "CREATE MACRO most() AS (SELECT max(k) FROM data); "
+    "CREATE VIEW seen AS SELECT code, most() AS area FROM towns",
+    "a macro of rows": "CREATE MACRO all_rows() AS TABLE SELECT * FROM data; "
+    "CREATE VIEW seen AS SELECT k AS code, 'north' AS area FROM all_rows()",
+    "a name as a text": "CREATE VIEW seen AS SELECT k AS code, 'n' AS area FROM query_table('data')",
+    "a query as a text": "CREATE VIEW seen AS SELECT k AS code, 'n' AS area FROM query('FROM data')",
+    "another schema": "CREATE SCHEMA s; CREATE VIEW s.seen AS SELECT k AS code, 'n' AS area FROM main.data; "
+    "CREATE VIEW seen AS FROM s.seen",
+}
+
+
+@pytest.mark.parametrize("hidden", NOT_PUBLIC)
+@pytest.mark.parametrize("private_view", [False, True])
+def test_a_view_over_private_rows_is_no_dimension(
+    make: Any, hidden: str, private_view: bool
+) -> None:
+    """The catalog says what a view reads, whatever it is called, before anything is charged; also
+    if the private relation is a view itself. The owner may answer for one.
+    """
+    seen = DIMENSION | {"relation": "seen"}
+    behind = ["CREATE VIEW visible AS SELECT * FROM data"] if private_view else []
+    relation = {"relation": "visible"} if private_view else {}
+    statements = (DATA, TOWNS, PEOPLE, NOT_PUBLIC[hidden], *behind)
+    private = make(*statements, **declared(joins=[seen, PERSON]), **relation)
+    request = GroupedSums("town.area", ("north", "south"), 2, 9)
+    for ask in (private.check_request, private.answer):
+        with pytest.raises(PlanRefused, match="rule public-rows: 'seen', or the private"):
+            ask(request, ())
+    allowed = [seen | {"public": True}, PERSON]
+    private = make(*statements, **declared(joins=allowed), **relation)
+    private.check_request(request)
+    assert "public" not in private.declaration.stored_form()["joins"][0]
+
+
+@pytest.mark.parametrize(
+    "spelling", ['"data"', " data", "data ", "main. data", 'main."data"', "private.main.data"]
+)
+def test_no_spelling_of_the_private_table_is_a_dimension(make: Any, spelling: str) -> None:
+    """The catalog's own names are the only ones; all others are no relation."""
+    join = {"relation": spelling, "name": "town", "kind": "dimension", "on": {"k": "k"}}
+    columns = {"k": {"public_keys": ["a"]}, "town.v": {"public_keys": ["3"]}}
+    private = make(DATA, columns=columns, joins=[join])
+    with pytest.raises(TableUnreadable, match="there is no relation"):
+        private.check_request(GroupedSums("town.v", ("3",), 1, 1))
+
+
+def test_a_view_over_public_rows_is_a_dimension(make: Any) -> None:
+    """Also where a table of another schema has the private table's name."""
+    request = GroupedSums("town.area", ("north", "south"), 2, 9, (("v", 0),))
+    views = (
+        "CREATE VIEW seen AS SELECT * FROM towns WHERE area <> 'x'",
+        "CREATE VIEW seen AS WITH data AS (SELECT * FROM towns) SELECT * FROM data",
+        "CREATE VIEW seen AS SELECT * FROM towns UNION ALL SELECT * FROM towns WHERE false",
+        "CREATE SCHEMA s; CREATE TABLE s.data AS FROM towns; CREATE VIEW seen AS FROM towns",
+    )
+    for view in views:
+        seen = DIMENSION | {"relation": "seen"}
+        private = make(DATA, TOWNS, PEOPLE, view, **declared(joins=[seen, PERSON]))
+        assert by(private, request) == {"north": (2, 8), "south": (1, 4)}
+    same_name = DIMENSION | {"relation": "s.data"}
+    private = make(DATA, TOWNS, PEOPLE, views[-1], **declared(joins=[same_name, PERSON]))
+    assert by(private, request) == {"north": (2, 8), "south": (1, 4)}
+
+
+def test_a_view_that_cannot_be_looked_through_is_no_dimension(make: Any) -> None:
+    """Functions show what is stored, and DuckDB does not say of which table."""
+    view = "CREATE VIEW seen AS SELECT 'a' AS code, stats AS area FROM pragma_storage_info('towns')"
+    seen = DIMENSION | {"relation": "seen"}
+    private = make(DATA, TOWNS, PEOPLE, view, **declared(joins=[seen, PERSON]))
+    with pytest.raises((PlanRefused, TableUnreadable)):
+        private.check_request(GroupedSums("town.area", ("north", "south"), 2, 9))
 
 
 def test_keys_of_two_types_are_refused(make: Any) -> None:
