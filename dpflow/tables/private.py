@@ -263,12 +263,12 @@ class PrivateTable:
             return _by_group(request.groups, connection.fetch_arrays(query))
 
 
-def _by_group(groups: int, found: Mapping[str, Any]) -> NDArray[np.float64]:
+def _by_group(groups: int, arrays: Mapping[str, Any]) -> NDArray[np.float64]:
     """Values by their group's number, NaN for groups that have none."""
     answer = np.full(groups, np.nan)
     # NULL comes masked; NaN is what the estimator's declared default stands in for.
-    answer[as_int64(found["bucket"])] = np.ma.filled(
-        np.ma.asarray(found["value"], dtype=np.float64), np.nan
+    answer[as_int64(arrays["bucket"])] = np.ma.filled(
+        np.ma.asarray(arrays["value"], dtype=np.float64), np.nan
     )
     return answer
 

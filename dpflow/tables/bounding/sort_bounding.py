@@ -213,16 +213,16 @@ class PackedRows:
         """Codes, values and multiplicities of the only value, by code and value; parts as in
         `sums`.
         """
-        found: list[tuple[Integers, Integers]] = []
+        parts_counts: list[tuple[Integers, Integers]] = []
         for words in parts:
             sort_words(words)
             run_threads(
-                lambda chunk: found.append(self._truncate_chunk(chunk)),
+                lambda chunk: parts_counts.append(self._truncate_chunk(chunk)),
                 split_runs(words, self._unit_shift),
             )
-        kept, counts = _merge_counts(found)
-        width = self._cell_shift
-        return kept >> width, (kept & (1 << width) - 1) + self.truncation.values[0].low, counts
+        numbers, counts = _merge_counts(parts_counts)
+        width, low = self._cell_shift, self.truncation.values[0].low
+        return numbers >> width, (numbers & (1 << width) - 1) + low, counts
 
     def _truncate_chunk(self, words: Integers) -> tuple[Integers, Integers]:
         """Codes and values of what the units of a chunk keep, in one word, and their

@@ -127,11 +127,11 @@ class Truncation:
                 makes parts out of a whole would move it.
         """
         if self.groups is None:
-            kept = self.cells_query()
+            cells = self.cells_query()
         elif self.fit_in_words():
-            kept = self.choose_least_words()
+            cells = self.choose_least_words()
         else:
-            kept = self.choose_by_windows()
+            cells = self.choose_by_windows()
         measures = ["CAST(sum(n) AS BIGINT) AS row_count", "count(*) AS unit_count"]
         for i, value in enumerate(self.values):
             # Cells count from low, without a sign; centre and sign come back once per group.
@@ -139,7 +139,7 @@ class Truncation:
             centred = f"sum(s{i}) + CAST('{value.low - value.centre}' AS HUGEINT) * {count}"
             total = _saturate(centred) if whole else f"CAST({centred} AS HUGEINT)"
             measures += [f"{total} AS s{i}", f"CAST({count} AS BIGINT) AS c{i}"]
-        return f"SELECT code, {', '.join(measures)} FROM ({kept}) GROUP BY code"
+        return f"SELECT code, {', '.join(measures)} FROM ({cells}) GROUP BY code"
 
     def _count_column(self, i: int) -> str:
         """The column of a cell with the number of a value's occurrences."""

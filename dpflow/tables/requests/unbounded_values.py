@@ -114,11 +114,11 @@ class TableColumn(OpenColumn):
         self.step = Fraction(1, 10**column.scale)
         # Grouping by a constant takes time.
         self._code, by = ("0", "") if groups == 1 else ("code", "GROUP BY code")
-        found = connection.fetch_arrays(
+        counts = connection.fetch_arrays(
             f"SELECT {self._code} AS code, count(*) AS n FROM kept {by}"
         )
         self.rows = np.zeros(groups, dtype=np.int64)
-        self.rows[as_int64(found["code"])] = as_int64(found["n"])
+        self.rows[as_int64(counts["code"])] = as_int64(counts["n"])
 
     def __repr__(self) -> str:
         return "TableColumn()"
@@ -129,26 +129,26 @@ class TableColumn(OpenColumn):
     def sample_values(self, most: int) -> list[NDArray[np.float64]]:
         # About as many hashes as are wanted lie below this share of them; if too few do, all are
         # read.
-        wanted = [most + self._slack * math.isqrt(most) + self._slack for _ in range(self._groups)]
+        sizes = [most + self._slack * math.isqrt(most) + self._slack for _ in range(self._groups)]
         # Hashes are about uniform, so this share of them holds about as many rows as are needed.
         limits = [
             _ALL if n <= few else _ALL * few // int(n)
-            for n, few in zip(self.rows, wanted, strict=True)
+            for n, few in zip(self.rows, sizes, strict=True)
         ]
-        found = self._smallest(limits, most)
-        if any(len(values) < min(most, n) for values, n in zip(found, self.rows, strict=True)):
-            found = self._smallest([_ALL] * self._groups, most)
-        return found
+        samples = self._smallest(limits, most)
+        if any(len(values) < min(most, n) for values, n in zip(samples, self.rows, strict=True)):
+            samples = self._smallest([_ALL] * self._groups, most)
+        return samples
 
     def _smallest(self, limits: Sequence[int], most: int) -> list[NDArray[np.float64]]:
         limit = _by_code([f"CAST({n} AS UBIGINT)" for n in limits])
-        found = self._connection.fetch_arrays(
+        arrays = self._connection.fetch_arrays(
             f"SELECT {self._code} AS code, h, x FROM kept WHERE h <= {limit}"
         )
         code, h, x = (
-            as_int64(found["code"]),
-            np.asarray(found["h"], np.uint64),
-            np.asarray(found["x"], np.float64),
+            as_int64(arrays["code"]),
+            np.asarray(arrays["h"], np.uint64),
+            np.asarray(arrays["x"], np.float64),
         )
         if self._groups == 1:
             return [_first(h, x, most)]
@@ -159,11 +159,11 @@ class TableColumn(OpenColumn):
     def count_cells(self, grids: Mapping[int, CellGrid]) -> dict[int, BinCounts]:
         if not grids:
             return {}
-        found = self._connection.fetch_arrays(self._cells(grids))
+        arrays = self._connection.fetch_arrays(self._cells(grids))
         codes, keys, counts = (
-            as_int64(found["code"]),
-            np.asarray(found["k"], np.float64),
-            as_int64(found["n"]),
+            as_int64(arrays["code"]),
+            np.asarray(arrays["k"], np.float64),
+            as_int64(arrays["n"]),
         )
         order = np.lexsort((keys, codes))
         codes, keys, counts = codes[order], keys[order], counts[order]
@@ -183,8 +183,8 @@ class TableColumn(OpenColumn):
         scale = per_group(
             lambda g: "NULL" if g.exponent is None else f"CAST('{2.0**-g.exponent!r}' AS DOUBLE)"
         )
-        asked = ", ".join(map(str, sorted(grids)))
-        rows = f"SELECT {self._code} AS code, x, CAST({scale} AS DOUBLE) AS s FROM kept WHERE {self._code} IN ({asked})"
+        listed = ", ".join(map(str, sorted(grids)))
+        rows = f"SELECT {self._code} AS code, x, CAST({scale} AS DOUBLE) AS s FROM kept WHERE {self._code} IN ({listed})"
         # A negative x that underflows to -0 lies in cell -1; adding 0 makes -0 and 0 one key.
         rows = f"SELECT code, x, coalesce(floor(x * s), x) AS k0, s FROM ({rows})"
         key = "k0 + 0 - CAST(k0 = 0 AND x < 0 AS DOUBLE)"
