@@ -57,7 +57,7 @@ def test_the_example_keeps_its_targets(tiny: Tiny) -> None:
     plan = make_plan(load_request(tiny.file(**titled("report.yml") | block)), Registry.load())
     assert plan.error_bound is not None
     assert plan.error_bound.half_width["count"] <= 40
-    assert plan.error_bound.half_width["mean(age)"] <= 2
+    assert plan.error_bound.half_width["mean(age)"] <= 0.5
     search = titled("cost_range.yml") | {"params": {"column": "age", "epsilon": 0.1}} | block
     plan = make_plan(load_request(tiny.file(**search)), Registry.load())
     assert plan.privacy_cost() == ("0.1", "0")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dpflow_private_learning.plugin import dpflow_register_calculators, dpflow_register_mechanisms
-from page_runner import run_page
+from page_runner import inside, run_page
 
 import dpflow
 from dpflow.core.contract.declaration import Table
@@ -25,20 +25,16 @@ BLOCKS = re.findall(r"```python[^\n]*\n(.*?)```", PAGE, re.S)
 README = (ROOT / "plugins" / "dpflow-private-learning" / "README.md").read_text()
 
 
-@pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the page's programs leave."""
-    return run_page(
-        ROOT / "docs" / "guides" / "private-learning.md", tmp_path_factory.mktemp("page")
-    )
-
-
-def test_a_rule_from_a_release_as_the_page_has_it(names: dict[str, Any]) -> None:
+def test_a_rule_from_a_release_as_the_page_has_it(tmp_path: Path) -> None:
     """The declaration, the classifier and the predicate, against a table of 2,000 persons who are
-    late below 300 km.
+    late below 300 km; released again, the same rule is replayed.
     """
+    names = run_page(ROOT / "docs" / "guides" / "private-learning.md", tmp_path)
     assert names["model"].predict([[10], [900]]).tolist() == [1, 0]
     assert abs(names["count"][0] - 600) <= 100
+    with inside(tmp_path):
+        again = names["release"]("learn_thresholds", names["TABLE"], **names["params"])
+    assert again.replayed and again.result.document["sql"] == names["model"].sql_
 
 
 def middle() -> Any:
