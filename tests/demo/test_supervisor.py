@@ -38,7 +38,8 @@ FAILING = "import sys; print('why'); sys.exit(3)"
 
 #: Stands for the demo: starts a supervisor as `Stage` does, tells its id, and sleeps.
 OWNER = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
 supervisor = subprocess.Popen([sys.executable, "-m", "dpflow.demo.supervisor"], stdin=subprocess.PIPE, start_new_session=True)
 supervisor.stdin.write(sys.argv[1].encode() + b"\\n")
 supervisor.stdin.flush()
