@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ try:
 except ImportError:  # Airflow 3.1
     from airflow.timetables.interval import CronDataIntervalTimetable
 from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.providers.standard.operators.python import BranchPythonOperator, PythonOperator
 from dpflow.airflow import BudgetBranchOperator, ReleaseOperator
 
 def wanted(name, epsilon):
@@ -39,6 +41,8 @@ with DAG("d", schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"), s
     mapped = ReleaseOperator.partial(task_id="release", blocks="{{ data_interval_start | ds }}").expand(
         release=[wanted("a", "0.2"), wanted("b", "0.4")])
     branch >> [mapped, tell]
+    BranchPythonOperator(task_id="other_branch", python_callable=list) >> PythonOperator.partial(
+        task_id="other", python_callable=print).expand(op_args=[["a"], ["b"]])
 """
 START = """
 import datetime as dt, json, os, sys
@@ -82,7 +86,7 @@ run(2)                                   # deleted, and triggered again
 run(3)                                   # another interval
 os.environ["AIRFLOW_CONN_DPFLOW_LEDGER"] = json.dumps({"conn_type": "dpflow_ledger", "host": str(folder / "poor.sqlite")})
 run(4)                                   # a ledger that can pay one of the two: the branch takes the other way
-run(2)                                   # a ledger that can pay one of the two: the branch takes the other way
+run(2)                                   # the same of an interval that the first ledger has paid
 """
 
 
@@ -118,7 +122,7 @@ def ran(tiny: Tiny, dag_file: str, runs: str, **more: str) -> list[dict[str, Any
 
 def test_airflow_itself_pays_once(tiny: Tiny) -> None:
     """Retried after a draw, cleared, deleted and run again: one charge per release and interval; a
-    branch that really skips.
+    branch that really skips, where Airflow's own branch does.
     """
     from dpflow.tables.access.declarations import load_table
 
@@ -142,14 +146,19 @@ def test_airflow_itself_pays_once(tiny: Tiny) -> None:
             seen[number]
         )
         assert states[number]["tell", -1][0] == "skipped"
+    # Airflow 3.1 runs mapped tasks that a branch skipped, behind its own branch as behind ours. Its
+    # NotPreviouslySkippedDep looks for the branch's XCom under the mapped task's index.
+    skips = metadata.version("apache-airflow-core") >= "3.2"
+    for run in states:
+        assert _mapped_states(run, "other") == (["skipped"] * 2 if skips else ["success"] * 2)
+    # There the ledger still pays what fits, and refuses the rest.
+    unpaid = ["skipped", "skipped"] if skips else ["failed", "success"]
     for number in (4, 5):
         assert (states[number]["tell", -1][0], states[number]["branch", -1][0]) == (
             "success",
             "success",
         ), seen[number]
-        assert {state for (task, _), (state, _) in states[number].items() if task == "release"} == {
-            "skipped"
-        }
+        assert _mapped_states(states[number], "release") == unpaid, seen[number]
     ledger = Ledger(tiny.ledger)
     assert {row["block"]: row["epsilon_spent"] for row in ledger.remaining("visits").rows()} == {
         "2020-01-01": "0.6",
@@ -157,7 +166,11 @@ def test_airflow_itself_pays_once(tiny: Tiny) -> None:
     }
     assert sorted(stored.attempts for stored in ledger.releases()) == [1, 1, 1, 2]
     assert [entry.kind for entry in ledger.history()].count("settle") == 4 and ledger.verify().ok
-    assert Ledger(tiny.folder / "poor.sqlite").releases() == []
+    assert len(Ledger(tiny.folder / "poor.sqlite").releases()) == (0 if skips else 2)
+
+
+def _mapped_states(run: dict[tuple[str, int], tuple[str, int]], task_id: str) -> list[str]:
+    return sorted(state for (task, _), (state, _) in run.items() if task == task_id)
 
 
 def test_a_search_upstream_gives_the_next_task_its_bounds(tiny: Tiny) -> None:

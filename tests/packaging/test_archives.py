@@ -53,6 +53,15 @@ def test_a_wheel_holds_its_package_and_nothing_else(dist: Path, folder: Path) ->
     assert not any("/tests/" in name or name.startswith("tests/") for name in names)
 
 
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_wheel_carries_the_licence_that_it_names(dist: Path, folder: Path) -> None:
+    """Each distribution has a copy of the one text, for no build looks above its own folder."""
+    assert read_project(folder)["license"] == "Apache-2.0"
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    names = wheel_names(dist, folder)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
 def test_the_wheel_holds_what_it_reads(dist: Path) -> None:
     """Example DAGs with their tables, templates and SQL travel with the package."""
     assert set(DATA) <= wheel_names(dist, ROOT)
@@ -65,7 +74,8 @@ def test_an_sdist_holds_no_ci_files(dist: Path, folder: Path) -> None:
     (sdist,) = dist.glob(f"{stem}-*.tar.gz")
     with tarfile.open(sdist) as archive:
         tops = {name.split("/")[1] for name in archive.getnames()}
-    allowed = {".gitignore", "CHANGELOG.md", "PKG-INFO", "README.md", "pyproject.toml"}
+    allowed = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+    assert "LICENSE" in tops
     assert len(tops - allowed) == 1 and (tops - allowed).pop().startswith("dpflow")
 
 
