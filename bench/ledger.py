@@ -41,7 +41,7 @@ ENTRY: Step = (
 )
 RESERVE: tuple[Step, ...] = (
     (
-        f"{OF_RELEASE}scope = 'bench' AND dag_id = '' AND task_id = '' AND occasion = ? AND digest = '{HASH}' AND ordinal = 0",
+        f"{OF_RELEASE}scope = 'bench' AND dag_id = '' AND task_id = '' AND run_identity = ? AND digest = '{HASH}' AND ordinal = 0",
         lambda name: (name,),
     ),
     ("SELECT * FROM dpflow_data WHERE name = 'dataset bench'", lambda name: ()),

@@ -52,7 +52,7 @@ def rows(ledger: Ledger, scope: str, number: int) -> Iterator[tuple[Any, list[di
         for n in range(first, min(first + 20_000, number)):
             name = f"{dice.getrandbits(64):016x}"
             key = {
-                "occasion": f"past-{n}",
+                "run_identity": f"past-{n}",
                 "digest": f"{dice.getrandbits(256):064x}",
                 "slot": f"run/past-{n}",
             }

@@ -71,9 +71,9 @@ _NAMED = _CHARGED.add_columns(_E.seq).where(
 )
 _RELEASES_NAMED, _RELEASES_OF_RUN = (
     Prepared(_NAMED),
-    Prepared(_NAMED.where(match_columns(R.dag_id, R.occasion))),
+    Prepared(_NAMED.where(match_columns(R.dag_id, R.run_identity))),
 )
-_PAID = Prepared(sa.select(R.id).where(match_columns(R.scope, R.dag_id, R.occasion, R.digest)))
+_PAID = Prepared(sa.select(R.id).where(match_columns(R.scope, R.dag_id, R.run_identity, R.digest)))
 
 
 class Ledger:
@@ -405,11 +405,11 @@ class Ledger:
             )
             return None if row is None else releases.make_record(row)
 
-    def is_paid(self, scope: str, dag_id: str, occasion: str, digest: str) -> bool:
+    def is_paid(self, scope: str, dag_id: str, run_identity: str, digest: str) -> bool:
         """Whether any task of a DAG run has paid for this plan."""
         with self._database.begin_reading() as transaction:
             row = transaction.first(
-                _PAID, scope=scope, dag_id=dag_id, occasion=occasion, digest=digest
+                _PAID, scope=scope, dag_id=dag_id, run_identity=run_identity, digest=digest
             )
             return row is not None
 
@@ -439,7 +439,7 @@ class Ledger:
         start = releases.encode_ordered({"name": name})[:-1] + ","
         parameters: dict[str, Any] = {"start": start, "size": len(start)}
         if run is not None:
-            parameters |= {"dag_id": run[0], "occasion": run[1]}
+            parameters |= {"dag_id": run[0], "run_identity": run[1]}
         statement = _RELEASES_NAMED if run is None else _RELEASES_OF_RUN
         with self._database.begin_reading() as transaction:
             rows = [
@@ -464,7 +464,7 @@ class Ledger:
         exclusive: bool,
         request: Mapping[str, Any],
         data: Sequence[str] = (),
-        cut: str = "",
+        partition: str = "",
         protects: str | None = None,
     ) -> SessionRecord:
         """Charge an interactive mechanism whole and store its first state; the same key again
@@ -474,7 +474,7 @@ class Ledger:
             exclusive: a gate: while it is open, every other release of its dataset or of anything
             in ``data`` is refused.
             data: as for `reserve`.
-            cut: how the session partitions this data into groups, such as ``2000 groups``. The
+            partition: how the session partitions this data into groups, such as ``2000 groups``. The
             first one says so for all later ones.
             protects: as for `reserve`.
 
@@ -483,7 +483,7 @@ class Ledger:
             PlanRefused: the data is partitioned otherwise.
         """
         ask = ReleaseCharge(
-            key, event, blocks, family, slot, principal, request, False, data, cut, protects
+            key, event, blocks, family, slot, principal, request, False, data, partition, protects
         )
         secret = sessions.add_salt(state)
         with self._begin_writing() as (transaction, writer):

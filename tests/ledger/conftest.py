@@ -79,10 +79,10 @@ class Asks:
         *,
         scope: str = "flights",
         task: str = "t",
-        occasion: str = "o",
+        run_identity: str = "o",
         ordinal: int = 0,
     ) -> ReleaseKey:
-        return ReleaseKey(scope, "dag", task, occasion, digest, ordinal)
+        return ReleaseKey(scope, "dag", task, run_identity, digest, ordinal)
 
     @staticmethod
     def terms(epsilon: str = "0.1", **changes: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Asks:
     ) -> Reservation:
         where = {
             name: changes.pop(name)
-            for name in ("scope", "task", "occasion", "ordinal")
+            for name in ("scope", "task", "run_identity", "ordinal")
             if name in changes
         }
         return ledger.reserve(self.key(digest, **where), **self.terms(epsilon, **changes))

@@ -37,7 +37,7 @@ def test_first_settle_wins(ledger, ask):
     assert ledger.release(orphan.release_id).result == {"value": 1}
 
 
-@pytest.mark.parametrize("change", ["task", "occasion", "digest", "ordinal", "scope"])
+@pytest.mark.parametrize("change", ["task", "run_identity", "digest", "ordinal", "scope"])
 def test_every_part_of_the_key_counts(ledger, ask, change):
     """A release that differs in one part of its key is another release, and is paid."""
     ledger.grant("flights/b", 1, 0, table=None, filter="basic", principal="owner")
@@ -201,7 +201,10 @@ def test_releases_are_found_by_name(ledger, ask):
     names = ["look", "look", "look 2", 'lo"ok', "lo_k", "%"]
     for number, name in enumerate(names):
         ask.reserve(
-            ledger, f"d{number}", occasion=f"o{number}", request={"name": name, "mechanism": "m"}
+            ledger,
+            f"d{number}",
+            run_identity=f"o{number}",
+            request={"name": name, "mechanism": "m"},
         )
     found = {
         name: [one.request["name"] for one in ledger.releases_by_name("flights", name)]

@@ -79,8 +79,8 @@ def ledger(place: Place) -> Ledger:
     return opened
 
 
-def key(occasion: str = "day", digest: str = "d1", scope: str = "s") -> ReleaseKey:
-    return ReleaseKey(scope, "dag", "task", occasion, digest)
+def key(run_identity: str = "day", digest: str = "d1", scope: str = "s") -> ReleaseKey:
+    return ReleaseKey(scope, "dag", "task", run_identity, digest)
 
 
 def reserve(ledger: Ledger, at: ReleaseKey | None = None, **changes: Any) -> Reservation:

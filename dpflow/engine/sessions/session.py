@@ -69,7 +69,7 @@ def charge_session(
         exclusive=mechanism.locks_dataset,
         request=plan.ledger_entry(),
         data=data_names(plan, ledger),
-        cut=_group_partition(plan),
+        partition=_group_partition(plan),
         protects=plan.table.protection_text,
     )
     return session.session_id, run_identity.principal

@@ -73,13 +73,15 @@ class Expected:
             self.slots.add((body["slot"], entry["release_id"]))
         for name in data_claims.claim_names(entry["scope"], body["data"]):
             row = self.data.setdefault(
-                name, {"first": entry["release_id"], "gate": None, "cut": None}
+                name, {"first": entry["release_id"], "gate": None, "partition": None}
             )
             # The last gate counts and the first partition stays, as in `data_claims.record_claims`.
             row["gate"] = entry["release_id"] if body["exclusive"] else row["gate"]
-            row["cut"] = row["cut"] or body["cut"] or None
+            row["partition"] = row["partition"] or body["partition"] or None
         for name in data_claims.joined_names(entry["scope"], body["data"]):
-            self.data.setdefault(name, {"first": entry["release_id"], "gate": None, "cut": None})
+            self.data.setdefault(
+                name, {"first": entry["release_id"], "gate": None, "partition": None}
+            )
         self.releases[entry["release_id"]] = {name: body[name] for name in _PUBLIC} | {
             "principal": entry["principal"],
             "state": state,

@@ -40,7 +40,7 @@ _INSERT = prepare_insert(schema.data)
 _UPDATE = Prepared(
     schema.data.update()
     .where(match_columns(_D.name))
-    .values({name: sa.bindparam("new_" + name, type_=sa.Text) for name in ("gate", "cut")})
+    .values({name: sa.bindparam("new_" + name, type_=sa.Text) for name in ("gate", "partition")})
 )
 
 
@@ -104,7 +104,7 @@ def is_fresh(transaction: Transaction, release_id: str, scope: str, named: Seque
 
 
 def require_access(
-    transaction: Transaction, scope: str, named: Sequence[str], cut: str = ""
+    transaction: Transaction, scope: str, named: Sequence[str], partition: str = ""
 ) -> dict[str, Any]:
     """What is known of this data, for `record`, if a release may read it.
 
@@ -113,10 +113,10 @@ def require_access(
         SessionClosed: an open gate closes it.
     """
     claims = _read_claims(transaction, scope, named)
-    for row in (claims[name] for name in claim_names(scope, named) if cut and name in claims):
-        if row.cut is not None and row.cut != cut:
+    for row in (claims[name] for name in claim_names(scope, named) if partition and name in claims):
+        if row.partition is not None and row.partition != partition:
             raise PlanRefused(
-                f"{_describe_name(row.name)} is partitioned into {row.cut} since its first session, and a partition is never "
+                f"{_describe_name(row.name)} is partitioned into {row.partition} since its first session, and a partition is never "
                 f"changed; open the session with that, or name other data"
             )
     for row in claims.values():
@@ -140,7 +140,7 @@ def record_claims(
     claims: dict[str, Any],
     *,
     gate: bool,
-    cut: str,
+    partition: str,
 ) -> None:
     """Write down that a release reads this data, and closes it as a gate or partitions it if
     it does.
@@ -149,14 +149,21 @@ def record_claims(
         row = claims.get(name)
         if row is None:
             closing = release_id if gate else None
-            transaction.run(_INSERT, name=name, first=release_id, gate=closing, cut=cut or None)
-        elif gate or (cut and row.cut is None):
+            transaction.run(
+                _INSERT, name=name, first=release_id, gate=closing, partition=partition or None
+            )
+        elif gate or (partition and row.partition is None):
             closing = release_id if gate else row.gate
-            transaction.run(_UPDATE, name=name, new_gate=closing, new_cut=row.cut or cut or None)
+            transaction.run(
+                _UPDATE,
+                name=name,
+                new_gate=closing,
+                new_partition=row.partition or partition or None,
+            )
     # Whoever joins public rows is noted as their first reader, and closes or partitions nothing.
     for name in joined_names(scope, named):
         if name not in claims:
-            transaction.run(_INSERT, name=name, first=release_id, gate=None, cut=None)
+            transaction.run(_INSERT, name=name, first=release_id, gate=None, partition=None)
 
 
 def _describe_name(name: str) -> str:

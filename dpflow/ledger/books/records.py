@@ -70,12 +70,12 @@ class ReleaseKey:
     scope: str
     dag_id: str
     task_id: str
-    occasion: str
+    run_identity: str
     digest: str
     ordinal: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("scope", "occasion", "digest"):
+        for name in ("scope", "run_identity", "digest"):
             checked_name(f"the key's {name}", getattr(self, name))
         for name in ("dag_id", "task_id"):
             checked_name(f"the key's {name}", getattr(self, name), empty=True)

@@ -44,7 +44,7 @@ _IN_SLOT = Prepared(
     .where(_L.slot == sa.bindparam("slot"))
     .order_by(R.id)
 )
-_OF_TASK = match_columns(R.scope, R.dag_id, R.task_id, R.occasion)
+_OF_TASK = match_columns(R.scope, R.dag_id, R.task_id, R.run_identity)
 _PAID = Prepared(
     sa.select(sa.func.count().label("number")).select_from(schema.release).where(_OF_TASK)
 )
@@ -91,7 +91,7 @@ class ReleaseCharge:
     request: Mapping[str, Any]
     spend_again: bool = False
     data: Sequence[str] = ()
-    cut: str = ""
+    partition: str = ""
     protects: str | None = None
 
     def __post_init__(self) -> None:
@@ -148,7 +148,9 @@ def find_release(transaction: Transaction, writer: chain.Writer, ask: ReleaseCha
     ]
     if same:
         return same[0]
-    of_task = {name: getattr(ask.key, name) for name in ("scope", "dag_id", "task_id", "occasion")}
+    of_task = {
+        name: getattr(ask.key, name) for name in ("scope", "dag_id", "task_id", "run_identity")
+    }
     # After inputs were mapped in another order, some instances joined what others had paid for.
     owed = transaction.first(_ASKED, **of_task).number - transaction.first(_PAID, **of_task).number
     if ask.spend_again or owed > 0:
@@ -193,14 +195,20 @@ def charge_release(
     id.
     """
     # Refusals before writes: a charge that raises has nothing to undo.
-    claims = data_claims.require_access(transaction, ask.key.scope, ask.data, ask.cut)
+    claims = data_claims.require_access(transaction, ask.key.scope, ask.data, ask.partition)
     bill = charges.make_bill(transaction, ask.key.scope, [ask.event], ask.blocks)
     charges.require_protection(bill, ask.protects)
     charges.debit_accounts(transaction, bill)
     # Drawn, not counted: ids that follow each other would tell how much others release.
     release_id = secrets.token_hex(8)
     data_claims.record_claims(
-        transaction, release_id, ask.key.scope, ask.data, claims, gate=exclusive, cut=ask.cut
+        transaction,
+        release_id,
+        ask.key.scope,
+        ask.data,
+        claims,
+        gate=exclusive,
+        partition=ask.partition,
     )
     public = ask.public | {"exclusive": int(exclusive)}
     transaction.run(
@@ -213,7 +221,7 @@ def charge_release(
         "charges": [charge.to_json() for charge in bill],
         "state": commitment,
         "data": list(ask.data),
-        "cut": ask.cut,
+        "partition": ask.partition,
     }
     writer.add_entry(
         "reserve" if state == "reserved" else "session",

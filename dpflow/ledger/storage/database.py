@@ -309,11 +309,17 @@ class Database:
                     )
                 return False
             versions = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'schema'")
-        if [tuple(row) for row in versions] != [(schema.VERSION,)]:
-            shown = versions[0][0] if versions else "unknown"
+        shown = str(versions[0][0]) if versions else "unknown"
+        if shown in schema.UPGRADABLE:
+            # Retryable: whoever waits in a queue goes on when the owner has upgraded.
+            raise LedgerUnavailable(
+                f"{self!r} has ledger schema version {shown}, this dpflow uses {schema.VERSION}; nothing was recorded. "
+                f"Have its owner run: dpflow ledger upgrade"
+            )
+        if shown != schema.VERSION:
             raise LedgerCorrupt(
                 f"{self!r} has ledger schema version {shown}, this dpflow reads only {schema.VERSION}; "
-                f"use the dpflow that made it to export it"
+                f"use the dpflow that made it"
             )
         return True
 

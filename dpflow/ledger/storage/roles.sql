@@ -26,14 +26,14 @@ GRANT dpflow_spender TO dpflow_interactive;
 REVOKE ALL ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_answer,
     dpflow_entry FROM PUBLIC, dpflow_spender, dpflow_interactive;
 GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_data, dpflow_slot, dpflow_entry TO dpflow_spender;
-GRANT SELECT (id, scope, dag_id, task_id, occasion, digest, ordinal, family, slot, state, exclusive, attempts, fenced_below,
+GRANT SELECT (id, scope, dag_id, task_id, run_identity, digest, ordinal, family, slot, state, exclusive, attempts, fenced_below,
     principal, blocks, event, request, result, snapshot, version) ON dpflow_release TO dpflow_spender;
 GRANT INSERT ON dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_entry TO dpflow_spender;
 GRANT UPDATE (epsilon, delta, renyi) ON dpflow_account TO dpflow_spender;
 GRANT UPDATE (state, result, snapshot, attempts) ON dpflow_release TO dpflow_spender;
 
 GRANT SELECT (secret), UPDATE (secret, version) ON dpflow_release TO dpflow_interactive;
-GRANT UPDATE (gate, cut) ON dpflow_data TO dpflow_interactive;
+GRANT UPDATE (gate, partition) ON dpflow_data TO dpflow_interactive;
 GRANT SELECT, INSERT ON dpflow_answer TO dpflow_interactive;
 
 -- What holds for everybody, the owner included: sums grow, and a release only goes forward.
@@ -53,14 +53,14 @@ CREATE OR REPLACE TRIGGER dpflow_release_only_forward BEFORE UPDATE ON dpflow_re
     EXECUTE FUNCTION dpflow_only_forward();
 
 CREATE OR REPLACE FUNCTION dpflow_gate_stays() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN RAISE EXCEPTION 'an open gate and a cut stay so'; END $$;
+$$ BEGIN RAISE EXCEPTION 'an open gate and a partition stay so'; END $$;
 
 -- Its body is bound now: a temporary table of the same name means nothing to it.
 CREATE OR REPLACE FUNCTION dpflow_is_open(id text) RETURNS boolean LANGUAGE sql STABLE
 BEGIN ATOMIC SELECT EXISTS (SELECT 1 FROM dpflow_release r WHERE r.id = $1 AND r.state = 'open'); END;
 
 CREATE OR REPLACE TRIGGER dpflow_data_stays BEFORE UPDATE ON dpflow_data FOR EACH ROW
-    WHEN (NEW.name <> OLD.name OR NEW.first <> OLD.first OR (OLD.cut IS NOT NULL AND NEW.cut IS DISTINCT FROM OLD.cut)
+    WHEN (NEW.name <> OLD.name OR NEW.first <> OLD.first OR (OLD.partition IS NOT NULL AND NEW.partition IS DISTINCT FROM OLD.partition)
         OR (NEW.gate IS DISTINCT FROM OLD.gate AND dpflow_is_open(OLD.gate)))
     EXECUTE FUNCTION dpflow_gate_stays();
 
@@ -73,7 +73,7 @@ ALTER TABLE dpflow_data ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS dpflow_reads ON dpflow_data;
 CREATE POLICY dpflow_reads ON dpflow_data FOR SELECT USING (true);
 DROP POLICY IF EXISTS dpflow_no_gate ON dpflow_data;
-CREATE POLICY dpflow_no_gate ON dpflow_data FOR INSERT TO dpflow_spender WITH CHECK (gate IS NULL AND cut IS NULL);
+CREATE POLICY dpflow_no_gate ON dpflow_data FOR INSERT TO dpflow_spender WITH CHECK (gate IS NULL AND partition IS NULL);
 DROP POLICY IF EXISTS dpflow_gate ON dpflow_data;
 CREATE POLICY dpflow_gate ON dpflow_data FOR ALL TO dpflow_interactive USING (true) WITH CHECK (true);
 

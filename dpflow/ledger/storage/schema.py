@@ -11,7 +11,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Integer, SmallInteger, Text
 
-VERSION = "5"
+VERSION = "6"
+#: Versions that `dpflow ledger upgrade` takes to this one.
+UPGRADABLE = ("5",)
 
 metadata = sa.MetaData()
 
@@ -54,7 +56,7 @@ account = sa.Table(
     **_SLIM,
 )
 
-KEY = ("scope", "dag_id", "task_id", "occasion", "digest", "ordinal")
+KEY = ("scope", "dag_id", "task_id", "run_identity", "digest", "ordinal")
 
 release = sa.Table(
     "dpflow_release",
@@ -63,7 +65,7 @@ release = sa.Table(
     _required_column("scope"),
     _required_column("dag_id"),
     _required_column("task_id"),
-    _required_column("occasion"),
+    _required_column("run_identity"),
     _required_column("digest"),
     _required_column("ordinal", BigInteger),
     _required_column("family"),
@@ -91,7 +93,7 @@ data = sa.Table(
     Column("name", Text, primary_key=True),
     _required_column("first"),
     Column("gate", Text),
-    Column("cut", Text),
+    Column("partition", Text),
     **_SLIM,
 )
 

@@ -429,7 +429,7 @@ def test_an_odd_name_is_only_a_name(place, ask, name):
         "family": name,
         "request": {name: name},
     }
-    held = ask.reserve(ledger, name[:50], scope=name, task=name, occasion=name, **odd)
+    held = ask.reserve(ledger, name[:50], scope=name, task=name, run_identity=name, **odd)
     ledger.settle(held, {name: [name]}, snapshot=name)
     gate = ledger.open_session(
         ask.key("gate", scope=name), **ask.terms(blocks=[name]), state={name: name}, exclusive=True
@@ -442,9 +442,9 @@ def test_an_odd_name_is_only_a_name(place, ask, name):
     ledger.record("note", {name: name}, principal=name, scope=name)
     assert ledger.stored_answer(gate.session_id, name).answer == {name: name}
     assert ledger.batches(gate.session_id) == [{name: 2}]
-    assert ask.reserve(ledger, name[:50], scope=name, task=name, occasion=name, **odd).result == {
-        name: [name]
-    }
+    assert ask.reserve(
+        ledger, name[:50], scope=name, task=name, run_identity=name, **odd
+    ).result == {name: [name]}
     assert ask.spent(ledger, name) == {name: "0.2"} and ledger.verify().ok and ledger.history(name)
     stream = io.StringIO()
     assert ledger.export(stream) == len(ledger.history())
@@ -455,7 +455,7 @@ def test_an_odd_name_is_only_a_name(place, ask, name):
     [
         "scope",
         "task",
-        "occasion",
+        "run_identity",
         "digest",
         "block",
         "slot",

@@ -76,12 +76,12 @@ def test_a_gate_closes_its_data_in_every_scope(ledger, ask):
 
 def test_a_partition_is_never_changed(ledger, ask):
     """The first session that cuts data into groups says how, for every name, gate or not."""
-    held = gate(ledger, ask, "a", "first", cut="400 groups")
+    held = gate(ledger, ask, "a", "first", partition="400 groups")
     used_up(ledger, held.session_id)
     for scope, data in (("a/x", []), ("b", ["table t"]), ("b", ["place p"])):
         with pytest.raises(PlanRefused, match="partitioned into 400 groups .* never changed"):
-            gate(ledger, ask, scope, "second", data=data, cut="300 groups", exclusive=False)
-    used_up(ledger, gate(ledger, ask, "a/x", "third", cut="400 groups").session_id)
+            gate(ledger, ask, scope, "second", data=data, partition="300 groups", exclusive=False)
+    used_up(ledger, gate(ledger, ask, "a/x", "third", partition="400 groups").session_id)
     ask.reserve(ledger, scope="b", data=["table t"])  # cuts nothing
     assert ledger.verify().ok and ask.spent(ledger, "a") == {"": "0.02"}
 
@@ -144,25 +144,25 @@ def test_a_gate_whose_opener_dies_is_open_or_was_never_opened(
 
     def dies() -> None:
         monkeypatch.setattr("dpflow.fault_points.armed", f"{point}:kill")
-        gate(place.open(create=False), ask, "a", cut="400 groups")
+        gate(place.open(create=False), ask, "a", partition="400 groups")
 
     assert ended(child(dies)) == -signal.SIGKILL
     if point == "session.before-commit":
-        gate(ledger, ask, "b", cut="300 groups")
+        gate(ledger, ask, "b", partition="300 groups")
         assert ask.spent(ledger, "a") == {"": "0"}
     else:
         with pytest.raises(PlanRefused, match="partitioned into 400 groups"):
-            gate(ledger, ask, "b", cut="300 groups")
+            gate(ledger, ask, "b", partition="300 groups")
         with pytest.raises(SessionClosed, match="open on scope 'a'"):
-            gate(ledger, ask, "b", cut="400 groups")
-        used_up(ledger, gate(ledger, ask, "a", cut="400 groups").session_id)
+            gate(ledger, ask, "b", partition="400 groups")
+        used_up(ledger, gate(ledger, ask, "a", partition="400 groups").session_id)
         assert ask.spent(ledger, "a") == {"": "0.01"} and ask.spent(ledger, "b") == {"": "0"}
     assert ledger.verify().ok
 
 
 def test_what_is_known_of_data_is_rebuilt(ledger, ask, place, tmp_path):
     """An export carries it, and verifying finds a row that was changed, removed or added by hand."""
-    held = gate(ledger, ask, "a", cut="400 groups")
+    held = gate(ledger, ask, "a", partition="400 groups")
     used_up(ledger, held.session_id)
     with (tmp_path / "out").open("w") as stream:
         ledger.export(stream)
@@ -170,7 +170,7 @@ def test_what_is_known_of_data_is_rebuilt(ledger, ask, place, tmp_path):
     with (tmp_path / "out").open() as stream:
         moved.import_(stream, principal="owner")
     with pytest.raises(PlanRefused, match="400 groups"):
-        gate(moved, ask, "b", cut="300 groups")
+        gate(moved, ask, "b", partition="300 groups")
     assert moved.verify().ok
 
 
@@ -178,14 +178,14 @@ def test_what_is_known_of_data_is_rebuilt(ledger, ask, place, tmp_path):
     "statement",
     [
         "UPDATE dpflow_data SET gate = NULL WHERE name = 'table t'",
-        "UPDATE dpflow_data SET cut = '300 groups'",
+        "UPDATE dpflow_data SET partition = '300 groups'",
         "UPDATE dpflow_data SET first = 'another'",
         "DELETE FROM dpflow_data",
         "INSERT INTO dpflow_data VALUES ('table u', 'another', NULL, NULL)",
     ],
 )
 def test_verifying_finds_what_was_done_to_it_by_hand(ledger, ask, place, statement):
-    gate(ledger, ask, "a", cut="400 groups")
+    gate(ledger, ask, "a", partition="400 groups")
     place.sql(statement)
     (problem, *_) = ledger.verify().problems
     assert "is not what its releases left" in problem

@@ -48,7 +48,7 @@ def everyday(ledger: Ledger) -> None:
         ledger.reserve(ReleaseKey("bench", "dag", "task", "o", "slotted"), slot="run/0", **terms)
     key, data = ReleaseKey("bench", "", "", "o", "s"), ["table t", "place p"]
     held = ledger.open_session(
-        key, slot=None, state={"v": 0}, exclusive=True, data=data, cut="9 groups", **terms
+        key, slot=None, state={"v": 0}, exclusive=True, data=data, partition="9 groups", **terms
     )
     ledger.is_fresh(held.session_id, "bench", data)
     ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, closed=True)

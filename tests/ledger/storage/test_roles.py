@@ -212,12 +212,17 @@ def test_an_open_gate_and_a_cut_stay(owner, login, ask):
     itself still goes on.
     """
     owner.grant("gated", 1, 0, table=None, filter="basic", principal="owner")
-    terms = ask.terms() | {"state": {}, "exclusive": True, "cut": "9 groups"}
+    terms = ask.terms() | {"state": {}, "exclusive": True, "partition": "9 groups"}
     held = owner.open_session(ask.key("gate", scope="gated"), **terms)
     with psycopg.connect(
         login("dpflow_interactive").replace("+psycopg", ""), autocommit=True
     ) as connection:
-        for change in ("gate = NULL", "gate = 'another'", "cut = NULL", "cut = '1 group'"):
+        for change in (
+            "gate = NULL",
+            "gate = 'another'",
+            "partition = NULL",
+            "partition = '1 group'",
+        ):
             with pytest.raises(psycopg.errors.RaiseException):
                 connection.execute(f"UPDATE dpflow_data SET {change} WHERE gate IS NOT NULL")
         connection.execute(
@@ -282,7 +287,7 @@ def test_policies_leave_the_indices_in_use(owner, login, role):
         connection.execute("SET enable_seqscan = off")
         for query in (
             "SELECT seq FROM dpflow_entry ORDER BY seq DESC LIMIT 1",
-            "SELECT id FROM dpflow_release WHERE scope = 's' AND dag_id = '' AND task_id = '' AND occasion = 'o' "
+            "SELECT id FROM dpflow_release WHERE scope = 's' AND dag_id = '' AND task_id = '' AND run_identity = 'o' "
             "AND digest = 'd' AND ordinal = 0",
             "SELECT gate FROM dpflow_data WHERE name IN ('dataset s', 'table t')",
         ):
