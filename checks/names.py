@@ -304,6 +304,11 @@ def repeated_names(files: list[Path]) -> tuple[dict[str, list[str]], dict[str, l
     )
 
 
+def percent(bad: list[str], all_names: int) -> float:
+    """The share of names that count against a limit; none of none is no share."""
+    return 100 * len(bad) / max(all_names, 1)
+
+
 def measure(files: list[Path]) -> tuple[Count, dict[str, float]]:
     """All figures of some files, by the names of `LIMITS`."""
     count = Count()
@@ -311,13 +316,13 @@ def measure(files: list[Path]) -> tuple[Count, dict[str, float]]:
         count_file(path, count)
     stems, classes = repeated_names(files)
     return count, {
-        "participle functions, %": 100 * len(count.participles) / count.functions,
-        "one-word functions, %": 100 * len(count.one_word) / count.functions,
-        "locals from the list, %": 100 * len(count.bad_locals) / count.locals,
-        "lines over 100 characters, %": 100 * len(count.long_lines) / count.lines,
-        "comments per 100 lines, at least": 100 * count.comments / count.lines,
+        "participle functions, %": percent(count.participles, count.functions),
+        "one-word functions, %": percent(count.one_word, count.functions),
+        "locals from the list, %": percent(count.bad_locals, count.locals),
+        "lines over 100 characters, %": percent(count.long_lines, count.lines),
+        "comments per 100 lines, at least": 100 * count.comments / max(count.lines, 1),
         "public methods of mechanisms documented, %, at least": 100
-        - 100 * len(count.undocumented) / max(count.methods, 1),
+        - percent(count.undocumented, count.methods),
         "stems with two meanings": len(stems),
         "public class names with two meanings": len(classes),
     }

@@ -142,7 +142,7 @@ def _cell_text(value: Any) -> Any:
     if isinstance(value, float):
         return (
             f"{value:.6g}"
-            if abs(value) < 1e-4 or abs(value) >= 1e15 or value != int(value)
+            if abs(value) < 1e-4 or abs(value) >= 1e15 or not value.is_integer()
             else str(int(value))
         )
     return value

@@ -11,6 +11,7 @@ from pydantic import Field
 from typer.testing import CliRunner
 
 from dpflow.cli import app
+from dpflow.cli.calculate import _cell_text
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.core.contract.mechanism import Params
@@ -106,3 +107,9 @@ def test_many_curves_are_a_line_each() -> None:
     columns, rows = _sheet_table(wide)
     assert columns == ("x", "10", "100") and rows[1] == ("method 1", 1, 1) and len(rows) == MANY
     assert _sheet_table(Sheet(("x", "y"), ((1, 2),), x="x")) == (("x", "y"), [(1, 2)])
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e300, 0.5, 3.0])
+def test_any_number_has_its_cell(number: float) -> None:
+    """A calculator may answer with no number at all, or with infinity."""
+    assert float(_cell_text(number)) == number or _cell_text(number) == "nan"

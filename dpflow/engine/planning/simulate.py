@@ -29,7 +29,7 @@ from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.released_bounds import suppose_bounds
 from dpflow.engine.releases.request import ReleaseRequest, load_request
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.errors import DpflowError, InvalidInput
+from dpflow.errors import DpflowError, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger, Scope
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_yaml
@@ -317,9 +317,22 @@ def _first_lines(jobs: Sequence[Job], cache: PlanCache) -> list[Line]:
                 plan = cache.plan_once(ask.request, ask.blocks)
                 same.setdefault(_release_identity(plan, ask), []).append(plan)
             for plans in same.values():
+                _refuse_twins(plans)
                 also = tuple(dict.fromkeys(p.request.name for p in plans[1:]))
                 lines.append(_make_line(job, task, plans[0], also))
     return lines
+
+
+def _refuse_twins(plans: Sequence[Plan]) -> None:
+    """Equal releases of one task must read one file."""
+    first = plans[0]
+    for plan in plans[1:]:
+        if plan.table.database != first.table.database:
+            # A database's path is in no digest.
+            raise PlanRefused(
+                f"{plan.request.name!r} would get the result of {first.request.name!r}: their "
+                f"declarations differ only in the database; give the tables two names"
+            )
 
 
 def _make_line(job: Job, task: Task, plan: Plan, also: tuple[str, ...] = ()) -> Line:

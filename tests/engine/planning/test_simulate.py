@@ -433,3 +433,19 @@ def test_three_digits_round_down() -> None:
         F(1, 10**11),
         F(10**6),
     ]
+
+
+def test_two_files_that_declare_the_same_are_no_one_release(tiny: Tiny, registry: Registry) -> None:
+    """No digest has a database's path: a run would give the second the first one's result."""
+    twin = tiny.folder / "twin.yml"
+    text = tiny.declare().read_text().replace("visits.duckdb", "twin.duckdb")
+    twin.write_text(text)
+    common = {"mechanism": "count", "scope": "visits", "params": {"epsilon": "0.1"}}
+    requests = [
+        parse_request(common | {"name": name, "table": f"{name}.yml"}, tiny.folder)
+        for name in ("visits", "twin")
+    ]
+    task = Task("release", lambda run: [PlannedRelease(r, ("2020-01-01",)) for r in requests])
+    twins = Job("daily", "daily", "once", (task,), lambda: iter([Run(START, "run")]))
+    with pytest.raises(PlanRefused, match="'twin' would get the result of 'visits'"):
+        forecast_schedule([twins], registry, None)
