@@ -74,12 +74,9 @@ def command(
     if as_json:
         show_json(view)
     else:
-        rows = ((_LABELS.get(k, k), _event_text(v)) for k, v in view.items() if v != "")
+        view["95 % half-width"] = view.pop("half_width_95")
+        rows = ((k, _event_text(v)) for k, v in view.items() if v != "")
         show_table(f"plan {plan.request.name}", ("", ""), rows)
-
-
-#: What people read where JSON has an older name.
-_LABELS = {"claim": "guarantee", "error at 95 %": "95 % half-width"}
 
 
 def _event_text(value: Any) -> str:

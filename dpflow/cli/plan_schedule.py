@@ -200,12 +200,12 @@ def _task_row(task: dict[str, Any], runs: str) -> tuple[Any, ...]:
     charged = "once" if task["charged"] == "once" else runs
     name = task["job"] if task["task"] == task["job"] else f"{task['job']}: {task['task']}"
     where = (name, charged, task["release"], task["mechanism"], task["scope"])
-    return (*where, task["epsilon"], task["delta"], _errors(task["error_95"]))
+    return (*where, task["epsilon"], task["delta"], _errors(task["half_width_95"]))
 
 
 def _fitted_row(row: dict[str, Any]) -> tuple[Any, ...]:
     share = row["share"] or "by its error"
-    errors = _errors(row["error_95_now"]), _errors(row["error_95"])
+    errors = _errors(row["half_width_95_now"]), _errors(row["half_width_95"])
     return (row["release"], row["scope"], share, row["epsilon_now"], row["epsilon"], *errors)
 
 

@@ -62,7 +62,7 @@ def command(
 
 
 def _print_result(title: str, result: Result) -> None:
-    rows = ((r.key, r.measure, r.value, r.error_95) for r in result.rows)
+    rows = ((r.key, r.measure, r.value, r.half_width_95) for r in result.rows)
     show_table(title, ("key", "measure", "value", "95 % half-width"), rows)
     # A document has no rows: it is shown as the JSON that it is.
     if result.document:

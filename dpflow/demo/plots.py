@@ -152,7 +152,7 @@ def choose_keys(rows_by_key: dict[str, Published]) -> list[str]:
 
     def rank(key: str) -> tuple[int, float, float]:
         rows = rows_by_key[key]
-        noise = sum(row["error_95"] or 0 for row in rows) / len(rows)
+        noise = sum(row["half_width_95"] or 0 for row in rows) / len(rows)
         return len(rows), -noise, sum(abs(row["value"]) for row in rows)
 
     # the last one shows what noise does to a small value
@@ -184,7 +184,7 @@ def _plot_keys(name: str, rows_by_key: dict[str, Published], truth: Truth) -> st
 def _plot_key(panel: Any, rows: Published, index: dict[str, int], truth: Truth) -> None:
     """One key over the days: released values with their noise intervals, and the true ones."""
     xs, ys = [index[row["block"]] for row in rows], [row["value"] for row in rows]
-    half_widths = [row["error_95"] or 0.0 for row in rows]
+    half_widths = [row["half_width_95"] or 0.0 for row in rows]
     if any(half_widths):
         low = [y - half for y, half in zip(ys, half_widths, strict=True)]
         high = [y + half for y, half in zip(ys, half_widths, strict=True)]

@@ -8,7 +8,7 @@ Three rounds take 5, 15 and 80 % of the privacy cost: the first ones release wha
 has, so that later weights go to keys that need them. Released are names, sorted; no weight and no
 count leaves.
 
-Guarantee: (epsilon, delta)-DP for the declared unit; with ``claim: zcdp`` delta/2-approximate
+Guarantee: (epsilon, delta)-DP for the declared unit; with ``guarantee: zcdp`` delta/2-approximate
 rho-zCDP, rho the one that is (epsilon, delta/2)-DP, for which a scope with filter renyi or hybrid
 charges less, and which basic refuses. Proof. Given what earlier rounds released, a round sees sets
 without these keys. A unit's weights have length 1 at most, so under add-remove the weights of keys
@@ -41,7 +41,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import ZCDP, Approximate, Event
@@ -61,14 +61,16 @@ SHARES = (Fraction(1, 20), Fraction(3, 20), Fraction(4, 5))
 
 class KeyUnionParams(Params):
     """``by``: the column of keys. ``epsilon``: the privacy cost. ``delta``: as epsilon; half of it
-    is the chance that a lone unit's keys show. ``claim``: how the guarantee is stated, approximate
+    is the chance that a lone unit's keys show. ``guarantee``: how it is stated, approximate
     or zcdp; a scope with the filter renyi or hybrid adds zcdp up better.
     """
 
     by: str
     epsilon: Epsilon
     delta: Annotated[Delta, AfterValidator(require_delta)]
-    claim: Literal["approximate", "zcdp"] = "approximate"
+    guarantee: Annotated[Literal["approximate", "zcdp"], Field(serialization_alias="claim")] = (
+        "approximate"
+    )
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class KeyUnion(Mechanism[KeyUnionParams]):
         small.
         """
         self.plan_rounds(params, table)
-        if params.claim == "approximate":
+        if params.guarantee == "approximate":
             return Approximate(params.epsilon, params.delta)
         return ZCDP(rho_for(params.epsilon, params.delta / 2), params.delta / 2)
 

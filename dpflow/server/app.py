@@ -61,7 +61,7 @@ class SessionView(BaseModel):
 
     session_id: str
     features: list[dict[str, Any]]
-    claim: dict[str, Any]
+    guarantee: dict[str, Any]
     protects: str
     predictions_left: int
 

@@ -167,7 +167,7 @@ def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
     for _ in range(draws):
         for row in mechanism.draw(params, example.table, answer, source).rows:
             true = truth.get((row.key, row.measure))
-            widths = [w for w in (promised.get(row.measure), row.error_95) if w is not None]
+            widths = [w for w in (promised.get(row.measure), row.half_width_95) if w is not None]
             value = row.value
             if widths and true is not None and isinstance(value, int | float):
                 # The factor forgives the rounding of the widths, and nothing more.
@@ -222,14 +222,16 @@ def _check_result(result: Any, name: str) -> None:
             isinstance(row.key, str) and isinstance(row.measure, str),
             "key and measure of a row are texts",
         )
-        for number in (None if isinstance(row.value, str) else row.value, row.error_95):
+        for number in (None if isinstance(row.value, str) else row.value, row.half_width_95):
             # By exact type: a bool or a numpy float passes isinstance.
             finite = number is None or (type(number) in (int, float) and math.isfinite(number))
             require(
                 finite,
                 f"a row's numbers are None, int or finite float, not {type(number).__name__} ({name!r})",
             )
-        require(row.error_95 is None or row.error_95 >= 0, "error_95 cannot be negative")
+        require(
+            row.half_width_95 is None or row.half_width_95 >= 0, "half_width_95 cannot be negative"
+        )
     stored = json.loads(json.dumps(result.to_json(), allow_nan=False))
     require(
         Result.from_json(stored) == result,

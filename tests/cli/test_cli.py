@@ -69,7 +69,7 @@ def test_a_release_file_is_paid_once(tiny: Tiny) -> None:
 def test_plan_says_cost_error_and_forecast_and_spends_nothing(tiny: Tiny) -> None:
     """Everything a person wants to know before paying."""
     seen = json.loads(dpflow(tiny, "plan", tiny.file(), "--json").stdout)
-    assert (seen["epsilon"], seen["delta"], seen["error at 95 %"]) == ("0.5", "0", {"count": 12})
+    assert (seen["epsilon"], seen["delta"], seen["half_width_95"]) == ("0.5", "0", {"count": 12})
     assert seen["forecast"] == "the ledger would accept it now"
     greedy = json.loads(dpflow(tiny, "plan", tiny.file(params={"epsilon": 3}), "--json").stdout)
     assert "cannot pay" in greedy["forecast"]

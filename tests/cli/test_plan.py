@@ -46,7 +46,7 @@ def test_a_folder_of_release_files(tiny: Tiny, plan: Run) -> None:
     """
     seen = plan(".", *DAILY, "--ledger", tiny.ledger, "--json")
     (task,), (scope,) = seen["tasks"], seen["scopes"]
-    assert (task["epsilon"], task["error_95"], task["charged"]) == (
+    assert (task["epsilon"], task["half_width_95"], task["charged"]) == (
         "0.3",
         {"count": 20},
         "every run",
@@ -86,7 +86,9 @@ def test_the_solver_and_the_plot(tiny: Tiny, plan: Run) -> None:
         "release.yml", "--grant", "visits=1", "--runs", "10", "--plot", "left.svg", "--json", *DAILY
     )
     (one,) = seen["fitted"]["tasks"]
-    assert (one["epsilon_now"], one["epsilon"]) == ("0.3", "0.1") and one["error_95"]["count"] > 20
+    assert (one["epsilon_now"], one["epsilon"]) == ("0.3", "0.1") and one["half_width_95"][
+        "count"
+    ] > 20
     assert "<svg" in (tiny.folder / "left.svg").read_text()
     shown = plan("release.yml", "--grant", "visits=1", "--runs", "2", "--error", "visits=20")
     assert "by its error" in shown and "noise that makes 2 runs fit" in shown

@@ -267,7 +267,7 @@ def test_a_sum_beside_a_count_is_taken_around_the_middle() -> None:
     exact = {"count": 1000, "sum(amount)": 33_000}
     answer = examples.make_groups(release.query.data_request(), ("",), 1000, 33_000 - 100 * 1000)
     for row in Aggregates().draw(params, declared, answer, SystemSource()).rows:
-        assert abs(float(row.value or 0) - exact[row.measure]) <= 20 * (row.error_95 or 0)
+        assert abs(float(row.value or 0) - exact[row.measure]) <= 20 * (row.half_width_95 or 0)
     lone, _ = plan_mechanism(
         REGISTRY.find_mechanism("sum"), declared, {"column": "amount", "epsilon": "1"}
     )
@@ -407,8 +407,8 @@ def test_groups_too_small_for_a_bound_get_the_full_width(name: str) -> None:
     for _ in range(50):
         (row,) = mechanism.draw(params, examples.EXAMPLE_TABLE, answer, SystemSource()).rows
         assert isinstance(row.value, float)
-        assert row.error_95 is not None
-        assert 0 <= row.error_95 <= widest
+        assert row.half_width_95 is not None
+        assert 0 <= row.half_width_95 <= widest
         assert -10 <= row.value <= 30 if name == "mean" else 0 <= row.value <= widest
 
 

@@ -177,7 +177,7 @@ def test_what_is_released() -> None:
     ]
     assert KeyUnion().draw(params, table, key_sets([]), StreamSource(1)).rows == ()
     _, event = plan_mechanism(
-        KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6", "claim": "zcdp"}
+        KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6", "guarantee": "zcdp"}
     )
     assert isinstance(event, ZCDP) and event.delta == Fraction(1, 2 * 10**6)
     assert event.epsilon_at(Fraction(1, 10**6)) <= 1

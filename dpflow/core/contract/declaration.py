@@ -3,7 +3,7 @@
 Pure data; `dpflow.tables.access.declarations` reads it from YAML.
 
 A declaration is public. Every sensitivity follows from it and from nothing in the rows, so what it
-says is enforced (values are clamped, contributions are cut) or, where only the owner can know it,
+says is enforced (values are clamped, contributions bounded) or, where only the owner can know it,
 listed as a promise: that rows of one person carry the same unit, and that public keys were not
 picked by looking at the rows.
 """
@@ -37,7 +37,7 @@ from dpflow.errors import InvalidAmount, PlanRefused, UnknownName
 #: wrap.
 MAX_MAGNITUDE = 2**62
 #: What a table protects that is declared generalisation_only: the only scopes in which a release
-#: without a claim may run.
+#: without a privacy guarantee may run.
 NOBODY = "nobody (generalisation-only)"
 
 
@@ -405,7 +405,7 @@ class Table(Strict):
         # Cached sums of a block are truncated within the block alone.
         if self.cached_partials and self.protects != "unit-block":
             raise ValueError(
-                "cached_partials need protects: unit-block: a unit that is protected in all blocks is cut in all of them together"
+                "cached_partials need protects: unit-block: a unit that is protected in all blocks is truncated over all of them together"
             )
         if self.sealed_version != 1 and self.cached_partials != "sealed":
             raise ValueError("sealed_version is for cached_partials: sealed; take it out")

@@ -16,14 +16,14 @@ class Row:
         measure: what the number is, e.g. ``"count"``.
         value: the released number, a text where the answer is not a number (a key, a date), or None
             when the release answered "none".
-        error_95: half-width in which the noise stays with probability 95 %, or None where no bound
+        half_width_95: half-width in which the noise stays with probability 95 %, or None where no bound
             is proved. Bias from clamping and truncation is not in it.
     """
 
     key: str
     measure: str
     value: float | int | str | None
-    error_95: float | None = None
+    half_width_95: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes an equal result."""
         data: dict[str, Any] = {
-            "rows": [[r.key, r.measure, r.value, r.error_95] for r in self.rows]
+            "rows": [[r.key, r.measure, r.value, r.half_width_95] for r in self.rows]
         }
         if self.document:
             data["document"] = dict(self.document)

@@ -118,7 +118,8 @@ class Line:
             "charged": "once" if self.once else "every run",
             "epsilon": epsilon,
             "delta": delta,
-            "error_95": (self.plan.error_bound and dict(self.plan.error_bound.half_width)) or None,
+            "half_width_95": (self.plan.error_bound and dict(self.plan.error_bound.half_width))
+            or None,
             "also": list(self.also),
             "note": self.task.note,
         }

@@ -151,8 +151,8 @@ class SolvedLine:
             "share": None if self.share is None else amounts.exact_text(self.share),
             "epsilon_now": str(plan.request.params.get("epsilon")),
             "epsilon": amounts.exact_text(self.epsilon),
-            "error_95_now": (plan.error_bound and dict(plan.error_bound.half_width)) or None,
-            "error_95": (self.error_bound and dict(self.error_bound.half_width)) or None,
+            "half_width_95_now": (plan.error_bound and dict(plan.error_bound.half_width)) or None,
+            "half_width_95": (self.error_bound and dict(self.error_bound.half_width)) or None,
         }
 
 

@@ -189,7 +189,7 @@ class PredictionSession:
         return {
             "session_id": self.id,
             "features": features,
-            "claim": to_json(self._plan.event),
+            "guarantee": to_json(self._plan.event),
             "protects": table.protection_text,
             "predictions_left": self.predictions_left,
         }

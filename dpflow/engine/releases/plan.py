@@ -96,8 +96,8 @@ class Plan:
             "bounds": self._describe_bounds(),
             "epsilon": epsilon,
             "delta": delta,
-            "claim": to_json(self.event),
-            "error at 95 %": (self.error_bound and self.error_bound.half_width)
+            "guarantee": to_json(self.event),
+            "half_width_95": (self.error_bound and self.error_bound.half_width)
             or "depends on the rows; part of the result",
             "note": self.error_bound.note if self.error_bound else self._session_note(),
             "digest": self.digest,
@@ -217,7 +217,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     # Under the digest: texts and key names are version 1's, and never change.
     content = {
         "mechanism": mechanism.name,
-        "params": params.model_dump(mode="json"),
+        "params": params.model_dump(mode="json", by_alias=True),
         "table": table.stored_form(),
         "scope": request.scope,
         "blocks": sorted(request.blocks),

@@ -39,7 +39,7 @@ COLUMNS = (
     ("measure", "VARCHAR NOT NULL"),
     ("value", "DOUBLE"),
     ("text", "VARCHAR"),
-    ("error_95", "DOUBLE"),
+    ("half_width_95", "DOUBLE"),
     ("epsilon", "DOUBLE NOT NULL"),
     ("delta", "DOUBLE NOT NULL"),
 )
@@ -79,7 +79,14 @@ def publish(
     about = (release.release_id, release.release, release.block, release.mechanism)
     cost = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
     lines = [
-        [*about, row.key, row.measure, *_split_value(row.value), _as_float(row.error_95), *cost]
+        [
+            *about,
+            row.key,
+            row.measure,
+            *_split_value(row.value),
+            _as_float(row.half_width_95),
+            *cost,
+        ]
         for row in release.rows
     ]
     name = sql.quote_name(table)
@@ -88,6 +95,7 @@ def publish(
         connection.execute("BEGIN")
         columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+        _rename_half_width(connection, table)
         # Inside the transaction: of two writers DuckDB lets one commit, the other tries again.
         published = connection.execute(
             f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
@@ -138,11 +146,34 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
     """Every row of a published table as a mapping, in a fixed order. Raises like `publish`."""
 
     def read(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+        _rename_half_width(connection, table)
         names = [name for name, _ in COLUMNS]
         query = f"SELECT {', '.join(names)} FROM {sql.quote_name(table)} ORDER BY block, release, group_key, measure, release_id"
         return [dict(zip(names, row, strict=True)) for row in connection.execute(query).fetchall()]
 
     return run_patiently(database, deadline, read)
+
+
+def _rename_half_width(connection: duckdb.DuckDBPyConnection, table: str) -> None:
+    """Bring a published table of an earlier version to today's columns.
+
+    Raises:
+        TableUnreadable: an index depends on the table, so DuckDB alters no column of it.
+    """
+    old = connection.execute(
+        "SELECT 1 FROM duckdb_columns() WHERE table_name = ? AND column_name = 'error_95'", [table]
+    ).fetchone()
+    if old is None:
+        return
+    try:
+        connection.execute(
+            f"ALTER TABLE {sql.quote_name(table)} RENAME COLUMN error_95 TO half_width_95"
+        )
+    except duckdb.DependencyException:
+        raise TableUnreadable(
+            f"the column error_95 of {table!r} is now half_width_95, and an index keeps it from being "
+            f"renamed; drop the index, then publish what is settled with: dpflow publish"
+        ) from None
 
 
 _KINDS = {"whole": "BIGINT", "number": "DOUBLE", "text": "VARCHAR", "date": "DATE"}

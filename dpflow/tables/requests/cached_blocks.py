@@ -1,15 +1,15 @@
-"""A request over named blocks, answered by adding up what single blocks give, of which those are
-cut that are not kept.
+"""A request over named blocks, answered by adding up what single blocks give. Those that are not
+cached are read and truncated.
 
 A block's answer is one function of its rows, of the public dimensions and of a secret salt: units,
 blocks and groups draw by a keyed hash, and no draw looks at another unit. `add_blocks` takes an
 answer from the cache or computes that function, for one block as for many, and whether or not an
-answer can be kept. Requests for which blocks do not add up (`can_cache`) never see the cache, and
+answer can be cached. Requests for which blocks do not add up (`can_cache`) never see the cache, and
 draw freshly. Types, request and declaration decide that.
 
 With ``cached_partials: sealed`` the cached answer is of older rows, so what chooses it must be
 public. It is used if there is one of this name and of the declaration's ``sealed_version``. An
-answer is kept for each named block, however many rows it has, and goes only when the declaration
+answer is cached for each named block, however many rows it has, and goes only when the declaration
 says another version. Rows, where they are stored, and rows of dimensions are never compared.
 
 With ``cached_partials: checked`` private rows do decide between cached and computed:
@@ -48,8 +48,8 @@ def can_cache(reading: RequestQuery, request: Any) -> bool:
     """Whether a block's rows and public dimensions decide its sums; finds out which columns are
     read.
 
-    Where private keys are numbered by what others' rows hold, or another private relation is cut by
-    fresh draws, they do not.
+    Where private keys are numbered by what others' rows hold, or another private relation is
+    truncated by fresh draws, they do not.
     """
     truncate = HANDLERS[type(request)].truncate
     if truncate is None:
@@ -70,7 +70,7 @@ def add_blocks(
     blocks: Sequence[str],
     partials: PartialCache,
 ) -> Groups | ValueCounts:
-    """The sums of the blocks, of which those are cut that are not kept, or not in this state."""
+    """The sums of the blocks; those that are not cached in this state are read and truncated."""
     partials.prepare_folder()
     states = _block_states(reading, blocks)
     sealed = reading.table.cached_partials == "sealed"

@@ -1,11 +1,11 @@
-"""Bounded sums of single blocks, kept for the next release that reads the same blocks.
+"""Cached partial aggregates: sums of single blocks, stored for the next release that reads the same blocks.
 
-Sound only where a declaration protects a unit's rows of one block: then blocks are cut one by one,
-and a release over several adds up what each gives. The cut's draws are a keyed hash of unit, block
-and group here, so the sums of a block are one function of its rows, whose sensitivity is that of
-the limits: to keep them is to remember that function's value and nothing else. (With fresh draws, a
-row that arrives late would make all other units of its block be drawn again, and two releases would
-differ by more than one unit's rows.)
+Sound only where a declaration protects a unit's rows of one block: then blocks are truncated
+one by one, and a release over several adds up what each gives. Truncation draws by a keyed hash of
+unit, block and group here, so the sums of a block are one function of its rows. The contribution
+bounds give that function's sensitivity, and a stored sum is its value and nothing else. (With fresh
+draws, a row that arrives late would make all other units of its block be drawn again, and two
+releases would differ by more than one unit's rows.)
 
 The sums are exact, so they are as private as the table and stay where it is: in
 ``<database>.partials``, a directory and files that only their owner can enter. They never reach the
@@ -46,7 +46,7 @@ log = logging.getLogger("dpflow")
 Part = Groups | ValueCounts
 Seal = Callable[[bytes], str]  #: a keyed digest, as hexadecimal text
 
-FORMAT = 3  #: raised whenever cut or file change
+FORMAT = 3  #: raised whenever the truncation or the file changes
 MOST = 5000  #: entries; beyond it the oldest go, but none of sealed blocks
 SEALED = "sealed-"  #: what the names of sealed blocks' entries begin with
 PROBE = ".probe"  #: an empty file that shows whether files can be written
@@ -54,7 +54,7 @@ ABANDONED = 3600  #: seconds after which a half-written file belongs to nobody
 
 
 class PartialCache:
-    """The kept sums of one database.
+    """The cached partial aggregates of one database.
 
     Args:
         database: the private file; the directory is made beside it.
@@ -68,7 +68,7 @@ class PartialCache:
 
     @property
     def draw_salt(self) -> int:
-        """A secret number for draws, so that nobody can look for rows that are kept."""
+        """A secret number for draws, so that nobody can look for rows that are cached."""
         return int(self._seal(b"salt")[:15], 16)
 
     def entry_name(self, what: Any, sealed: bool = False) -> str:
@@ -87,7 +87,7 @@ class PartialCache:
             status = self.folder.lstat()
             if not (stat.S_ISDIR(status.st_mode) and _only_ours(status)):
                 log.warning(
-                    "%s is open to others, so no sums of blocks are kept there; remove it",
+                    "%s is open to others, so no sums of blocks are cached there; remove it",
                     self.folder,
                 )
                 return
@@ -98,7 +98,7 @@ class PartialCache:
             (self.folder / PROBE).unlink()
         except OSError as error:
             log.warning(
-                "no more sums of blocks are kept in %s (%s); releases read these blocks",
+                "no more sums of blocks are cached in %s (%s); releases read these blocks",
                 self.folder,
                 error.strerror,
             )

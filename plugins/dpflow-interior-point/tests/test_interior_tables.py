@@ -402,7 +402,7 @@ def test_the_plan_says_how_many_rows_it_needs() -> None:
         "approximate_median", table, name="m", scope="s", column="cost", epsilon=1, delta="1e-6"
     )
     described = plan.describe()
-    assert described["error at 95 %"] == {"rank (share of rows)": 0.25}
+    assert described["half_width_95"] == {"rank (share of rows)": 0.25}
     rows = int(str(described["note"]).split()[1])
     assert 900 < rows < 1300
     assert Fraction(plan.privacy_cost()[0]) == 1

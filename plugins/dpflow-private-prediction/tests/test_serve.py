@@ -322,7 +322,7 @@ def test_the_public_side_and_the_metrics_show_no_rows(served: Served) -> None:
     served.ask([point(1)])
     view = served.client.get("/v1/session", headers={"Authorization": f"Bearer {ANN[0]}"}).json()
     assert [feature["name"] for feature in view["features"]] == ["x", "y", "town"]
-    assert view["claim"]["kind"] == "repeated.v1" and "person" in view["protects"]
+    assert view["guarantee"]["kind"] == "repeated.v1" and "person" in view["protects"]
     assert served.client.get("/healthz").json() == {"status": "ok"}
     metrics = served.client.get("/metrics").text
     assert (

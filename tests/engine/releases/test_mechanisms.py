@@ -74,7 +74,7 @@ def test_target_errors_set_the_price(tiny: Tiny) -> None:
     )
     wanted = make_plan(load_request(file), Registry.load())
     described = wanted.describe()
-    assert described["error at 95 %"]["count"] <= 20
+    assert described["half_width_95"]["count"] <= 20
     assert 0.2 < float(described["epsilon"]) < 0.4
     assert release(wanted, Ledger(tiny.ledger)).epsilon == described["epsilon"]
 

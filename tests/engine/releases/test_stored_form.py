@@ -119,6 +119,13 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         JOINED,
         {"mechanism": "count", "params": {"by": "town.area", "epsilon": "1"}},
     ),
+    "a renamed parameter": (
+        PLAIN,
+        {
+            "mechanism": "key_union",
+            "params": {"by": "note", "epsilon": "1", "delta": "1e-6", "guarantee": "zcdp"},
+        },
+    ),
     "a session": (
         PLAIN,
         {"mechanism": "above_threshold", "params": {"epsilon": "0.25"}},
@@ -166,6 +173,11 @@ DIGESTS = {
         "924023f99068c28889910353ae5e36e8ab999595b1d2329b7959f5822e71ce1b",
         "57f3944ff2b6a6f2e0a6782de2bee464bf21f3dbb30aa3118c13a1bbe3ab0067",
         "d62ae941fdfd0b1f8e9b0604f50c5e4d84bad65dbd84c13a4ad5afcabd175cea",
+    ),
+    "a renamed parameter": (
+        "454bfb2a6978033bd450108c5d831daf4177062a0c741db1097ae0f1bc126b53",
+        "c001de37309698f3bd754f551a0cc5534e4ba73b6da0b37d7451e8937ba05d60",
+        "a0597409db3767f8c580b2f7f6febc0bbfe6cdb490d09c17f956c50aa065be94",
     ),
     "a session": (
         "454bfb2a6978033bd450108c5d831daf4177062a0c741db1097ae0f1bc126b53",

@@ -14,6 +14,7 @@ from dpflow.core.contract.results import Row, Synthetic
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.fault_points import FaultInjected
 from dpflow.tables import PublishedRelease, publish, published_ids
+from dpflow.tables.public.publish import COLUMNS, read_published
 
 RELEASE = PublishedRelease(
     "r1",
@@ -61,6 +62,43 @@ def test_publishing_twice_changes_nothing(tmp_path: Path) -> None:
     before = content(path)
     publish(path, "releases", RELEASE)
     assert content(path) == before
+
+
+def old_table(path: Path, *more: str) -> None:
+    """A table that an earlier version published, with one release in it."""
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS)
+    with duckdb.connect(str(path)) as connection:
+        for statement in (
+            f"CREATE TABLE releases ({columns.replace('half_width_95', 'error_95')})",
+            "INSERT INTO releases VALUES ('r0', 'daily', '2012-12-31', 'count', '', 'count', 7, NULL, 2, 0.5, 0)",
+            *more,
+        ):
+            connection.execute(statement)
+
+
+def test_a_table_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Its half-widths have their new name, its rows stay, and new ones come beside them."""
+    path = tmp_path / "out.duckdb"
+    old_table(path)
+    publish(path, "releases", RELEASE)
+    rows = read_published(path, "releases")
+    assert [(row["release_id"], row["half_width_95"]) for row in rows] == [
+        ("r0", 2.0),
+        ("r1", 3.0),
+        ("r1", None),
+    ]
+
+
+def test_an_index_on_a_table_of_an_earlier_version_is_named(tmp_path: Path) -> None:
+    """DuckDB alters no indexed table, so its owner hears what to do; nothing is published by halves."""
+    path = tmp_path / "out.duckdb"
+    old_table(path, "CREATE INDEX by_release ON releases (release)")
+    with pytest.raises(TableUnreadable, match="drop the index"):
+        publish(path, "releases", RELEASE)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DROP INDEX by_release")
+    publish(path, "releases", RELEASE)
+    assert published_ids(path, "releases") == {"r0", "r1"}
 
 
 def test_a_synthetic_table_becomes_an_ordinary_table(tmp_path: Path) -> None:

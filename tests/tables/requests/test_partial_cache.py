@@ -438,7 +438,7 @@ def test_only_the_owner_can_enter(
         assert answer_fingerprint(again(table).answer(REQUESTS[0], DAYS)) == expected
         assert len(reads) == 5
         assert [record.getMessage() for record in caplog.records] == [
-            f"{folder(table)} is open to others, so no sums of blocks are kept there; remove it"
+            f"{folder(table)} is open to others, so no sums of blocks are cached there; remove it"
         ]
 
 

@@ -165,7 +165,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         tau = proven_tau(params, table)
         body = {
             "value": float(value),
-            "error_95": float(unit * half_width(scale) / params.rows),
+            "half_width_95": float(unit * half_width(scale) / params.rows),
             "guarantee": "proven" if tau is not None else "heuristic",
             "tau": None if tau is None else tau * float(unit * per_row),
             "queries_left": left,
