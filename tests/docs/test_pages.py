@@ -11,6 +11,11 @@ from page_runner import ROOT, examples, run_page
 from checks import reference
 
 PAGES = sorted(p for p in (ROOT / "docs").rglob("*.md") if "adr" not in p.parts)
+#: Pages that somebody wrote: `python -m experiments` writes the other.
+WRITTEN = [
+    ROOT / "README.md",
+    *(p for p in (ROOT / "docs").rglob("*.md") if p.name != "experiments.md"),
+]
 FEW_EXAMPLES = 0.25  # of all blocks may be left out with a reason
 
 
@@ -46,3 +51,19 @@ def test_every_field_has_its_meaning(name: str) -> None:
     assert re.findall(r"^\| `.*\| +\|.*", text, re.MULTILINE) == []
     headings = {head.lower().replace(" ", "-") for head in re.findall(r"^##+ (.*)", text, re.M)}
     assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
+
+
+def sentences(text: str) -> list[str]:
+    """What a reader reads in one breath: prose without code blocks, tables, headings and links."""
+    text = re.sub(r"^```.*?^```|^ {4,}\S.*$|<!--.*?-->", "", text, flags=re.DOTALL | re.MULTILINE)
+    parts = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) |\||#)", text.replace("**", ""))
+    prose = (" ".join(part.split()) for part in parts if not part.lstrip().startswith(("|", "#")))
+    short = (re.sub(r"`[^`]*`", "X", re.sub(r"\]\([^)]*\)", "]", part)) for part in prose)
+    return [one for part in short for one in re.split(r"(?<=[.!?]) ", part)]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda p: p.name)
+def test_sentences_are_short(page: Path) -> None:
+    """At most 25 words each."""
+    text = page.read_text(encoding="utf-8")
+    assert [s for s in sentences(text) if len(re.findall(r"\S*\w\S*", s)) > 25] == []
