@@ -1,7 +1,13 @@
-"""The whole demo, through a real scheduler: everything it claims about days, gate and models."""
+"""The whole demo, through a real scheduler beside two busy loops a core: everything it claims about
+days, gate and models. Its days on a quiet machine are in test_demo_days.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -28,8 +34,20 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 @pytest.fixture(scope="module")
-def facts(workspace: Workspace) -> DemoFacts:
-    """The demo, run once for all tests of this module."""
+def busy_cores() -> Iterator[None]:
+    """Two busy loops a core, for as long as the demo runs."""
+    loop = [sys.executable, "-c", "while True: pass"]
+    loops = [subprocess.Popen(loop) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    yield
+    assert all(process.poll() is None for process in loops)
+    for process in loops:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def facts(workspace: Workspace, busy_cores: None) -> DemoFacts:
+    """The demo, run once for all tests of this module: it ends well, only later."""
     return job.run_demo(workspace.root, DAYS, Console())
 
 

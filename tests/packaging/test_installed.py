@@ -13,6 +13,8 @@ from dpflow import __version__
 from dpflow.extras import DISTRIBUTION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.packaging.conftest import Environment
 
 MAKE_TABLE = """
@@ -141,3 +143,15 @@ print(sorted(bag.dags))
     done = everything.run("python", "-c", code, **environ)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().splitlines()[-1] == "['flights_daily', 'flights_model']"
+
+
+@pytest.mark.slow
+def test_the_demo_runs_from_wheels(install: Callable[..., Environment]) -> None:
+    """Without a clone, in an empty home: the whole demo ends well and leaves its report."""
+    demo = install("demo")
+    home = demo.folder / "home"
+    home.mkdir()
+    done = demo.run("dpflow", "demo", "--days", "2", HOME=str(home))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "done in" in done.stdout
+    assert (demo.folder / "demo" / "report.html").exists() and not list(home.glob("airflow*"))

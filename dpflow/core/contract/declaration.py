@@ -524,6 +524,8 @@ def _describe_problem(item: ErrorDetails) -> str:
     if item["type"] == "string_type":
         if isinstance(item["input"], bool):
             return "must be a text, and YAML reads no, yes, on and off as truth values; put it in quotes, such as 'no'"
+        if isinstance(item["input"], dict | list):
+            return "must be a text, such as city"
         return "must be a text; put it in quotes, such as '1'"
     if kind == "model":
         example = _find_example(item.get("ctx", {}).get("class_name", ""), Strict)

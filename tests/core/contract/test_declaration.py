@@ -158,6 +158,7 @@ def test_bounds_written_as_dates_are_answered_in_dates() -> None:
             {"columns": {"zip": {"public_keys": [10, "20"]}}},
             "columns.zip.public_keys.0: must be a text; put it in quotes, such as '1'",
         ),
+        ({"block": {"column": "day"}}, "block: must be a text, such as city"),
         (
             {"columns": {"city": {"public_keys": "Oslo"}}},
             "columns.city.public_keys: write a list, such as [1, 2]",
