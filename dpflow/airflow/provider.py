@@ -29,7 +29,7 @@ def get_provider_info() -> dict[str, Any]:
                 },
                 "conn-fields": {
                     "anchor": {
-                        "label": "Anchor directory (key and high-water mark)",
+                        "label": "Anchor directory (keys and high-water mark)",
                         "schema": {"type": ["string", "null"]},
                     }
                 },

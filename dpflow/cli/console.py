@@ -52,7 +52,10 @@ def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None
     except InvalidInput:
         new_ledger = Ledger(target, create=True, anchor=anchor)
     where = "" if "://" in target else f" at {Path(target).resolve()}"  # a URL may hold a password
-    print(f"made a new ledger{where}", file=sys.stderr)
+    print(
+        f"made a new ledger{where}; its keys and mark are in {new_ledger.anchor_folder}",
+        file=sys.stderr,
+    )
     return new_ledger
 
 

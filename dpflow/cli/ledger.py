@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,6 +23,7 @@ from dpflow.core.accounting.privacy_filters import FilterName
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger, Scope, VerificationReport
+from dpflow.ledger.history.anchor import default_folder
 from dpflow.tables.access.declarations import load_table
 
 app = typer.Typer(
@@ -274,7 +276,7 @@ def import_(
         Path | None,
         typer.Option(
             envvar="DPFLOW_LEDGER_ANCHOR",
-            help="The anchor directory of the ledger that wrote the export.",
+            help="The anchor directory of the ledger that wrote the export; this user's if left out.",
         ),
     ] = None,
     ledger: LedgerOption = None,
@@ -287,8 +289,9 @@ def import_(
         raise InvalidInput(
             f"there is no export at {file}; write one with: dpflow ledger export FILE"
         )
+    anchor = anchor or _usual_anchor(file)
     # Without a key the new ledger would make one, under which no entry of the export holds.
-    if anchor is None or not (anchor / "key").is_file():
+    if not (anchor / "key").is_file():
         raise InvalidInput(
             "an import goes on under the key of the ledger that wrote it; give its anchor directory "
             "with --anchor DIR"
@@ -298,6 +301,15 @@ def import_(
     with file.open(encoding="utf-8", errors="replace") as stream:
         book.import_(stream, principal=current_principal())
     _show_verification(book.verify(), as_json)
+
+
+def _usual_anchor(file: Path) -> Path:
+    """Where the anchor of the ledger that wrote an export is, unless somebody moved it."""
+    try:
+        header = json.loads(file.open(encoding="utf-8", errors="replace").readline())
+        return default_folder(str(header["ledger"]))
+    except (ValueError, TypeError, KeyError):
+        raise InvalidInput(f"{file} is no ledger export; write one with: dpflow ledger export FILE") from None
 
 
 def _scope_names(book: Ledger, scope: str | None) -> list[str]:

@@ -40,7 +40,11 @@ def airflow_environment(workspace: Workspace, port: int, *, login: bool = False)
         login: whether a person must log in; if not, whoever reaches the port is an administrator.
     """
     home, url = workspace.airflow_home, f"http://127.0.0.1:{port}"
-    ledger = {"conn_type": "dpflow_ledger", "host": str(workspace.ledger_file)}
+    ledger = {
+        "conn_type": "dpflow_ledger",
+        "host": str(workspace.ledger_file),
+        "extra": {"anchor": str(workspace.anchor)},
+    }
     return inherited_environment() | {
         MARK: str(workspace.root),
         "AIRFLOW_HOME": str(home),

@@ -80,7 +80,7 @@ class Demo:
     @property
     def ledger(self) -> Ledger:
         """The ledger of the workspace."""
-        return Ledger(self.workspace.ledger_file)
+        return self.workspace.open_ledger()
 
     @property
     def airflow(self) -> Stage:
@@ -218,7 +218,7 @@ def prepare_workspace(workspace: Workspace) -> Ledger:
     script = (workspace.dags / "flights.sql").read_text()
     build(workspace.private_database, script, {"raw_flights": csv})
     workspace.fault_file.touch()  # nothing is killed yet
-    ledger = Ledger(workspace.ledger_file, create=True)
+    ledger = workspace.open_ledger(create=True)
     for name, (epsilon, delta) in (("flights", DAILY), ("flights_holdout", HOLDOUT)):
         table = load_table(workspace.dags / "tables" / f"{name}.yml")
         ledger.grant(name, epsilon, delta, filter="basic", table=table, principal="demo owner")

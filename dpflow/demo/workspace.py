@@ -11,6 +11,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
 
 MARKER = ".dpflow-demo"
 LOCK = ".lock"
@@ -51,8 +52,17 @@ class Workspace:
 
     @property
     def ledger_file(self) -> Path:
-        """The ledger; its anchor is beside it."""
+        """The ledger."""
         return self.root / "ledger.sqlite"
+
+    @property
+    def anchor(self) -> Path:
+        """The ledger's anchor: in the workspace, because both are made and deleted together."""
+        return self.root / "anchor"
+
+    def open_ledger(self, *, create: bool = False) -> Ledger:
+        """The ledger under its anchor."""
+        return Ledger(self.ledger_file, anchor=self.anchor, create=create)
 
     @property
     def models(self) -> Path:

@@ -36,7 +36,7 @@ from dpflow.ledger.books.records import (
 )
 from dpflow.ledger.books.releases import R, ReleaseCharge
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.anchor import Anchor, Mark
+from dpflow.ledger.history.anchor import Anchor, Mark, default_folder
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
 from dpflow.ledger.storage.statements import (
@@ -82,9 +82,9 @@ class Ledger:
 
     Args:
         target: a path, or a ``postgresql+psycopg://`` URL.
-        anchor: directory of the key and the high-water mark; by default DPFLOW_LEDGER_ANCHOR, or
-            ``<file>.anchor`` beside a SQLite file. Keep it where whoever can write the database
-            cannot.
+        anchor: directory of the keys and the high-water mark; by default DPFLOW_LEDGER_ANCHOR, or
+            for a SQLite file this user's state directory (`default_folder`). Keep it where whoever
+            can write the database cannot.
         create: make a new ledger if there is none.
 
     Raises:
@@ -98,40 +98,50 @@ class Ledger:
     ) -> None:
         self._database = Database(target)
         folder = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
-        if folder is None and self._database.path is None:
+        named = Anchor(Path(folder)) if folder else None
+        if named is None and self._database.path is None:
             raise InvalidInput(
                 "a ledger on PostgreSQL needs an anchor directory; give anchor or DPFLOW_LEDGER_ANCHOR"
             )
-        self._anchor = Anchor(Path(folder) if folder else Path(f"{self._database.path}.anchor"))
         if not self._database.exists():
             if not create:
                 raise InvalidInput(
                     f"there is no ledger at {self._database!r}; name the right file, or make one: dpflow ledger grant"
                 )
-            self._create_tables()
+            self._create_tables(named)
         with self._database.begin_reading() as transaction:
-            anchors = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'anchor'")
+            ((fingerprint,),) = transaction.text(
+                "SELECT coalesce(max(value), '') FROM dpflow_meta WHERE name = 'anchor'"
+            )
+        self._anchor = named or Anchor(default_folder(fingerprint[:16]))
         # Only a commitment is stored there: the database must not tell the key.
-        if [tuple(row) for row in anchors] != [(self._meta_values()["anchor"],)]:
+        if fingerprint != self._meta_values()["anchor"]:
             raise LedgerCorrupt(
-                f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one"
+                f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one: "
+                f"DPFLOW_LEDGER_ANCHOR=DIR"
             )
 
     def __repr__(self) -> str:
         return f"Ledger({self._database!r})"
 
-    def _create_tables(self) -> None:
+    @property
+    def anchor_folder(self) -> Path:
+        """Where its keys and its high-water mark are."""
+        return self._anchor.folder
+
+    def _create_tables(self, named: Anchor | None) -> None:
         """Make tables and anchor; harmless if another process just did."""
         self._database.make_place()
-        self._anchor.create()
         with self._database.begin_writing() as transaction:
             # Asked a second time inside the turn: two processes may come here at once.
-            if not transaction.has_ledger():
-                transaction.create_tables()
-                transaction.many(
-                    _META,
-                    [{"name": name, "value": value} for name, value in self._meta_values().items()],
-                )
+            if transaction.has_ledger():
+                return
+            if named is not None:
+                named.create()
+            self._anchor = named or Anchor.create_default()
+            transaction.create_tables()
+            rows = [{"name": name, "value": value} for name, value in self._meta_values().items()]
+            transaction.many(_META, rows)
 
     def _meta_values(self) -> dict[str, str]:
         return {"schema": schema.VERSION, "anchor": self._anchor.commitment(b"", "fingerprint")}
@@ -664,7 +674,7 @@ class Ledger:
     def export(self, stream: TextIO) -> int:
         """Write the whole ledger but secret state as JSON lines; returns the number of entries."""
         with self._database.begin_reading() as transaction:
-            return export.write_export(transaction, stream)
+            return export.write_export(transaction, stream, self._anchor.ledger_id)
 
     def import_(self, stream: TextIO, *, principal: str) -> int:
         """Fill this empty ledger from an export, under the anchor of the ledger that wrote it.

@@ -111,7 +111,7 @@ def test_a_quota_is_inside_its_scope(tiny: Tiny, run: Run) -> None:
         (["grant", "new", "--epsilon", "1", "--no-table", "--table", "visits.yml"], InvalidInput, "--table FILE, or --no-table"),
         (["import", "nothing.jsonl"], InvalidInput, "there is no export at nothing.jsonl"),
         (["import", "visits.yml"], InvalidInput, "--anchor DIR"),
-        (["import", "nothing.jsonl", "--anchor", "ledger.sqlite.anchor"], InvalidInput, "there is no export"),
+        (["import", "nothing.jsonl", "--anchor", "anchor"], InvalidInput, "there is no export"),
         (["export", "no/such/folder/x.jsonl"], InvalidInput, "cannot be written"),
     ],
 )  # fmt: skip
@@ -240,20 +240,22 @@ def test_a_ledger_moves_and_the_old_one_is_refused(
     text = Path("out.jsonl").read_text()
     assert CliRunner().invoke(app, ["ledger", "export"]).stdout == text
     server = postgres()
-    place = ["--anchor", "ledger.sqlite.anchor"]
+    anchor = Ledger(tiny.ledger).anchor_folder
+    place = ["--anchor", anchor]
     Path("bad.jsonl").write_text(text.replace('"principal":"spender"', '"principal":"nobody"'))
     with pytest.raises(LedgerCorrupt, match="does not verify"):
         run("import", "bad.jsonl", *place, "--ledger", tiny.folder / "bad.sqlite")
+    assert run("import", "out.jsonl", "--ledger", f"{tiny.folder / 'same.sqlite'}", "--json")["ok"]
     assert run("import", "out.jsonl", *place, "--ledger", server, "--json")["ok"]
     with pytest.raises(LedgerCorrupt, match="old copy was restored"):
         charge(tiny, "two")
-    moved = Ledger(server, anchor="ledger.sqlite.anchor")
+    moved = Ledger(server, anchor=anchor)
     with Path("back.jsonl").open("w") as stream:
         moved.export(stream)
     assert "entries verified" in run(
         "import", "back.jsonl", *place, "--ledger", tiny.folder / "back.sqlite"
     )
-    back = Ledger(tiny.folder / "back.sqlite", anchor="ledger.sqlite.anchor")
+    back = Ledger(tiny.folder / "back.sqlite")
     assert [row for s in back.scopes() for row in back.remaining(s.scope).rows()] == before
     with pytest.raises(LedgerCorrupt, match="does not verify under this anchor"):
         run("import", "back.jsonl", *place, "--ledger", tiny.folder / "back.sqlite")

@@ -19,7 +19,6 @@ from dpflow.demo.job import DemoFacts
 from dpflow.demo.workspace import Workspace
 from dpflow.engine.planning.report import describe_forecast
 from dpflow.engine.planning.simulate import forecast_schedule
-from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 
 pytestmark = pytest.mark.slow
@@ -58,7 +57,7 @@ def test_every_day_succeeds_through_the_scheduler(facts: DemoFacts) -> None:
 
 def test_each_day_pays_four_releases_and_no_more(facts: DemoFacts, workspace: Workspace) -> None:
     """Every block has spent exactly its grant, the crash day included."""
-    rows = Ledger(workspace.ledger_file).remaining("flights").rows()
+    rows = workspace.open_ledger().remaining("flights").rows()
     assert [row["block"] for row in rows] == ["2013-01-01", "2013-01-02", "2013-01-03"]
     assert all(
         Fraction(row["epsilon_spent"]) == 2 and Fraction(row["epsilon_left"]) == 0 for row in rows
@@ -119,7 +118,7 @@ def test_the_forecast_is_what_was_charged(facts: DemoFacts, workspace: Workspace
     session are paid.
     """
     jobs, _ = read_dags(workspace.dags)
-    ledger = Ledger(workspace.ledger_file)
+    ledger = workspace.open_ledger()
     flights, holdout = describe_forecast(forecast_schedule(jobs, Registry.load(), ledger))["scopes"]
     assert (
         {row["epsilon_spent"] for row in ledger.remaining("flights").rows()}
@@ -143,7 +142,7 @@ def test_no_gate_detects_a_stolen_holdout(facts: DemoFacts) -> None:
 
 def test_the_ledger_verifies(facts: DemoFacts, workspace: Workspace) -> None:
     """Chain, anchor and sums hold after all of it."""
-    assert Ledger(workspace.ledger_file).verify().ok
+    assert workspace.open_ledger().verify().ok
 
 
 def test_the_report_has_its_plots_and_says_what_is_protected(

@@ -14,7 +14,6 @@ from dpflow.demo import job
 from dpflow.demo.job import DemoFacts
 from dpflow.demo.supervisor import list_processes
 from dpflow.demo.workspace import Workspace
-from dpflow.ledger import Ledger
 from dpflow.tables import read_published
 
 DAYS = 2
@@ -43,7 +42,7 @@ def test_every_day_succeeds_through_the_scheduler(facts: DemoFacts) -> None:
 
 def test_each_day_pays_four_releases_and_no_more(facts: DemoFacts, workspace: Workspace) -> None:
     """Every block has spent exactly its grant, the crash day included."""
-    rows = Ledger(workspace.ledger_file).remaining("flights").rows()
+    rows = workspace.open_ledger().remaining("flights").rows()
     assert [row["block"] for row in rows] == ["2013-01-01", "2013-01-02", "2013-01-03"]
     assert all(
         Fraction(row["epsilon_spent"]) == 2 and Fraction(row["epsilon_left"]) == 0 for row in rows
@@ -53,7 +52,7 @@ def test_each_day_pays_four_releases_and_no_more(facts: DemoFacts, workspace: Wo
 def test_published_rows_say_what_they_cost(facts: DemoFacts, workspace: Workspace) -> None:
     """Each row has a value, a price, a block and a release that the ledger knows."""
     rows = read_published(workspace.published_database, "flights_daily")
-    known = {r.release_id for r in Ledger(workspace.ledger_file).releases("flights")}
+    known = {r.release_id for r in workspace.open_ledger().releases("flights")}
     assert {row["release"] for row in rows} >= {
         "flights by carrier",
         "mean arrival delay by carrier",
@@ -92,7 +91,7 @@ def test_one_release_too_many_is_refused(facts: DemoFacts) -> None:
 
 def test_the_ledger_verifies(facts: DemoFacts, workspace: Workspace) -> None:
     """Chain, anchor and sums hold after all of it."""
-    assert Ledger(workspace.ledger_file).verify().ok
+    assert workspace.open_ledger().verify().ok
 
 
 def test_nothing_is_left_running(facts: DemoFacts, workspace: Workspace) -> None:

@@ -15,7 +15,6 @@ from dpflow.demo import job, ui
 from dpflow.demo.airflow_client import AirflowClient
 from dpflow.demo.supervisor import list_processes
 from dpflow.demo.workspace import Workspace, create_workspace
-from dpflow.ledger import Ledger
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +62,7 @@ def test_a_demo_that_is_ended_leaves_nothing_and_resumes(tmp_path: Path) -> None
     process = start_demo(workspace.root, "--resume")
     output, _ = process.communicate()
     assert process.returncode == 0, output
-    ledger = Ledger(workspace.ledger_file)
+    ledger = workspace.open_ledger()
     rows = ledger.remaining("flights").rows()
     assert [row["epsilon_spent"] for row in rows] == ["2"] * 3 and ledger.verify().ok
     assert not list_processes(mark)

@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's commands in its order; then a note that looks like a charge, and a second export."""
     folder = tmp_path_factory.mktemp("ledger")
     run_page(PAGE, folder)
-    ledger = Ledger(folder / "moved.sqlite", anchor=folder / "ledger.sqlite.anchor")
+    ledger = Ledger(folder / "moved.sqlite")
     ledger.record("note", {"charges": [["visits", "", 10**12, 0, 0]]}, principal="somebody")
     with (folder / "second.jsonl").open("w") as stream:
         ledger.export(stream)
@@ -54,7 +54,7 @@ def test_the_audit_adds_up_the_spend(folder: Path) -> None:
 
 def test_the_moved_ledger_goes_on(folder: Path) -> None:
     """The copy holds the same budgets and verifies."""
-    moved = Ledger(folder / "moved.sqlite", anchor=folder / "ledger.sqlite.anchor")
+    moved = Ledger(folder / "moved.sqlite")
     assert moved.verify().ok
     left = [
         row["epsilon_left"]

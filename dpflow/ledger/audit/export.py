@@ -29,9 +29,14 @@ _ANSWERS = Prepared(sa.select(schema.answer))
 _INSERTS = {table: prepare_insert(table) for table in schema.metadata.sorted_tables}
 
 
-def write_export(transaction: Transaction, stream: TextIO) -> int:
+def make_header(ledger_id: str) -> dict[str, Any]:
+    """The first line of an export."""
+    return {"line": "header", "format": FORMAT, "schema": schema.VERSION, "ledger": ledger_id}
+
+
+def write_export(transaction: Transaction, stream: TextIO, ledger_id: str) -> int:
     """Write everything but secrets; returns the number of entries."""
-    lines: list[dict[str, Any]] = [{"line": "header", "format": FORMAT, "schema": schema.VERSION}]
+    lines = [make_header(ledger_id)]
     number = 0
     for entry in transaction.rows(verify.ENTRIES):
         lines.append({"line": "entry", **entry._asdict()})
@@ -79,7 +84,7 @@ def read_export(stream: TextIO, anchor: Anchor) -> Exported:
     exported = Exported([], {}, {})
     try:
         header = json.loads(stream.readline())
-        if header != {"line": "header", "format": FORMAT, "schema": schema.VERSION}:
+        if header != make_header(header["ledger"]):
             raise LedgerCorrupt(
                 f"this is no ledger export of schema version {schema.VERSION}; export it with the same dpflow"
             )

@@ -1,9 +1,13 @@
-"""The second place: a directory with the ledger's key and the highest entry that was ever
+"""The second place: a directory with the ledger's keys and the highest entry that was ever
 committed.
 
 Whoever can write the database but not this directory cannot make an entry that carries a valid
-seal, and cannot take an entry away that the mark has seen. Keep it on other storage that has locks,
-where those who spend can read the key and write the mark.
+seal, cannot take an entry away that the mark has seen, and cannot read what is stored. Keep it on
+other storage that has locks, where those who spend can read the keys and write the mark.
+
+Its files: ``key`` seals entries and makes commitments, ``wrap`` encrypts the keys of results and
+answers and can be rotated, ``sign`` signs the owner's checkpoints (nobody who only spends needs
+it), ``mark`` is the high-water mark.
 """
 
 from __future__ import annotations
@@ -13,48 +17,114 @@ import fcntl
 import hmac
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
 
 Seen = tuple[int, str]  # an entry's number and hash
+#: What comes before the first entry.
+NOTHING: Seen = 0, "0" * 64
 _LONGEST = 512  # bytes of a record
+_SECRETS = ("wrap", "sign")  # beside the key
+
+
+def default_folder(ledger_id: str) -> Path:
+    """Where the anchor of a SQLite ledger is unless somebody says otherwise: with this user's
+    state, because a copy of the ledger's own folder must not bring an old mark along.
+    """
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "dpflow" / ledger_id
+    state = os.environ.get("XDG_STATE_HOME", "")
+    # The specification has relative paths ignored.
+    home = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return home / "dpflow" / ledger_id
 
 
 class Anchor:
-    """The key and the high-water mark of one ledger."""
+    """The keys and the high-water mark of one ledger."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.place = str(folder / "mark")
         #: The last record of the mark that this process wrote or checked; none before it had a lock
         #: on it.
-        self.valid: tuple[bytes, Seen | None] = b"", None
+        self.valid: tuple[bytes, Seen] = b"", NOTHING
         self._secret = b""
 
-    def create(self) -> None:
-        """Make the directory and the key, if they are missing; only this user can enter."""
+    @classmethod
+    def create_default(cls) -> Anchor:
+        """Make an anchor with new keys in the default place of its ledger."""
+        key = secrets.token_bytes(32)
+        anchor = cls(default_folder(_ledger_id(key)))
+        anchor.create(key)
+        return anchor
+
+    def create(self, key: bytes | None = None) -> None:
+        """Make the directory, the keys and the mark, if there is no key; only this user can enter."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Written whole under a name of its own first: nobody ever reads half a key.
-            part = self.folder / f"key.{os.getpid()}.{secrets.token_hex(4)}"
-            descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32))
-                file.flush()
-                os.fsync(file.fileno())
-            # If another process was first, its key holds: a link never replaces one.
-            with contextlib.suppress(FileExistsError):
-                os.link(part, self.folder / "key")
-            part.unlink()
-            # A link is on the disk only once its directory is.
-            folder = os.open(self.folder, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+            half = self.folder / "key.new"
+            with _open_private(half) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                # Another process was first: its key holds.
+                if (self.folder / "key").exists():
+                    half.unlink(missing_ok=True)
+                    return
+                self._secret = key or secrets.token_bytes(32)
+                for name in _SECRETS:
+                    _write_flushed(self.folder / name, secrets.token_bytes(32))
+                _write_flushed(Path(self.place), self.mark_record(*NOTHING))
+                _write_flushed(half, self._secret)
+                # The key comes last: where there is a key, all else is there.
+                half.rename(self.folder / "key")
+                self._flush_folder()
         except OSError as error:
             raise self.explain_failure(error) from None
+
+    def complete(self) -> None:
+        """Add the keys that an anchor of schema version 5 does not have."""
+        try:
+            for name in _SECRETS:
+                if not (self.folder / name).exists():
+                    _write_flushed(self.folder / name, secrets.token_bytes(32))
+            self._flush_folder()
+        except OSError as error:
+            raise self.explain_failure(error) from None
+
+    def move_default(self) -> Anchor:
+        """Copy the anchor of schema version 5 beside a ledger to the default place, and make the
+        old one useless, so that nobody charges under two marks. Harmless when repeated.
+        """
+        moved = Anchor(default_folder(self.ledger_id))
+        try:
+            moved.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for name in ("mark", *_SECRETS, "key"):
+                if (self.folder / name).exists() and not (moved.folder / name).exists():
+                    _write_flushed(moved.folder / name, (self.folder / name).read_bytes())
+            moved._flush_folder()
+            for name in ("key", "mark", *_SECRETS):
+                (self.folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody keeps other files there
+                self.folder.rmdir()
+        except OSError as error:
+            raise self.explain_failure(error) from None
+        return moved
+
+    def _flush_folder(self) -> None:
+        """A name is on the disk only once its directory is."""
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    @property
+    def ledger_id(self) -> str:
+        """The ledger's public name, which follows from its key."""
+        return _ledger_id(self._cached_key)
 
     @property
     def _cached_key(self) -> bytes:
@@ -63,26 +133,26 @@ class Anchor:
             self._secret = self.stored_key()
         return self._secret
 
-    def stored_key(self) -> bytes:
-        """The key in the directory. Raises `LedgerCorrupt` if it is missing: a new one would break
-        every commitment.
+    def stored_key(self, name: str = "key") -> bytes:
+        """A key in the directory. Raises `LedgerCorrupt` if it is missing: a new one would break
+        every commitment, and open no result.
         """
         try:
-            key = (self.folder / "key").read_bytes()
+            key = (self.folder / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             raise LedgerCorrupt(
-                f"the ledger's key is not in {self.folder}; mount or restore it, or name the anchor directory "
+                f"the ledger's {name} is not in {self.folder}; mount or restore it, or name the anchor directory "
                 f"that the ledger was made or imported under: DPFLOW_LEDGER_ANCHOR=DIR"
             ) from None
         except OSError as error:
             raise self.explain_failure(error) from None
         if len(key) != 32:
-            raise LedgerCorrupt(f"the ledger's key in {self.folder} is damaged; restore it")
+            raise LedgerCorrupt(f"the ledger's {name} in {self.folder} is damaged; restore it")
         return key
 
     def commitment(self, data: bytes, purpose: str) -> str:
         """HMAC-SHA256 under the key, separated by purpose."""
-        return hmac.digest(self._cached_key, purpose.encode() + b"\0" + data, "sha256").hex()
+        return _keyed_digest(self._cached_key, data, purpose)
 
     def seal_entry(
         self, seq: int, entry_hash: str, purpose: Literal["entry", "mark"] = "entry"
@@ -92,12 +162,34 @@ class Anchor:
         """
         return self.commitment(f"{seq} {entry_hash}".encode(), purpose)
 
-    def read_mark(self) -> Seen | None:
-        """The highest committed entry, or None. Raises `LedgerCorrupt` if the mark was not written
-        under this key.
+    def mark_record(self, seq: int, digest: str) -> bytes:
+        """What the mark holds for an entry."""
+        return f"{seq:020d} {digest} {self.seal_entry(seq, digest, 'mark')}\n".encode()
+
+    def read_mark(self) -> Seen:
+        """The highest committed entry, or `NOTHING`. Raises `LedgerCorrupt` if the mark is missing
+        or was not written under this key.
         """
         with contextlib.closing(Mark(self)) as mark:
             return mark.read_entry()
+
+    def replace_mark(self, seq: int, digest: str) -> None:
+        """An owner's act: make this entry the highest, whatever the mark says or if there is none."""
+        try:
+            _write_flushed(Path(self.place), self.mark_record(seq, digest))
+            self._flush_folder()
+        except OSError as error:
+            raise self.explain_failure(error) from None
+
+    def explain_lost_mark(self) -> LedgerCorrupt:
+        """What to say when there is no mark. Raises `LedgerCorrupt` if there is no key either, as
+        where the directory is not mounted.
+        """
+        self.stored_key()
+        return LedgerCorrupt(
+            f"the high-water mark is missing from {self.folder}, so nobody can tell whether entries were dropped; "
+            f"restore it, or accept the history as it is: dpflow ledger reanchor --reason TEXT"
+        )
 
     def explain_failure(self, error: OSError) -> LedgerUnavailable:
         """What to say when the directory fails."""
@@ -105,6 +197,27 @@ class Anchor:
             f"the anchor directory {self.folder} cannot be used ({error.strerror}); mend it and repeat the call, which is "
             f"never charged twice"
         )
+
+
+def _keyed_digest(key: bytes, data: bytes, purpose: str) -> str:
+    return hmac.digest(key, purpose.encode() + b"\0" + data, "sha256").hex()
+
+
+def _ledger_id(key: bytes) -> str:
+    return _keyed_digest(key, b"", "fingerprint")[:16]
+
+
+def _open_private(path: Path) -> BinaryIO:
+    """A file that only this user can read."""
+    return open(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+b")
+
+
+def _write_flushed(path: Path, data: bytes) -> None:
+    with _open_private(path) as file:
+        file.write(data)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class Mark:
@@ -117,13 +230,15 @@ class Mark:
     def __init__(self, anchor: Anchor) -> None:
         self._anchor = anchor
         try:
-            self._file = os.open(anchor.place, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self._file = os.open(anchor.place, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise anchor.explain_lost_mark() from None
         except OSError as error:
             raise anchor.explain_failure(error) from None
 
-    def read_entry(self) -> Seen | None:
-        """The highest committed entry, or None. Raises `LedgerCorrupt` if it was not written under
-        the anchor's key.
+    def read_entry(self) -> Seen:
+        """The highest committed entry, or `NOTHING`. Raises `LedgerCorrupt` if the mark is empty or
+        was not written under the anchor's key.
 
         It is read without a lock, but for the first time: where nothing can be locked, nothing must
         be charged.
@@ -139,11 +254,11 @@ class Mark:
         """Raise the mark after a commit; it never goes down, whoever comes last. Returns a mark
         that says something else.
         """
-        record = f"{seq:020d} {digest} {self._anchor.seal_entry(seq, digest, 'mark')}\n".encode()
+        record = self._anchor.mark_record(seq, digest)
         with self._hold_lock(fcntl.LOCK_EX):
             marked = self._read_record()
             # A mark that goes down would accept an older copy of the database.
-            if marked is not None and marked[0] >= seq:
+            if marked[0] >= seq:
                 return None if marked == (seq, digest) else marked
             os.pwrite(self._file, record, 0)
         self._anchor.valid = record, (seq, digest)
@@ -169,10 +284,10 @@ class Mark:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
         except OSError as error:
             # Without a lock nothing is sure any more: the next reader must take one first.
-            self._anchor.valid = b"", None
+            self._anchor.valid = b"", NOTHING
             raise self._anchor.explain_failure(error) from None
 
-    def _read_record(self) -> Seen | None:
+    def _read_record(self) -> Seen:
         try:
             record = os.pread(self._file, _LONGEST, 0)
         except OSError as error:
@@ -181,10 +296,8 @@ class Mark:
         # The same bytes were checked before: the seal need not be computed a second time.
         if record == last_record and record:
             return read_entry
-        # A new ledger has no mark yet. Nor has a directory that is not mounted: but no key either.
         if not record:
-            self._anchor.stored_key()
-            return None
+            raise self._anchor.explain_lost_mark()
         try:
             seq, digest, seal = record.decode("ascii").split()
             read_entry = int(seq), digest

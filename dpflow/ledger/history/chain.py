@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
-from dpflow.ledger.history.anchor import Anchor, Seen
+from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
 from dpflow.ledger.storage.schema import entry
 from dpflow.ledger.storage.statements import (
     Prepared,
@@ -30,12 +30,11 @@ from dpflow.ledger.storage.statements import (
     prepare_insert,
 )
 
-FIRST = "0" * 64
+FIRST = NOTHING[1]
 FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "previous")
 
 _ENDS = entry.c.seq, entry.c.hash, entry.c.seal
 _LAST = sa.select(*_ENDS).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
-_HEAD = Prepared(_LAST)
 _MARKED_AND_HEAD = Prepared(
     sa.union_all(sa.select(*_ENDS).where(match_columns(entry.c.seq)), sa.select(_LAST.subquery()))
 )
@@ -77,7 +76,7 @@ def _time_text(second: int) -> str:
 class Writer:
     """Appends entries inside one writing transaction."""
 
-    def __init__(self, transaction: Transaction, anchor: Anchor, mark: Seen | None) -> None:
+    def __init__(self, transaction: Transaction, anchor: Anchor, mark: Seen) -> None:
         self._transaction, self._anchor, self._mark = transaction, anchor, mark
         self._newest: Seen | None = None
         self.added: Seen | None = None  # the newest entry that it made
@@ -116,18 +115,15 @@ class Writer:
             self._newest = self._check_newest(self._mark)
         return self._newest
 
-    def _check_newest(self, mark: Seen | None) -> Seen:
+    def _check_newest(self, mark: Seen) -> Seen:
         """The newest entry in the database. The mark is sealed itself, and what comes after it must
         be.
         """
-        if mark is None:
-            rows = self._transaction.rows(_HEAD)
-        else:
-            rows = self._transaction.rows(_MARKED_AND_HEAD, seq=mark[0])
-            if mark not in [row[:2] for row in rows]:
-                raise LedgerCorrupt(_explain_loss(mark[0]))
+        rows = self._transaction.rows(_MARKED_AND_HEAD, seq=mark[0])
+        if mark not in [NOTHING, *(row[:2] for row in rows)]:
+            raise LedgerCorrupt(_explain_loss(mark[0]))
         if not rows:
-            return 0, FIRST
+            return NOTHING
         head = max(rows)
         # The mark has a seal of its own; what came after it must carry the ledger's.
         if head[:2] != mark and not is_genuine(self._anchor, head):
@@ -137,9 +133,9 @@ class Writer:
         return head.seq, head.hash
 
 
-def list_reads(mark: Seen | None) -> list[Read]:
+def list_reads(mark: Seen) -> list[Read]:
     """What a writer will read: the newest entry and the marked one."""
-    return [(_HEAD, {}) if mark is None else (_MARKED_AND_HEAD, {"seq": mark[0]})]
+    return [(_MARKED_AND_HEAD, {"seq": mark[0]})]
 
 
 def require_entry(transaction: Transaction, mark: Seen) -> None:
@@ -191,8 +187,5 @@ class Auditor:
                 at_mark = row.hash
         if self._damaged:
             yield self._damaged
-        elif self._mark is None:
-            if number:
-                yield "the high-water mark is missing from the anchor"
-        elif at_mark != self._mark[1]:
+        elif self._mark and self._mark[1] not in (FIRST, at_mark):
             yield _explain_loss(self._mark[0])
