@@ -309,7 +309,9 @@ def _usual_anchor(file: Path) -> Path:
         header = json.loads(file.open(encoding="utf-8", errors="replace").readline())
         return default_folder(str(header["ledger"]))
     except (ValueError, TypeError, KeyError):
-        raise InvalidInput(f"{file} is no ledger export; write one with: dpflow ledger export FILE") from None
+        raise InvalidInput(
+            f"{file} is no ledger export; write one with: dpflow ledger export FILE"
+        ) from None
 
 
 def _scope_names(book: Ledger, scope: str | None) -> list[str]:

@@ -45,7 +45,11 @@ class Environment:
     def run(self, *words: object, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run one of its programs; whatever this test's own environment says stays out."""
         program, *rest = map(str, words)
-        keep = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG", "TZ", "TMPDIR", "XDG_STATE_HOME")}
+        keep = {
+            k: v
+            for k, v in os.environ.items()
+            if k in ("HOME", "LANG", "TZ", "TMPDIR", "XDG_STATE_HOME")
+        }
         path = {"PATH": f"{self.home / 'bin'}:/usr/bin:/bin", "COLUMNS": "200"}
         return subprocess.run(
             [str(self.home / "bin" / program), *rest],

@@ -4,6 +4,7 @@ for nothing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import io
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
+from dpflow.ledger import Ledger
 from dpflow.ledger.history import anchor as marks
 from dpflow.ledger.history.anchor import Anchor, Mark
 
@@ -158,3 +160,55 @@ def test_nobody_makes_a_mark_from_an_export(ledger, place, ask):
     with pytest.raises(LedgerCorrupt, match="was not written under this ledger's key"):
         ask.reserve(ledger, "another")
     assert ask.spent(ledger) == {"": "0.1"}
+
+
+@pytest.mark.parametrize("loss", ["deleted", "empty"])
+def test_a_mark_that_is_missing_is_refused(ledger, place, ask, loss):
+    """Without it an old copy of the database would pass, so nothing is charged; a ledger that has
+    no entry yet has a mark, too.
+    """
+    ask.reserve(ledger)
+    mark = place.anchor / "mark"
+    mark.unlink() if loss == "deleted" else mark.write_bytes(b"")
+    for opened in (ledger, place.open()):
+        with pytest.raises(LedgerCorrupt, match="mark is missing.*dpflow ledger reanchor"):
+            ask.reserve(opened, "another")
+    assert ask.spent(ledger) == {"": "0.1"} and not ledger.verify().ok
+
+
+def test_the_anchor_of_a_sqlite_ledger_is_in_the_state_directory(tmp_path, monkeypatch):
+    """By the ledger's id, so that a copy of its folder brings no mark along and a moved file is
+    still found; elsewhere the error names the variable.
+    """
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    ledger = Ledger(tmp_path / "l" / "ledger.sqlite", create=True)
+    (folder,) = (tmp_path / "state" / "dpflow").iterdir()
+    assert ledger.anchor_folder == folder
+    assert {file.name for file in folder.iterdir()} == {"key", "wrap", "sign", "mark"}
+    assert folder.stat().st_mode & 0o077 == 0 and [*(tmp_path / "l").glob("*anchor*")] == []
+    del ledger
+    (tmp_path / "l").rename(tmp_path / "moved")
+    assert Ledger(tmp_path / "moved" / "ledger.sqlite").anchor_folder == folder
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    with pytest.raises(LedgerCorrupt, match="DPFLOW_LEDGER_ANCHOR=DIR"):
+        Ledger(tmp_path / "moved" / "ledger.sqlite")
+
+
+def test_an_anchor_that_was_half_made_is_made_again(tmp_path, monkeypatch):
+    """A death while it is made leaves no key, and what is made then is whole."""
+    names = []
+    for stop in range(1, 6):
+        folder, left = tmp_path / str(stop), iter([False] * (stop - 1) + [True])
+
+        def dies(*arguments: Any, left=left) -> None:
+            if next(left, False):
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(marks.os, "fsync", dies)
+            with contextlib.suppress(KeyboardInterrupt):
+                Anchor(folder).create()
+        names.append((folder / "key").exists())
+        Anchor(folder).create()
+        assert Anchor(folder).read_mark() == marks.NOTHING
+    assert names == [False, False, False, False, True]

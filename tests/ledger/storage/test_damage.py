@@ -26,7 +26,7 @@ _ROUNDS = 25
 def healthy(tmp_path_factory: pytest.TempPathFactory, ask: Any) -> Path:
     """A ledger of five settled releases and an open session, all in one file beside its anchor."""
     path = tmp_path_factory.mktemp("healthy") / "ledger.sqlite"
-    ledger = Ledger(path, create=True)
+    ledger = Ledger(path, anchor=f"{path}.anchor", create=True)
     ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     for n in range(5):
         ledger.settle(ask.reserve(ledger, str(n), request={"name": "n" * 200}), {"rows": [n] * 200})
