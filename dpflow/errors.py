@@ -21,6 +21,7 @@
     │   ├── TableBusy             another process is writing the file                               (retryable)
     │   └── NotPublished          settled in the ledger, but the output file could not be written   (retryable)
     ├── ContractViolated          the rows do not satisfy what the table declares
+    ├── UnexpectedFailure         something failed that dpflow does not foresee                     (retryable)
     ├── MissingExtra              a door whose optional packages are not installed; also an ImportError
     └── PluginError               a mechanism plugin is broken, clashes, or claims something impossible
 
@@ -210,6 +211,16 @@ class ContractViolated(DpflowError):
 
     Correct the rows or the declaration. A retry cannot help before that.
     """
+
+
+class UnexpectedFailure(DpflowError):
+    """Something failed that dpflow does not foresee: a mistake of ours, or a machine without memory
+    or disk. Its class and place are said, its text is not: it may quote rows.
+
+    A retry is never charged twice. If it does not help, report what the message says.
+    """
+
+    retryable = True
 
 
 class MissingExtra(DpflowError, ImportError):

@@ -25,16 +25,16 @@ class BudgetBranchOperator(BudgetCheckOperator, SkipMixin):
         super().__init__(**kwargs)
         self.otherwise = otherwise
 
+    @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Check the budget, then skip what is not to run; see the class."""
         from dpflow.errors import BudgetExceeded
 
-        with map_failures():
-            try:
-                outcome = {"fits": True, **self.check_budget(context), "reason": ""}
-            # Only this refusal is an answer; a plan that cannot be made fails the task.
-            except BudgetExceeded as refusal:
-                outcome = {"fits": False, "reason": str(refusal)}
+        try:
+            outcome = {"fits": True, **self.check_budget(context), "reason": ""}
+        # Only this refusal is an answer; a plan that cannot be made fails the task.
+        except BudgetExceeded as refusal:
+            outcome = {"fits": False, "reason": str(refusal)}
         # Before the skip, which ends the task by an exception.
         push_result(self, context, outcome)
         if not outcome["fits"]:

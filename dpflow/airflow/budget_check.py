@@ -51,10 +51,10 @@ class BudgetCheckOperator(BaseOperator):
         self.blocks = blocks
         self.ledger_conn_id = ledger_conn_id
 
+    @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Check the budget; see the class."""
-        with map_failures():
-            return self.check_budget(context)
+        return self.check_budget(context)
 
     def check_budget(self, context: Any) -> dict[str, Any]:
         """The numbers of releases ``planned`` and ``to_pay``.

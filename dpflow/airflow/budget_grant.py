@@ -50,37 +50,35 @@ class BudgetGrantOperator(BaseOperator):
         self.tail_share = tail_share
         self.ledger_conn_id = ledger_conn_id
 
+    @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Grant unless the scope has this grant; see the class."""
         from dpflow.core.accounting import amounts
         from dpflow.core.accounting.privacy_filters import make_filter
         from dpflow.tables.access.declarations import load_table
 
-        with map_failures():
-            ledger = open_ledger(self.ledger_conn_id)
-            table = None if self.table is None else load_table(dag_folder(context) / self.table)
-            terms = amounts.check_epsilon(self.epsilon), amounts.check_delta(self.delta)
-            share = amounts.parse_exact("tail_share", self.tail_share or 1)
-            requested = make_filter(self.filter, *terms, tail_share=share)
-            for granted in ledger.scopes():
-                # Every run of a DAG comes here: a grant that changes nothing adds no entry.
-                if (
-                    granted.scope == self.scope
-                    and granted.protects == (table.protection_text if table else "")
-                    and (granted.filter.name, granted.epsilon, granted.filter.delta)
-                    == (self.filter, *terms)
-                    and (
-                        self.tail_share is None or granted.filter.tail_delta == requested.tail_delta
-                    )
-                ):
-                    break
-            else:
-                ledger.grant(
-                    self.scope,
-                    *terms,
-                    filter=self.filter,
-                    tail_share=self.tail_share,
-                    table=table,
-                    principal=dag_principal(self.dag_id),
-                )
-            return ledger.remaining(self.scope).to_json()
+        ledger = open_ledger(self.ledger_conn_id)
+        table = None if self.table is None else load_table(dag_folder(context) / self.table)
+        terms = amounts.check_epsilon(self.epsilon), amounts.check_delta(self.delta)
+        share = amounts.parse_exact("tail_share", self.tail_share or 1)
+        requested = make_filter(self.filter, *terms, tail_share=share)
+        for granted in ledger.scopes():
+            # Every run of a DAG comes here: a grant that changes nothing adds no entry.
+            if (
+                granted.scope == self.scope
+                and granted.protects == (table.protection_text if table else "")
+                and (granted.filter.name, granted.epsilon, granted.filter.delta)
+                == (self.filter, *terms)
+                and (self.tail_share is None or granted.filter.tail_delta == requested.tail_delta)
+            ):
+                break
+        else:
+            ledger.grant(
+                self.scope,
+                *terms,
+                filter=self.filter,
+                tail_share=self.tail_share,
+                table=table,
+                principal=dag_principal(self.dag_id),
+            )
+        return ledger.remaining(self.scope).to_json()

@@ -25,7 +25,7 @@ class BudgetReportOperator(BaseOperator):
         self.scope = scope
         self.ledger_conn_id = ledger_conn_id
 
+    @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Read what remains; see the class."""
-        with map_failures():
-            return open_ledger(self.ledger_conn_id).remaining(self.scope).to_json()
+        return open_ledger(self.ledger_conn_id).remaining(self.scope).to_json()

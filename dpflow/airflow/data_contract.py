@@ -39,23 +39,23 @@ class DataContractOperator(BaseOperator):
         self.blocks = blocks
         self.ledger_conn_id = ledger_conn_id
 
+    @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Check the contract; a violation fails the task without a retry."""
         from dpflow import quality
         from dpflow.errors import ContractViolated
         from dpflow.tables.access.declarations import load_table
 
-        with map_failures():
-            table = load_table(dag_folder(context) / self.table)
-            blocks = [self.blocks] if isinstance(self.blocks, str) else list(self.blocks)
-            passed = quality.check(table, blocks)
-            outcome = {"table": table.name, "blocks": blocks, "passed": passed, "mode": "trusted"}
-            # Recorded before it is raised: the history has violations, too.
-            open_ledger(self.ledger_conn_id).record(
-                "contract", outcome, principal=dag_principal(self.dag_id)
+        table = load_table(dag_folder(context) / self.table)
+        blocks = [self.blocks] if isinstance(self.blocks, str) else list(self.blocks)
+        passed = quality.check(table, blocks)
+        outcome = {"table": table.name, "blocks": blocks, "passed": passed, "mode": "trusted"}
+        # Recorded before it is raised: the history has violations, too.
+        open_ledger(self.ledger_conn_id).record(
+            "contract", outcome, principal=dag_principal(self.dag_id)
+        )
+        if not passed:
+            raise ContractViolated(
+                f"the rows of {table.name} {blocks} do not satisfy the declaration; let the table's owner look at them"
             )
-            if not passed:
-                raise ContractViolated(
-                    f"the rows of {table.name} {blocks} do not satisfy the declaration; let the table's owner look at them"
-                )
-            return outcome
+        return outcome

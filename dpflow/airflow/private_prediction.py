@@ -57,6 +57,7 @@ class PrivatePredictionOperator(BaseOperator):
         self.student = student
         self.ledger_conn_id = ledger_conn_id
 
+    @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Answer and publish; see the class."""
         from dpflow.engine import insert_bounds, make_plan
@@ -64,14 +65,13 @@ class PrivatePredictionOperator(BaseOperator):
         from dpflow.engine.prediction.student import parse_student
         from dpflow.registry import Registry
 
-        with map_failures():
-            registry, folder = Registry.load(), dag_folder(context)
-            request = read_request(self.session, None, folder)
-            ledger = open_ledger(self.ledger_conn_id)
-            plan = make_plan(request, registry, insert_bounds(request, ledger))
-            points, answers = parse_tables(self.points, self.answers, folder)
-            who = identify_session(plan, self.dag_id)
-            student = None if self.student is None else parse_student(self.student, folder)
-            return label_points(
-                plan, points, answers, ledger, registry, student=student, run_identity=who
-            )
+        registry, folder = Registry.load(), dag_folder(context)
+        request = read_request(self.session, None, folder)
+        ledger = open_ledger(self.ledger_conn_id)
+        plan = make_plan(request, registry, insert_bounds(request, ledger))
+        points, answers = parse_tables(self.points, self.answers, folder)
+        who = identify_session(plan, self.dag_id)
+        student = None if self.student is None else parse_student(self.student, folder)
+        return label_points(
+            plan, points, answers, ledger, registry, student=student, run_identity=who
+        )

@@ -76,36 +76,34 @@ class ReleaseOperator(BaseOperator):
         self.ordinal = ordinal
         self.spend_again = spend_again
 
+    @map_failures
     def execute(self, context: Any) -> dict[str, Any] | list[dict[str, Any]]:
         """Run the release, or those of the list in their order; see the class."""
         from dpflow.engine import insert_bounds, make_plan, release
         from dpflow.errors import PlanRefused
         from dpflow.registry import Registry
 
-        with map_failures():
-            registry, folder = Registry.load(), dag_folder(context)
-            # All are read before the first is charged: a mistake in the last costs nothing.
-            requests = [
-                read_request(one, self.blocks, folder) for one in list_releases(self.release)
-            ]
-            ledger, receipts = open_ledger(self.ledger_conn_id), []
-            names: dict[tuple[str, int], str] = {}
-            single = isinstance(self.release, str | Mapping)
-            for n, (request, ordinal) in enumerate(zip(requests, number_equal(requests))):
-                # A release may take bounds from one before it, so it is planned after that.
-                run = identify_run(context, self.ordinal + ordinal, f"#{n}" if n else "")
-                plan = make_plan(request, registry, insert_bounds(request, ledger, run))
-                # A database's path is in no digest: a second file would get the first one's result.
-                other = names.setdefault((plan.digest, ordinal), request.name)
-                if len(names) <= n:
-                    raise PlanRefused(
-                        f"{request.name!r} is the same release as {other!r} before it in the list, "
-                        f"though written otherwise; write both the same way to draw twice, and give "
-                        f"the declarations of two tables two names"
-                    )
-                receipts.append(
-                    release(
-                        plan, ledger, registry, run_identity=run, spend_again=self.spend_again
-                    ).to_json()
+        registry, folder = Registry.load(), dag_folder(context)
+        # All are read before the first is charged: a mistake in the last costs nothing.
+        requests = [read_request(one, self.blocks, folder) for one in list_releases(self.release)]
+        ledger, receipts = open_ledger(self.ledger_conn_id), []
+        names: dict[tuple[str, int], str] = {}
+        single = isinstance(self.release, str | Mapping)
+        for n, (request, ordinal) in enumerate(zip(requests, number_equal(requests))):
+            # A release may take bounds from one before it, so it is planned after that.
+            run = identify_run(context, self.ordinal + ordinal, f"#{n}" if n else "")
+            plan = make_plan(request, registry, insert_bounds(request, ledger, run))
+            # A database's path is in no digest: a second file would get the first one's result.
+            other = names.setdefault((plan.digest, ordinal), request.name)
+            if len(names) <= n:
+                raise PlanRefused(
+                    f"{request.name!r} is the same release as {other!r} before it in the list, "
+                    f"though written otherwise; write both the same way to draw twice, and give "
+                    f"the declarations of two tables two names"
                 )
-            return receipts[0] if single else receipts
+            receipts.append(
+                release(
+                    plan, ledger, registry, run_identity=run, spend_again=self.spend_again
+                ).to_json()
+            )
+        return receipts[0] if single else receipts

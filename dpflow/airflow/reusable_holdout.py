@@ -76,6 +76,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
         self.branches = branches
         self.ledger_conn_id = ledger_conn_id
 
+    @map_failures
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Answer the candidates in order, then branch; see the class."""
         from dpflow.engine import insert_bounds, make_plan
@@ -83,24 +84,23 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
 
-        with map_failures():
-            registry, ledger = Registry.load(), open_ledger(self.ledger_conn_id)
-            requests = [
-                read_request(session, None, dag_folder(context))
-                for session in (self.session, *self.fresh)
-            ]
-            # All are planned before one is charged: a mistake in the last costs nothing.
-            plans = [
-                make_plan(request, registry, insert_bounds(request, ledger)) for request in requests
-            ]
-            promoter = None
-            if self.promote:
-                from dpflow.airflow.model_promotion import Promoter
+        registry, ledger = Registry.load(), open_ledger(self.ledger_conn_id)
+        requests = [
+            read_request(session, None, dag_folder(context))
+            for session in (self.session, *self.fresh)
+        ]
+        # All are planned before one is charged: a mistake in the last costs nothing.
+        plans = [
+            make_plan(request, registry, insert_bounds(request, ledger)) for request in requests
+        ]
+        promoter = None
+        if self.promote:
+            from dpflow.airflow.model_promotion import Promoter
 
-                promoter = Promoter(**self.promote)
-            # Opened, and charged, only when the gate before it is used up.
-            sessions = [partial(Session.open, plan, ledger, registry) for plan in plans]
-            verdicts = judge_all(sessions, self.candidates, promoter)
+            promoter = Promoter(**self.promote)
+        # Opened, and charged, only when the gate before it is used up.
+        sessions = [partial(Session.open, plan, ledger, registry) for plan in plans]
+        verdicts = judge_all(sessions, self.candidates, promoter)
         if self.branches is not None:
             push_result(self, context, verdicts)
             tasks = self.branches.get(join_verdicts(verdicts))

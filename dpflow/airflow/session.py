@@ -48,6 +48,7 @@ class SessionOperator(BaseOperator):
         self.queries = queries
         self.ledger_conn_id = ledger_conn_id
 
+    @map_failures
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Ask in order; see the class."""
         from dpflow.engine import insert_bounds, make_plan
@@ -55,12 +56,11 @@ class SessionOperator(BaseOperator):
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
 
-        with map_failures():
-            registry, folder = Registry.load(), dag_folder(context)
-            request = read_request(self.session, None, folder)
-            ledger = open_ledger(self.ledger_conn_id)
-            plan = make_plan(request, registry, insert_bounds(request, ledger))
-            session = Session.open(
-                plan, ledger, registry, run_identity=identify_session(plan, self.dag_id)
-            )
-            return ask_all(session, self.queries, folder)
+        registry, folder = Registry.load(), dag_folder(context)
+        request = read_request(self.session, None, folder)
+        ledger = open_ledger(self.ledger_conn_id)
+        plan = make_plan(request, registry, insert_bounds(request, ledger))
+        session = Session.open(
+            plan, ledger, registry, run_identity=identify_session(plan, self.dag_id)
+        )
+        return ask_all(session, self.queries, folder)

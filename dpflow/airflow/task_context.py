@@ -6,10 +6,10 @@ Every DAG file imports this module, so it imports no engine: see `tests/airflow/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.xcom import BaseXCom
@@ -19,6 +19,7 @@ try:
 except ImportError:  # Airflow 3.1
     from airflow.exceptions import AirflowException, AirflowFailException
 
+from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from dpflow.engine.releases.request import ReleaseRequest
     from dpflow.engine.releases.run_identity import RunIdentity
     from dpflow.ledger import Ledger
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def open_ledger(ledger_conn_id: str) -> Ledger:
@@ -123,14 +127,22 @@ def push_result(operator: BaseOperator, context: Mapping[str, Any], value: Any) 
         context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=value)
 
 
-@contextmanager
-def map_failures() -> Iterator[None]:
-    """Map dpflow's errors to Airflow's: what a retry cannot help fails at once, the rest is tried
-    again.
+def map_failures(execute: Callable[P, T]) -> Callable[P, T]:
+    """Map the errors of an operator's ``execute`` to Airflow's: what a retry cannot help fails at
+    once, the rest is tried again.
+
+    Airflow logs what a task raises, with all that led to it: so errors end here
+    (`dpflow.error_boundary`).
     """
-    try:
-        yield
-    except DpflowError as error:
-        kind = AirflowException if error.retryable else AirflowFailException
-        # Without the cause: Airflow would log its text, which is not ours.
-        raise kind(f"{type(error).__name__}: {error}") from None
+
+    @functools.wraps(execute)
+    def call_mapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return contain_errors(lambda: execute(*args, **kwargs), passing=(AirflowException,))
+        except DpflowError as error:
+            kind = AirflowException if error.retryable else AirflowFailException
+            text = f"{type(error).__name__}: {error}"
+        # Outside the handler, so that it has no context.
+        raise kind(text)
+
+    return call_mapped

@@ -111,10 +111,11 @@ def _common_options(
 
 def run_app() -> None:
     """Run the command line, and end the process with a sentence if a command is refused."""
+    from dpflow.error_boundary import contain_errors
     from dpflow.errors import DpflowError
 
     try:
-        app()
+        contain_errors(app)
     except DpflowError as error:
         retry = " (trying again later can help)" if error.retryable else ""
         print(f"dpflow: {error}{retry}", file=sys.stderr)

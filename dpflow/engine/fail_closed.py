@@ -3,7 +3,8 @@
 The text of an error may hold a row, and that it happened at all may tell about one. So whatever a
 read or a draw raises is dropped whole, and the caller stores its result for "none" like any other:
 to draw again would be rejection sampling. Two kinds pass. A retryable error says that a table or a
-ledger cannot be reached now. An injected fault is a test that stops a process.
+ledger cannot be reached now. An injected fault is a test that stops a process. What libraries log
+or warn about meanwhile may hold a row, too, and is dropped.
 
 Nothing else in the engine makes a `SystemSource`, so no draw can go round the guard.
 """
@@ -14,7 +15,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dpflow.core.sampling.randomness import Source, SystemSource
-from dpflow.errors import DpflowError
+from dpflow.error_boundary import silence_libraries
+from dpflow.errors import LedgerError, TableError
 from dpflow.fault_points import FaultInjected
 
 T = TypeVar("T")
@@ -29,15 +31,17 @@ def draw_or_none(draw: Callable[[Source], T], none: T) -> T:
         none: what the caller stores for a failure; it says nothing of rows or noise.
 
     Raises:
-        DpflowError: a retryable one, as the tables or the ledger raised it.
+        TableError, LedgerError: a retryable one, as the tables or the ledger raised it.
     """
     try:
-        return draw(SystemSource())
+        with silence_libraries():
+            return draw(SystemSource())
     # A test kills here, and a real kill settles nothing either.
     except FaultInjected:
         raise
     except Exception as error:
-        if isinstance(error, DpflowError) and error.retryable:
+        # No other: an unexpected failure in here may depend on rows.
+        if isinstance(error, TableError | LedgerError) and error.retryable:
             raise
     # Returned outside of the handler: an error that the caller raises later has no context.
     return none

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import DpflowError, InvalidInput, PlanRefused, TableBusy, TableUnreadable
+from dpflow.error_boundary import contain_errors, silence_libraries
+from dpflow.errors import InvalidInput, PlanRefused, TableUnreadable
 from dpflow.extras import require_extra
 from dpflow.quality.expectations import FEWEST_UNITS, judged_columns, suite, text_name
 
@@ -50,20 +48,19 @@ def check(table: Table, blocks: Sequence[str] = ()) -> bool:
         raise InvalidInput(
             f"table {table.name!r} declares no block column, so no block of it can be checked"
         )
-    if not table.database.is_file():
-        raise TableUnreadable(
-            f"there is no file {table.database} for table {table.name!r}; create it, or correct `database`"
-        )
-    with _silence_logs():
+    # Great Expectations logs what it reads, and SQLAlchemy the errors that end a connection.
+    with silence_libraries():
         with require_extra("quality", "a data contract"):
             import great_expectations  # noqa: F401
 
             from dpflow.tables.access import contract_rows  # noqa: F401
-        try:
-            return _read_verdict(_run_suite(table, blocks))
-        except Exception as error:  # noqa: BLE001  # whatever it is, its message may quote a value
-            failure = _scrub_error(table, error)
-    raise failure
+        return contain_errors(
+            lambda: _read_verdict(_run_suite(table, blocks)),
+            lambda _: TableUnreadable(
+                f"the contract of table {table.name!r} cannot be checked: its rows cannot be judged, such as those of a "
+                f"view whose own SQL fails; let the table's owner look at them"
+            ),
+        )
 
 
 def _run_suite(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidationResult:
@@ -71,25 +68,19 @@ def _run_suite(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidatio
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     import great_expectations as gx
 
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}
     from dpflow.tables.access import contract_rows
 
-    # Without a pool nothing stays open.
-    connect = contract_rows.connect_arguments(table.database)
-    options = {"connect_args": connect, "poolclass": sa.pool.NullPool}
-    source = context.data_sources.add_sql(
-        "t", connection_string=contract_rows.ENGINE, kwargs=options
-    )
-    _install_shim(source, gx.__version__)
-    with (
-        source.get_execution_engine().engine.connect() as connection
-    ):  # held to the end, so that no writer can come between
-        described = connection.exec_driver_sql(contract_rows.describe_query(table)).fetchall()
-        types = {row[0]: row[1] for row in described}
-        columns = {name: text_name(name) for name in judged_columns(table)}
-        sql = contract_rows.contract_query(table, types, blocks, columns, FEWEST_UNITS)
-        rows = source.add_query_asset("rows", query=sql).add_batch_definition_whole_table("all")
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    columns = {name: text_name(name) for name in judged_columns(table)}
+    with contract_rows.open_rows(table, blocks, columns, FEWEST_UNITS) as connect:
+        options = {"creator": connect, "poolclass": sa.pool.StaticPool}
+        source = context.data_sources.add_sql(
+            "t", connection_string=contract_rows.ENGINE, kwargs=options
+        )
+        _install_shim(source, gx.__version__)
+        asset = source.add_query_asset("rows", query=contract_rows.ROWS_QUERY)
+        rows = asset.add_batch_definition_whole_table("all")
         promises = gx.ExpectationSuite("contract", expectations=suite(table))
         return rows.get_batch().validate(promises, result_format="BOOLEAN_ONLY")
 
@@ -131,34 +122,3 @@ def _has_raised(info: Mapping[str, Any] | None) -> bool:
     return bool((info or {}).get("raised_exception")) or any(
         value.get("raised_exception") for value in nested
     )
-
-
-def _scrub_error(table: Table, error: Exception) -> DpflowError:
-    """The same failure in our words: DuckDB's messages quote values."""
-    message = str(error)
-    if "Could not set lock" in message or "different configuration" in message:
-        return TableBusy(
-            f"{table.database} is being written by another process or connection; try again when it is done"
-        )
-    return TableUnreadable(
-        f"the contract of table {table.name!r} cannot be checked: {table.database} is not a DuckDB file that this version "
-        f"reads, has no relation {table.relation_name!r}, or holds columns that cannot be compared"
-    )
-
-
-@contextmanager
-def _silence_logs() -> Iterator[None]:
-    """Keep Great Expectations' log records, which quote errors and values, and its warnings from
-    every handler.
-    """
-    logger = logging.getLogger("great_expectations")
-    nowhere, before = logging.NullHandler(), logger.propagate
-    logger.addHandler(nowhere)
-    logger.propagate = False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.propagate = before
-        logger.removeHandler(nowhere)

@@ -25,6 +25,7 @@ from dpflow.errors import (
     InvalidInput,
     LedgerUnavailable,
     SessionClosed,
+    UnexpectedFailure,
 )
 from dpflow.ledger import Ledger
 from dpflow.server.batches import Batches, KeyConflict
@@ -92,15 +93,16 @@ def make_refusal(error: Exception) -> Refused:
         return Refused(422, "invalid_input", str(error))
     if isinstance(error, SessionClosed | BudgetExceeded):
         return Refused(429, "quota_exhausted", str(error))
-    if isinstance(error, DpflowError) and error.retryable:
+    unexpected = isinstance(error, UnexpectedFailure)
+    if isinstance(error, DpflowError) and error.retryable and not unexpected:
         return Refused(
             503,
             "try_again",
             "the ledger or the table cannot be used now; repeat the request",
             **{"Retry-After": "1"},
         )
-    # The type only: the text may hold a row.
-    log.error("a request failed (%s)", type(error).__name__)
+    # Of others the type only: the text may hold a row.
+    log.error("a request failed (%s)", error if unexpected else type(error).__name__)
     return Refused(
         500,
         "internal_error",

@@ -181,14 +181,20 @@ def test_only_what_a_retry_can_help_is_retried() -> None:
     from dpflow.airflow.task_context import map_failures
     from dpflow.errors import LedgerUnavailable, PlanRefused
 
-    with pytest.raises(AirflowFailException, match="PlanRefused: no"), map_failures():
-        raise PlanRefused("no")
-    with (
-        pytest.raises(AirflowException, match="LedgerUnavailable: later") as caught,
-        map_failures(),
+    @map_failures
+    def execute(error: Exception) -> None:
+        raise error
+
+    with pytest.raises(AirflowFailException, match="PlanRefused: no"):
+        execute(PlanRefused("no"))
+    for error, said in (
+        (LedgerUnavailable("later"), "LedgerUnavailable: later"),
+        (ValueError("a row"), r"UnexpectedFailure: .*\(ValueError"),
     ):
-        raise LedgerUnavailable("later")
-    assert not isinstance(caught.value, AirflowFailException)
+        with pytest.raises(AirflowException, match=said) as caught:
+            execute(error)
+        assert not isinstance(caught.value, AirflowFailException)
+        assert caught.value.__context__ is None and "a row" not in str(caught.value)
 
 
 def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def test_missing_file(make: Maker, tmp_path: Path) -> None:
     """A file that is not there is named, and is not created."""
     table = make().model_copy(update={"database": tmp_path / "none.duckdb"})
     with pytest.raises(
-        TableUnreadable, match=r"there is no file .*none\.duckdb for table 'flights'; create it"
+        TableUnreadable, match=r"table 'flights': there is no file .*none\.duckdb; correct"
     ):
         check(table)
     assert not table.database.exists()
@@ -39,7 +39,7 @@ def test_text_file(make: Maker, tmp_path: Path) -> None:
     path = tmp_path / "text.duckdb"
     path.write_text(SECRET * 1000)
     with pytest.raises(
-        TableUnreadable, match="is not a DuckDB file that this version reads"
+        TableUnreadable, match="cannot be read .*give a DuckDB file of this version"
     ) as caught:
         check(make().model_copy(update={"database": path}))
     assert SECRET not in "".join(traceback.format_exception(caught.value))
@@ -47,7 +47,9 @@ def test_text_file(make: Maker, tmp_path: Path) -> None:
 
 def test_missing_relation(make: Maker) -> None:
     """A relation that the file lacks is named."""
-    with pytest.raises(TableUnreadable, match="has no relation 'fligths'"):
+    with pytest.raises(
+        TableUnreadable, match="no relation in the file of table 'flights' called 'fligths'"
+    ):
         check(make(relation="fligths"))
 
 
@@ -142,7 +144,7 @@ def test_an_error_inside_is_scrubbed(
     monkeypatch.setattr(
         contract_rows,
         "contract_query",
-        lambda *_: "SELECT CAST(tailnum AS INTEGER) AS tailnum FROM flights",
+        lambda *_: "SELECT CAST(tailnum AS INTEGER) AS tailnum FROM private.flights",
     )
     table = make(LEAKY, block=None, columns={})
     with pytest.raises(TableUnreadable, match="cannot be checked") as caught:

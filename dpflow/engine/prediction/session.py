@@ -32,6 +32,7 @@ from dpflow.engine.prediction.answer_index import (
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session import charge_session
+from dpflow.error_boundary import errors_end_here
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger, SessionRecord
 from dpflow.registry import Registry
@@ -83,6 +84,7 @@ class PredictionSession:
         self.cached_left = self._count_left(ledger.session(session_id))
 
     @classmethod
+    @errors_end_here
     def open(
         cls, plan: Plan, ledger: Ledger, *, run_identity: RunIdentity | None = None
     ) -> PredictionSession:
@@ -116,6 +118,7 @@ class PredictionSession:
         with self._learning:
             self._learned = learned
 
+    @errors_end_here
     def learn_models(self) -> None:
         """Learn now instead of at the first new point.
 
@@ -136,6 +139,7 @@ class PredictionSession:
 
             self._learned = draw_or_none(learn_from_rows, _FAILED)
 
+    @errors_end_here
     def predict(self, points: Points, *, batch: int = BATCH) -> list[Any]:
         """Answers for points, in their order; points that were answered before cost nothing.
 
@@ -157,6 +161,7 @@ class PredictionSession:
             answers += self.predict_batch(codes[start : start + batch])
         return answers
 
+    @errors_end_here
     def encode(self, points: Points) -> Codes:
         """Points as the declaration's integers. Raises `InvalidInput`."""
         return encode_points(self._plan.table, self._params.features, points)
@@ -194,6 +199,7 @@ class PredictionSession:
             "predictions_left": self.predictions_left,
         }
 
+    @errors_end_here
     def predict_batch(self, codes: Codes, notes: Mapping[str, Any] | None = None) -> list[Any]:
         """Answers for one batch of encoded points, in one transaction.
 

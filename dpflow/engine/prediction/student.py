@@ -27,6 +27,7 @@ from dpflow.core.contract.declaration import Strict, Table, describe_problems
 from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.prediction import PredictionParams
 from dpflow.engine.releases.plan import Plan
+from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
 from dpflow.extras import require_extra
 
@@ -137,6 +138,7 @@ def pool_matrix(table: Table, features: Sequence[str], codes: Codes) -> Any:
     return np.stack(columns, axis=1).astype(object if mixed else float)
 
 
+@errors_end_here
 def teach_student(
     plan: Plan, session_id: str, codes: Codes, answers: Sequence[Any], student: Student
 ) -> dict[str, Any]:

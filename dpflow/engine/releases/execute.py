@@ -24,6 +24,7 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.error_boundary import errors_end_here
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger, Reservation, Scope
 from dpflow.ledger.books.data_claims import JOINED
@@ -73,6 +74,7 @@ class Receipt:
         }
 
 
+@errors_end_here
 def release(
     plan: Plan,
     ledger: Ledger,

@@ -33,6 +33,7 @@ from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions import nested_release
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.group_scores import exact_sums, group_values, predicted_values
+from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidDeclaration, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger, SessionRecord
 from dpflow.registry import Registry
@@ -87,6 +88,7 @@ class Session:
         self._private = PrivateTable(plan.table, plan.request.where)
 
     @classmethod
+    @errors_end_here
     def open(
         cls,
         plan: Plan,
@@ -105,6 +107,7 @@ class Session:
         """
         return cls(*charge_session(plan, ledger, run_identity), plan, ledger, registry)
 
+    @errors_end_here
     def ask(
         self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any
     ) -> dict[str, Any]:
@@ -200,6 +203,7 @@ class Session:
             # somebody else's answer advanced the state first: ours was never seen, so draw again
             # from theirs
 
+    @errors_end_here
     def remaining(self) -> dict[str, Any]:
         """What the session can still give: its state, and what its last answer said is left.
         Public.

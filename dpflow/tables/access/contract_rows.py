@@ -1,57 +1,51 @@
-"""The rows that a data contract looks at: how its engine opens the file, and one SELECT that no row
-can make fail.
+"""The rows that a data contract looks at, as a view in the sandbox that no row can make fail.
 
-SQLAlchemy opens the file for `dpflow.quality`; what it opens, and how, is said here alone.
+SQLAlchemy asks in the sandbox's own connection for `dpflow.quality`; how is said here alone. No
+text of the rows is in the view: the library that judges it may write what it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-import duckdb_sqlalchemy  # noqa: F401  # what `ENGINE` means to SQLAlchemy
+from duckdb_sqlalchemy import ConnectionWrapper
 
-from dpflow.core.contract.declaration import Table
-from dpflow.tables.access import sql
-
-NUMBERS = frozenset(
-    {"BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DECIMAL"}
-    | {"UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT"}
-)
-TIMES = frozenset(
-    {"DATE", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE"}
-)
-
-
-def _quote_text(text: str) -> str:
-    """A text as quoted SQL, free of colons: SQLAlchemy would take one for a parameter, at each of
-    several passes.
-    """
-    return "('" + text.replace("'", "''").replace(":", "' || chr(58) || '") + "')"
-
+from dpflow.core.contract.declaration import Column, Table
+from dpflow.errors import TableUnreadable
+from dpflow.tables.access import sandbox, sql
 
 #: SQLAlchemy's name of an engine over DuckDB.
 ENGINE = "duckdb://"
 
+#: The view. A name of ours only: SQLAlchemy takes a colon in a query for a parameter.
+ROWS_QUERY = "SELECT * FROM contract_rows"
 
-def connect_arguments(database: Path) -> dict[str, Any]:
-    """What an engine connects with: this file, read-only, and nothing else in reach.
 
-    The path is no part of a URL, in which a "$" or "%" would mean something.
+@contextmanager
+def open_rows(
+    table: Table, blocks: Sequence[str], columns: Mapping[str, str], fewest_units: int
+) -> Iterator[Callable[[], Any]]:
+    """Open the file and make the view that `ROWS_QUERY` reads. Arguments as in `contract_query`.
+
+    Yields what makes a connection for SQLAlchemy, always the same one: it is `PrivateTable`'s
+    sandbox, and closed at the end.
+
+    Raises:
+        TableUnreadable: no such file or relation, or no DuckDB file.
+        TableBusy: another process is writing it.
     """
-    config = {"enable_external_access": "false"}
-    return {"database": str(database), "read_only": True, "config": config}
-
-
-def describe_query(table: Table) -> str:
-    """The query of a table's columns and their types, from the catalog."""
-    return f"DESCRIBE {sql.quote_name(table.relation_name)}"
+    with sandbox.open_file(table.database, f"table {table.name!r}") as connection:
+        relation = connection.find_relation(table.relation_name)
+        query = contract_query(table, relation, blocks, columns, fewest_units)
+        connection.execute(f"CREATE TEMP VIEW contract_rows AS {query}")
+        yield lambda: connection.lend(ConnectionWrapper)
 
 
 def contract_query(
     table: Table,
-    types: Mapping[str, str],
+    relation: sandbox.Relation,
     blocks: Sequence[str],
     columns: Mapping[str, str],
     fewest_units: int,
@@ -59,52 +53,67 @@ def contract_query(
     """The declared columns of the named blocks (of all rows, if none is named), in a form
     expectations can compare.
 
-    Bounded columns become doubles (dates: days since 1970-01-01, as their bounds are) with NaN as
-    NULL; columns with keys are there as text too. A column that is missing, or that has bounds and
-    no numeric type, is left out, and so fails its expectation to exist. Fewer than ``fewest_units``
-    units give no rows; a row without a unit counts as a unit here.
+    Bounded columns become doubles, as releases read them: dates are days since 1970-01-01, and what
+    has no value is NULL. Columns with keys are there as text, too: every key that is not declared
+    as one other text. Of all other columns it is only said whether there is a value. A column that
+    is missing, or whose type a release cannot use, is left out, and so fails its expectation to
+    exist. Fewer than ``fewest_units`` units give no rows; a row without a unit counts as a unit
+    here.
 
     Args:
-        types: the relation's columns as DuckDB describes them; names ignore case, as in DuckDB.
         columns: the columns that are judged, and what each is called as text.
     """
-    # DECIMAL(9,2) is a DECIMAL here.
-    kinds = {name.lower(): kind.partition("(")[0] for name, kind in types.items()}
+    folded = {name.casefold(): field for name, field in relation.fields.items()}
     outputs = []
-    for name in columns:
-        kind, column = kinds.get(name.lower()), table.columns.get(name)
-        if kind is None:
+    for name, text_name in columns.items():
+        field, declared = folded.get(name.casefold()), table.columns.get(name, Column())
+        if field is None:
             continue
-        value = sql.quote_name(name)
-        if column is not None and column.public_keys is not None:
-            outputs.append(f"CAST({value} AS VARCHAR) AS {sql.quote_name(columns[name])}")
-        if column is not None and column.lower is not None:
-            if kind in TIMES:
-                # An infinite date has no number of days.
-                value = f"CASE WHEN isfinite({value}) THEN epoch({value}) / 86400.0 END"
-            elif kind not in NUMBERS:
-                continue
-            value = f"nullif(CAST({value} AS DOUBLE), CAST('nan' AS DOUBLE))"
-        outputs.append(f"{value} AS {sql.quote_name(name)}")
-    rows = f"SELECT * FROM {sql.quote_name(table.relation_name)}"
+        with suppress(TableUnreadable):
+            text = None if declared.public_keys is None else _key_text(field, declared.public_keys)
+            outputs.append(f"{_value(field, declared)} AS {sql.quote_name(name)}")
+            if text is not None:
+                outputs.append(f"{text} AS {sql.quote_name(text_name)}")
+    rows = "true"
     if table.block is not None and blocks:
-        keys = ", ".join(_quote_text(block) for block in blocks)
         # Blocks cannot be told apart without their column: then no row is shown, instead of all.
-        has_block = table.block.lower() in kinds
-        rows += (
-            f" WHERE CAST({sql.quote_name(table.block)} AS VARCHAR) IN ({keys})"
-            if has_block
-            else " WHERE false"
-        )
-    unit = sql.quote_name(table.privacy_unit.column)
+        rows, block = "false", folded.get(table.block.casefold())
+        with suppress(TableUnreadable):
+            if block is not None:
+                rows = f"{sql.key(block, 'block')} IN ({sql.write_keys(block, blocks)})"
     # count(DISTINCT) passes over NULL, so rows without a unit are added one by one. Without the
     # unit's column nobody can be counted, which must not pass for enough units.
-    units = (
-        f"count(DISTINCT {unit}) + count(*) - count({unit})"
-        if table.privacy_unit.column.lower() in kinds
-        else "count(NULL)"
-    )
+    units, unit = "count(NULL)", folded.get(table.privacy_unit.column.casefold())
+    with suppress(TableUnreadable):
+        if unit is not None:
+            key = sql.key(unit, "unit")
+            units = f"count(DISTINCT {key}) + count(*) - count({key})"
+    source = f"{relation.quoted} AS t WHERE {rows}"
     return (
-        f"SELECT * FROM (WITH named AS ({rows}) SELECT {', '.join(outputs) or 'NULL AS nothing'} FROM named "
-        f"WHERE (SELECT {units} FROM named) >= {fewest_units})"
+        f"SELECT {', '.join(outputs) or 'NULL AS nothing'} FROM {source} "
+        f"AND (SELECT {units} FROM {source}) >= {fewest_units}"
+    )
+
+
+def _value(field: sql.Field, declared: Column) -> str:
+    """The column's number, or where no bounds are declared 1 where it has a value. Raises
+    `TableUnreadable` for bounds on what is no number.
+    """
+    if declared.lower is None:
+        return f"CASE WHEN {field.sql} IS NOT NULL THEN 1 END"
+    sql.check_value(field)
+    return f"nullif({sql.bounded_number(field, Column())}, CAST('nan' AS DOUBLE))"
+
+
+def _key_text(field: sql.Field, keys: Sequence[str]) -> str:
+    """The key, if it is one of these, or a text that is none of them. Raises `TableUnreadable` for
+    a type that has no keys.
+    """
+    key, other = sql.key(field, "group key"), "another key"
+    while other in keys:
+        other += "?"
+    known = f"{key} IN ({sql.write_keys(field, keys)})"
+    return (
+        f"CASE WHEN {known} THEN {sql.key_as_text(field, key)} "
+        f"WHEN {key} IS NOT NULL THEN {sql.quote_text(other)} END"
     )

@@ -17,7 +17,8 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.errors import InvalidInput, TableBusy, TableError, TableUnreadable
+from dpflow.error_boundary import contain_errors, describe_failure
+from dpflow.errors import DpflowError, InvalidInput, TableBusy, TableError, TableUnreadable
 from dpflow.extras import require_extra
 from dpflow.tables.access import sql
 
@@ -64,33 +65,28 @@ _HINTS = {
 
 def scrub_errors(action: Callable[[], T], what: str) -> T:
     """Run an action; an error of DuckDB or for want of memory, whose text may quote rows, becomes a
-    fixed sentence.
-
-    The new exception is raised outside the handler, so that not even its ``__context__`` leads to
-    the old one.
+    fixed sentence (`dpflow.error_boundary`).
 
     Raises:
         TableBusy: somebody holds the file for writing.
         TableUnreadable: anything else that DuckDB objects to.
     """
-    failure: TableError
-    try:
-        return action()
-    except (duckdb.Error, MemoryError) as error:
+
+    def describe_error(error: Exception) -> DpflowError:
         # DuckDB has no class for another process's lock; for this very process's it has one.
         locked = isinstance(error, duckdb.IOException) and "Could not set lock" in str(error)
         if locked or isinstance(error, duckdb.ResourceInUseException):
-            failure = TableBusy(
+            return TableBusy(
                 f"{what} is being written by another process or connection; try again when it has finished"
             )
-        else:
-            hint = next(
-                (f"; {words}" for kind, words in _HINTS.items() if isinstance(error, kind)), ""
-            )
-            failure = TableUnreadable(
-                f"{what} cannot be read ({type(error).__name__}); the error's own text is withheld{hint}"
-            )
-    raise failure
+        if not isinstance(error, duckdb.Error | MemoryError):
+            return describe_failure(error)
+        hint = next((f"; {words}" for kind, words in _HINTS.items() if isinstance(error, kind)), "")
+        return TableUnreadable(
+            f"{what} cannot be read ({type(error).__name__}); the error's own text is withheld{hint}"
+        )
+
+    return contain_errors(action, describe_error)
 
 
 @dataclass(frozen=True)
@@ -111,6 +107,12 @@ class Connection:
     def scrub_errors(self, action: Callable[[], T]) -> T:
         """Work on rows that were read: for want of memory it fails as a query does."""
         return scrub_errors(action, self._what)
+
+    def lend(self, wrap: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+        """The connection itself, wrapped for a library that asks in it; whoever takes it scrubs its
+        errors.
+        """
+        return wrap(self._raw)
 
     def execute(self, query: str, parameters: list[Any] | None = None) -> None:
         """Execute without looking at a result."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import duckdb
 
-from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.error_boundary import contain_errors, errors_end_here
+from dpflow.errors import DpflowError, PlanRefused, TableUnreadable
 from dpflow.extras import require_extra
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.declarations import load_table
@@ -33,7 +34,8 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
     # Built beside and moved when it is whole: nobody opens a half-made file.
     half = database.with_name(database.name + ".part")
     half.unlink(missing_ok=True)
-    try:
+
+    def run_script() -> None:
         with duckdb.connect(str(half)) as connection:
             for name, csv in sources.items():
                 path = sql.quote_text(str(csv))
@@ -44,15 +46,19 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
         # Before the move, so that it never stands there readable for others.
         half.chmod(0o600)
         os.replace(half, database)
-    # The error's own text may quote rows of the sources.
-    except duckdb.Error as error:
-        raise TableUnreadable(
+
+    def describe_error(error: Exception) -> DpflowError:
+        return TableUnreadable(
             f"{database} could not be built ({type(error).__name__}); run the script by hand"
-        ) from None
+        )
+
+    try:
+        contain_errors(run_script, describe_error)
     finally:
         half.unlink(missing_ok=True)
 
 
+@errors_end_here
 def open_rows(path: Path | str) -> Any:
     """The declared columns of a table as a pandas frame, for fitting models.
 

@@ -16,6 +16,7 @@ import duckdb
 
 from dpflow import fault_points
 from dpflow.core.contract.results import Row, Synthetic
+from dpflow.error_boundary import errors_end_here
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.tables.access import sql
 
@@ -206,6 +207,7 @@ def _as_float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
+@errors_end_here
 def run_patiently(
     database: Path, deadline: float, action: Callable[[duckdb.DuckDBPyConnection], T]
 ) -> T:
