@@ -156,9 +156,9 @@ def small_integer(column: Field) -> str | None:
     return f"CAST({column.sql} AS BIGINT) + {SMALL_OFFSET}" if small else None
 
 
-def is_tiny(column: Field) -> bool:
-    """Whether the column's type has so few numbers that an array may have a place for each."""
-    return column.kind in ("tinyint", "smallint", "utinyint", "usmallint")
+def is_integer(column: Field) -> bool:
+    """Whether the column's values are whole numbers of 64 bits, whose text is theirs."""
+    return column.kind in _WHOLE - {"boolean"}
 
 
 def ordinal(kind: str) -> Callable[[str], str] | None:

@@ -1,5 +1,11 @@
 """Contribution bounding by whichever of its two implementations fits: sorting where rows fit in
-words, SQL elsewhere. Declaration and types decide, never the rows.
+words, SQL elsewhere.
+
+The two draw by different laws where SQL's random numbers are equal, so declaration, types and
+whether the relation is a view decide between them, never the rows. Within the sorting one rows may
+decide how its cells (one unit, one group) are summed: units by their own numbers or by a rank,
+words, or a query where the words of these rows would not fit. All give the same cells, in which the
+same numpy code makes the same draws.
 """
 
 from __future__ import annotations
@@ -18,8 +24,10 @@ from dpflow.tables.bounding.sort_bounding import (
     ROW_BITS,
     NumberedColumn,
     PackedRows,
+    UnitGroupCells,
 )
 from dpflow.tables.bounding.sql_bounding import (
+    MOST_ROWS,
     PART_ROWS,
     Truncation,
     Value,
@@ -44,17 +52,18 @@ class RowSource(Protocol):
 
 
 def bounded_sums(
-    source: RowSource, truncation: Truncation, codes: NumberedColumn | None
+    source: RowSource, truncation: Truncation, codes: NumberedColumn
 ) -> dict[str, NDArray[np.int64]]:
     """The columns of `Truncation.query`.
 
     Args:
-        codes: the groups' codes as numbers; None if they are too many.
+        codes: the groups' codes as numbers.
     """
     words = _pack_rows(source, truncation, codes)
     if words is not None:
+        read_parts = _read_words if words.units_fit() else _read_cells
         return source.connection.scrub_errors(
-            lambda: words.sums(_read_words(source, words)).centred_columns(words.truncation)
+            lambda: words.sums(read_parts(source, words)).centred_columns()
         )
     query = _add_in_parts(
         source,
@@ -88,15 +97,14 @@ def bounded_values(
 
 
 def _pack_rows(
-    source: RowSource, truncation: Truncation, codes: NumberedColumn | None
+    source: RowSource, truncation: Truncation, codes: NumberedColumn
 ) -> PackedRows | None:
-    """The rows of a truncation as words, if they fit; None if DuckDB has to aggregate them, as
-    where draws are hashes of units.
+    """The rows of a truncation as words, if those of any table would fit; None if DuckDB has to
+    aggregate them, as where draws are hashes of units.
     """
     # A view has no bound on its rows, and a keyed draw is a hash that DuckDB takes.
     if (
-        truncation.most_rows >= 1 << ROW_BITS
-        or codes is None
+        truncation.most_rows == MOST_ROWS
         or truncation.salt is not None
         or not PackedRows(truncation, (), codes).fit_in_words()
     ):
@@ -106,22 +114,26 @@ def _pack_rows(
     if len(whole) < len(units):
         return None
     words = PackedRows(truncation, whole, codes)
-    if words.has_direct_units():
-        return words
     # Any numbering will do: a unit's number only brings its rows together.
-    numbered = f"SELECT *, dense_rank() OVER (ORDER BY {truncation.unit}) - 1 AS number FROM ({truncation.rows})"
-    return PackedRows(
-        replace(truncation, rows=numbered),
-        (NumberedColumn("number", 0, truncation.most_rows),),
-        codes,
-    )
+    return words if words.units_fit() else words.rank_units()
 
 
 def _read_words(source: RowSource, words: PackedRows) -> Iterator[NDArray[np.int64]]:
     """The words of all rows, as many at once as memory allows."""
-    size = sandbox.memory_bytes() // BYTES_PER_WORD
-    for part in split_rows(words.truncation.rows, words.truncation.most_rows, size):
+    for part in _split_by_memory(words, BYTES_PER_WORD):
         yield as_int64(source.fetch_arrays(words.query(part))["word"])
+
+
+def _read_cells(source: RowSource, words: PackedRows) -> Iterator[UnitGroupCells]:
+    """The cells of all rows, summed by DuckDB where the words of these rows would not fit."""
+    for part in _split_by_memory(words, BYTES_PER_WORD * (2 + len(words.truncation.values))):
+        yield words.read_cells(source.fetch_arrays(words.cells_query(part)))
+
+
+def _split_by_memory(words: PackedRows, bytes_each: int) -> list[str]:
+    # Ranks and sums of a part are laid out for fewer rows than 2^ROW_BITS.
+    size = min(sandbox.memory_bytes() // bytes_each, 1 << ROW_BITS - 2)
+    return split_rows(words.truncation.rows, words.truncation.most_rows, size)
 
 
 def _add_in_parts(

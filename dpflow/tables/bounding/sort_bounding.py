@@ -5,27 +5,30 @@ DuckDB makes an integer of every row: its unit's number, its group's code and it
 first. Once these words are sorted a unit's rows lie side by side, and all that is left are passes
 over arrays in order, a piece that fits in the processor's cache at a time. A hash table of a
 million units goes to memory for every row instead, twice. Where cells (one unit, one group) are few
-beside the rows, they need no sorting either: their sums are kept in an array by their number.
+beside the rows, they need no sorting either: their sums are kept in an array by their number. Where
+a table has so many units and private keys that its words would not fit, DuckDB sums the cells. What
+is drawn is drawn from the cells, so which of these ways made them changes no law.
 
 The truncation is the same: values above a cell's bound count as their mean, rounded at random
 without bias; groups and rows above a bound are left out by a uniform choice, here the first places
 of a shuffle. Sums are integers of 64 bits that cannot overflow for the number of rows read. Where
-words would not fit the SQL form answers.
+the words of some table would not fit, however its rows are numbered, the SQL form answers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.contract.declaration import MAX_MAGNITUDE
 from dpflow.tables.bounding.sql_bounding import WORD, Truncation, bit_length
 
 T = TypeVar("T")
@@ -41,8 +44,8 @@ LARGE = 4
 #: The largest choice that is made in all runs at once, a step for each member.
 MOST_STEPS = 256
 
-#: Bits reserved for a unit's number, and for a private key's: the form is for tables with fewer
-#: rows and keys.
+#: Bits reserved for a unit's number, and for a private key's, where types decide on the form.
+#: Tables with more of them are read in parts, or as cells.
 ROW_BITS, CODE_BITS = 33, 20
 
 #: Bytes for each word of a part: DuckDB's copy, numpy's, and room for what is kept of them.
@@ -105,6 +108,25 @@ class UnitGroupCells:
         )
         return cls(unit[starts], code[starts], np.add.reduceat(rows, starts), counts, sums)
 
+    def split_units(self) -> list[Callable[[], UnitGroupCells]]:
+        """Pieces with whole units."""
+        pieces: list[Callable[[], UnitGroupCells]] = []
+        start = 0
+        for units in split_runs(self.unit, 0):
+            end = start + len(units)
+            pieces.append(partial(self._take_cells, slice(start, end)))
+            start = end
+        return pieces
+
+    def _take_cells(self, places: slice) -> UnitGroupCells:
+        return UnitGroupCells(
+            self.unit[places],
+            self.code[places],
+            self.rows[places],
+            tuple(count[places] for count in self.counts),
+            tuple(total[places] for total in self.sums),
+        )
+
     def truncate_cells(self, truncation: Truncation) -> UnitGroupCells:
         """The cells that the units keep, each within the bound on its rows."""
         # The guarantee needs only that the bounds hold, so the draws need no secrecy.
@@ -134,14 +156,21 @@ class PackedRows:
         truncation: one whose ``most_rows`` is known.
         units: what a contribution belongs to, as numbers.
         codes: codes of its groups, as numbers.
+        ranked: whether units are numbered one after the other within the rows of a query.
     """
 
     truncation: Truncation
     units: tuple[NumberedColumn, ...]
     codes: NumberedColumn
+    ranked: bool = False
+
+    def rank_units(self) -> PackedRows:
+        """The same with units numbered one after the other."""
+        size = min(self.truncation.most_rows, (1 << ROW_BITS) - 1)
+        return replace(self, units=(NumberedColumn("number", 0, size),), ranked=True)
 
     def fit_in_words(self) -> bool:
-        """Whether every row of any table fits in a word, and every sum over all rows in 64 bits.
+        """Whether every row of any table fits in a word, and every sum over a part in 64 bits.
 
         Types and the declaration decide, not the rows: the two implementations have different laws
         where draws are equal, so a row more must not change the form. Units have room for a number
@@ -157,8 +186,8 @@ class PackedRows:
             bit_length(most) <= WORD for most in sums
         )
 
-    def has_direct_units(self) -> bool:
-        """Whether the units' own numbers fit; else they have to be numbered one after the other."""
+    def units_fit(self) -> bool:
+        """Whether words have room for these numbers of units, above these codes."""
         return self._unit_shift + sum(number.bit_length for number in self.units) <= WORD
 
     @property
@@ -180,6 +209,9 @@ class PackedRows:
 
     def query(self, rows: str) -> str:
         """The words of a rows query."""
+        if self.ranked:
+            rank = f"dense_rank() OVER (ORDER BY {self.truncation.unit}) - 1 AS number"
+            rows = f"SELECT *, {rank} FROM ({rows})"
         # Units above codes above values: one sort brings a unit's rows together, by group.
         fields = [(number.number, number.bit_length) for number in self.units]
         if self._code_bits:
@@ -195,19 +227,50 @@ class PackedRows:
             shift += width
         return f"SELECT CAST({' + '.join(reversed(terms))} AS BIGINT) AS word FROM ({rows})"
 
-    def sums(self, parts: Iterable[Integers]) -> Totals:
-        """The bounded sums of parts with all rows of a unit in one of them. The words are
-        overwritten.
-        """
-        totals = Totals(self.codes, len(self.truncation.values))
-        for words in parts:
-            cells = 1 + self.units[0].size << self._code_bits
-            # Both ways give the same cells, so here the rows may decide: 16 bytes a word at most.
-            room = cells * (1 + len(self.truncation.values)) <= 2 * len(words)
-            dense = len(self.units) == 1 and room and self._sums_fit()
-            pieces = self._sum_cells(words, cells) if dense else self._sort_cells(words)
+    def cells_query(self, rows: str) -> str:
+        """The cells of a rows query, by unit and code as those of sorted words."""
+        unit, measures = self.truncation.unit, ["count(*) AS n"]
+        for i, value in enumerate(self.truncation.values):
+            above = f"coalesce(sum(v{i} - CAST({value.low} AS BIGINT)), 0)"
+            measures += [f"count(v{i}) AS c{i}", f"CAST({above} AS BIGINT) AS s{i}"]
+        cells = f"SELECT {unit}, code, {', '.join(measures)} FROM ({rows}) GROUP BY {unit}, code"
+        number = f"dense_rank() OVER (ORDER BY {unit}) - 1 AS number"
+        return f"SELECT {number}, * REPLACE ({self.codes.number} AS code) FROM ({cells}) ORDER BY number, code"
+
+    def read_cells(self, arrays: Mapping[str, Any]) -> UnitGroupCells:
+        """The cells of what `cells_query` gave."""
+        numbers = range(len(self.truncation.values))
+        unit, code, rows, *measures = (
+            np.asarray(arrays[name], np.int64)
+            for name in (
+                *("number", "code", "n"),
+                *(f"c{i}" for i in numbers),
+                *(f"s{i}" for i in numbers),
+            )
+        )
+        half = len(numbers)
+        return UnitGroupCells(unit, code, rows, tuple(measures[:half]), tuple(measures[half:]))
+
+    def sums(self, parts: Iterable[Integers | UnitGroupCells]) -> Totals:
+        """The bounded sums of parts with all rows of a unit in one of them. Words are overwritten."""
+        totals = Totals(self.codes, self.truncation)
+        for part in parts:
+            pieces = self._cell_pieces(part)
             run_threads(lambda piece: totals.add(piece().truncate_cells(self.truncation)), pieces)
         return totals
+
+    def _cell_pieces(self, part: Integers | UnitGroupCells) -> list[Callable[[], UnitGroupCells]]:
+        """The cells of a part in pieces with whole units.
+
+        All ways give the same cells, so here the rows may decide.
+        """
+        if isinstance(part, UnitGroupCells):
+            return part.split_units()
+        cells = 1 + self.units[0].size << self._code_bits
+        # At most 16 bytes a word.
+        room = cells * (1 + len(self.truncation.values)) <= 2 * len(part)
+        dense = len(self.units) == 1 and room and self._sums_fit()
+        return self._sum_cells(part, cells) if dense else self._sort_cells(part)
 
     def histogram(self, parts: Iterable[Integers]) -> tuple[Integers, Integers, Integers]:
         """Codes, values and multiplicities of the only value, by code and value; parts as in
@@ -388,7 +451,7 @@ class Totals:
     """
 
     codes: NumberedColumn
-    values: int
+    truncation: Truncation
     rows: Integers = field(init=False)
     units: Integers = field(init=False)
     counts: list[Integers] = field(init=False)
@@ -396,12 +459,14 @@ class Totals:
 
     def __post_init__(self) -> None:
         """Start with zeros."""
-        self._lock, size = Lock(), self.codes.size
+        self._lock, size, values = Lock(), self.codes.size, self.truncation.values
         self.rows, self.units = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        self.counts = [np.zeros(size, np.int64) for _ in range(self.values)]
-        self.sums = [np.zeros(size, np.int64) for _ in range(self.values)]
+        self.counts = [np.zeros(size, np.int64) for _ in values]
+        # Sums of one part fit in 64 bits; those of a table with more rows are Python's integers.
+        kind = np.int64 if self.truncation.most_rows < 1 << ROW_BITS else object
+        self.sums = [np.zeros(size, kind) for _ in values]
 
-    def centred_columns(self, truncation: Truncation) -> dict[str, Integers]:
+    def centred_columns(self) -> dict[str, Integers]:
         """The columns of `Truncation.query`: codes that any unit reaches, and their sums around the
         centres.
         """
@@ -412,10 +477,11 @@ class Totals:
             "unit_count": self.units[code],
         }
         for i, (value, count, total) in enumerate(
-            zip(truncation.values, self.counts, self.sums, strict=True)
+            zip(self.truncation.values, self.counts, self.sums, strict=True)
         ):
             columns[f"c{i}"] = count[code]
-            columns[f"s{i}"] = total[code] + (value.low - value.centre) * count[code]
+            centred = total[code] + (value.low - value.centre) * count[code].astype(total.dtype)
+            columns[f"s{i}"] = np.clip(centred, -MAX_MAGNITUDE, MAX_MAGNITUDE).astype(np.int64)
         return columns
 
     def add(self, cells: UnitGroupCells) -> None:

@@ -49,7 +49,7 @@ KEY_BITS = 32
 
 #: Bits of a word's random number, at least and at most. Two of a unit's groups draw the same one at
 #: odds of 2^-bits, and then the one with the lower code comes first: a bias far below any noise,
-#: the same for whoever else is in the table.
+#: the same for whoever else is in the table, as codes are in the order of keys.
 LEAST_RANDOM, MOST_RANDOM = 20, 30
 
 
@@ -215,16 +215,16 @@ class Truncation:
             terms.append(f"{_random_bits(spare, self.random_number('code'))} * {1 << used}")
         else:
             # Too few bits for a fair choice: the number stands beside the word.
-            pick = f"arg_min(word, {self.random_number('word')}, {self.groups})"
+            order = f"{{'random': {self.random_number('word')}, 'word': word}}"
+            pick = f"arg_min(word, {order}, {self.groups})"
         words = f"SELECT {self.unit}, CAST({' + '.join(terms)} AS BIGINT) AS word FROM ({self.cells_query()})"
         least = f"SELECT unnest({pick}) AS word FROM ({words}) GROUP BY {self.unit}"
         return f"SELECT {', '.join(columns)} FROM ({least})"
 
     def choose_by_windows(self) -> str:
         """Cells that each unit keeps, chosen by windows: any width."""
-        return _limit_rows(
-            self.cells_query(), self.unit, self.groups or 1, self.random_number("code")
-        )
+        random = self.random_number("code")
+        return _limit_rows(self.cells_query(), self.unit, self.groups or 1, random, "code")
 
 
 def bit_length(most: int) -> int:
@@ -339,7 +339,7 @@ def truncate_values(rows: str, value: Value, most: int, unit: str = "unit, part"
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
     width = bit_length(value.span)
     if most > MOST_PACKED:
-        values = _limit_rows(present, unit, most)
+        values = _limit_rows(present, unit, most, "random()", "v0")
     elif (spare := min(WORD - width, MOST_RANDOM)) >= LEAST_RANDOM:
         # Random bits above the value: the least words are a random choice; a mask takes them off.
         word = f"{_random_bits(spare)} * {1 << width} + {_add_constant('v0', -value.low)}"
@@ -367,16 +367,16 @@ def truncate_grouped_values(rows: str, truncation: Truncation) -> str:
         placed = f"row_number() OVER (PARTITION BY {unit}, code ORDER BY v0) AS place"
         present = f"SELECT *, {placed} FROM ({present})"
     if truncation.salt is not None or most > MOST_PACKED:
-        present = _limit_rows(
-            present, f"{unit}, code", most, truncation.random_number("code", "place")
-        )
+        random = truncation.random_number("code", "place")
+        present = _limit_rows(present, f"{unit}, code", most, random, "v0")
         picked = "list(v0)"
     else:
         picked = f"arg_min(v0, random(), {most})"
     # Groups are chosen last: one in which a unit has no value takes no place.
     cells = f"SELECT {unit}, code, {picked} AS vs FROM ({present}) GROUP BY {unit}, code"
     if truncation.groups is not None:
-        cells = _limit_rows(cells, unit, truncation.groups, truncation.random_number("code"))
+        random = truncation.random_number("code")
+        cells = _limit_rows(cells, unit, truncation.groups, random, "code")
     values = f"SELECT code, unnest(vs) AS v FROM ({cells})"
     return f"SELECT code, v, count(*) AS n FROM ({values}) GROUP BY code, v ORDER BY code, v"
 
@@ -419,10 +419,18 @@ def number_units(rows: str) -> str:
     )
 
 
-def _limit_rows(query: str, partition: str, most: int, random: str = "random()") -> str:
-    """At most so many rows of each partition, at random."""
+def _limit_rows(
+    query: str, partition: str, most: int, random: str = "random()", then: str = ""
+) -> str:
+    """At most so many rows of each partition, at random.
+
+    Args:
+        then: a column that decides where random numbers are equal. Without it the order of rows
+            would, and a keyed draw were no function of them.
+    """
+    order = f"r, {then}" if then else "r"
     randomized = f"SELECT *, {random} AS r FROM ({query})"
-    ranked = f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY r) AS rank FROM ({randomized})"
+    ranked = f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY {order}) AS rank FROM ({randomized})"
     return f"SELECT * EXCLUDE (r, rank) FROM ({ranked}) WHERE rank <= {most}"
 
 

@@ -46,7 +46,7 @@ log = logging.getLogger("dpflow")
 Part = Groups | ValueCounts
 Seal = Callable[[bytes], str]  #: a keyed digest, as hexadecimal text
 
-FORMAT = 3  #: raised whenever the truncation or the file changes
+FORMAT = 4  #: raised whenever the truncation or the file changes
 MOST = 5000  #: entries; beyond it the oldest go, but none of sealed blocks
 SEALED = "sealed-"  #: what the names of sealed blocks' entries begin with
 PROBE = ".probe"  #: an empty file that shows whether files can be written

@@ -188,14 +188,20 @@ class RequestQuery:
         ]
         return sorted((relation, field.name, field.type) for relation, field in columns)
 
+    def is_view(self) -> bool:
+        """Whether the catalog knows no number of rows of the relation."""
+        return self.most_rows() == MOST_ROWS
+
     def most_rows(self) -> int:
-        """A bound on the rows of a finished query."""
+        """A bound on the rows of a finished query; `MOST_ROWS` for a view, and for no table."""
         # A left join gives at most the declared number of rows for each row.
         multiplied = [
             joined.join.rows or 1 for joined in self.joined.values() if joined.is_needed()
         ]
         rows = self.connection.count_stored_rows(self.source)
-        return MOST_ROWS if rows is None else min(max(1, rows) * math.prod(multiplied), MOST_ROWS)
+        if rows is None:
+            return MOST_ROWS
+        return min(max(1, rows) * math.prod(multiplied), MOST_ROWS - 1)
 
     @property
     def protected_columns(self) -> str:
@@ -210,14 +216,19 @@ class RequestQuery:
             f"CREATE OR REPLACE TEMP TABLE keys AS {query}", [list(keys), len(keys)]
         )
 
-    def collect_keys(self, by: sql.Field) -> None:
-        """Fill ``keys`` with all that the rows have, numbered in no order that means anything."""
+    def collect_keys(self, by: sql.Field) -> int:
+        """Fill ``keys`` with all that the rows have, numbered in their own order; how many there are.
+
+        Where draws are equal, the lower code decides: numbered in their own order, what others'
+        rows hold changes no unit's choice.
+        """
         key = sql.key(by, "group key")
         rows = self.select_rows([f"{key} AS key"], where=[f"{by.sql} IS NOT NULL"])
         # The mask keeps a code within the bits that a word has for it.
-        query = f"SELECT key, (row_number() OVER () - 1) & {2**KEY_BITS - 1} AS code FROM (SELECT DISTINCT key FROM ({rows}))"
+        query = f"SELECT key, (row_number() OVER (ORDER BY key) - 1) & {2**KEY_BITS - 1} AS code FROM (SELECT DISTINCT key FROM ({rows}))"
         query = f"SELECT key, {sql.key_as_text(by, 'key')} AS text, code FROM ({query})"
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
+        return int(self.connection.fetch_rows("SELECT count(*) FROM keys")[0][0])
 
     def number_column(self, column: sql.Field, name: str) -> NumberedColumn | None:
         """A column of the table, which a rows query calls by a name, as numbers; None for types

@@ -12,7 +12,7 @@ from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.bounding import dispatch
 from dpflow.tables.bounding.sort_bounding import CODE_BITS, NumberedColumn
-from dpflow.tables.bounding.sql_bounding import Truncation, Value
+from dpflow.tables.bounding.sql_bounding import KEY_BITS, Truncation, Value
 from dpflow.tables.requests.query import RequestQuery
 
 
@@ -22,8 +22,14 @@ def check_request(reading: RequestQuery, request: GroupedSums) -> None:
     truncate_request(reading, request).check_magnitude()
 
 
-def truncate_request(reading: RequestQuery, request: GroupedSums) -> Truncation:
-    """The bounded query of a request; reads nothing."""
+def truncate_request(
+    reading: RequestQuery, request: GroupedSums, first_key: int | None = None
+) -> Truncation:
+    """The bounded query of a request; reads nothing.
+
+    Args:
+        first_key: of private keys that count from there; None if the table ``keys`` numbers them.
+    """
     outputs, values = [], []
     for i, (name, centre) in enumerate(request.values):
         declared = reading.table.bounded_column(name)
@@ -49,8 +55,9 @@ def truncate_request(reading: RequestQuery, request: GroupedSums) -> Truncation:
         )
     by = reading.column(request.by)
     size = None if request.keys is None else len(request.keys)
-    if size is None and (number := sql.small_integer(by)):
-        rows = reading.select_rows([f"{number} AS code", *outputs], where=[f"{by.sql} IS NOT NULL"])
+    if first_key is not None:
+        code = f"CAST({by.sql} AS BIGINT) - {sql.write_integer(first_key)} AS code"
+        rows = reading.select_rows([code, *outputs], where=[f"{by.sql} IS NOT NULL"])
     else:
         on = f" JOIN keys ON {sql.key(by, 'group key')} = keys.key"
         rows = reading.select_rows(["keys.code AS code", *outputs], join=on)
@@ -69,22 +76,24 @@ def truncate_request(reading: RequestQuery, request: GroupedSums) -> Truncation:
 
 def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:
     """Number the keys, bound contributions, add up."""
-    truncation = replace(truncate_request(reading, request), most_rows=reading.most_rows())
-    truncation.check_magnitude()
+    # Finds out which joined columns are read, so that private relations are truncated with them.
+    truncate_request(reading, request).check_magnitude()
     reading.bound_joins()
-    keys: tuple[str, ...] = ("",)
+    keys = ("",) if request.by is None else request.keys
+    numbers, first_key = NumberedColumn("code", 0, len(keys or ())), None
     if request.by is not None:
         by = reading.column(request.by)
-        if request.keys is not None:
-            keys = request.keys
+        if keys is None:
+            numbers, first_key = _number_private_keys(reading, by)
+        else:
             reading.number_keys(by, keys)
-        elif not sql.small_integer(by):
-            reading.collect_keys(by)
-    columns = dispatch.bounded_sums(reading, truncation, _number_codes(reading, request, len(keys)))
+    truncation = truncate_request(reading, request, first_key)
+    truncation = replace(truncation, most_rows=reading.most_rows())
+    columns = dispatch.bounded_sums(reading, truncation, numbers)
     codes = columns["code"]
     indexes = np.arange(len(codes))
-    if request.by is not None and request.keys is None:
-        keys, indexes = _private_keys(reading, by, codes)
+    if keys is None:
+        keys, indexes = _private_keys(reading, first_key, codes)
         codes = np.arange(len(keys))
 
     def spread_column(name: str) -> NDArray[np.int64]:
@@ -106,29 +115,29 @@ def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:
     )
 
 
-def _number_codes(reading: RequestQuery, request: GroupedSums, keys: int) -> NumberedColumn | None:
-    """The codes of a request's groups."""
-    if request.by is None or request.keys is not None:
-        return NumberedColumn("code", 0, keys)
-    by = reading.column(request.by)
-    if sql.small_integer(by) is None:
-        size = reading.connection.fetch_rows("SELECT count(*) FROM keys")[0][0]
-        return NumberedColumn("code", 0, size, private=True) if size < 1 << CODE_BITS else None
-    numbers = None if by.reference or not sql.is_tiny(by) else reading.number_column(by, "code")
-    return (
-        None
-        if numbers is None
-        else replace(numbers, low=numbers.low + sql.SMALL_OFFSET, private=True)
-    )
+def _number_private_keys(reading: RequestQuery, by: sql.Field) -> tuple[NumberedColumn, int | None]:
+    """The codes of private keys, and the key that has code 0; None if the table ``keys`` lists
+    them.
+
+    Rows may decide which keys have an array's place each: a code only brings a group's rows
+    together. Where draws are equal the lower code decides, and both numberings keep the keys' order.
+    """
+    if sql.small_integer(by) and (reading.salt is not None or reading.is_view()):
+        return NumberedColumn("code", 0, 1 << KEY_BITS, private=True), -sql.SMALL_OFFSET
+    if sql.is_integer(by) and not by.reference and not reading.is_view():
+        numbers = reading.number_column(by, "code")
+        if numbers is not None and numbers.size < 1 << CODE_BITS:
+            return NumberedColumn("code", 0, numbers.size, private=True), numbers.low
+    return NumberedColumn("code", 0, reading.collect_keys(by), private=True), None
 
 
 def _private_keys(
-    reading: RequestQuery, by: sql.Field, codes: NDArray[np.int64]
+    reading: RequestQuery, first_key: int | None, codes: NDArray[np.int64]
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """The keys that these codes mean, in their order, and where in the codes each is."""
-    if sql.small_integer(by):
+    if first_key is not None:
         # In the order of texts, as keys of every other type.
-        texts = (codes - sql.SMALL_OFFSET).astype(np.bytes_)
+        texts = (codes + first_key).astype(np.bytes_)
         order = np.argsort(texts)
         return tuple(text.decode() for text in texts[order].tolist()), order
     listed = reading.fetch_arrays("SELECT code, text FROM keys ORDER BY text")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter, defaultdict
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import duckdb
@@ -20,15 +20,19 @@ from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import TableUnreadable
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
-from dpflow.tables.bounding import sort_bounding
+from dpflow.tables.bounding import dispatch, sort_bounding
 from dpflow.tables.bounding.sort_bounding import (
     NumberedColumn,
     PackedRows,
+    UnitGroupCells,
     choose_members,
     rescale_sums,
     run_starts,
 )
 from dpflow.tables.bounding.sql_bounding import Truncation, Value
+from dpflow.tables.requests import sums
+from dpflow.tables.requests.query import RequestQuery
+from dpflow.testing.neighbours import answer_fingerprint
 
 ROWS = st.lists(
     st.tuples(
@@ -75,7 +79,7 @@ def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], chunk: int) ->
         cells[code].append((unit, part, v0, v1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sort_bounding, "CHUNK", chunk)
-        totals = laid_out().sums([read(laid_out(), rows)]).centred_columns(CUT)
+        totals = laid_out().sums([read(laid_out(), rows)]).centred_columns()
     expected = [
         (
             code,
@@ -159,7 +163,7 @@ def test_a_unit_more_moves_sums_by_its_limits(
     moved = new.rows - old.rows
     assert moved.sum() <= groups * per_group and moved.min() >= 0 and moved.max() <= per_group
     assert (new.units - old.units).sum() <= groups
-    old_sum, new_sum = (found.centred_columns(cut)["s0"].sum() for found in (old, new))
+    old_sum, new_sum = (found.centred_columns()["s0"].sum() for found in (old, new))
     assert abs(new_sum - old_sum) <= 4 * groups * per_group
     assert (
         not less
@@ -268,10 +272,10 @@ def test_what_does_not_fit_is_left_to_queries() -> None:
     unit, code = (NumberedColumn("unit", 0, 2**40 - 1),), NumberedColumn("code", 0, 2**10 - 1)
     assert PackedRows(
         Truncation("", (Value(0, 2**12 - 1, 0, False),), 2, 3, 9, most_rows=2**40), unit, code
-    ).has_direct_units()
+    ).units_fit()
     assert not PackedRows(
         Truncation("", (Value(0, 2**12, 0, False),), 2, 3, 9, most_rows=2**40), unit, code
-    ).has_direct_units()
+    ).units_fit()
     few, keys = (NumberedColumn("unit", 0, 3),), NumberedColumn("code", 0, 2, private=True)
     for number in (few, unit):  # rows do not decide
         assert PackedRows(
@@ -310,14 +314,14 @@ def test_full_words_do_not_touch(low: int) -> None:
     layout = PackedRows(
         cut, (NumberedColumn("unit", low, 2**7 - 1),), NumberedColumn("code", 0, 2**14 - 1)
     )
-    assert layout.has_direct_units() and layout._unit_shift + 7 == 61
+    assert layout.units_fit() and layout._unit_shift + 7 == 61
     rows = [
         (low, 0, 0, 0, -(2**19)),
         (None, 0, 2**14 - 2, 2**20 - 1, 2**19 - 1),
         (low, 0, 0, 2**20 - 1, 5),
     ]
     totals = layout.sums([read(layout, rows)])
-    found = totals.centred_columns(cut)
+    found = totals.centred_columns()
     assert found["code"].tolist() == [0, 2**14 - 2] and found["unit_count"].tolist() == [1, 1]
     assert found["s0"].tolist() == [2**20 - 1] * 2 and found["s1"].tolist() == [
         5 - 2**19,
@@ -365,8 +369,9 @@ def test_integer_units_take_words_and_others_queries(
         f"CREATE TABLE data AS SELECT * REPLACE (DATE '2020-01-01' + u::INT AS u) FROM ({rows})",
     )
     assert used(private, f"CREATE TABLE data AS SELECT * REPLACE (k::SMALLINT AS k) FROM ({rows})")
-    assert not used(private, f"CREATE TABLE data AS SELECT * REPLACE (k::INT AS k) FROM ({rows})")
-    assert used(private, f"CREATE TABLE data AS SELECT * REPLACE (k::VARCHAR AS k) FROM ({rows})")
+    for kind in ("INT", "UINTEGER", "BIGINT", "HUGEINT", "VARCHAR"):
+        typed = f"CREATE TABLE data AS SELECT * REPLACE (k::{kind} AS k) FROM ({rows})"
+        assert used(private, typed)
     assert not used(total, f"CREATE TABLE data AS SELECT * REPLACE (u::VARCHAR AS u) FROM ({rows})")
     assert used(
         total, f"CREATE TABLE data AS SELECT * REPLACE ((u * 2**59)::BIGINT AS u) FROM ({rows})"
@@ -374,6 +379,107 @@ def test_integer_units_take_words_and_others_queries(
     assert not used(total, f"CREATE VIEW data AS {rows}")
     infinite = "CASE WHEN u = 3 THEN DATE 'infinity' ELSE DATE '2020-01-01' + u::INT END AS u"
     assert used(total, f"CREATE TABLE data AS SELECT * REPLACE ({infinite}) FROM ({rows})")
+
+
+#: Units with four groups each, of which they keep two, and three rows in a group, of which two count.
+BOUND = "SELECT i // 12 AS u, 'key' || (i // 3 * 7 % {keys}) AS k, i % 11 AS v FROM range(12 * {units}) t(i)"
+
+
+@pytest.fixture
+def drawn_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which program drew each answer."""
+    taken: list[str] = []
+    words, query = UnitGroupCells.truncate_cells, Truncation.query
+    monkeypatch.setattr(
+        UnitGroupCells, "truncate_cells", lambda *args: taken.append("numpy") or words(*args)
+    )
+    monkeypatch.setattr(Truncation, "query", lambda *args: taken.append("SQL") or query(*args))
+    return taken
+
+
+def test_the_number_of_private_keys_does_not_decide_who_draws(
+    make: Any, monkeypatch: pytest.MonkeyPatch, drawn_by: list[str]
+) -> None:
+    """One unit brings the key 2^20 (here 2^6): both files are drawn from by one program. Its words
+    had room for so many keys, and one key more went to the other, of another law.
+    """
+    for module in (sort_bounding, sums):
+        monkeypatch.setattr(module, "CODE_BITS", 6)
+    request = GroupedSums("k", None, 2, 2, (("v", 3),))
+    for kind, keys in product(("VARCHAR", "BIGINT", "INTEGER"), (62, 63, 64, 65)):
+        columns = {"k": {}, "v": {"lower": 0, "upper": 10}}
+        rows = f"SELECT i % 9 AS u, i::{kind} AS k, i % 11 AS v FROM range({keys}) t(i)"
+        table = make(f"CREATE TABLE data AS {rows}", columns=columns)
+        answer = table.answer(request, ())
+        assert answer.rows.sum() == 18 and set(drawn_by) == {"numpy"}
+        assert list(answer.keys) == sorted(answer.keys)
+
+
+@pytest.mark.parametrize("form", ["sorted", "ranked", "queried cells", "many rows"])
+def test_cells_do_not_depend_on_how_they_are_summed(
+    make: Any, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """With one seed for all draws every way from rows to cells gives one answer, so that rows may
+    choose among them.
+    """
+    seeded = np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda: seeded(5))
+    columns = {"k": {}, "v": {"lower": 0, "upper": 10}}
+    table = make(f"CREATE TABLE data AS {BOUND.format(keys=40, units=60)}", columns=columns)
+    requests = [GroupedSums("k", keys, 2, 2, (("v", 3),)) for keys in (None, ("key3", "key4"))]
+    requests.append(GroupedSums(None, None, 1, 5, (("v", 3),), (("v", 3, 5),)))
+    expected = [answer_fingerprint(table.answer(request, ())) for request in requests]
+    if form == "sorted":  # the total over 60 units is summed by their numbers
+        monkeypatch.setattr(PackedRows, "_sums_fit", lambda self: False)
+    elif form == "many rows":
+        monkeypatch.setattr(RequestQuery, "most_rows", lambda self: 1 << 34)
+        monkeypatch.setattr(dispatch, "split_rows", lambda rows, *_: [rows])
+    else:
+        fits = PackedRows.units_fit
+        monkeypatch.setattr(
+            PackedRows, "units_fit", lambda self: form == "ranked" and self.ranked and fits(self)
+        )
+    if form == "queried cells":  # only private keys may be too many for words
+        requests, expected = requests[:1], expected[:1]
+    found = [answer_fingerprint(table.answer(request, ())) for request in requests]
+    assert found == expected
+
+
+def test_sums_of_more_rows_than_64_bits_hold() -> None:
+    """Above 2^33 rows totals are Python's integers, and stop at 2^62 as those of queries do."""
+    cut = Truncation("", (Value(0, 2**28, 2**28),), 1, None, 2, most_rows=1 << 36)
+    totals = sort_bounding.Totals(NumberedColumn("code", 0, 2), cut)
+    many = np.array([2**34])
+    for total in (0, 2**62, 2**62):
+        cells = UnitGroupCells(many, np.array([1]), many, (many,), (np.array([total]),))
+        totals.add(cells)
+    assert totals.centred_columns()["s0"].tolist() == [2**63 - 3 * 2**62]
+    for _ in range(4):
+        totals.add(UnitGroupCells(many, np.array([0]), many, (many,), (np.array([2**62 + 2**61]),)))
+    columns = totals.centred_columns()
+    assert columns["s0"].tolist() == [2**62, -(2**62)] and columns["c0"].dtype == np.int64
+
+
+def test_equal_draws_are_decided_by_a_units_own_keys(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where SQL's random numbers are equal the lower code decides. Codes follow the keys' order:
+    numbered as they were found, one more unit's rows changed whom ties favour.
+    """
+    monkeypatch.setattr(Truncation, "random_number", lambda self, *_: "0.5")
+    kept = []
+    for extra in (
+        "",
+        "SELECT '-' AS u, 'key' || (4999 - i) AS k, 1 AS v FROM range(5000) t(i) UNION ALL ",
+    ):
+        rows = f"{extra}SELECT u::VARCHAR AS u, k, v FROM ({BOUND.format(keys=5000, units=2000)})"
+        columns = {"k": {}, "v": {"lower": 0, "upper": 10}}
+        answer = make(f"CREATE TABLE data AS {rows}", columns=columns).answer(
+            GroupedSums("k", None, 2, 2), ()
+        )
+        kept.append(dict(zip(answer.keys, answer.rows.tolist(), strict=True)))
+    keys = kept[0].keys() | kept[1].keys()
+    assert sum(abs(kept[0].get(key, 0) - kept[1].get(key, 0)) for key in keys) <= 2
 
 
 def test_both_forms_agree(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:

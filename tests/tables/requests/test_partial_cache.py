@@ -22,6 +22,7 @@ import pytest
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.tables import PrivateTable
+from dpflow.tables.bounding.sql_bounding import Truncation
 from dpflow.tables.requests import cached_blocks, partial_cache
 from dpflow.tables.requests.handlers import HANDLERS
 from dpflow.testing.neighbours import answer_fingerprint
@@ -150,6 +151,19 @@ def test_a_cut_is_one_function_of_the_rows(table: PrivateTable, request_: Any) -
     assert answer_fingerprint(other.answer(request_, DAYS)) != first
     fresh = PrivateTable(table.declaration)
     assert len({answer_fingerprint(fresh.answer(request_, DAYS)) for _ in range(3)}) > 1
+
+
+@pytest.mark.parametrize("request_", [*CUT, GroupedSums("n", None, 2, 1500)])
+def test_equal_draws_do_not_follow_the_order_of_rows(
+    table: PrivateTable, monkeypatch: pytest.MonkeyPatch, request_: Any
+) -> None:
+    """Two keyed draws may be equal: then groups and values decide, and not where rows lie."""
+    monkeypatch.setattr(Truncation, "random_number", lambda self, *_: "0.5")
+    answers = set()
+    for order in ("hash(rowid)", "k, v, n, u", "u, n DESC, v DESC, k DESC"):
+        write(table, f"CREATE OR REPLACE TABLE data AS SELECT * FROM data ORDER BY {order}")
+        answers.add(answer_fingerprint(table.answer(request_, DAYS)))
+    assert len(answers) == 1
 
 
 def _moved(a: Any, b: Any) -> int:
