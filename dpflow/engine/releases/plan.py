@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -48,8 +49,11 @@ class Plan:
     Attributes:
         event: its privacy guarantee for one declared privacy unit.
         error_bound: the half-width of its noise interval, or None if that depends on the rows.
-        family: digest of everything but the mechanism's version.
-        digest: digest of everything, part of the exactly-once key.
+        version_independent_digest: digest of everything but the mechanism's version. Of the
+            declaration it holds what the plan depends on (`_used_form`).
+        digest: the same with the mechanism's version; part of the exactly-once key.
+        former_digests: both over the whole declaration, under which a ledger that was begun with
+            schema version 5 may know the release.
     """
 
     request: ReleaseRequest
@@ -60,6 +64,7 @@ class Plan:
     error_bound: ErrorBound | None = field(compare=False)
     version_independent_digest: str
     digest: str
+    former_digests: tuple[str, str] = field(compare=False)
 
     @property
     def charged_blocks(self) -> tuple[str, ...]:
@@ -210,21 +215,24 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
             f"session {mechanism.name} states {to_json(event)['kind']}, and the filters are proven for sessions that state "
             f"pure.v1, approximate.v1 or sparse-vector.v1; its author must state one of those"
         )
-    bound = None
+    # A session may be asked about any column, so it depends on all of them.
+    bound, declared = None, table.stored_form()
     if isinstance(mechanism, Mechanism):
         bound = mechanism.error_bound(params, table)
-        _check_public_columns(mechanism.data_request(params, table), request, table)
+        statistic = mechanism.data_request(params, table)
+        _check_public_columns(statistic, request, table)
+        declared = _used_form(table, params, request.where, statistic)
     # Under the digest: texts and key names are version 1's, and never change.
     content = {
         "mechanism": mechanism.name,
         "params": params.model_dump(mode="json", by_alias=True),
-        "table": table.stored_form(),
+        "table": declared,
         "scope": request.scope,
         "blocks": sorted(request.blocks),
         "where": request.where,
         "event": to_json(event),
     }
-    family = digest(content)
+    whole = content | {"table": table.stored_form()}
     plan = Plan(
         request,
         table,
@@ -232,13 +240,38 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         params,
         event,
         bound,
-        family,
-        digest([content, mechanism.version]),
+        *_take_digests(content, mechanism.version),
+        _take_digests(whole, mechanism.version),
     )
     # Vetoes see the finished plan and run last: a refusal for a fault comes first.
     if reasons := registry.collect_vetoes(plan):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
     return plan
+
+
+def _take_digests(content: dict[str, Any], version: int) -> tuple[str, str]:
+    """Of a plan's content, without and with its mechanism's version."""
+    return digest(content), digest([content, version])
+
+
+def _used_form(
+    table: Table, params: BaseModel, where: str | None, statistic: DataRequest
+) -> dict[str, Any]:
+    """What statistic and guarantee depend on: the declaration without columns that nothing names.
+
+    A column counts as used if its name is a word of the parameters, the condition or the data
+    request: rather one too many, which only makes a new release of an edit that changes nothing.
+    """
+    words = "\n".join([*_iterate_texts(params.model_dump(mode="json")), where or "", repr(statistic)])
+    form = table.stored_form()
+    form["columns"] = {
+        name: column
+        for name, column in form["columns"].items()
+        # What is known of each row is part of what is protected.
+        if name in table.public_columns
+        or re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words, re.IGNORECASE)
+    }
+    return form
 
 
 def _check_public_columns(statistic: DataRequest, request: ReleaseRequest, table: Table) -> None:

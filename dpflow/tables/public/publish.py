@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -80,14 +80,7 @@ def publish(
     about = (release.release_id, release.release, release.block, release.mechanism)
     cost = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
     lines = [
-        [
-            *about,
-            row.key,
-            row.measure,
-            *_split_value(row.value),
-            _as_float(row.half_width_95),
-            *cost,
-        ]
+        (row.key, row.measure, *_split_value(row.value), _as_float(row.half_width_95))
         for row in release.rows
     ]
     name = sql.quote_name(table)
@@ -102,11 +95,7 @@ def publish(
             f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
         ).fetchone()
         if published is None and lines:
-            names, marks = (
-                ", ".join(column for column, _ in COLUMNS),
-                ", ".join("?" for _ in COLUMNS),
-            )
-            connection.executemany(f"INSERT INTO {name} ({names}) VALUES ({marks})", lines)
+            _insert_rows(connection, name, COLUMNS, [*about, *map(list, zip(*lines)), *cost])
             if release.synthetic is not None:
                 _insert_synthetic(connection, release, release.synthetic)
         fault_points.pass_point("publish.before-commit")
@@ -191,12 +180,24 @@ def _insert_synthetic(
     connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({definitions})")
     if not table.rows:
         return
+    values = map(list, zip(*table.rows, strict=True))
+    _insert_rows(connection, name, columns, [release.release_id, release.block, *values])
+
+
+def _insert_rows(
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    columns: Sequence[tuple[str, str]],
+    values: Sequence[Any],
+) -> None:
+    """Add rows that are given by column: a list of its values, or the one value of all rows."""
     names = ", ".join(sql.quote_name(column) for column, _ in columns)
-    # One list per column: parameters for every row would take far longer.
-    parts = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind in columns[2:])
-    values = [list(column) for column in zip(*table.rows, strict=True)]
-    about = [release.release_id, release.block]
-    connection.execute(f"INSERT INTO {name} ({names}) SELECT ?, ?, {parts}", [*about, *values])
+    # One parameter per column: parameters for every row would take far longer.
+    parts = ", ".join(
+        f"unnest(CAST(? AS {kind.split()[0]}[]))" if isinstance(value, list) else "?"
+        for (_, kind), value in zip(columns, values, strict=True)
+    )
+    connection.execute(f"INSERT INTO {table} ({names}) SELECT {parts}", list(values))
 
 
 def _split_value(value: float | int | str | None) -> tuple[float | None, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ RELEASE = PublishedRelease(
 HOLD = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
 WRITE = """
 import sys
+import time
 from pathlib import Path
 from dpflow.core.contract.results import Row
 from dpflow.tables import PublishedRelease, publish
@@ -204,3 +206,14 @@ def test_an_impossible_place_is_not_published(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotPublished, match="cannot be created"):
         publish(tmp_path / "file" / "out.duckdb", "releases", RELEASE)
+
+
+def test_a_large_result_is_published_in_bulk(tmp_path: Path) -> None:
+    """30,000 rows in their order, in seconds; one statement per row took a minute."""
+    rows = tuple(Row(f"k{n}", "count", n if n % 3 else None, n / 4) for n in range(30_000))
+    path, start = tmp_path / "out.duckdb", time.process_time()
+    publish(path, "releases", replace(RELEASE, rows=rows))
+    assert time.process_time() - start < 10
+    with duckdb.connect(str(path), read_only=True) as connection:
+        stored = connection.execute("SELECT group_key, value, error_95 FROM releases").fetchall()
+    assert stored == [(row.key, row.value, row.error_95) for row in rows]
