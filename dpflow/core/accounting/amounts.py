@@ -14,14 +14,20 @@ epsilon    1e-12 to 1e6                 one accounting unit; beyond, no protecti
 delta      0, or 1e-18 up to below 1    one accounting unit; 1 protects nobody
 rho        1e-24 to 1e6                 the square of an epsilon
 =========  ===========================  ==========================================
+
+Budgets count in whole units of 1e-12 for epsilon and 1e-18 for delta. What a release asks for is
+taken to the unit below (`Epsilon`, `Delta`), and its noise is made for that: 1/3 becomes
+0.333333333333, so three of them fit into a grant of 1, and no grant is ever overspent.
 """
 
 from __future__ import annotations
 
 import numbers
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Final
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonSchema
@@ -31,9 +37,14 @@ from dpflow.errors import InvalidAmount
 #: What may be written where an exact amount is wanted.
 Amount = str | int | float | Decimal | Fraction
 
-SMALLEST_EPSILON: Final = Fraction(1, 10**12)
+EPSILON_UNIT: Final = Fraction(1, 10**12)  #: of epsilon and of Renyi divergence
+DELTA_UNIT: Final = Fraction(1, 10**18)
+#: Validation context of a model whose amounts stay as they are written (`Epsilon`, `Delta`).
+AS_WRITTEN: Final = {"amounts": "as written"}
+
+SMALLEST_EPSILON: Final = EPSILON_UNIT
 LARGEST_EPSILON: Final = Fraction(10**6)
-SMALLEST_DELTA: Final = Fraction(1, 10**18)
+SMALLEST_DELTA: Final = DELTA_UNIT
 SMALLEST_RHO: Final = Fraction(1, 10**24)
 
 _LONGEST: Final = 220  # characters of a written amount
@@ -187,35 +198,36 @@ def _describe_value(value: object) -> str:
     return plain if len(plain) <= 60 else plain[:57] + "..."
 
 
-def _check_field(check: object, value: object, info: ValidationInfo) -> Fraction:
+def _check_field(
+    check: Callable[[object], Fraction], unit: Fraction, value: object, info: ValidationInfo
+) -> Fraction:
     """Run a check inside pydantic; `InvalidAmount` is no ValueError, so it leaves the model
     untouched, with the field.
     """
-    assert callable(check)
     try:
         amount = check(value)
     except InvalidAmount as error:
         raise InvalidAmount(f"{info.field_name or 'value'}: {error}") from None
-    assert isinstance(amount, Fraction)
-    return amount
+    return amount if info.context == AS_WRITTEN else to_units_down(amount, unit) * unit
 
 
 def _json_schema(meaning: str, example: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "description": meaning, "examples": [example, "1/3"]})
 
 
-#: A pydantic field type: an exact epsilon, JSON form an exact string. A bad value raises `InvalidAmount` as is.
+#: A pydantic field type: an epsilon in whole units, rounded down, JSON form an exact string. A bad
+#: value raises `InvalidAmount` as is.
 Epsilon = Annotated[
     Fraction,
-    BeforeValidator(lambda value, info: _check_field(check_epsilon, value, info)),
+    BeforeValidator(partial(_check_field, check_epsilon, EPSILON_UNIT)),
     PlainSerializer(exact_text, return_type=str),
     _json_schema("privacy loss bound, 1e-12 to 1e6, exact", "0.1"),
 ]
 
-#: A pydantic field type: an exact delta, JSON form an exact string. A bad value raises `InvalidAmount` as is.
+#: A pydantic field type: a delta, as `Epsilon`.
 Delta = Annotated[
     Fraction,
-    BeforeValidator(lambda value, info: _check_field(check_delta, value, info)),
+    BeforeValidator(partial(_check_field, check_delta, DELTA_UNIT)),
     PlainSerializer(exact_text, return_type=str),
     _json_schema("failure probability, 0 or 1e-18 up to below 1, exact", "1e-6"),
 ]

@@ -20,13 +20,11 @@ from fractions import Fraction
 from typing import Any, Final, Literal
 
 from dpflow.core.accounting import amounts, renyi
-from dpflow.core.accounting.amounts import to_units_down, to_units_up
+from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, to_units_down, to_units_up
 from dpflow.core.accounting.events import Event, check_supported
 from dpflow.core.accounting.renyi import Conversion
 from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 
-EPSILON_UNIT: Final = Fraction(1, 10**12)  #: of epsilon and of Renyi divergence
-DELTA_UNIT: Final = Fraction(1, 10**18)
 #: "cannot be paid on this path"; two of them still add up to less than 2**63.
 SATURATED: Final = 2**62 - 1
 CLOSED: Final = -1  #: capacity of a path that is not open

@@ -84,7 +84,8 @@ class Calculator(ABC, Generic[P]):
             for name, value in given.items()
         }
         try:
-            params = self.Params.model_validate(inputs)
+            # Theory is exact; only what is charged is in whole units.
+            params = self.Params.model_validate(inputs, context=AS_WRITTEN)
         except ValidationError as error:
             raise InvalidDeclaration(
                 f"calculator {self.name}: {describe_problems(error)}"

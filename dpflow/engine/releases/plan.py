@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dpflow.core.accounting.amounts import exact_text, to_units_up
+from dpflow.core.accounting.amounts import AS_WRITTEN, exact_text, to_units_up
 from dpflow.core.accounting.events import (
     Approximate,
     Event,
@@ -52,8 +52,8 @@ class Plan:
         version_independent_digest: digest of everything but the mechanism's version. Of the
             declaration it holds what the plan depends on (`_used_form`).
         digest: the same with the mechanism's version; part of the exactly-once key.
-        former_digests: both over the whole declaration, under which a ledger that was begun with
-            schema version 5 may know the release.
+        former_digests: both as schema version 5 took them, over the whole declaration and amounts
+            that are not rounded. A ledger of that time may know the release by them.
     """
 
     request: ReleaseRequest
@@ -232,7 +232,12 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         "where": request.where,
         "event": to_json(event),
     }
-    whole = content | {"table": table.stored_form()}
+    former = content | {"table": table.stored_form()}
+    # Schema version 5 knew amounts between two units, too.
+    written = mechanism.Params.model_validate(request.params, context=AS_WRITTEN)
+    if written != params:
+        event_as_written = to_json(mechanism.event(written, table))
+        former |= {"params": written.model_dump(mode="json"), "event": event_as_written}
     plan = Plan(
         request,
         table,
@@ -241,7 +246,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         event,
         bound,
         *_take_digests(content, mechanism.version),
-        _take_digests(whole, mechanism.version),
+        _take_digests(former, mechanism.version),
     )
     # Vetoes see the finished plan and run last: a refusal for a fault comes first.
     if reasons := registry.collect_vetoes(plan):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dpflow.core.accounting.amounts import (
+    AS_WRITTEN,
     Delta,
     Epsilon,
     check_delta,
@@ -21,6 +22,8 @@ from dpflow.core.accounting.amounts import (
     to_units_down,
     to_units_up,
 )
+from dpflow.core.accounting.events import Approximate
+from dpflow.core.accounting.privacy_filters import Cost, Filter, make_filter
 from dpflow.errors import InvalidAmount
 
 TENTH = Fraction(1, 10)
@@ -141,11 +144,24 @@ def test_units_round_against_the_spender() -> None:
 
 
 def test_pydantic_fields_round_trip_exactly() -> None:
-    """A parameter model goes to JSON and back without rounding."""
+    """A parameter model goes to JSON and back without another rounding."""
     params = Params.model_validate({"epsilon": "1/3", "delta": 1e-6})
-    assert params.model_dump_json() == '{"epsilon":"1/3","delta":"0.000001"}'
+    assert params.model_dump_json() == '{"epsilon":"0.333333333333","delta":"0.000001"}'
     assert Params.model_validate_json(params.model_dump_json()) == params
     assert Params.model_json_schema()["properties"]["epsilon"]["type"] == "string"
+
+
+@pytest.mark.parametrize("parts", [3, 7, 9, 365])
+def test_parts_of_a_grant_fit_into_it(parts: int) -> None:
+    """What a release asks for is taken to the unit below: n times 1/n is never above 1."""
+    params = Params.model_validate({"epsilon": f"1/{parts}", "delta": f"1/{2 * parts}"})
+    grant = make_filter("basic", Fraction(1), Fraction(1, 2))
+    cost = grant.event_cost(Approximate(params.epsilon, params.delta))
+    total = sum([cost] * parts, Cost())
+    assert total.epsilon == parts * (10**12 // parts) and Filter.admits(grant.capacity(), total)
+    assert not Filter.admits(grant.capacity(), total + cost)
+    written = Params.model_validate({"epsilon": f"1/{parts}", "delta": 0}, context=AS_WRITTEN)
+    assert written.epsilon == Fraction(1, parts)
 
 
 @pytest.mark.parametrize("value", ["nan", 0, -1, True, "1e-400", None])
