@@ -31,7 +31,7 @@ import numpy as np
 from bench.timing import show
 from dpflow.core.accounting.events import Pure
 from dpflow.errors import BudgetExceeded, LedgerUnavailable
-from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger import Ledger, ReleaseKey, make_slot
 
 PRICE = Fraction("0.001")
 Seen = tuple[
@@ -71,7 +71,7 @@ class Anvil:
         key = ReleaseKey(self.scope, "", "", name, "d")
         terms: dict[str, Any] = {
             "family": "f",
-            "slot": f"{self.scope}/{name}",
+            "slot": make_slot(self.scope, name),
             "principal": "hammer",
         }
         try:

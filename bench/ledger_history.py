@@ -21,7 +21,7 @@ import psycopg
 from bench.hammer import places
 from bench.timing import show
 from dpflow.core.accounting.events import Pure
-from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger import Ledger, ReleaseKey, Slot
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor, Mark
 from dpflow.ledger.storage import schema
@@ -54,10 +54,10 @@ def rows(ledger: Ledger, scope: str, number: int) -> Iterator[tuple[Any, list[di
             key = {
                 "run_identity": f"past-{n}",
                 "digest": f"{dice.getrandbits(256):064x}",
-                "slot": f"run/past-{n}",
+                "seq": seq + 1,
             }
             releases.append(release | {"id": name, **key})
-            slots.append({"slot": key["slot"], "release_id": name})
+            slots.append({"run": "run", "instance": f"past-{n}", "release_id": name})
             for entry in entries:
                 seq += 1
                 written.append(entry | {"seq": seq, "release_id": name})
@@ -105,7 +105,7 @@ def fill(ledger: Ledger, target: str, anchor: Path, scope: str, number: int) -> 
 def charge(ledger: Ledger, scope: str, name: str) -> None:
     """Reserve and settle."""
     held = ledger.reserve(
-        ReleaseKey(scope, "dag", "task", name, "0" * 64), event=Pure("0.001"), blocks=(), family="bench", slot=f"run/{name}",
+        ReleaseKey(scope, "dag", "task", name, "0" * 64), event=Pure("0.001"), blocks=(), family="bench", slot=Slot("run", name),
         principal="bench", request={"name": "bench"},
     )  # fmt: skip
     ledger.settle(held, {"rows": []})

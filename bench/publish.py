@@ -23,9 +23,7 @@ def main() -> None:
 
         def ours() -> None:
             name = f"r{next(number)}"
-            publish(
-                file, name, PublishedRelease(name, name, "", "histogram", "0.5", "0", rows)
-            )
+            publish(file, name, PublishedRelease(name, name, "", "histogram", "0.5", "0", rows))
 
         def by_duckdb() -> None:
             with duckdb.connect(str(file)) as connection:

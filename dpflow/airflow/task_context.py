@@ -84,10 +84,12 @@ def identify_run(context: Mapping[str, Any], ordinal: int = 0, part: str = "") -
         part: which of several releases of one task instance; each has a slot of its own.
     """
     from dpflow.engine.releases.run_identity import RunIdentity
+    from dpflow.ledger import make_slot
 
     instance, run = context["ti"], context["dag_run"]
     name = name_run(context, getattr(run, "partition_key", None), instance.run_id)
-    slot = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}/{instance.map_index}{part}"
+    of_run = instance.dag_id, instance.run_id, instance.task_id
+    slot = make_slot(*of_run, instance=f"{instance.map_index}{part}")
     return RunIdentity(
         instance.dag_id, instance.task_id, name, slot, dag_principal(instance.dag_id), ordinal
     )

@@ -14,7 +14,9 @@ from dpflow.ledger.books.records import (
     Reservation,
     Scope,
     SessionRecord,
+    Slot,
     VerificationReport,
+    make_slot,
 )
 from dpflow.ledger.ledger import Ledger
 
@@ -28,5 +30,7 @@ __all__ = [
     "Reservation",
     "Scope",
     "SessionRecord",
+    "Slot",
     "VerificationReport",
+    "make_slot",
 ]

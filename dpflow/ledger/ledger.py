@@ -29,6 +29,7 @@ from dpflow.ledger.books.records import (
     Reservation,
     Scope,
     SessionRecord,
+    Slot,
     VerificationReport,
     checked_name,
     path_of,
@@ -54,21 +55,9 @@ _NEWEST_OF = Prepared(
     sa.select(schema.entry).where(match_columns(_E.scope)).order_by(_E.seq.desc()).limit(_LIMIT)
 )
 _META = prepare_insert(schema.meta)
-_CHARGED = (
-    sa.select(*releases.PUBLIC)
-    .join(schema.entry, _E.release_id == R.id)
-    .where(
-        sa.or_(_E.kind == sa.literal_column("'reserve'"), _E.kind == sa.literal_column("'session'"))
-    )
-    .order_by(_E.seq)
-)
+_CHARGED = sa.select(*releases.PUBLIC).order_by(R.seq)
 _RELEASES, _RELEASES_OF = Prepared(_CHARGED), Prepared(_CHARGED.where(match_columns(R.scope)))
-#: Requests are stored with their name first.
-_NAMED = _CHARGED.add_columns(_E.seq).where(
-    match_columns(R.scope),
-    sa.func.substr(R.request, 1, sa.bindparam("size", type_=sa.Integer))
-    == sa.bindparam("start", type_=sa.Text),
-)
+_NAMED = _CHARGED.where(match_columns(R.scope, R.name))
 _RELEASES_NAMED, _RELEASES_OF_RUN = (
     Prepared(_NAMED),
     Prepared(_NAMED.where(match_columns(R.dag_id, R.run_identity))),
@@ -301,9 +290,10 @@ class Ledger:
         event: Event,
         blocks: Sequence[str],
         family: str,
-        slot: str | None,
+        slot: Slot | None,
         principal: str,
         request: Mapping[str, Any],
+        former_family: str = "",
         spend_again: bool = False,
         data: Sequence[str] = (),
         protects: str | None = None,
@@ -319,6 +309,7 @@ class Ledger:
         Args:
             family: the plan's digest without the mechanism's version.
             slot: one task instance of one run; None if nobody retries.
+            former_family: what schema version 5 made of ``family``, if that is something else.
             spend_again: pay even if this slot released something else.
             data: public names of what it reads, beside its dataset, which is the first part of the
             scope's path.
@@ -339,6 +330,7 @@ class Ledger:
             slot,
             principal,
             request,
+            former_family,
             spend_again,
             data,
             protects=protects,
@@ -410,18 +402,14 @@ class Ledger:
     def find(self, key: ReleaseKey) -> ReleaseRecord | None:
         """What a key has, without taking it over."""
         with self._database.begin_reading() as transaction:
-            row = transaction.first(
-                releases.BY_KEY, **{name: getattr(key, name) for name in schema.KEY}
-            )
+            row = releases.find_by_key(transaction, key)
             return None if row is None else releases.make_record(row)
 
-    def is_paid(self, scope: str, dag_id: str, run_identity: str, digest: str) -> bool:
-        """Whether any task of a DAG run has paid for this plan."""
+    def is_paid(self, scope: str, dag_id: str, run_identity: str, *digests: str) -> bool:
+        """Whether any task of a DAG run has paid for the plan of these digests."""
+        run = {"scope": scope, "dag_id": dag_id, "run_identity": run_identity}
         with self._database.begin_reading() as transaction:
-            row = transaction.first(
-                _PAID, scope=scope, dag_id=dag_id, run_identity=run_identity, digest=digest
-            )
-            return row is not None
+            return any(transaction.first(_PAID, **run, digest=one) for one in digests)
 
     def release(self, release_id: str) -> ReleaseRecord:
         """One release by id. Raises `InvalidInput`."""
@@ -446,8 +434,7 @@ class Ledger:
 
         ``run``: only those of one DAG and run identity.
         """
-        start = releases.encode_ordered({"name": name})[:-1] + ","
-        parameters: dict[str, Any] = {"start": start, "size": len(start)}
+        parameters: dict[str, Any] = {"name": name}
         if run is not None:
             parameters |= {"dag_id": run[0], "run_identity": run[1]}
         statement = _RELEASES_NAMED if run is None else _RELEASES_OF_RUN
@@ -468,11 +455,12 @@ class Ledger:
         event: Event,
         blocks: Sequence[str],
         family: str,
-        slot: str | None,
+        slot: Slot | None,
         principal: str,
         state: Mapping[str, Any],
         exclusive: bool,
         request: Mapping[str, Any],
+        former_family: str = "",
         data: Sequence[str] = (),
         partition: str = "",
         protects: str | None = None,
@@ -493,7 +481,18 @@ class Ledger:
             PlanRefused: the data is partitioned otherwise.
         """
         ask = ReleaseCharge(
-            key, event, blocks, family, slot, principal, request, False, data, partition, protects
+            key,
+            event,
+            blocks,
+            family,
+            slot,
+            principal,
+            request,
+            former_family,
+            False,
+            data,
+            partition,
+            protects,
         )
         secret = sessions.add_salt(state)
         with self._begin_writing() as (transaction, writer):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from smallworld import DECLARATION
 
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.count import Count
@@ -72,14 +73,18 @@ def context(
 
 
 def pay(
-    context: dict[str, Any], epsilon: str = "0.1", name: str = "visits", **options: Any
+    context: dict[str, Any],
+    epsilon: str = "0.1",
+    name: str = "visits",
+    params: dict[str, Any] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Execute a release operator in that context."""
     from dpflow.airflow import ReleaseOperator
 
     release = {
         "name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "blocks": ["2020-01-01"],
-        "params": {"epsilon": epsilon},
+        "params": params or {"epsilon": epsilon},
     }  # fmt: skip
     return ReleaseOperator(task_id="t", release=release, **options).execute(context)
 
@@ -185,6 +190,93 @@ def test_changed_params_are_refused(tiny: Tiny) -> None:
     assert spent(tiny) == "0.1"
     assert not pay(context(tiny, try_number=3), "0.2", spend_again=True)["replayed"]
     assert pay(context(tiny, try_number=4), "0.2")["replayed"] and spent(tiny) == "0.3"
+
+
+def test_two_runs_of_one_interval(tiny: Tiny) -> None:
+    """A manual run of a scheduled interval replays, and owes nothing for it: edited params are
+    refused in either run.
+    """
+    from airflow_names import AirflowFailException
+
+    pay(context(tiny))
+    assert pay(context(tiny, run_id="manual__7"))["replayed"]
+    for run_id in ("manual__7", "scheduled__1"):
+        with pytest.raises(AirflowFailException, match="changed: parameter epsilon"):
+            pay(context(tiny, run_id=run_id, clear_number=1), "0.15")
+    assert spent(tiny) == "0.1"
+
+
+def test_a_template_with_now_under_new_run_ids(tiny: Tiny) -> None:
+    """Each run of the interval asks for something new: each is charged once, and its retries are
+    refused.
+    """
+    from airflow_names import AirflowFailException
+
+    for number, run_id in enumerate(("scheduled__1", "manual__7", "manual__8")):
+        assert not pay(context(tiny, run_id=run_id), f"0.100{number}")["replayed"]
+        with pytest.raises(AirflowFailException, match="RetryConflict"):
+            pay(context(tiny, run_id=run_id, try_number=2), f"0.101{number}")
+    assert spent(tiny) == "0.3003"
+
+
+@pytest.mark.parametrize(
+    ("columns", "same"),
+    [
+        pytest.param({"age": {"lower": 0, "upper": 90}}, True, id="a column that is not counted"),
+        pytest.param({"city": {"public_keys": ["Oslo"]}}, False, id="the column that is counted"),
+    ],
+)
+def test_an_edited_declaration(tiny: Tiny, columns: dict[str, Any], same: bool) -> None:
+    """What the statistic and its guarantee use makes it another release; nothing else does."""
+    from airflow_names import AirflowFailException
+
+    wanted = {"params": {"epsilon": "0.1", "by": "city"}}
+    first = pay(context(tiny), **wanted)
+    tiny.declare(columns=DECLARATION["columns"] | columns)
+    if same:
+        assert pay(context(tiny, try_number=2), **wanted)["release_id"] == first["release_id"]
+        assert pay(context(tiny, run_id="manual__7"), **wanted)["replayed"]
+    else:
+        with pytest.raises(AirflowFailException, match="changed: the declaration of table visits"):
+            pay(context(tiny, try_number=2), **wanted)
+    assert spent(tiny) == "0.1"
+
+
+def test_a_mapped_list_that_grows_at_its_front(tiny: Tiny) -> None:
+    """The new input has the index of a paid one: refused while it comes first, and paid once when
+    cleared after the others have run.
+    """
+    from airflow_names import AirflowFailException
+
+    for number, epsilon in enumerate(("0.1", "0.2")):
+        pay(context(tiny, map_index=number), epsilon)
+    with pytest.raises(AirflowFailException, match="clear it once the other instances have run"):
+        pay(context(tiny, map_index=0, clear_number=1), "0.3")
+    for number, epsilon in enumerate(("0.1", "0.2"), start=1):
+        assert pay(context(tiny, map_index=number, clear_number=1), epsilon)["replayed"]
+    assert not pay(context(tiny, map_index=0, clear_number=2), "0.3")["replayed"]
+    with pytest.raises(AirflowFailException, match="mapped task instance 2"):
+        pay(context(tiny, map_index=2, clear_number=3), "0.25")
+    assert spent(tiny) == "0.6"
+
+
+def test_marked_in_the_middle_of_a_release(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marked failed or success, the process gets a signal: the charge stands without a result, and
+    a clear of the task completes it for nothing.
+    """
+
+    def stopped(self: PrivateTable, *arguments: Any, **options: Any) -> Any:
+        raise SystemExit(143)  # as Airflow's handler of SIGTERM does
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateTable, "open_answer", stopped)
+        with pytest.raises(SystemExit):
+            pay(context(tiny))
+    (orphan,) = Ledger(tiny.ledger).releases()
+    assert orphan.state == "reserved" and spent(tiny) == "0.1"
+    done = pay(context(tiny, try_number=2, clear_number=1))
+    assert done["release_id"] == orphan.release_id and not done["replayed"]
+    assert Ledger(tiny.ledger).release(orphan.release_id).settled and spent(tiny) == "0.1"
 
 
 def test_a_template_with_now_is_refused_at_its_retry(tiny: Tiny) -> None:

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from dpflow.core.accounting.events import Pure
-from dpflow.ledger import Ledger, ReleaseKey, Reservation
+from dpflow.ledger import Ledger, ReleaseKey, Reservation, Slot
 
 
 @dataclass
@@ -86,6 +86,8 @@ class Asks:
 
     @staticmethod
     def terms(epsilon: str = "0.1", **changes: Any) -> dict[str, Any]:
+        if isinstance(changes.get("slot"), str):
+            changes["slot"] = Slot(*changes["slot"].split("/"))  # "run/instance"
         return {
             "event": Pure(Fraction(epsilon)),
             "blocks": (),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from dpflow.errors import InvalidInput, RetryConflict
-from dpflow.ledger import Reservation
+from dpflow.ledger import Reservation, make_slot
+from dpflow.ledger.books.records import split_slot
 
 
 def test_settled_key_returns_the_stored_result_for_nothing(ledger, ask):
@@ -51,11 +53,11 @@ def test_every_part_of_the_key_counts(ledger, ask, change):
 
 def test_changed_retry_is_refused_unless_it_says_so(ledger, ask):
     """A template with now() changes the digest in its slot: refused, and paid only on demand."""
-    ask.reserve(ledger, "now-1", slot="run/t/-1")
+    ask.reserve(ledger, "now-1", slot="run/-1")
     with pytest.raises(RetryConflict, match="spend_again"):
-        ask.reserve(ledger, "now-2", slot="run/t/-1", family="g")
+        ask.reserve(ledger, "now-2", slot="run/-1", family="g")
     assert ask.spent(ledger) == {"": "0.1"}
-    ask.reserve(ledger, "now-2", slot="run/t/-1", family="g", spend_again=True)
+    ask.reserve(ledger, "now-2", slot="run/-1", family="g", spend_again=True)
     assert ask.spent(ledger) == {"": "0.2"}
 
 
@@ -80,13 +82,66 @@ def test_mapped_inputs_in_another_order(ledger, ask):
     not more.
     """
     ask.reserve(ledger, "A", slot="run/0", family="A")
-    with pytest.raises(RetryConflict, match="same release"):
+    with pytest.raises(RetryConflict, match="once the other instances have run"):
         ask.reserve(ledger, "B", slot="run/0", family="B")
     ask.reserve(ledger, "A", slot="run/1", family="A")
     ask.reserve(ledger, "B", slot="run/0", family="B")
     assert ask.spent(ledger) == {"": "0.2"}
-    with pytest.raises(RetryConflict, match="same release"):
+    with pytest.raises(RetryConflict, match="mapped task instance 1"):
         ask.reserve(ledger, "C", slot="run/1", family="C")
+
+
+def test_a_replay_in_another_run_owes_nothing(ledger, ask):
+    """Instances are counted within one run: a second run of the interval replays, and a change
+    there is refused as in the first.
+    """
+    ask.reserve(ledger, "A", slot="one/-1", family="A")
+    for run in ("two", "three"):
+        ask.reserve(ledger, "A", slot=f"{run}/-1", family="A")
+        with pytest.raises(RetryConflict, match="released something else in this run"):
+            ask.reserve(ledger, "B", slot=f"{run}/-1", family="B")
+    assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
+
+
+def test_a_refusal_says_what_changed(ledger, ask):
+    """Parameters by name, never their values; the declaration where the request reads the same."""
+    asked = {
+        "name": "n",
+        "mechanism": "count",
+        "params": {"by": "age", "epsilon": "0.1"},
+        "table": "visits",
+    }
+    other = asked | {"where": "age > 77", "params": {"epsilon": "0.2", "by": "age"}}
+    ask.reserve(ledger, "A", slot="one/-1", family="A", request=asked)
+    with pytest.raises(RetryConflict, match=r"changed: parameter epsilon, where\)") as refusal:
+        ask.reserve(ledger, "B", "0.2", slot="one/-1", family="B", request=other)
+    assert "77" not in str(refusal.value) and "revision" not in str(refusal.value)
+    with pytest.raises(RetryConflict, match="changed: the declaration of table visits"):
+        ask.reserve(ledger, "B", slot="one/-1", family="B", request=asked)
+    with pytest.raises(RetryConflict, match=r"changed: ordinal\)"):
+        ask.reserve(ledger, "A", slot="one/-1", family="B", ordinal=1, request=asked)
+
+
+def test_slots_are_unambiguous():
+    """Scope a with name b:c is not scope a:b with name c; a version-5 text maps to the same slot."""
+    assert make_slot("a", "b:c#1") != make_slot("a:b", "c#1")
+    of_dag = make_slot("d", "manual__2020-01-01T00:00:00+00:00/x", "t", instance="3#1")
+    text = "d/manual__2020-01-01T00:00:00+00:00/x/t/3#1"
+    assert split_slot("d", "s", "whatever", text) == of_dag
+    assert split_slot("", "a", "b:c#1", "release:a:b:c#1") == make_slot("a", "b:c#1")
+
+
+def test_a_release_of_schema_version_5_is_found_by_its_former_digest(ledger, ask):
+    """The same plan is the same release, whatever digest it has now; an edited one is another."""
+    first = ask.reserve(ledger, "whole", family="W", slot="one/-1")
+    key = replace(ask.key("used part"), former_digest="whole")
+    assert ledger.find(key).release_id == first.release_id
+    assert ledger.reserve(key, **ask.terms(family="U")).release_id == first.release_id
+    # A new mechanism version in the same slot: both digests are new, the family is the former one.
+    key = replace(ask.key("used, v2"), former_digest="whole, v2")
+    slotted = ask.terms(family="U", former_family="W", slot="one/-1")
+    assert ledger.reserve(key, **slotted).release_id == first.release_id
+    assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
 
 
 def test_resolve_closes_an_orphan(ledger, ask):

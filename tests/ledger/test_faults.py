@@ -19,9 +19,9 @@ from dpflow.testing.crashes import KILLED, fault_environment, run_python
 OPEN = """
 import sys
 from dpflow.core.accounting.events import Pure
-from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger import Ledger, ReleaseKey, Slot
 ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
-held = ledger.open_session(ReleaseKey("flights", "", "", "o", "d"), event=Pure("0.5"), blocks=(), family="f", slot="s",
+held = ledger.open_session(ReleaseKey("flights", "", "", "o", "d"), event=Pure("0.5"), blocks=(), family="f", slot=Slot("s"),
     principal="p", state={"v": 0}, exclusive=True, request={})
 """
 ANSWER = """
@@ -78,7 +78,7 @@ import os, sys
 from dpflow.core.accounting.events import Pure
 from dpflow.errors import LedgerUnavailable, UnknownName
 from dpflow.ledger import Ledger
-from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger import Ledger, ReleaseKey, Slot
 from dpflow.ledger.storage.database import _before_fork
 ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
 def charge(n):

@@ -31,7 +31,7 @@ from dpflow.errors import (
     SessionClosed,
     UnknownName,
 )
-from dpflow.ledger import Ledger, ReleaseKey, Reservation
+from dpflow.ledger import Ledger, ReleaseKey, Reservation, Slot
 
 HALF = Pure(Fraction(1, 2))
 
@@ -131,19 +131,19 @@ def test_the_budget_is_a_wall(ledger: Ledger) -> None:
 
 def test_a_retry_that_asks_for_something_else_is_refused(ledger: Ledger) -> None:
     """One task instance, one release: another digest needs the word."""
-    reserve(ledger, slot="run/task")
+    reserve(ledger, slot=Slot("run/task"))
     with pytest.raises(RetryConflict, match="spend_again"):
-        reserve(ledger, key(digest="d2"), family="other", slot="run/task")
-    reserve(ledger, key(digest="d2"), family="other", slot="run/task", spend_again=True)
+        reserve(ledger, key(digest="d2"), family="other", slot=Slot("run/task"))
+    reserve(ledger, key(digest="d2"), family="other", slot=Slot("run/task"), spend_again=True)
     assert spent(ledger) == {"": Fraction(1)}
 
 
 def test_a_new_mechanism_version_keeps_the_reservation_of_its_slot(ledger: Ledger) -> None:
     """Same family and event: a retry after an upgrade is no new charge; another run is."""
-    held = reserve(ledger, slot="run/task")
-    assert reserve(ledger, key(digest="d2"), slot="run/task").release_id == held.release_id
+    held = reserve(ledger, slot=Slot("run/task"))
+    assert reserve(ledger, key(digest="d2"), slot=Slot("run/task")).release_id == held.release_id
     assert (
-        reserve(ledger, key("next day", digest="d2"), slot="run2/task").release_id
+        reserve(ledger, key("next day", digest="d2"), slot=Slot("run2/task")).release_id
         != held.release_id
     )
 
@@ -424,7 +424,7 @@ RACE = """
 import sys
 from dpflow.core.accounting.events import Pure
 from dpflow.errors import BudgetExceeded
-from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger import Ledger, ReleaseKey, Slot
 ledger, won = Ledger(sys.argv[1], anchor=sys.argv[2]), 0
 for n in range(10):
     key = ReleaseKey("race", "", "", f"{sys.argv[3]}-{n}", "d")
@@ -456,10 +456,10 @@ def test_racing_processes_never_overrun(place: Place) -> None:
 CRASH = """
 import sys
 from dpflow.core.accounting.events import Pure
-from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger import Ledger, ReleaseKey, Slot
 ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
 key = ReleaseKey("s", "dag", "task", "day", "d1")
-held = ledger.reserve(key, event=Pure("0.5"), blocks=(), family="family", slot="slot", principal="p", request={"name": "n"})
+held = ledger.reserve(key, event=Pure("0.5"), blocks=(), family="family", slot=Slot("slot"), principal="p", request={"name": "n"})
 ledger.settle(held, {"rows": []})
 """
 

@@ -36,7 +36,7 @@ from dpflow.errors import (
     SessionClosed,
     UnknownName,
 )
-from dpflow.ledger import Ledger, ReleaseKey, Reservation
+from dpflow.ledger import Ledger, ReleaseKey, Reservation, Slot
 from dpflow.ledger.books.records import path_of
 
 
@@ -86,10 +86,7 @@ class Model:
         """Exactly once: by key; else what this slot has, if it is of one family; else it may have
         to be refused.
         """
-        kept, task = (
-            self.kept.get((scope, name)),
-            [k for (s, _), k in self.kept.items() if s == scope],
-        )
+        kept = self.kept.get((scope, name))
         before = {at: k for at, k in self.kept.items() if slot is not None and slot in k.slots}
         if kept is not None and slot is not None and slot not in kept.slots:
             kept.slots.add(slot)
@@ -99,7 +96,8 @@ class Model:
         for (other, named), found in before.items():
             if (other, named[0], found.tenths) == (scope, name[0], tenths):
                 return found
-        if again or len(set[str]().union(*(k.slots for k in task))) > len(task):
+        in_run = [k.slots for k in self.kept.values() if k.slots]
+        if again or len(set[str]().union(*in_run)) > len(in_run):
             return None
         raise RetryConflict
 
@@ -244,7 +242,7 @@ class Machine(RuleBasedStateMachine):
             "event": event,
             "blocks": sorted(blocks),
             "family": name[0],
-            "slot": slot,
+            "slot": None if slot is None else Slot(*slot.split("/")),
             "principal": "p",
             "request": {},
         }

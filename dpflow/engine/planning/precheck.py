@@ -65,7 +65,11 @@ def is_paid(one: PlanInRun, ledger: Ledger, run_identity: RunIdentity) -> bool:
         return ledger.find(RunIdentity.of_request(plan.request).key(plan)) is not None
     if one.task_id is None:
         return ledger.is_paid(
-            plan.request.scope, run_identity.dag_id, run_identity.name, plan.digest
+            plan.request.scope,
+            run_identity.dag_id,
+            run_identity.name,
+            plan.digest,
+            plan.former_digests[1],
         )
     return (
         ledger.find(replace(run_identity, task_id=one.task_id, ordinal=one.ordinal).key(plan))

@@ -30,7 +30,7 @@ from dpflow.engine.releases.released_bounds import suppose_bounds
 from dpflow.engine.releases.request import ReleaseRequest, load_request
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused
-from dpflow.ledger import Ledger, Scope
+from dpflow.ledger import Ledger, Scope, make_slot
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_yaml
 
@@ -441,7 +441,9 @@ class _Player:
         # A run of the future has no entry, so its exact plan is not made.
         if self._ledger is None or request.scope not in self.outlooks or run.when > self._now:
             return False
-        run_identity = RunIdentity(job.dag_id, line.task.name, run.occurrence, "", "", ask.ordinal)
+        run_identity = RunIdentity(
+            job.dag_id, line.task.name, run.occurrence, make_slot(job.dag_id), "", ask.ordinal
+        )
         if not job.dag_id:
             run_identity = RunIdentity.of_request(
                 request.model_copy(update={"revision": int(run.occurrence)})

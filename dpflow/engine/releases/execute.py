@@ -121,6 +121,7 @@ def release(
             event=plan.event,
             blocks=plan.charged_blocks,
             family=plan.version_independent_digest,
+            former_family=plan.former_digests[0],
             slot=run_identity.slot,
             principal=run_identity.principal,
             spend_again=spend_again,

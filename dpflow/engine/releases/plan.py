@@ -267,7 +267,9 @@ def _used_form(
     A column counts as used if its name is a word of the parameters, the condition or the data
     request: rather one too many, which only makes a new release of an edit that changes nothing.
     """
-    words = "\n".join([*_iterate_texts(params.model_dump(mode="json")), where or "", repr(statistic)])
+    words = "\n".join(
+        [*_iterate_texts(params.model_dump(mode="json")), where or "", repr(statistic)]
+    )
     form = table.stored_form()
     form["columns"] = {
         name: column

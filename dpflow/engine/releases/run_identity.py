@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
-from dpflow.ledger import ReleaseKey
+from dpflow.ledger import ReleaseKey, Slot, make_slot
 
 
 def current_principal() -> str:
@@ -36,7 +36,7 @@ class RunIdentity:
     dag_id: str
     task_id: str
     name: str
-    slot: str
+    slot: Slot
     principal: str
     ordinal: int = 0
 
@@ -48,12 +48,16 @@ class RunIdentity:
             principal: who asks; by default `current_principal`.
         """
         name = f"{request.name}#{request.revision}"
-        return cls(
-            "", "", name, f"release:{request.scope}:{name}", principal or current_principal()
-        )
+        return cls("", "", name, make_slot(request.scope, name), principal or current_principal())
 
     def key(self, plan: Plan) -> ReleaseKey:
         """The idempotency key of a plan in this run."""
         return ReleaseKey(
-            plan.request.scope, self.dag_id, self.task_id, self.name, plan.digest, self.ordinal
+            plan.request.scope,
+            self.dag_id,
+            self.task_id,
+            self.name,
+            plan.digest,
+            self.ordinal,
+            plan.former_digests[1],
         )

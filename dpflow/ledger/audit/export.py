@@ -155,7 +155,8 @@ def _table_rows(
         releases.append({**row, "id": name, "result": result, "state": state, "secret": None})
     yield schema.release, releases
     yield schema.data, [{"name": name, **row} for name, row in expected.data.items()]
-    yield schema.slot, [{"slot": slot, "release_id": name} for slot, name in sorted(expected.slots)]
+    names = ("run", "instance", "release_id")
+    yield schema.slot, [dict(zip(names, slot)) for slot in sorted(expected.slots)]
     answers = dict(expected.answers)
     for (name, version), digest in expected.batches.items():
         batch = exported.batches.get((name, version), {})

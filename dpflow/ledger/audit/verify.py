@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple
 from typing import Any
 
 import sqlalchemy as sa
 
 from dpflow.core.accounting.privacy_filters import Cost
 from dpflow.ledger.books import data_claims
+from dpflow.ledger.books.records import split_slot
 from dpflow.ledger.history import chain
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction
@@ -20,7 +22,7 @@ _CHANGED = {
     "result": "the result of release {id} is not the one that was settled",
     "secret": "the state of session {id} is not the one its last answer left",
 }
-_PUBLIC = (*schema.KEY, "family", "slot", "exclusive", "blocks", "event", "request")
+_PUBLIC = (*schema.KEY, "family", "exclusive", "blocks", "event", "request")
 
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
@@ -41,7 +43,7 @@ class Expected:
         self.releases: dict[str, dict[str, Any]] = {}
         self.answers: dict[tuple[str, str], tuple[int, str]] = {}
         self.batches: dict[tuple[str, int], str] = {}
-        self.slots: set[tuple[str, str]] = set()
+        self.slots: set[tuple[str, str, str]] = set()
         self.data: dict[str, dict[str, Any]] = {}
         self.illegal: list[str] = []
 
@@ -69,8 +71,6 @@ class Expected:
     ) -> None:
         for scope, block, *units in body["charges"]:
             self.accounts[scope, block] = self.accounts.get((scope, block), Cost()) + Cost(*units)
-        if body["slot"] is not None:
-            self.slots.add((body["slot"], entry["release_id"]))
         for name in data_claims.claim_names(entry["scope"], body["data"]):
             row = self.data.setdefault(
                 name, {"first": entry["release_id"], "gate": None, "partition": None}
@@ -83,6 +83,8 @@ class Expected:
                 name, {"first": entry["release_id"], "gate": None, "partition": None}
             )
         self.releases[entry["release_id"]] = {name: body[name] for name in _PUBLIC} | {
+            "name": str(json.loads(body["request"]).get("name") or ""),
+            "seq": entry["seq"],
             "principal": entry["principal"],
             "state": state,
             "attempts": 1,
@@ -92,12 +94,18 @@ class Expected:
             "result": None,
             "secret": body["state"],
         }
+        if body["slot"] is not None:
+            self._apply_join(entry, body)
 
     def _apply_session(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         self._apply_reserve(entry, body, "open")
 
     def _apply_join(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        self.slots.add((body["slot"], entry["release_id"]))
+        slot = body["slot"]
+        if isinstance(slot, str):
+            row = self.releases[entry["release_id"]]
+            slot = astuple(split_slot(row["dag_id"], row["scope"], row["run_identity"], slot))
+        self.slots.add((*slot, entry["release_id"]))
 
     def _apply_retry(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         self.releases[entry["release_id"]]["attempts"] = body["attempt"]
@@ -171,7 +179,7 @@ def find_problems(
     yield from _list_differences(
         "the answers of batch {} are not those that were given", expected.batches, digests
     )
-    slots = {(row["slot"], row["release_id"]): True for row in tables["dpflow_slot"]}
+    slots = {(s["run"], s["instance"], s["release_id"]): True for s in tables["dpflow_slot"]}
     read = {row.pop("name"): row for row in tables["dpflow_data"]}
     yield from _list_differences(
         "what is known of {} is not what its releases left", expected.data, read

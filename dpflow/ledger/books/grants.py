@@ -8,8 +8,13 @@ from fractions import Fraction
 import sqlalchemy as sa
 
 from dpflow.core.accounting import amounts
-from dpflow.core.accounting.amounts import exact_text, to_units_down
-from dpflow.core.accounting.privacy_filters import DELTA_UNIT, Cost, Filter, FilterName, make_filter
+from dpflow.core.accounting.amounts import DELTA_UNIT, exact_text, to_units_down
+from dpflow.core.accounting.privacy_filters import (
+    Cost,
+    Filter,
+    FilterName,
+    make_filter,
+)
 from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger.books import charges
 from dpflow.ledger.books.records import Scope, checked_name

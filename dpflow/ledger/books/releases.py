@@ -6,7 +6,7 @@ import functools
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from dpflow.ledger.books.records import (
     ReleaseKey,
     ReleaseRecord,
     Reservation,
+    Slot,
     checked_name,
     stored_json,
 )
@@ -41,18 +42,10 @@ _JOIN = prepare_insert(schema.slot)
 _IN_SLOT = Prepared(
     sa.select(*PUBLIC)
     .join(schema.slot, _L.release_id == R.id)
-    .where(_L.slot == sa.bindparam("slot"))
-    .order_by(R.id)
+    .where(match_columns(_L.run, _L.instance))
+    .order_by(R.seq)
 )
-_OF_TASK = match_columns(R.scope, R.dag_id, R.task_id, R.run_identity)
-_PAID = Prepared(
-    sa.select(sa.func.count().label("number")).select_from(schema.release).where(_OF_TASK)
-)
-_ASKED = Prepared(
-    sa.select(sa.func.count(sa.distinct(_L.slot)).label("number"))
-    .select_from(schema.slot.join(schema.release, _L.release_id == R.id))
-    .where(_OF_TASK)
-)
+_IN_RUN = Prepared(sa.select(_L.instance, _L.release_id).where(match_columns(_L.run)))
 _SETTLE = Prepared(
     schema.release.update()
     .where(match_columns(R.id))
@@ -86,9 +79,10 @@ class ReleaseCharge:
     event: Event
     blocks: Sequence[str]
     family: str
-    slot: str | None
+    slot: Slot | None
     principal: str
     request: Mapping[str, Any]
+    former_family: str = ""
     spend_again: bool = False
     data: Sequence[str] = ()
     partition: str = ""
@@ -97,8 +91,7 @@ class ReleaseCharge:
     def __post_init__(self) -> None:
         checked_name("a principal", self.principal)
         checked_name("a family", self.family)
-        if self.slot is not None:
-            checked_name("a slot", self.slot, longest=1000)
+        checked_name("a former family", self.former_family, empty=True)
         for block in self.blocks:
             checked_name("a block", block, empty=True)
         for name in self.data:
@@ -108,9 +101,8 @@ class ReleaseCharge:
     @functools.cached_property
     def public(self) -> dict[str, Any]:
         """What the release's row and its entry say of it."""
-        return vars(self.key) | {
+        return self.key.columns | {
             "family": self.family,
-            "slot": self.slot,
             "blocks": chain.canonical_json(list(self.request.get("blocks", self.blocks))),
             "event": _event_text(events.check_supported(self.event)),
             "request": encode_ordered(self.request),
@@ -122,49 +114,85 @@ def find_release(transaction: Transaction, writer: chain.Writer, ask: ReleaseCha
 
     A key finds its release whoever asks: inputs mapped in another order find theirs. A key that is
     new to a slot which has a release is a changed retry. It keeps that release if only the
-    mechanism's version changed; it may pay if the caller says so, or while this task of this run
-    has fewer releases than task instances that asked (after a reordering some instances
-    join what others paid for, and then others owe one). So a task never pays more often than it has
-    instances, however often it is tried, unless the caller says so.
+    mechanism's version changed; it may pay if the caller says so, or while the instances of this
+    run that asked are more than the releases they got (after a reordering some instances join what
+    others paid for, and then others owe one). So the instances of a run never pay for more releases
+    than they are, however often they are tried, unless the caller says so.
 
     Raises:
         RetryConflict: a changed retry that may not pay.
     """
-    row = transaction.first(BY_KEY, **vars(ask.key))
-    before = [] if ask.slot is None else transaction.rows(_IN_SLOT, slot=ask.slot)
+    row = find_by_key(transaction, ask.key)
+    before = [] if ask.slot is None else transaction.rows(_IN_SLOT, **vars(ask.slot))
     if row is not None:
         if ask.slot is not None and row.id not in {other.id for other in before}:
-            transaction.run(_JOIN, slot=ask.slot, release_id=row.id)
-            writer.add_entry("join", row.scope, row.id, ask.principal, {"slot": ask.slot})
+            transaction.run(_JOIN, **vars(ask.slot), release_id=row.id)
+            writer.add_entry("join", row.scope, row.id, ask.principal, {"slot": astuple(ask.slot)})
         return row
-    if not before:
+    if ask.slot is None or not before:
         return None
     event = ask.public["event"]
     # Only the mechanism's version differs: event and privacy cost are those already charged.
     same = [
         other
         for other in before
-        if other.family == ask.family and other.event == event and other.scope == ask.key.scope
+        if (other.family, other.event) == (ask.family, event) or other.family == ask.former_family
+        if other.scope == ask.key.scope
     ]
     if same:
         return same[0]
-    of_task = {
-        name: getattr(ask.key, name) for name in ("scope", "dag_id", "task_id", "run_identity")
-    }
-    # After inputs were mapped in another order, some instances joined what others had paid for.
-    owed = transaction.first(_ASKED, **of_task).number - transaction.first(_PAID, **of_task).number
+    # Of this run alone: another run of the same interval replays for nothing, and owes nothing.
+    in_run = transaction.rows(_IN_RUN, run=ask.slot.run)
+    owed = len({row.instance for row in in_run}) - len({row.release_id for row in in_run})
     if ask.spend_again or owed > 0:
         return None
+    raise RetryConflict(_explain_conflict(ask, ask.slot, before[-1]))
+
+
+def find_by_key(transaction: Transaction, key: ReleaseKey) -> Any:
+    """The release of a key, or None. One that schema version 5 stored has its former digest."""
+    row = transaction.first(BY_KEY, **key.columns)
+    if row is None and key.former_digest not in ("", key.digest):
+        row = transaction.first(BY_KEY, **key.columns | {"digest": key.former_digest})
+    return row
+
+
+def _explain_conflict(ask: ReleaseCharge, slot: Slot, before: Any) -> str:
+    """What a changed retry asks for beside what its slot released last, and what to do about it."""
+    changed = ", ".join(_list_changes(ask, before))
     # No DAG: the release came from a file or a call, where there is no operator to set.
-    if ask.key.dag_id:
-        conflict = "this task released something else in this run"
-        remedy = "set spend_again on the operator, or raise revision in its release"
-    else:
-        conflict = f"{ask.request.get('name')!r} released something else with this revision before"
-        remedy = "raise the revision, such as revision: 2 in the release file"
-    raise RetryConflict(
-        f"{conflict}; a retry must ask for the same release. To pay for a new one, {remedy}"
+    if not ask.key.dag_id:
+        return (
+            f"{ask.request.get('name')!r} released something else with this revision before (changed: {changed}). Write it as "
+            f"it was, or pay for a new release: raise the revision, such as revision: 2 in the release file"
+        )
+    pay = "to pay for a second release in this run, set spend_again=True on the operator and clear the task"
+    if slot.instance[:1].isdigit():
+        return (
+            f"mapped task instance {slot.instance} released something else in this run (changed: {changed}). If its input only "
+            f"moved, or others were added, clear it once the other instances have run; {pay}"
+        )
+    return (
+        f"this task released something else in this run (changed: {changed}). A retry must ask for the same release: write it "
+        f"as it was and clear the task; or, {pay}"
     )
+
+
+def _list_changes(ask: ReleaseCharge, before: Any) -> list[str]:
+    """What differs between an ask and a release of its slot, in words."""
+    asked, stored = dict(ask.request), stored_json(before.request)
+    asked["scope"], stored["scope"] = ask.key.scope, before.scope
+    changes = []
+    for part in ("scope", "mechanism", "params", "table", "protects", "blocks", "where", "bounds"):
+        new, old = asked.get(part), stored.get(part)
+        if isinstance(new, Mapping) and isinstance(old, Mapping):
+            changes += [f"parameter {n}" for n in {**old, **new} if old.get(n) != new.get(n)]
+        elif new != old:
+            changes.append(part)
+    if changes:
+        return changes
+    same = before.digest in (ask.key.digest, ask.key.former_digest)
+    return ["ordinal" if same else f"the declaration of table {asked.get('table')}"]
 
 
 def reads_of_one(release_id: str) -> list[Read]:
@@ -174,9 +202,12 @@ def reads_of_one(release_id: str) -> list[Read]:
 
 def list_reads(ask: ReleaseCharge) -> list[Read]:
     """What charging an ask will read."""
-    statements: list[Read] = [(BY_KEY, vars(ask.key))]
+    statements: list[Read] = [
+        (BY_KEY, ask.key.columns | {"digest": digest})
+        for digest in dict.fromkeys((ask.key.digest, ask.key.former_digest or ask.key.digest))
+    ]
     if ask.slot is not None:
-        statements.append((_IN_SLOT, {"slot": ask.slot}))
+        statements.append((_IN_SLOT, vars(ask.slot)))
     statements += data_claims.list_reads(ask.key.scope, ask.data)
     return [*statements, *charges.list_reads(ask.key.scope, ask.blocks)]
 
@@ -213,11 +244,13 @@ def charge_release(
     public = ask.public | {"exclusive": int(exclusive)}
     transaction.run(
         _INSERT, id=release_id, state=state, attempts=1, fenced_below=0, principal=ask.principal, version=0,
+        name=str(ask.request.get("name") or ""), seq=writer.newest_entry()[0] + 1,
         result=None, snapshot=None, secret=secret, **public,
     )  # fmt: skip
     if ask.slot is not None:
-        transaction.run(_JOIN, slot=ask.slot, release_id=release_id)
+        transaction.run(_JOIN, **vars(ask.slot), release_id=release_id)
     body = public | {
+        "slot": None if ask.slot is None else astuple(ask.slot),
         "charges": [charge.to_json() for charge in bill],
         "state": commitment,
         "data": list(ask.data),

@@ -69,7 +69,6 @@ release = sa.Table(
     _required_column("digest"),
     _required_column("ordinal", BigInteger),
     _required_column("family"),
-    Column("slot", Text),
     _required_column("state"),
     _required_column("exclusive", SmallInteger),
     _required_column("attempts", BigInteger),
@@ -78,12 +77,16 @@ release = sa.Table(
     _required_column("blocks"),
     _required_column("event"),
     _required_column("request"),
+    # Of the request, and of the entry that charged it: releases are found by name, in this order.
+    _required_column("name"),
+    _required_column("seq", BigInteger),
     Column("result", Text),
     Column("snapshot", Text),
     _required_column("version", BigInteger),
     Column("secret", Text),
     sa.UniqueConstraint(*KEY),
 )
+sa.Index("dpflow_release_of_name", release.c.scope, release.c.name, release.c.seq)
 
 #: What releases read, by public names: the first release of each, the last gate on it, and how it
 #: is partitioned into groups.
@@ -97,15 +100,15 @@ data = sa.Table(
     **_SLIM,
 )
 
-#: Which task instance asked for which release: a slot may bring one release, and may join others.
+#: Which task instance of which run asked for which release: it may bring one and may join others.
 slot = sa.Table(
     "dpflow_slot",
     metadata,
-    Column("slot", Text, primary_key=True),
+    Column("run", Text, primary_key=True),
+    Column("instance", Text, primary_key=True),
     Column("release_id", Text, primary_key=True),
     **_SLIM,
 )
-sa.Index("dpflow_slot_of_release", slot.c.release_id)
 
 answer = sa.Table(
     "dpflow_answer",

@@ -37,7 +37,7 @@ from dpflow.engine.planning.solve import (
 )
 from dpflow.engine.releases.request import parse_request
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
-from dpflow.ledger import Ledger, Scope
+from dpflow.ledger import Ledger, Scope, make_slot
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
@@ -147,7 +147,9 @@ def test_the_forecast_is_what_the_ledger_does(tiny: Tiny, registry: Registry) ->
     assert ledger.remaining("visits").rows()[0]["used"] == 0, "a forecast charges nothing"
     served = 0
     for run in itertools.islice(daily.runs(), 9):
-        occasion = RunIdentity("daily", "release", run.occurrence, run.occurrence, "tester")
+        occasion = RunIdentity(
+            "daily", "release", run.occurrence, make_slot(run.occurrence), "tester"
+        )
         try:
             for request, blocks, _ in daily.tasks[0].asks(run):
                 plan = make_plan(request.model_copy(update={"blocks": blocks}), registry)

@@ -16,6 +16,7 @@ from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.releases.released_bounds import _exact_value, suppose_bounds
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
+from dpflow.ledger import make_slot
 from dpflow.mechanisms import bounds
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
@@ -280,13 +281,16 @@ def test_a_run_takes_its_own_search_first(world: Tiny) -> None:
     of all.
     """
     runs = [
-        RunIdentity("d", "search", f"2020-01-0{day}", f"d/{day}/search", "me") for day in (1, 2)
+        RunIdentity("d", "search", f"2020-01-0{day}", make_slot("d", str(day)), "me")
+        for day in (1, 2)
     ]
     released(world, runs[0], **SEARCH)
     world.fill(MANY.replace("20 + i % 50", "3000 + i % 50"))
     released(world, runs[1], **SEARCH | {"params": {"column": "age", "epsilon": "0.4"}})
     tops = [
-        planned(world, RunIdentity("d", "t", run, "s", "me"), **TOTAL).table.columns["age"].upper
+        planned(world, RunIdentity("d", "t", run, make_slot("s"), "me"), **TOTAL)
+        .table.columns["age"]
+        .upper
         for run in ("2020-01-01", "2020-01-02", "2020-01-03")
     ]
     assert tops == [128, 4096, 128]

@@ -190,6 +190,8 @@ DIGESTS = {
         "3b49078b05d626128b06e8b3df57a5607de72454cb5200eba2dd396bc8405c05",
     ),
 }
+#: Plans that name every column, and sessions: their digests are those of version 1.
+USES_ALL = ("public columns", "a session", "a gate")
 ORDER = [
     "name",
     "relation",
@@ -225,8 +227,34 @@ def test_a_plan_keeps_the_digests_of_version_1(name: str) -> None:
     )
     registry = Registry({module: import_module(module) for module in BUILT_INS})
     plan = make_plan(request, registry, table)
-    stored = (digest(table.stored_form()), plan.version_independent_digest, plan.digest)
-    assert stored == DIGESTS[name]
+    assert (digest(table.stored_form()), *plan.former_digests) == DIGESTS[name]
+    now = plan.version_independent_digest, plan.digest
+    assert (now == plan.former_digests) == (name in USES_ALL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        pytest.param({"note": {"lower": 0, "upper": 1}}, True, id="another column's bounds"),
+        pytest.param({"more": {}}, True, id="another column"),
+        pytest.param({"age": {"lower": 0, "upper": 121}}, False, id="a bound of its column"),
+        pytest.param({"city": {"public_keys": ["Rome"]}}, False, id="keys in its condition"),
+        pytest.param({"note": {"public": True}}, False, id="what is known of each row"),
+    ],
+)
+def test_a_plan_depends_on_the_columns_that_it_names(changes: dict[str, Any], same: bool) -> None:
+    """An edit of the declaration that the statistic and its guarantee never use is the same plan."""
+    request = ReleaseRequest.model_validate(
+        {"name": "n", "table": "t.yml", "scope": "s"} | PLANS["a condition"][1]
+    )
+    registry = Registry({module: import_module(module) for module in BUILT_INS})
+    base = PLAIN | {"neighbours": "replace"}
+    plans = [
+        make_plan(request, registry, Table.model_validate(base | {"columns": columns}))
+        for columns in (base["columns"], base["columns"] | changes)
+    ]
+    assert (plans[0].digest == plans[1].digest) == same
+    assert plans[0].former_digests != plans[1].former_digests
 
 
 def test_the_stored_form_keeps_its_order() -> None:

@@ -28,7 +28,7 @@ from dpflow.errors import (
     SessionClosed,
     UnknownName,
 )
-from dpflow.ledger import Ledger, Reservation
+from dpflow.ledger import Ledger, Reservation, Slot
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Mark
 from dpflow.ledger.storage import schema
@@ -412,7 +412,7 @@ BAD = [
     b"x",
     ["a"],
 ]
-LEGAL: Any = [("task", ""), ("slot", None), ("slot", "x" * 201), ("reason", "x" * 201)]
+LEGAL: Any = [("task", ""), ("slot", "x" * 201), ("reason", "x" * 201)]
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -424,7 +424,7 @@ def test_an_odd_name_is_only_a_name(place, ask, name):
     ledger.grant(name, 1, 0, table=None, filter="basic", protects=name, blocks=True, principal=name)
     odd: dict[str, Any] = {
         "blocks": [name],
-        "slot": name,
+        "slot": Slot(name),
         "principal": name,
         "family": name,
         "request": {name: name},
@@ -478,6 +478,7 @@ def test_a_bad_name_is_refused_everywhere(ledger, ask, where):
         "reason": lambda name: ledger.resolve(held.session_id, reason=name, principal="p"),
         "kind": lambda name: ledger.record(name, {}, principal="p"),
         "digest": lambda name: ask.reserve(ledger, name),
+        "slot": lambda name: ask.reserve(ledger, slot=Slot(name)),
     }
     before = len(ledger.history())
     for name in BAD:

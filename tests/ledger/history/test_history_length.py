@@ -15,7 +15,7 @@ import psycopg
 
 from bench.ledger_history import charge, fill
 from dpflow.core.accounting.events import Pure
-from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger import Ledger, ReleaseKey, Slot
 from dpflow.ledger.storage import postgres_pipeline
 
 GROWING = ("dpflow_release", "dpflow_entry", "dpflow_slot", "dpflow_answer")
@@ -45,7 +45,9 @@ def everyday(ledger: Ledger) -> None:
         "request": {},
     }
     for _ in range(2):
-        ledger.reserve(ReleaseKey("bench", "dag", "task", "o", "slotted"), slot="run/0", **terms)
+        ledger.reserve(
+            ReleaseKey("bench", "dag", "task", "o", "slotted"), slot=Slot("run", "0"), **terms
+        )
     key, data = ReleaseKey("bench", "", "", "o", "s"), ["table t", "place p"]
     held = ledger.open_session(
         key, slot=None, state={"v": 0}, exclusive=True, data=data, partition="9 groups", **terms

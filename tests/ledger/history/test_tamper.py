@@ -20,7 +20,8 @@ KEYS = {
     "name",
     "scope",
     "id",
-    "slot",
+    "run",
+    "instance",
     "session_id",
     "digest",
 }  # what a copied row needs to be a row of its own
@@ -53,7 +54,7 @@ def used(ledger, ask):
         ("UPDATE dpflow_entry SET seal = 'x' WHERE seq = 3", "entry 3 was not made by this ledger"),
         ("UPDATE dpflow_answer SET answer = '{\"ok\": false}'", "is not the one that was given"),
         ("DELETE FROM dpflow_answer", "is not the one that was given"),
-        ("DELETE FROM dpflow_slot WHERE slot = 'run/0'", "did not ask for that"),
+        ("DELETE FROM dpflow_slot WHERE instance = '0'", "did not ask for that"),
         (
             "UPDATE dpflow_release SET digest = 'free' WHERE state = 'settled'",
             "the digest of release",

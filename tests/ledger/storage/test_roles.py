@@ -177,7 +177,7 @@ BY_HAND = (
     "UPDATE dpflow_release SET version = version - 1 WHERE state = 'open'",
     "UPDATE dpflow_answer SET answer = '{}'",
     "DELETE FROM dpflow_answer",
-    "UPDATE dpflow_slot SET slot = ''",
+    "UPDATE dpflow_slot SET run = ''",
     "DELETE FROM dpflow_slot",
     "DELETE FROM dpflow_data",
     "UPDATE dpflow_data SET first = 'another'",
@@ -272,8 +272,8 @@ def test_what_a_role_writes_by_hand_is_found(owner, login):
             "UPDATE dpflow_release SET result = '{}', state = 'settled' WHERE state = 'reserved'"
         )
         connection.execute(
-            "INSERT INTO dpflow_release SELECT 'free', scope, dag_id, task_id, 'free', digest, ordinal, family, slot, "
-            "'reserved', exclusive, 1, 0, principal, blocks, event, request, NULL, NULL, 0, NULL FROM dpflow_release LIMIT 1"
+            "INSERT INTO dpflow_release SELECT 'free', scope, dag_id, task_id, 'free', digest, ordinal, family, "
+            "'reserved', exclusive, 1, 0, principal, blocks, event, request, name, seq, NULL, NULL, 0, NULL FROM dpflow_release LIMIT 1"
         )
     found = str(owner.verify())
     assert "account flights does not hold" in found and "release free was never charged" in found
