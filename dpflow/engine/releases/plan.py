@@ -237,7 +237,10 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     written = mechanism.Params.model_validate(request.params, context=AS_WRITTEN)
     if written != params:
         event_as_written = to_json(mechanism.event(written, table))
-        former |= {"params": written.model_dump(mode="json"), "event": event_as_written}
+        former |= {
+            "params": written.model_dump(mode="json", by_alias=True),
+            "event": event_as_written,
+        }
     plan = Plan(
         request,
         table,

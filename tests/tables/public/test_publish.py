@@ -215,5 +215,7 @@ def test_a_large_result_is_published_in_bulk(tmp_path: Path) -> None:
     publish(path, "releases", replace(RELEASE, rows=rows))
     assert time.process_time() - start < 10
     with duckdb.connect(str(path), read_only=True) as connection:
-        stored = connection.execute("SELECT group_key, value, error_95 FROM releases").fetchall()
-    assert stored == [(row.key, row.value, row.error_95) for row in rows]
+        stored = connection.execute(
+            "SELECT group_key, value, half_width_95 FROM releases"
+        ).fetchall()
+    assert stored == [(row.key, row.value, row.half_width_95) for row in rows]
