@@ -74,32 +74,19 @@ class LearningRows(Calculator[RowsParams]):
         best = min((m for m in candidates if m.runs), key=lambda m: (m.rows, not m.pure))
         cells = []
         for m in sorted(candidates, key=lambda m: m.rows):
-            proven = None if params.rows is None else params.rows >= m.rows
-            runs = (
-                None
-                if params.rows is None or m.minimum_rows is None
-                else params.rows >= m.minimum_rows
-            )
-            cells.append(
-                (
-                    m.name,
-                    "pure" if m.pure else "approximate",
-                    _ceil_finite(m.rows),
-                    m.minimum_rows,
-                    m is best,
-                    proven,
-                    runs,
-                )
-            )
+            proven = runs = None
+            if params.rows is not None:
+                proven = params.rows >= m.rows
+                runs = None if m.minimum_rows is None else params.rows >= m.minimum_rows
+            kind = "pure" if m.pure else "approximate"
+            rows = (_ceil_finite(m.rows), m.minimum_rows)
+            cells.append((m.name, kind, *rows, m is best, proven, runs))
         notes = (
-            f"take {best.name}; a method without a gate is private with any number of rows",
+            f"take {best.name}; a method without minimum rows is private with any number of rows",
             "rows are those from which accuracy is proven; a method runs below that, and its result says so",
         )
-        return Sheet(
-            ("method", "privacy", "rows", "privacy gate", "take", "proven", "may run"),
-            tuple(cells),
-            notes,
-        )
+        columns = ("method", "privacy", "rows", "minimum rows", "take", "proven", "may run")
+        return Sheet(columns, tuple(cells), notes)
 
 
 class ThresholdTableParams(Aim):
@@ -123,36 +110,18 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
         cells = []
         for d in params.bits:
             stars, top = log_star(d), 2**d
-            cells.append(
-                (
-                    d,
-                    stars,
-                    math.ceil(row_bounds.exponential_rows(top, alpha, beta, epsilon)),
-                    *(
-                        _round_digits(row_bounds.theorem_3_18(d, n, *setting))
-                        if n <= stars
-                        else None
-                        for n in (1, 2, 3)
-                    ),
-                    _round_digits(row_bounds.theorem_3_18(d, stars, *setting)),
-                    _round_digits(row_bounds.lemma_3_14(d, 2, *setting)),
-                    math.ceil(row_bounds.threshold_rows(top, 2, *setting)),
-                    math.ceil(row_bounds.threshold_rows(top, 3, *setting)),
-                    recursion_depth(top, 64),
-                    _round_digits(row_bounds.remark_3_16(d, *setting)),
-                )
+            exponential = math.ceil(row_bounds.exponential_rows(top, alpha, beta, epsilon))
+            theorem = {n: row_bounds.theorem_3_18(d, n, *setting) for n in range(1, stars + 1)}
+            printed = (
+                _round_digits(theorem[n]) if n in theorem else None for n in (1, 2, 3, stars)
             )
-        heads = (
-            "EM",
-            "THM N=1",
-            "THM N=2",
-            "THM N=3",
-            "THM N=log*",
-            "LEM N=2",
-            "PROOF N=2",
-            "PROOF N>=3",
-            "D",
-        )
+            lemma = _round_digits(row_bounds.lemma_3_14(d, 2, *setting))
+            proof = (math.ceil(row_bounds.threshold_rows(top, n, *setting)) for n in (2, 3))
+            remark = _round_digits(row_bounds.remark_3_16(d, *setting))
+            depth = recursion_depth(top, 64)
+            cells.append((d, stars, exponential, *printed, lemma, *proof, depth, remark))
+        theorems = ("THM N=1", "THM N=2", "THM N=3", "THM N=log*")
+        heads = ("EM", *theorems, "LEM N=2", "PROOF N=2", "PROOF N>=3", "D")
         common = math.ceil(row_bounds.generalisation_rows(alpha, beta))
         note = f"whatever the method, a promise about the population also needs {common} rows"
         return Sheet(("d", "log*", *heads, "Remark 3.16"), tuple(cells), (note,), x="d")
@@ -182,13 +151,12 @@ class LearningCurves(Calculator[CurvesParams]):
         alpha, beta, epsilon, _ = setting
         kinds: dict[str, Callable[[int], float]] = {
             "proof": lambda d: min(row_bounds.threshold_rows(2**d, n, *setting) for n in (2, 3)),
-            "lemma 3.14": lambda d: min(
-                row_bounds.lemma_3_14(d, n, *setting) for n in range(2, log_star(d) + 1)
-            ),
-            "theorem 3.18": lambda d: min(
-                row_bounds.theorem_3_18(d, n, *setting) for n in range(2, log_star(d) + 1)
-            ),
+            "lemma 3.14": lambda d: best(row_bounds.lemma_3_14, d),
+            "theorem 3.18": lambda d: best(row_bounds.theorem_3_18, d),
         }
+
+        def best(bound: Callable[..., float], d: int) -> float:
+            return min(bound(d, n, *setting) for n in range(2, log_star(d) + 1))
 
         def exponential(d: int) -> float:
             return row_bounds.exponential_rows(2**d, alpha, beta, epsilon)
@@ -201,11 +169,8 @@ class LearningCurves(Calculator[CurvesParams]):
         notes = []
         for name, f in kinds.items():
             at = _find_crossover(f, exponential, params.most)
-            notes.append(
-                f"{name}: fewer rows than the exponential mechanism from d = {at}"
-                if at
-                else f"{name}: never"
-            )
+            says = f"fewer rows than the exponential mechanism from d = {at}" if at else "never"
+            notes.append(f"{name}: {says}")
         return Sheet(("d", "exponential mechanism", *kinds), cells, tuple(notes), x="d")
 
 
@@ -233,24 +198,12 @@ class LearningBounds(Calculator[LowerBoundsParams]):
             raise InvalidInput("these bounds are about an alpha below 1/5")
         cells: list[tuple[Any, ...]] = []
         for d in params.bits:
-            cells.append(
-                (
-                    "sanitize, X_C = 2^d",
-                    d,
-                    None,
-                    round(lower_bounds.sanitizer_rows(2**d, alpha, beta, epsilon), 1),
-                )
-            )
+            rows = round(lower_bounds.sanitizer_rows(2**d, alpha, beta, epsilon), 1)
+            cells.append(("sanitize, X_C = 2^d", d, None, rows))
         for k in params.k:
             for d in params.bits:
-                cells.append(
-                    (
-                        "learn k points",
-                        d,
-                        k,
-                        round(lower_bounds.k_point_rows(d, k, alpha, epsilon), 1),
-                    )
-                )
+                rows = round(lower_bounds.k_point_rows(d, k, alpha, epsilon), 1)
+                cells.append(("learn k points", d, k, rows))
         least = lower_bounds.k_point_from(alpha)
         notes = [
             f"learning k points: a bound below {least:.1f} says nothing (Lemma 5.7); failure is 1/2 there",
@@ -282,21 +235,14 @@ class LearningComparison(Calculator[ComparisonParams]):
         """One line per task: the paper's orders, then the least rows proven here."""
         cells = []
         for task, words in SUMMARY.items():
-            candidates = list_methods(
-                task, params.bits, 4 if task == "k-points" else 1, 2, params.to_floats()
-            )
+            k = 4 if task == "k-points" else 1
+            candidates = list_methods(task, params.bits, k, 2, params.to_floats())
             pure = min((m.rows for m in candidates if m.pure), default=math.inf)
             approximate = min((m.rows for m in candidates if not m.pure), default=math.inf)
             cells.append((*words, _ceil_finite(pure), _ceil_finite(approximate)))
         note = "orders are in d = log2 of the domain, other parameters constant; rows are the least that are proven here"
-        heads = (
-            "task",
-            "without privacy",
-            "pure",
-            "approximate",
-            "rows, pure",
-            "rows, approximate",
-        )
+        kinds = ("pure", "approximate")
+        heads = ("task", "without privacy", *kinds, "rows, pure", "rows, approximate")
         return Sheet(heads, tuple(cells), (note, "k points are 4, rectangles have 2 columns"))
 
 
@@ -335,25 +281,14 @@ class VcRows(Calculator[VcParams]):
     def make_sheet(self, params: VcParams) -> Sheet:
         """One line per promise: realisable, agnostic, and on the population."""
         a, b = float(params.alpha), float(params.beta)
-        cells = (
-            (
-                "some rule is right everywhere (Theorem 2.13)",
-                math.ceil(vc_dimension.realisable_rows(params.vc, a, b)),
-            ),
-            (
-                "errors on the rows within alpha of the true ones (Theorem 2.14)",
-                math.ceil(vc_dimension.agnostic_rows(params.vc, a, b)),
-            ),
-            (
-                "from alpha/2 on the rows to alpha in the population",
-                math.ceil(vc_dimension.learner_rows(params.vc, a, b)),
-            ),
-        )
-        return Sheet(
-            ("promise", "rows"),
-            cells,
-            ("no learner does with fewer than order VC/alpha rows (Theorem 2.12)",),
-        )
+        bounds = {
+            "some rule is right everywhere (Theorem 2.13)": vc_dimension.realisable_rows,
+            "errors on the rows within alpha of the true ones (Theorem 2.14)": vc_dimension.agnostic_rows,
+            "from alpha/2 on the rows to alpha in the population": vc_dimension.learner_rows,
+        }
+        cells = tuple((text, math.ceil(rows(params.vc, a, b))) for text, rows in bounds.items())
+        note = "no learner does with fewer than order VC/alpha rows (Theorem 2.12)"
+        return Sheet(("promise", "rows"), cells, (note,))
 
 
 CALCULATORS: tuple[Calculator[Any], ...] = (

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from dpflow_private_learning.building_blocks import row_bounds, san_thresholds
 from dpflow_private_learning.building_blocks.choosing_mechanism import minimum_rows
-from dpflow_private_learning.building_blocks.rec_concave import recursion_depth
+from dpflow_private_learning.building_blocks.rec_concave import Budget, recursion_depth
 from dpflow_private_learning.mechanisms import sanitize_points
 from dpflow_private_learning.mechanisms.thresholds_by_search import comparison_count
 
@@ -51,12 +51,9 @@ def list_methods(task: Task, bits: int, k: int, columns: int, setting: Numbers) 
 
 def _point_methods(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
     alpha, beta, epsilon, _ = setting
+    exponential = row_bounds.exponential_rows(2**bits, alpha, beta, epsilon)
     return [
-        TaskMethod(
-            "learn_class, rules: points",
-            True,
-            row_bounds.exponential_rows(2**bits, alpha, beta, epsilon),
-        ),
+        TaskMethod("learn_class, rules: points", True, exponential),
         TaskMethod("learn_points", False, row_bounds.point_rows_small(*setting)),
         TaskMethod("learn_points by Lemma 3.2", False, row_bounds.point_rows(*setting), runs=False),
     ]
@@ -66,17 +63,11 @@ def _threshold_methods(bits: int, k: int, columns: int, setting: Numbers) -> lis
     alpha, beta, epsilon, delta = setting
     top, searches = 2**bits, comparison_count(2**bits - 1)
     call = epsilon / (searches + 3)
+    exponential = row_bounds.exponential_rows(top, alpha, beta, epsilon)
+    search = row_bounds.search_rows(searches, alpha / 2, beta, call, delta / 2)
     options = [
-        TaskMethod(
-            "learn_thresholds, levels: 1",
-            True,
-            row_bounds.exponential_rows(top, alpha, beta, epsilon),
-        ),
-        TaskMethod(
-            "learn_thresholds_by_search",
-            False,
-            row_bounds.search_rows(searches, alpha / 2, beta, call, delta / 2),
-        ),
+        TaskMethod("learn_thresholds, levels: 1", True, exponential),
+        TaskMethod("learn_thresholds_by_search", False, search),
     ]
     deepest = recursion_depth(top, 64)
     for levels in range(2, deepest + 1):
@@ -93,96 +84,58 @@ def _rectangle_methods(bits: int, k: int, columns: int, setting: Numbers) -> lis
     histograms = row_bounds.rectangle_rows(columns, alpha, beta, Fraction(part))
     sides = row_bounds.tree_rows(2**bits, axis, beta / (4 * columns), part)
     every = row_bounds.exponential_rows(2 ** (2 * bits * columns), alpha, beta, epsilon)
+    all_rectangles = "exponential mechanism over all rectangles (too many to run)"
     return [
         TaskMethod("learn_rectangles, axes: tree", True, max(histograms, sides)),
-        TaskMethod(
-            "exponential mechanism over all rectangles (too many to run)", True, every, runs=False
-        ),
+        TaskMethod(all_rectangles, True, every, runs=False),
     ]
 
 
 def _label_private(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
     alpha, beta, epsilon, _ = setting
     sample = row_bounds.label_private_sample(1, alpha, beta)
-    rows = row_bounds.label_private_rows(
-        row_bounds.labelling_count(1, sample), sample, alpha, beta, epsilon
-    )
+    labellings = row_bounds.labelling_count(1, sample)
+    rows = row_bounds.label_private_rows(labellings, sample, alpha, beta, epsilon)
+    theorem = row_bounds.label_private_theorem(1, alpha, beta, epsilon)
     return [
         TaskMethod("learn_label_private (points or thresholds)", True, rows),
-        TaskMethod(
-            "learn_label_private by Theorem 6.2",
-            True,
-            row_bounds.label_private_theorem(1, alpha, beta, epsilon),
-            runs=False,
-        ),
+        TaskMethod("learn_label_private by Theorem 6.2", True, theorem, runs=False),
     ]
 
 
 def _peeling_methods(k: int) -> Callable[[int, int, int, Numbers], list[TaskMethod]]:
     def list_peeling(bits: int, count: int, columns: int, setting: Numbers) -> list[TaskMethod]:
         alpha, beta, epsilon, delta = (Fraction(str(v)) for v in setting)
-        values = k or count
-        plan = sanitize_points.plan_rounds(
-            "san-points", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "paper"
+        task = (2**bits, k or count, alpha, beta, 10**12, epsilon, delta)
+        options = []
+        kinds: tuple[tuple[str, str, Budget], ...] = (
+            ("method: exponential", "exponential", "tight"),
+            ("method: san-points", "san-points", "tight"),
+            ("san-points, budget: paper", "san-points", "paper"),
         )
-        tight = sanitize_points.plan_rounds(
-            "san-points", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "tight"
-        )
-        pure = sanitize_points.plan_rounds(
-            "exponential", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "tight"
-        )
-        return [
-            TaskMethod("sanitize_points, method: exponential", True, pure.proof_rows),
-            TaskMethod(
-                "sanitize_points, method: san-points", False, tight.proof_rows, _minimum_rows(tight)
-            ),
-            TaskMethod(
-                "sanitize_points, san-points, budget: paper",
-                False,
-                plan.proof_rows,
-                _minimum_rows(plan),
-            ),
-        ]
+        for name, method, budget in kinds:
+            plan = sanitize_points.plan_rounds(method, *task, budget)
+            pure = method == "exponential"
+            gate = None if pure else minimum_rows(plan.alpha, plan.epsilon, plan.delta, 1)
+            options.append(TaskMethod(f"sanitize_points, {name}", pure, plan.proof_rows, gate))
+        return options
 
     return list_peeling
 
 
-def _minimum_rows(plan: sanitize_points.Rounds) -> int:
-    return minimum_rows(plan.alpha, plan.epsilon, plan.delta, 1)
-
-
 def _sanitize_thresholds(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
     alpha, beta, epsilon, delta = (Fraction(str(v)) for v in setting)
-    options = [
-        TaskMethod(
-            "sanitize_thresholds, method: tree",
-            True,
-            row_bounds.tree_rows(2**bits, alpha, beta, epsilon),
-        )
-    ]
+    tree = row_bounds.tree_rows(2**bits, alpha, beta, epsilon)
+    options = [TaskMethod("sanitize_thresholds, method: tree", True, tree)]
     for budget in ("tight", "paper"):
         plan = san_thresholds.plan_calls(alpha, beta, epsilon, delta, 10**12, budget)
         inner = (plan.alpha, plan.beta, plan.epsilon, plan.delta)
         rows = row_bounds.san_thresholds_rows(bits, plan.calls, plan.minimum_rows, *inner)
-        options.append(
-            TaskMethod(
-                f"sanitize_thresholds, san-thresholds (proof), budget: {budget}",
-                False,
-                rows,
-                plan.minimum_rows,
-            )
-        )
-    lemma = row_bounds.lemma_4_12(bits, plan.calls, *inner)
-    return [
-        *options,
-        TaskMethod(
-            "san-thresholds by Lemma 4.12",
-            False,
-            max(lemma, float(plan.minimum_rows)),
-            plan.minimum_rows,
-            False,
-        ),
-    ]
+        name = f"sanitize_thresholds, san-thresholds (proof), budget: {budget}"
+        options.append(TaskMethod(name, False, rows, plan.minimum_rows))
+    gate = plan.minimum_rows
+    lemma = max(row_bounds.lemma_4_12(bits, plan.calls, *inner), float(gate))
+    return [*options, TaskMethod("san-thresholds by Lemma 4.12", False, lemma, gate, False)]
 
 
 _BY_TASK: dict[Task, Callable[[int, int, int, Numbers], list[TaskMethod]]] = {

@@ -12,13 +12,17 @@ from pydantic import Field
 
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.core.contract.mechanism import Params
-from dpflow_private_prediction.theory import prediction_bounds, prediction_sizes
+from dpflow_private_prediction.theory import prediction_bounds as bounds
+from dpflow_private_prediction.theory import prediction_sizes as sizes
 
-Cell = str | int | float | bool | None
+Line = tuple[str | int | float | bool | None, ...]
+Heads = tuple[str, ...]
 Positive = Annotated[float, Field(gt=0, lt=inf)]
 Open = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Dimension = Annotated[int, Field(ge=1, le=10**6)]
+#: Columns that every table over budgets begins with.
+BUDGET = ("epsilon", "predictions", "account", "each")
 PAPER = "Dwork, Feldman 2018 (private prediction)"
 WORST_CASE = "Sizes are worst-case guarantees for rows that differ in one row; measured errors are far below."
 
@@ -33,18 +37,14 @@ class Budget(Params):
     delta: Open = 1e-6
 
     def list_accounts(
-        self, accounts: tuple[prediction_sizes.Account, ...]
+        self, accounts: tuple[sizes.Account, ...]
     ) -> Iterator[tuple[float, int, str, float]]:
         """(epsilon, predictions, accounting method, epsilon of one) for all that is asked."""
         for epsilon in self.epsilon:
             for count in self.predictions:
                 for account in accounts:
-                    yield (
-                        epsilon,
-                        count,
-                        account,
-                        prediction_sizes.prediction_epsilon(epsilon, self.delta, count, account),
-                    )
+                    each = sizes.prediction_epsilon(epsilon, self.delta, count, account)
+                    yield epsilon, count, account, each
 
 
 class Learned(Budget):
@@ -55,15 +55,11 @@ class Learned(Budget):
 
 
 def make_table(
-    columns: tuple[str, ...],
-    rows: Iterable[tuple[Cell, ...]],
-    notes: tuple[str, ...] = (),
-    x: str = "",
+    columns: Heads, rows: Iterable[Line], notes: tuple[str, ...] = (), x: str = ""
 ) -> Sheet:
     """A sheet whose numbers are rounded to six digits: what a plan needs, and no more than floats
     are worth.
     """
-    # Six digits: what a plan needs, and no more than floats are worth.
     short = (
         tuple(float(f"{cell:.6g}") if isinstance(cell, float) else cell for cell in row)
         for row in rows
@@ -71,8 +67,8 @@ def make_table(
     return Sheet(columns, tuple(short), notes, x)
 
 
-NUMBERS: tuple[prediction_sizes.Account, ...] = ("basic", "advanced", "zcdp")
-LABELS: tuple[prediction_sizes.Account, ...] = ("basic", "advanced", "zcdp of a vote")
+NUMBERS: tuple[sizes.Account, ...] = ("basic", "advanced", "zcdp")
+LABELS: tuple[sizes.Account, ...] = ("basic", "advanced", "zcdp of a vote")
 
 
 class PredictionBudget(Calculator[Budget]):
@@ -86,14 +82,7 @@ class PredictionBudget(Calculator[Budget]):
     def make_sheet(self, params: Budget) -> Sheet:
         """One line per total epsilon and number of predictions, one column per accounting method."""
         rows = [
-            (
-                eps,
-                m,
-                *(
-                    prediction_sizes.prediction_epsilon(eps, params.delta, m, a)
-                    for a in prediction_sizes.ACCOUNTS
-                ),
-            )
+            (eps, m, *(sizes.prediction_epsilon(eps, params.delta, m, a) for a in sizes.ACCOUNTS))
             for eps in params.epsilon
             for m in params.predictions
         ]
@@ -102,7 +91,7 @@ class PredictionBudget(Calculator[Budget]):
             "Basic holds at delta 0. A scope's filter decides what is spent; dpflow predict says what a grant buys.",
         )
         x = "predictions" if len(params.epsilon) == 1 else ""
-        return make_table(("epsilon", "predictions", *prediction_sizes.ACCOUNTS), rows, notes, x)
+        return make_table(("epsilon", "predictions", *sizes.ACCOUNTS), rows, notes, x)
 
 
 class PredictionCountParams(Params):
@@ -127,13 +116,13 @@ class PredictionCount(Calculator[PredictionCountParams]):
             (
                 e,
                 *(
-                    prediction_sizes.prediction_count(params.epsilon, params.delta, e, a)
-                    for a in prediction_sizes.ACCOUNTS
+                    sizes.prediction_count(params.epsilon, params.delta, e, a)
+                    for a in sizes.ACCOUNTS
                 ),
             )
             for e in params.each
         ]
-        return make_table(("each", *prediction_sizes.ACCOUNTS), rows, (), "each")
+        return make_table(("each", *sizes.ACCOUNTS), rows, (), "each")
 
 
 class VoteSizesParams(Learned):
@@ -162,44 +151,25 @@ class VoteSizes(Calculator[VoteSizesParams]):
                 size = log_class = params.log_class
 
                 def learner(a: float, b: float, d: int = d, size: float | None = size) -> int:
-                    return (
-                        prediction_sizes.sauer_rows(a, b, d)
-                        if size is None
-                        else prediction_sizes.finite_rows(a, b, size)
-                    )
+                    if size is None:
+                        return sizes.sauer_rows(a, b, d)
+                    return sizes.finite_rows(a, b, size)
 
-                r, shard = prediction_sizes.vote_rows(alpha, beta, e, learner)
-                closed, unit = (
-                    prediction_sizes.closed_form(alpha / 4, beta / r, d),
-                    prediction_sizes.unit_rows(alpha / 4, beta / r, d),
-                )
-                least = prediction_sizes.least_rows(d, alpha, e) if log_class is None else None
-                cells = (eps, m, account, e, r, d, shard, r * shard, r * closed, r * unit, least)
-                rows.append(
-                    (*cells, prediction_sizes.vote_error(params.rows, beta, e, learner))
-                    if params.rows
-                    else cells
-                )
-        columns = (
-            "epsilon",
-            "predictions",
-            "account",
-            "each",
-            "shards",
-            "d",
-            "rows a shard",
-            "rows",
-        )
-        rough = ("rows, closed form", "rows, constant 1", "no method below")
+                r, shard = sizes.vote_rows(alpha, beta, e, learner)
+                closed = sizes.closed_form(alpha / 4, beta / r, d)
+                unit = sizes.unit_rows(alpha / 4, beta / r, d)
+                least = sizes.least_rows(d, alpha, e) if log_class is None else None
+                cells = (r, d, shard, r * shard, r * closed, r * unit, least)
+                error = (sizes.vote_error(params.rows, beta, e, learner),) if params.rows else ()
+                rows.append((eps, m, account, e, *cells, *error))
+        columns: Heads = (*BUDGET, "shards", "d", "rows a shard", "rows")
+        columns += ("rows, closed form", "rows, constant 1", "no method below")
         notes = (
             WORST_CASE,
             "rows: the tighter guarantee; constant 1: the paper's O(.), an order of magnitude without a guarantee.",
         )
-        return make_table(
-            (*columns, *rough, "alpha of the rows") if params.rows else (*columns, *rough),
-            rows,
-            notes,
-        )
+        columns += ("alpha of the rows",) if params.rows else ()
+        return make_table(columns, rows, notes)
 
 
 class DimensionParams(Learned):
@@ -213,9 +183,7 @@ class AverageSizes(Calculator[DimensionParams]):
 
     name = "average_sizes"
     summary = "how many shards and rows does predict_average need?"
-    citation = (
-        f"{PAPER}, Corollary 4.7 (r = 2/(alpha eps), failure beta/r); Vapnik, Chervonenkis 1971"
-    )
+    citation = f"{PAPER}, Corollary 4.7 (r = 2/(alpha eps), failure beta/r); Vapnik, Chervonenkis"
     Params = DimensionParams
 
     def make_sheet(self, params: DimensionParams) -> Sheet:
@@ -223,19 +191,10 @@ class AverageSizes(Calculator[DimensionParams]):
         rows = []
         for eps, m, account, e in params.list_accounts(NUMBERS):
             for d in params.d:
-                r, shard = prediction_sizes.average_rows(params.alpha, params.beta, e, d)
-                rough = prediction_sizes.average_unit(params.alpha, params.beta, e, d)
+                r, shard = sizes.average_rows(params.alpha, params.beta, e, d)
+                rough = sizes.average_unit(params.alpha, params.beta, e, d)
                 rows.append((eps, m, account, e, r, params.beta / r, d, shard, r * shard, rough))
-        columns = (
-            "epsilon",
-            "predictions",
-            "account",
-            "each",
-            "shards",
-            "beta / shards",
-            "d",
-            "rows a shard",
-        )
+        columns = (*BUDGET, "shards", "beta / shards", "d", "rows a shard")
         return make_table((*columns, "rows", "rows, constant 1"), rows, (WORST_CASE,))
 
 
@@ -261,21 +220,20 @@ class WalkSizes(Calculator[WalkSizesParams]):
             for k in params.changes:
                 e = granted
                 if params.mode == "agnostic":
-                    e, level, n = prediction_sizes.walk_agnostic(alpha, granted, k)
+                    e, level, n = sizes.walk_agnostic(alpha, granted, k)
                 else:
                     if params.mode == "high-probability":
                         e = min(granted, 1 / (16 * log(1 / params.beta)))
-                    level, n = prediction_sizes.walk_rows(alpha, e, k)
+                    level, n = sizes.walk_rows(alpha, e, k)
                 rows.append((eps, m, account, e, level, exp(e), k, n))
         says = {
             "plain": "mean error <= e^each (Opt + alpha)",
             "agnostic": "mean error <= Opt + alpha",
             "high-probability": "if some function is always right: Pr[error >= 3 alpha] <= 2 beta",
         }
-        columns = ("epsilon", "predictions", "account", "each", "clip", "e^each", "changes", "rows")
-        return make_table(
-            columns, rows, (WORST_CASE, says[params.mode] + ", whatever the size of the domain.")
-        )
+        columns = (*BUDGET, "clip", "e^each", "changes", "rows")
+        notes = (WORST_CASE, says[params.mode] + ", whatever the size of the domain.")
+        return make_table(columns, rows, notes)
 
 
 class LinearSizesParams(Budget):
@@ -301,28 +259,17 @@ class LinearSizes(Calculator[LinearSizesParams]):
         """Rows by method, with the strength and noise that belong to them, and which to take."""
         rows, radius = [], params.radius
         for eps, m, account, e in params.list_accounts(NUMBERS):
-            n = prediction_sizes.regularised_rows(params.excess, e, radius)
-            strength, scale = (
-                2 / (radius * sqrt(n * e / (1 + e))),
-                2 * radius / sqrt(n * e * (1 + e)),
-            )
-            printed = prediction_sizes.sgd_rows(params.excess, e, params.smooth, radius, c=1)
-            safe = prediction_sizes.sgd_rows(params.excess, e, params.smooth, radius)
+            n = sizes.regularised_rows(params.excess, e, radius)
+            strength = 2 / (radius * sqrt(n * e / (1 + e)))
+            scale = 2 * radius / sqrt(n * e * (1 + e))
+            printed = sizes.sgd_rows(params.excess, e, params.smooth, radius, c=1)
+            safe = sizes.sgd_rows(params.excess, e, params.smooth, radius)
             noise = 2 * radius / (sqrt(safe) * e)
-            strong = prediction_sizes.strongly_convex(params.excess, e, params.strength)
+            strong = sizes.strongly_convex(params.excess, e, params.strength)
             best = "regularised" if n <= safe else "sgd"
-            rows.append(
-                (eps, m, account, e, n, strength, scale, safe, noise, printed, strong, best)
-            )
-        columns = (
-            "epsilon",
-            "predictions",
-            "account",
-            "each",
-            "regularised",
-            "its strength",
-            "its noise",
-        )
+            cells = (n, strength, scale, safe, noise, printed, strong, best)
+            rows.append((eps, m, account, e, *cells))
+        columns = (*BUDGET, "regularised", "its strength", "its noise")
         one_pass = ("sgd", "sgd's noise", "sgd as printed", "strongly convex", "take")
         notes = (
             "Excess in expectation over the rows, none of it grows with the number of features.",
@@ -356,29 +303,20 @@ class LinearNoise(Calculator[LinearNoiseParams]):
         for n in params.size:
             for e in params.each:
                 strength = 2 / (radius * sqrt(n * e / (1 + e)))
-                scale, bound = (
-                    2 * radius / sqrt(n * e * (1 + e)),
-                    4 * radius / sqrt(n * e / (1 + e)),
-                )
+                scale = 2 * radius / sqrt(n * e * (1 + e))
+                bound = 4 * radius / sqrt(n * e / (1 + e))
                 safe = 2 * radius / (sqrt(n) * e)
                 excess = [
                     2 * radius / sqrt(n) + c * params.smooth * radius**2 / (n * e**2)
                     for c in (4, 1)
                 ]
                 rows.append((n, e, strength, scale, bound, safe, safe / 2, *excess, n**-0.25))
-        columns = (
-            "size",
-            "each",
-            "strength",
-            "regularised noise",
-            "regularised excess",
-            "sgd noise",
-            "sgd noise, printed",
-        )
+        columns = ("size", "each", "strength", "regularised noise", "regularised excess")
         notes = (
             "Noise: the scale of Laplace noise on a prediction in [-1, 1]. sgd is nearly free from each = n^(-1/4) on.",
         )
-        return make_table((*columns, "sgd excess", "sgd excess, printed", "n^(-1/4)"), rows, notes)
+        sgd = ("sgd noise", "sgd noise, printed", "sgd excess", "sgd excess, printed")
+        return make_table((*columns, *sgd, "n^(-1/4)"), rows, notes)
 
 
 class VoteNoiseParams(Params):
@@ -435,35 +373,19 @@ class PredictionFloor(Calculator[FloorParams]):
         """Least rows per epsilon: the paper's constant, and its proof evaluated exactly."""
         d, alpha, rows = params.d, params.alpha, []
         for e in params.each:
-            pure, approximate = (
-                prediction_sizes.least_copies(e) / 4,
-                prediction_sizes.least_copies(e, e / 3) / 4,
-            )
-            cells = (
-                e,
-                1 / (32 * e),
-                pure,
-                approximate,
-                prediction_sizes.least_rows(d, alpha, e),
-                pure * (d - 1) / alpha,
-            )
-            rows.append(
-                (*cells, prediction_sizes.error_floor(params.rows, d, alpha, e))
-                if params.rows
-                else cells
-            )
-        columns = (
-            "each",
-            "paper x d/alpha",
-            "sharper x (d-1)/alpha",
-            "with delta = each/3",
-            "rows, paper",
-            "rows, sharper",
-        )
+            pure = sizes.least_copies(e) / 4
+            approximate = sizes.least_copies(e, e / 3) / 4
+            least = sizes.least_rows(d, alpha, e)
+            cells: Line = (e, 1 / (32 * e), pure, approximate, least, pure * (d - 1) / alpha)
+            if params.rows:
+                cells += (sizes.error_floor(params.rows, d, alpha, e),)
+            rows.append(cells)
+        columns: Heads = ("each", "paper x d/alpha", "sharper x (d-1)/alpha", "with delta = each/3")
+        columns += ("rows, paper", "rows, sharper", "error")[: 3 if params.rows else 2]
         notes = (
             "For error alpha <= 1/4 and failure 1/12, whatever the method. error: the least mean error on the hard points.",
         )
-        return make_table((*columns, "error") if params.rows else columns, rows, notes, "each")
+        return make_table(columns, rows, notes, "each")
 
 
 class CertificateParams(Params):
@@ -494,15 +416,14 @@ class Certificate(Calculator[CertificateParams]):
     def make_sheet(self, params: CertificateParams) -> Sheet:
         """One line per statement about fresh data that holds at these parameters."""
         eps, beta = params.epsilon, params.beta
-        loss = prediction_bounds.fresh_loss(eps, params.delta, params.training_loss, params.largest)
-        rows: list[tuple[Cell, ...]] = [("mean loss on fresh data, at most", loss, "")]
-        rows.append(
-            ("training error on coin-toss labels, at least", exp(-eps) / 2, "a privacy test")
-        )
+        loss = bounds.fresh_loss(eps, params.delta, params.training_loss, params.largest)
+        rows: list[Line] = [("mean loss on fresh data, at most", loss, "")]
+        coins = "training error on coin-toss labels, at least"
+        rows.append((coins, exp(-eps) / 2, "a privacy test"))
         if params.alpha is not None and not params.delta:
-            factor = prediction_bounds.tail_factor(eps, beta)
+            factor = bounds.tail_factor(eps, beta)
             rows.append(("loss below, but for beta", params.alpha * factor, f"factor {factor:.4g}"))
-            if params.rows is not None and prediction_bounds.trebles_error(
+            if params.rows is not None and bounds.trebles_error(
                 eps, params.alpha, beta, params.rows
             ):
                 rows.append(("error below, but for 2 beta", 3 * params.alpha, "Theorem 5.3"))
@@ -539,19 +460,16 @@ class PredictingVersusLearning(Calculator[VersusParams]):
     def make_sheet(self, params: VersusParams) -> Sheet:
         """One line per task: rows for one prediction and for a published model."""
         a, eps, d = params.alpha, params.epsilon, params.d
-        tasks = prediction_bounds.compare_tasks(
-            a, eps, d, params.log_class, params.log2_domain, params.delta
-        )
-        basic, advanced = prediction_bounds.crossover(a, d, params.log_class, params.delta)
+        tasks = bounds.compare_tasks(a, eps, d, params.log_class, params.log2_domain, params.delta)
+        basic, advanced = bounds.crossover(a, d, params.log_class, params.delta)
         rows = ((c.task, c.predicting, c.learning, c.learner) for c in tasks)
         notes = (
             "Orders of magnitude, every constant 1, for one prediction; a learned model answers without end.",
             f"Publishing a model takes fewer rows from about {max(1, basic):.3g} predictions on (basic composition), "
             f"{max(1, advanced):.3g} (advanced), for a class of VC dimension d.",
         )
-        return make_table(
-            ("task", "rows, one prediction", "rows, a model", "of the model"), rows, notes
-        )
+        columns = ("task", "rows, one prediction", "rows, a model", "of the model")
+        return make_table(columns, rows, notes)
 
 
 CALCULATORS: tuple[Calculator[Any], ...] = (

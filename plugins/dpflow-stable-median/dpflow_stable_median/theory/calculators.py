@@ -66,72 +66,36 @@ def answering_methods(task: median_sizes.AnsweringTask) -> list[Method]:
     """Groups for answering, by method."""
     split, fresh_groups = median_sizes.splitting_groups(task)
     small = median_sizes.simple_calibration(task)
+    inside = f"({small.rho:.1e}, 1-{small.rho:.1e})"
+    paper = median_sizes.paper_calibration(task).groups
+    exact = median_sizes.exact_calibration(task).groups
+    tight = median_sizes.tight_calibration(task).groups
+    sharper = median_sizes.tight_calibration(task, True).groups
+    heuristic = median_sizes.heuristic_calibration(task).groups
     return [
         ("one sample, no adaptivity", fresh_groups, FIXED, "exact median"),
         ("splitting", split, PROVEN, f"{fresh_groups} fresh groups a query, exact median"),
-        (
-            "stable median, paper",
-            median_sizes.paper_calibration(task).groups,
-            PROVEN,
-            "Theorem 4.3 with its constants",
-        ),
-        (
-            "stable median, exact",
-            median_sizes.exact_calibration(task).groups,
-            PROVEN,
-            "the same conditions solved exactly",
-        ),
-        (
-            "stable median, tight",
-            median_sizes.tight_calibration(task).groups,
-            PROVEN,
-            "constants solved numerically",
-        ),
-        (
-            "stable median, tight, bounded range",
-            median_sizes.tight_calibration(task, True).groups,
-            PROVEN,
-            "sharper composition",
-        ),
-        (
-            "simple generalisation",
-            small.groups,
-            PROVEN,
-            f"only inside the ({small.rho:.1e}, 1-{small.rho:.1e}) interval",
-        ),
-        (
-            "stable median, heuristic",
-            median_sizes.heuristic_calibration(task).groups,
-            HEURISTIC,
-            "against one known attack only",
-        ),
+        ("stable median, paper", paper, PROVEN, "Theorem 4.3 with its constants"),
+        ("stable median, exact", exact, PROVEN, "the same conditions solved exactly"),
+        ("stable median, tight", tight, PROVEN, "constants solved numerically"),
+        ("stable median, tight, bounded range", sharper, PROVEN, "sharper composition"),
+        ("simple generalisation", small.groups, PROVEN, f"only inside the {inside} interval"),
+        ("stable median, heuristic", heuristic, HEURISTIC, "against one known attack only"),
     ]
 
 
 def verifying_methods(promise: Promise, answers: int = 1) -> list[Method]:
     """Groups for checking claims."""
+    described = description_length_groups(promise, answers)
+    one_query = max(one_query_groups(promise)[:2])
+    heuristic = "epsilon 1 a failure, at least 200 groups; private"
     return [
         ("splitting", splitting_groups(promise), PROVEN, "fresh groups a claim; no privacy"),
-        (
-            "description length",
-            description_length_groups(promise, answers),
-            PROVEN,
-            "noise free; no privacy",
-        ),
+        ("description length", described, PROVEN, "noise free; no privacy"),
         ("sparse vector", max(sparse_vector_groups(promise)[:2]), PROVEN, "Theorem 5.1; private"),
-        (
-            "one query",
-            max(one_query_groups(promise)[:2]),
-            PROVEN,
-            "one noisy count a claim; private",
-        ),
+        ("one query", one_query, PROVEN, "one noisy count a claim; private"),
         ("tight", tight_groups(promise).groups, PROVEN, "constants solved numerically; private"),
-        (
-            "sparse vector, heuristic",
-            200,
-            HEURISTIC,
-            "epsilon 1 a failure, at least 200 groups; private",
-        ),
+        ("sparse vector, heuristic", 200, HEURISTIC, heuristic),
     ]
 
 
@@ -156,16 +120,12 @@ class Samples(Calculator[SampleParams]):
     def make_sheet(self, params: SampleParams) -> Sheet:
         """One row per task and method, with its guarantee; the cheapest proven one is marked."""
         rows = []
-        tasks = (
-            (
-                "answer",
-                answering_methods(
-                    median_sizes.AnsweringTask(params.queries, params.range, params.beta)
-                ),
-            ),
-            ("check", verifying_methods(params.gate_promise(), params.answers)),
-        )
-        for task, methods in tasks:
+        answering = median_sizes.AnsweringTask(params.queries, params.range, params.beta)
+        tasks = {
+            "answer": answering_methods(answering),
+            "check": verifying_methods(params.gate_promise(), params.answers),
+        }
+        for task, methods in tasks.items():
             best = cheapest_method(methods)
             rows += [
                 (task, n, g, g * params.rows, what, "cheapest proven" if n == best else "", r)
@@ -177,11 +137,8 @@ class Samples(Calculator[SampleParams]):
             "answer: every answer between the quartiles of its estimator on fresh groups. check: good claims pass, bad ones fail.",
             f"{FIXED}: no promise when a query may depend on an earlier answer.",
         )
-        return Sheet(
-            ("task", "method", "groups", "rows", "guarantee", "choice", "remark"),
-            tuple(rows),
-            notes,
-        )
+        columns = ("task", "method", "groups", "rows", "guarantee", "choice", "remark")
+        return Sheet(columns, tuple(rows), notes)
 
 
 class SampleCurves(Calculator[SampleParams]):
@@ -208,9 +165,8 @@ class SampleCurves(Calculator[SampleParams]):
             ]
             table.append(cells)
         columns = ("queries", *(name for name, _ in table[0]))
-        return Sheet(
-            columns, tuple((k, *(g for _, g in cells)) for k, cells in zip(ks, table)), x="queries"
-        )
+        rows = tuple((k, *(g for _, g in cells)) for k, cells in zip(ks, table))
+        return Sheet(columns, rows, x="queries")
 
 
 class FailureCurves(Calculator[SampleParams]):
@@ -225,24 +181,13 @@ class FailureCurves(Calculator[SampleParams]):
         """One row per ell = 1, 10, ..., at most k, one column per proven method."""
         # A set, because a small k is the least of several.
         ells = sorted({min(10**n, params.queries) for n in range(5)})
-        table = []
+        table, names = [], []
         for ell in ells:
             promise = Promise(params.queries, ell, params.beta, params.rho, params.alpha)
-            table.append(
-                (
-                    ell,
-                    *(
-                        g * params.rows
-                        for _, g, w, _ in verifying_methods(promise, params.answers)
-                        if w == PROVEN
-                    ),
-                )
-            )
-        names = [
-            n
-            for n, _, w, _ in verifying_methods(params.gate_promise(), params.answers)
-            if w == PROVEN
-        ]
+            methods = verifying_methods(promise, params.answers)
+            proven = {name: groups for name, groups, kind, _ in methods if kind == PROVEN}
+            names = list(proven)
+            table.append((ell, *(groups * params.rows for groups in proven.values())))
         return Sheet(("failures", *names), tuple(table), x="failures")
 
 
@@ -270,17 +215,12 @@ class Widths(Calculator[WidthParams]):
     def make_sheet(self, params: WidthParams) -> Sheet:
         """One row per half-width: groups by the paper's route and by the tight one."""
         task = median_sizes.AnsweringTask(params.queries, params.range, params.beta)
-        rows = tuple(
-            (
-                w,
-                median_sizes.width_calibration(task, w).groups,
-                median_sizes.tight_calibration(task, True, w).groups,
-            )
-            for w in sorted(params.half_widths)
-        )
-        return Sheet(
-            ("half width", "the paper's route", "tight, bounded range"), rows, x="half width"
-        )
+        rows = []
+        for w in sorted(params.half_widths):
+            paper = median_sizes.width_calibration(task, w).groups
+            rows.append((w, paper, median_sizes.tight_calibration(task, True, w).groups))
+        columns = ("half width", "the paper's route", "tight, bounded range")
+        return Sheet(columns, tuple(rows), x="half width")
 
 
 class MedianSizesParams(Params):
@@ -305,25 +245,14 @@ class MedianSizes(Calculator[MedianSizesParams]):
 
     def make_sheet(self, params: MedianSizesParams) -> Sheet:
         """One row per algorithm: values needed, and the noise on one fraction."""
-        search = median_sizes.binary_search_sizes(
-            params.points, params.epsilon, params.delta, params.alpha, params.beta
-        )
+        points, epsilon, alpha, beta = params.points, params.epsilon, params.alpha, params.beta
+        search = median_sizes.binary_search_sizes(points, epsilon, params.delta, alpha, beta)
+        exponential = median_sizes.median_groups(points, epsilon, alpha, beta)
+        laplace = search.probes / (search.laplace_groups * epsilon)
         rows = (
-            (
-                "exponential mechanism",
-                median_sizes.median_groups(
-                    params.points, params.epsilon, params.alpha, params.beta
-                ),
-                "pure",
-                None,
-            ),
+            ("exponential mechanism", exponential, "pure", None),
             ("binary search, Gaussian noise", search.groups, "delta", search.sigma),
-            (
-                "binary search, Laplace noise",
-                search.laplace_groups,
-                "pure",
-                search.probes / (search.laplace_groups * params.epsilon),
-            ),
+            ("binary search, Laplace noise", search.laplace_groups, "pure", laplace),
         )
         note = f"binary search asks {search.probes} counts; its Gaussian form achieves epsilon {search.epsilon:.4f}"
         return Sheet(("algorithm", "values", "guarantee", "noise on a fraction"), rows, (note,))
@@ -352,30 +281,21 @@ class MeanSizes(Calculator[MeanSizesParams]):
 
     def make_sheet(self, params: MeanSizesParams) -> Sheet:
         """One row per method; no rows if no error up to 1 can be reached."""
-        k, beta = params.queries, params.beta
-        tau = (
-            params.tau
-            if params.rows is None
-            else lecture_sizes.reachable_error(k, params.rows, beta)
-        )
+        k, beta, tau = params.queries, params.beta, params.tau
+        if params.rows is not None:
+            tau = lecture_sizes.reachable_error(k, params.rows, beta)
         if tau > 1:
-            return Sheet(
-                ("method", "rows"),
-                (),
-                (f"{params.rows} rows are too few for any tau up to 1; split the data.",),
-            )
+            note = f"{params.rows} rows are too few for any tau up to 1; split the data."
+            return Sheet(("method", "rows"), (), (note,))
         plan = lecture_sizes.plan_service(k, tau, beta)
         best = lecture_sizes.best_service(k, tau, beta)
+        law = lecture_sizes.scaling_law(k, tau, beta)
         rows = (
             ("Laplace service", plan.rows, PROVEN),
             ("Laplace service, best division of tau", best.rows, PROVEN),
             ("splitting", lecture_sizes.splitting_rows(k, tau, beta), PROVEN),
             ("one sample, no adaptivity", lecture_sizes.non_adaptive_rows(k, tau, beta), FIXED),
-            (
-                "scaling law with constant 1",
-                lecture_sizes.scaling_law(k, tau, beta),
-                "not a sample size",
-            ),
+            ("scaling law with constant 1", law, "not a sample size"),
         )
         notes = (
             f"tau {tau:.6g}: {plan.alpha:.4g} for noise, {6 * plan.epsilon:.4g} for generalisation; epsilon {plan.step:.3e} an "
@@ -410,21 +330,14 @@ class ChooseMethod(Calculator[ChooseParams]):
         task = median_sizes.AnsweringTask(params.queries, params.range, params.beta)
         # Rows with which an answer between the quartiles errs by at most tau (Chebyshev).
         group = max(1, ceil((2 * params.sd / params.tau) ** 2))
+        service = params.queries, params.tau, params.beta
+        tight = median_sizes.tight_calibration(task, True).groups
         rows = [
-            (
-                "Laplace service",
-                lecture_sizes.plan_service(params.queries, params.tau, params.beta).rows,
-            ),
-            (
-                "splitting, means",
-                lecture_sizes.splitting_rows(params.queries, params.tau, params.beta),
-            ),
+            ("Laplace service", lecture_sizes.plan_service(*service).rows),
+            ("splitting, means", lecture_sizes.splitting_rows(*service)),
             ("splitting, group medians", median_sizes.splitting_groups(task)[0] * group),
             ("stable median, paper", median_sizes.paper_calibration(task).groups * group),
-            (
-                "stable median, tight, bounded range",
-                median_sizes.tight_calibration(task, True).groups * group,
-            ),
+            ("stable median, tight, bounded range", tight * group),
         ]
         best = min(rows, key=lambda row: row[1])[0]
         cells = tuple((name, n, "fewest rows" if name == best else "") for name, n in rows)
