@@ -27,7 +27,9 @@ through DuckDB, cannot: they do not choose a block's bytes.
 
 Where that description does not determine rows there is no fingerprint: rows that are only in the
 write-ahead log, updates not yet written out, texts of 4,096 bytes and more, which are stored
-elsewhere, and relations that are no tables. Of types that no release reads (lists, structs) it
+elsewhere, relations that are no tables, and tables with an ENUM: DuckDB writes the least and
+greatest value of one whenever it lists segments, and ends the session if files brought a code that
+is no value. Of types that no release reads (lists, structs) it
 determines which rows are NULL, the only thing that a condition can ask of them.
 """
 
@@ -97,7 +99,7 @@ class _Layout:
         Args:
             counted: the column whose segments say how many rows a row group has.
         """
-        if self.rows is None:
+        if self.rows is None or self._has_enum():
             return False
         listed = self.connection.fetch_rows(
             sql.storage_query(self.relation.quoted), [list(self.fields)]
@@ -112,6 +114,10 @@ class _Layout:
             self.groups.append(self._read_group(_RowGroup(before), rows, sums, counted))
         # A column without segments is computed, not stored.
         return all({s.column for s in g.segments} == set(self.fields) for g in self.groups)
+
+    def _has_enum(self) -> bool:
+        """Whether any column of the table, read or not, has an ENUM in its type."""
+        return any("ENUM(" in field.type for field in self.relation.fields.values())
 
     def _read_group(
         self, group: _RowGroup, rows: list[Any], sums: dict[int, bytes], counted: str

@@ -42,7 +42,8 @@ _INT128 = 2**127 - 1
 
 @dataclass(frozen=True)
 class Field:
-    """A column as the catalog describes it: ``kind`` is the type's family, ``type`` its full name.
+    """A column as the catalog describes it: ``kind`` is the type's family, ``type`` its full name,
+    ``width`` the digits of a DECIMAL or the number of an ENUM's values.
 
     ``reference`` is where a query finds it, if not under its name in ``t``.
     """
@@ -61,21 +62,43 @@ class Field:
 
     @property
     def sql(self) -> str:
-        """The column in a query that reads its relation as ``t``; NULL for a number that its type
-        has and no date stands for.
+        """The column in a query that reads its relation as ``t``; NULL for what its storage holds
+        and no value of the type stands for.
 
-        Files and frames bring such timestamps. DuckDB compares and groups them, but fails where it
-        writes or converts one, and a row must not make a query fail.
+        Files and frames bring such timestamps, times, decimals, truth values and codes of an ENUM.
+        DuckDB compares and groups them, but fails where it writes or converts one, or reads memory
+        beyond what it owns, and a row must not make a query fail.
         """
         value = self.reference or f"t.{quote_name(self.name)}"
         # JSON is a VARCHAR that takes no collation, which `key` needs.
         if self.type == "JSON":
             return f"CAST({value} AS VARCHAR)"
+        genuine = self._is_genuine(value)
+        return value if genuine is None else f"CASE WHEN {genuine} THEN {value} END"
+
+    def _is_genuine(self, value: str) -> str | None:
+        """The condition that what is stored is a value of the type; None if it cannot but be one."""
+        if self.kind == "boolean":
+            return f"CAST({value} AS UTINYINT) <= 1"
+        if self.kind == "enum":
+            return f"enum_code({value}) < {self.width}"
+        ends: tuple[str, ...] = ()
+        if self.kind in _LAST:
+            ends = (_FIRST, _LAST[self.kind])
+        elif self.kind == "time":
+            ends = ("00:00:00", "24:00:00")
+        elif self.kind == "decimal":
+            digits = "9" * self.width
+            most = f"{digits[self.scale :]}.{digits[: self.scale]}"
+            ends = (f"-{most}", most)
+        if not ends:
+            return None
+        first, last = (f"CAST('{text}' AS {self.type})" for text in ends)
+        within = f"{value} BETWEEN {first} AND {last}"
         if self.kind not in _LAST:
-            return value
-        texts = (_FIRST, _LAST[self.kind], "infinity", "-infinity")
-        first, last, *ends = (f"CAST('{text}' AS {self.type})" for text in texts)
-        return f"CASE WHEN {value} BETWEEN {first} AND {last} OR {value} IN ({', '.join(ends)}) THEN {value} END"
+            return within
+        infinities = (f"CAST('{text}' AS {self.type})" for text in ("infinity", "-infinity"))
+        return f"{within} OR {value} IN ({', '.join(infinities)})"
 
 
 def describe_field(name: str, kind: Any) -> Field:
@@ -83,6 +106,8 @@ def describe_field(name: str, kind: Any) -> Field:
     if kind.id == "decimal":
         sizes = dict(kind.children)
         return Field(name, "decimal", str(kind), sizes["precision"], sizes["scale"])
+    if kind.id == "enum":
+        return Field(name, "enum", str(kind), len(dict(kind.children)["values"]))
     return Field(name, kind.id, str(kind))
 
 

@@ -1,0 +1,626 @@
+"""The matrix of raw values: each type of `raw_values` in each role, for each kind of request.
+
+A world is one file with a table of plain rows, and the same table with rows more, each of a privacy
+unit of its own and with a raw value. What is compared is all that anybody could see: answer or
+refusal, its words, logs, streams and files; and how far the exact answers are apart.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import duckdb
+import numpy as np
+from raw_values import TYPES, RawType
+
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import (
+    CellGrid,
+    GroupedSums,
+    GroupEstimates,
+    GroupMoments,
+    Groups,
+    GroupValues,
+    KeySets,
+    RecordArrays,
+    Records,
+    Sets,
+    SortedValues,
+    UnboundedValues,
+    ValueCounts,
+)
+from dpflow.errors import DpflowError
+from dpflow.tables import PrivateTable
+from dpflow.tables.access import sandbox
+from dpflow.tables.bounding.sort_bounding import PackedRows
+
+#: Names of the types.
+KINDS = {one.name: one for one in TYPES}
+SECRET = b"0123456789abcdef"
+ROWS, GROUPS, DAYS = 60, 64, ("2020-01-01", "2020-01-02")
+
+#: What a condition asks of a column, and an expression of a group's.
+CONDITIONS = (
+    *("{x} IS NULL", "{x} IS NOT NULL", "{x}", "NOT {x}"),
+    *("{x} = {c}", "{x} <> {c}", "{x} < {c}", "{x} >= {c}"),
+    *("{x} IN ({c})", "{x} BETWEEN {c} AND {c}", "{x} = {x}", "coalesce({x}, {c}) = {c}"),
+    *("{x} LIKE 'a%'", "lower({x}) = 'a'", "upper({x}) = 'A'", "length({x}) > 0"),
+    *("abs({x}) >= 0", "sqrt({x}) >= 0", "ln({x}) >= 0", "exp({x}) >= 0", "-{x} <= 0"),
+    *("{x} + {x} >= 0", "{x} - 1 >= 0", "{x} * {x} >= 0", "{x} / {x} > 0", "1 / {x} > 0"),
+    *("{x} % 7 >= 0", "7 % {x} >= 0", "least({x}, 1) = 1", "greatest({x}, 1) = 1"),
+    "CASE WHEN {x} = {c} THEN 1 ELSE 0 END = 0",
+)
+EXPRESSIONS = (
+    *("count({x})", "count(DISTINCT {x})", "count_if({x} IS NULL)", "min({x})", "max({x})"),
+    *("median({x})", "quantile_cont({x}, 0.3)", "quantile_disc({x}, 0.3)", "max(length({x}))"),
+    *("sum({x})", "avg({x})", "var_samp({x})", "var_pop({x})", "stddev_samp({x})"),
+    *("covar_pop({x}, v)", "corr({x}, v)", "regr_slope({x}, v)"),
+    *("sum(least(greatest({x}, 0), 1))", "sum(v) FILTER (WHERE {x} = {c})"),
+    *("max({x} * {x})", "avg(CASE WHEN {x} = {c} THEN 1 ELSE 0 END)"),
+)
+
+#: What the raw column is to a declaration, and where it lies.
+ROLES = ("unit", "one unit", "block", "dimension key", "unit of a join", "unread")
+PLACES = ("own", "dimension", "unit join")
+USES = ("value", "value with missing", "number", "public key", "private key", "condition")
+
+
+def _sums(by: str | None = None, keys: Sequence[str] | None = None, value: str = "v") -> Any:
+    return GroupedSums(by, None if keys is None else tuple(keys), 100, 100, ((value, 0),))
+
+
+#: Requests of a raw column as a value, as a key, and of others beside it, by name.
+Maker = Callable[[str, tuple[str, ...]], Any]
+_VALUE: dict[str, Maker] = {
+    "sums": lambda x, _: _sums(value=x),
+    "sums and squares by public key": lambda x, _: GroupedSums(
+        "k", ("a", "b", "c"), 100, 100, ((x, 0),), ((x, 0, 0),)
+    ),
+    "sums by private key": lambda x, _: _sums("p", value=x),
+    "sums by small key": lambda x, _: _sums("s", value=x),
+    "sorted values": lambda x, _: SortedValues(x, 100),
+    "sorted values by key": lambda x, _: SortedValues(x, 100, "k", ("a", "b"), 100),
+    "records": lambda x, _: Records((x, "v"), 100),
+    "group values": lambda x, _: GroupValues(GROUPS, (x, "v")),
+    "group moments": lambda x, _: GroupMoments(GROUPS, (x, "v"), ("n", "x", "xx", "yy", "xy")),
+}
+_NUMBER: dict[str, Maker] = {
+    "unbounded values": lambda x, _: UnboundedValues(x, rows_per_group=100),
+    "unbounded values by key": lambda x, _: UnboundedValues(x, "k", ("a", "b"), 100, 100),
+    "group values": _VALUE["group values"],
+}
+_PUBLIC_KEY: dict[str, Maker] = {
+    "sums by public key": lambda x, keys: _sums(x, keys),
+    "sorted values by key": lambda x, keys: SortedValues("v", 100, x, keys, 100),
+    "unbounded values by key": lambda x, keys: UnboundedValues("v", x, keys, 100, 100),
+    "records": lambda x, _: Records((x, "v"), 100),
+}
+_PRIVATE_KEY: dict[str, Maker] = {
+    "sums by private key": lambda x, _: _sums(x),
+    "key sets": lambda x, _: KeySets(x, 100),
+}
+_BESIDE: dict[str, Maker] = {
+    **{name: (lambda x, keys, make=make: make("v", keys)) for name, make in _VALUE.items()},
+    **{
+        name: (lambda x, keys, make=make: make("v", keys))
+        for name, make in _NUMBER.items()
+        if name != "group values"
+    },
+    "sums by public key": lambda x, _: _sums("k", ("a", "b", "c")),
+    "key sets": lambda x, _: KeySets("p", 100),
+    "group estimates": lambda x, _: GroupEstimates(GROUPS, "avg(v)"),
+}
+_ESTIMATES = {
+    text: (lambda x, keys, text=text: GroupEstimates(GROUPS, text)) for text in EXPRESSIONS
+}
+REQUESTS: dict[str, dict[str, Maker]] = {
+    "value": _VALUE | _ESTIMATES,
+    "value with missing": _VALUE | _ESTIMATES,
+    "number": _NUMBER | _ESTIMATES,
+    "public key": _PUBLIC_KEY,
+    "private key": _PRIVATE_KEY,
+    "condition": _BESIDE,
+    **dict.fromkeys(ROLES, _BESIDE),
+}
+#: The condition that every request is asked with.
+USUAL_CONDITION = "{x} = {c}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked of a column; with a type it is a cell of the matrix.
+
+    Attributes:
+        role: what the column is: one of `ROLES`, or a place and a use.
+        request: the request's name.
+        where: the condition, for the use of that name.
+        cached: whether and how sums of blocks are cached.
+        form: how contributions are bounded: ``sorted`` where that fits, or always ``queried``.
+    """
+
+    role: tuple[str, ...]
+    request: str
+    where: str
+    cached: str
+    form: str
+
+    def impossible(self) -> str | None:
+        """The rule by which there is no such case; None if there is one."""
+        joined = self.role[0] in ("unit join", "unit of a join")
+        if self.cached != "off" and joined:
+            return "blocks are not protected one by one beside a second private table"
+        return None
+
+    def repeats(self) -> str | None:
+        """The rule by which a possible case runs the queries of another one; None if it does not."""
+        if self.where not in ("", USUAL_CONDITION) and self.request != "sums":
+            return "a condition is one expression whatever the request"
+        of_rows = ("group", "records", "key sets", "unbounded", *EXPRESSIONS)
+        if self.request.startswith(of_rows) and (self.cached, self.form) != ("off", "sorted"):
+            return "answered from rows: neither the form of bounding nor the cache is asked"
+        if self.where not in ("", USUAL_CONDITION) and self.cached != "off":
+            return "a condition is part of the rows query, cached or not"
+        if self.form == "queried" and self.cached != "off":
+            return "sums that are cached are always queried"
+        return None
+
+    def facets(self) -> set[tuple[str, ...]]:
+        """What a part of the matrix should have once."""
+        place, use = self.role[0], self.role[-1]
+        return {
+            ("role", *self.role),
+            ("request", use, self.request),
+            ("condition", self.where),
+            ("cached", self.cached),
+            ("form", self.form),
+            ("role and request", *self.role, self.request),
+            ("role and cached", *self.role, self.cached),
+            ("request and cached", self.request, self.cached),
+            ("request and form", self.request, self.form),
+            ("condition and place", self.where, place),
+        }
+
+
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Every case, impossible ones included."""
+    roles = [(role,) for role in ROLES] + list(product(PLACES, USES))
+    ways = list(product(("off", "checked", "sealed"), ("sorted", "queried")))
+    cases = []
+    for role in roles:
+        wheres = CONDITIONS if role[-1] == "condition" else ("",)
+        for name, where, way in product(REQUESTS[role[-1]], wheres, ways):
+            cases.append(Case(role, name, where, *way))
+    return tuple(cases)
+
+
+@cache
+def running_cases() -> tuple[Case, ...]:
+    """The cases that run, for each type."""
+    return tuple(one for one in all_cases() if not one.impossible() and not one.repeats())
+
+
+def covering_part() -> dict[str, list[Case]]:
+    """By type, a case of every use: of those that are left the one with the most facets that no
+    earlier one has, and where none has any, each in turn.
+    """
+    by_use: dict[str, list[Case]] = {}
+    for case in running_cases():
+        by_use.setdefault(case.role[-1], []).append(case)
+    seen: set[tuple[str, ...]] = set()
+    part: dict[str, list[Case]] = {}
+    for number, (kind, cases) in enumerate(product(KINDS, by_use.values())):
+        turned = [*cases[number % len(cases) :], *cases[: number % len(cases)]]
+        best = max(turned, key=lambda case: len(case.facets() - seen))
+        seen |= best.facets()
+        part.setdefault(kind, []).append(best)
+    return part
+
+
+# --- Worlds ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that one call shows, and its exact answer."""
+
+    shown: tuple[Any, ...]
+    answer: Any = field(compare=False, repr=False, default=None)
+
+
+@dataclass
+class World:
+    """A type's file. ``plain`` has no raw value; ``every`` has one row of each, ``row0``, ``row1``,
+    ... one row of one of them where they are tried singly. ``other_...`` has a row for each unit of a table, with ``x``, too;
+    ``source`` has every value by its number ``n``.
+    """
+
+    kind: RawType
+    folder: Path
+    _closing: ExitStack = field(default_factory=ExitStack)
+    _session: sandbox.Connection | None = None
+    singly: bool = False
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def __post_init__(self) -> None:
+        with duckdb.connect(str(self.database)) as connection:
+            self.kind.load(connection, self.kind.values)
+            connection.execute("ALTER TABLE source RENAME i TO n")
+            connection.execute(
+                "CREATE TABLE base AS SELECT i AS u, DATE '2020-01-01' + CAST(i % 2 AS INTEGER) AS b, "
+                "['a', 'b', 'c', 'z'][1 + i % 4] AS k, 'p' || (i % 5) AS p, "
+                "CAST(i % 7 AS SMALLINT) AS s, i / 60 AS v, CAST(i % 3 AS BIGINT) AS n "
+                f"FROM range({ROWS}) t(i)"
+            )
+            rows = "FROM base JOIN source USING (n)"
+            raw = (
+                "SELECT 1000 + n AS u, DATE '2020-01-01' AS b, 'a' AS k, 'p0' AS p, "
+                "CAST(1 AS SMALLINT) AS s, 0.5 AS v, n, x FROM source WHERE n "
+            )
+            wanted = {"plain": "< 0", "every": ">= 3"}
+            if self.singly:
+                wanted |= {f"row{i}": f"= {i + 3}" for i in range(self.raws)}
+            for name, which in wanted.items():
+                connection.execute(
+                    f"CREATE TABLE {name} AS SELECT base.*, x {rows} UNION ALL {raw} {which}"
+                )
+                connection.execute(
+                    f"CREATE TABLE other_{name} AS SELECT u, x, 1 AS one FROM {name}"
+                )
+
+    @property
+    def database(self) -> Path:
+        """The private file."""
+        return self.folder / "raw.duckdb"
+
+    @property
+    def raws(self) -> int:
+        """How many raw values there are."""
+        return len(self.kind.values) - 3
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """Plain values as DuckDB writes them, and where it cannot, a text."""
+        with duckdb.connect(str(self.database), read_only=True) as connection:
+            query = "SELECT DISTINCT CAST(x AS VARCHAR) FROM source WHERE n < 3 ORDER BY 1"
+            return tuple(str(text) for (text,) in connection.execute(query).fetchall())
+
+    @cached_property
+    def block_texts(self) -> tuple[str, ...]:
+        return self.keys[:2]
+
+    @property
+    def relations(self) -> dict[str, int]:
+        """The tables with raw rows, and how many each has."""
+        single = {f"row{i}": 1 for i in range(self.raws)} if self.singly else {}
+        return {"every": self.raws} | single
+
+    def bounding(self, case: Case) -> Any:
+        """In it, contributions are bounded in the case's form."""
+        if case.form == "sorted":
+            return nullcontext()
+        return patch.object(PackedRows, "fit_in_words", lambda self: False)
+
+    def name(self, case: Case) -> str:
+        """What a declaration calls the raw column."""
+        place = {"dimension": "d.", "unit join": "o."}.get(case.role[0], "")
+        return f"{place}x" if len(case.role) == 2 else "x"
+
+    def table(self, case: Case, relation: str) -> Table:
+        """The declaration of a case over one of the relations."""
+        role, use, x = case.role[0], case.role[-1], self.name(case)
+        columns: dict[str, Any] = {
+            "v": {"lower": 0, "upper": 1, "step": "0.01"},
+            "k": {"public_keys": ["a", "b", "c"]},
+            "p": {},
+            "s": {},
+        }
+        declared: dict[str, Any] = {
+            "name": "raw",
+            "database": self.database,
+            "relation": relation,
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 100, "groups": 100},
+            "block": "b",
+            "joins": [],
+        }
+        if role in ("unit", "one unit", "unit of a join"):
+            missing = "one-unit" if role == "one unit" else "drop"
+            declared["privacy_unit"] = {"column": "x", "missing": missing}
+        if role == "block":
+            declared["block"] = "x"
+        if role in ("dimension", "dimension key"):
+            on = {"n": "n"} if role == "dimension" else {"x": "x"}
+            join = {"relation": "source", "name": "d", "kind": "dimension", "on": on}
+            declared["joins"] = [join]
+        if role in ("unit join", "unit of a join"):
+            on = {"u": "u"} if role == "unit join" else {"x": "x"}
+            other = {"relation": f"other_{relation}", "name": "o", "kind": "unit", "on": on}
+            declared["joins"] = [other | {"rows": 1}]
+        if role == "dimension key":
+            columns["d.n"] = {"lower": 0, "upper": 2}
+        if role == "unit of a join":
+            columns["o.one"] = {"lower": 0, "upper": 2}
+        if use in ("value", "value with missing"):
+            columns[x] = {"lower": -1, "upper": 2, "step": "0.5"}
+            if use == "value with missing":
+                columns[x]["missing"] = 1
+        elif use == "public key":
+            columns[x] = {"public_keys": list(self.keys)}
+        elif use in ("number", "private key", "condition", "block"):
+            columns[x] = {}
+        if case.cached != "off" or role == "block":
+            declared["protects"] = "unit-block"
+        if case.cached != "off":
+            declared["cached_partials"] = case.cached
+        return Table.model_validate(declared | {"columns": columns})
+
+    def request(self, case: Case) -> Any:
+        """The request of a case."""
+        made = REQUESTS[case.role[-1]][case.request](self.name(case), self.keys)
+        swap = {"dimension key": "d.n", "unit of a join": "o.one"}.get(case.role[0])
+        if swap is not None:
+            made = _replace_value(made, swap)
+        if isinstance(made, GroupEstimates):
+            text = made.sql.replace("{x}", _quoted(self.name(case)))
+            made = GroupEstimates(made.groups, text.replace("{c}", self.kind.literal or "1"))
+        return made
+
+    def where(self, case: Case) -> str | None:
+        """The condition of a case."""
+        text = case.where.replace("{x}", _quoted(self.name(case)))
+        return text.replace("{c}", self.kind.literal or "1") or None
+
+    def blocks(self, case: Case) -> tuple[str, ...]:
+        """The blocks that a case names."""
+        if case.role == ("block",):
+            return self.block_texts
+        return DAYS if case.cached != "off" else ()
+
+    def run(self, case: Case, relation: str) -> Outcome:
+        """What a case shows over one of the relations."""
+        return observe(self.folder, lambda: self.answer(case, relation))
+
+    def answer(self, case: Case, relation: str) -> Any:
+        """The exact answer of a case over one of the relations, in a form that can be compared."""
+        seal = None if case.cached == "off" else _seal
+        private = PrivateTable(self.table(case, relation), self.where(case), seal)
+        request, blocks = self.request(case), self.blocks(case)
+        self.hold(private)
+        private.check_schema()
+        private.check_request(request, blocks)
+        first = _ask(private, request, blocks)
+        if case.cached != "off":
+            fresh = PrivateTable(private.declaration, private.where)
+            fresh._held = private._held
+            for other in (private, fresh):
+                assert not distance(first, _ask(other, request, blocks)), "cached is not fresh"
+        return first
+
+    def hold(self, private: PrivateTable) -> None:
+        """Let a table use the world's open file, without what the last case left in its session:
+        opening it takes ten times as long as an answer. A session that an error has ended is not
+        used again.
+        """
+        listed = "SELECT 'TABLE', table_name FROM duckdb_tables() WHERE temporary AND NOT internal"
+        listed += " UNION ALL SELECT 'VIEW', view_name FROM duckdb_views() WHERE temporary AND NOT internal"
+        try:
+            assert self._session is not None
+            for kind, name in self._session.fetch_rows(listed):
+                self._session.execute(f"DROP {kind} {name}")
+        except (AssertionError, DpflowError):
+            self._closing.close()
+            self._session = self._closing.enter_context(
+                sandbox.open_file(self.database, "table 'raw'")
+            )
+        private._held = self._session
+
+
+def _quoted(name: str) -> str:
+    return ".".join(f'"{part}"' for part in name.split("."))
+
+
+def _seal(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.blake2b(data, key=SECRET).hexdigest()
+
+
+def _replace_value(request: Any, name: str) -> Any:
+    """A request that reads another column instead of ``v``."""
+    match request:
+        case GroupedSums():
+            values = tuple((name, c) for _, c in request.values)
+            squares = tuple((name, c, h) for _, c, h in request.squares)
+            return GroupedSums(
+                request.by, request.keys, request.groups, request.rows_per_group, values, squares
+            )
+        case SortedValues() | UnboundedValues():
+            return type(request)(**(request.__dict__ | {"column": name}))
+        case Records() | GroupValues() | GroupMoments():
+            columns = tuple(name if one == "v" else one for one in request.columns)
+            return type(request)(**(request.__dict__ | {"columns": tuple(dict.fromkeys(columns))}))
+        case GroupEstimates():
+            return GroupEstimates(request.groups, request.sql.replace("v)", f"{_quoted(name)})"))
+    return request
+
+
+# --- What is seen, and how far two answers are apart ----------------------------------------------
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.name} {record.levelname} {record.getMessage()}")
+
+
+def observe(folder: Path, action: Callable[[], Any]) -> Outcome:
+    """Run an action; see its outcome's class and words, logs at DEBUG, streams, and files."""
+    before = _files(folder)
+    lines, streams, root = _Lines(), io.StringIO(), logging.getLogger()
+    level = root.level
+    root.addHandler(lines)
+    root.setLevel(logging.DEBUG)
+    answer = None
+    try:
+        with redirect_stdout(streams), redirect_stderr(streams):
+            try:
+                answer = action()
+                end: tuple[Any, ...] = ("answer",)
+            except DpflowError as error:
+                context = (type(error.__context__).__name__, type(error.__cause__).__name__)
+                notes = getattr(error, "__notes__", [])
+                end = (type(error).__name__, str(error), *context, *notes)
+    finally:
+        root.removeHandler(lines)
+        root.setLevel(level)
+    made = sorted(_files(folder) - before)
+    return Outcome((*end, tuple(lines.lines), streams.getvalue(), tuple(made)), answer)
+
+
+def _files(folder: Path) -> set[str]:
+    # Names in the cache's own folder are keyed digests, and it is as private as the table.
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if ".partials" not in (path.suffix, path.parent.suffix)
+    }
+
+
+def _ask(private: PrivateTable, request: Any, blocks: Sequence[str]) -> Any:
+    match request:
+        case GroupValues():
+            return _count_rows(*private.grouped_rows(request, SECRET, blocks))
+        case GroupMoments():
+            assert private.can_sum_exactly(request)
+            found = private.group_moments(request, SECRET, blocks)
+            return np.stack([found[name] for name in request.measures], axis=1)
+        case GroupEstimates():
+            found = private.group_estimates(request, SECRET, blocks)
+            return np.stack([found, _estimate_over(private, request, blocks)], axis=1)
+    with private.open_answer(request, blocks) as answer:
+        return _count_answer(answer, request)
+
+
+def _count_rows(groups: Any, columns: dict[str, Any]) -> Counter[Any]:
+    values = [map(repr, column.tolist()) for column in columns.values()]
+    return Counter(("row of a group", *row) for row in zip(groups.tolist(), *values, strict=True))
+
+
+def _estimate_over(private: PrivateTable, request: GroupEstimates, blocks: Sequence[str]) -> Any:
+    """The same expression over rows that were read, as with a candidate's columns beside them;
+    NaN where types do not let them be read so.
+    """
+    own, _ = private.expression_columns(request.sql)
+    rows = GroupValues(request.groups, tuple(own))
+    try:
+        private.check_request(rows, blocks)
+        groups, columns = private.grouped_rows(rows, SECRET, blocks)
+        return private.estimates_over(request, groups, columns)
+    except DpflowError as error:
+        refused = "cannot be a value" in str(error) or "breaks the rule" in str(error)
+        assert refused, f"{type(error).__name__}: {error}"
+        return np.full(request.groups, np.nan)
+
+
+def _count_answer(answer: Any, request: Any) -> Counter[Any]:
+    found: Counter[Any] = Counter()
+    match answer:
+        case Groups():
+            assert len(set(answer.keys)) == len(answer.keys), "a key twice"
+            for i, key in enumerate(answer.keys):
+                found["rows", key], found["units", key] = int(answer.rows[i]), int(answer.units[i])
+                for what in ("sums", "counts", "squares"):
+                    for name, array in getattr(answer, what).items():
+                        found[f"{what} of {name}", key] = int(array[i])
+            if request.keys is not None:
+                found[CONSTANT, answer.keys] = 1
+        case ValueCounts():
+            codes = [0] * len(answer.values) if answer.codes is None else answer.codes.tolist()
+            for code, value, n in zip(codes, answer.values.tolist(), answer.counts.tolist()):
+                found["values", code, value] = n
+        case Sets():
+            assert len(set(answer.keys)) == len(answer.keys), "a key twice"
+            units: dict[int, set[str]] = {}
+            for unit, key in zip(answer.units.tolist(), answer.codes.tolist(), strict=True):
+                units.setdefault(unit, set()).add(answer.keys[key])
+            found.update(("keys of a unit", *sorted(one)) for one in units.values())
+        case RecordArrays():
+            columns = [one.tolist() for one in answer.columns.values()]
+            found.update(("record", *row) for row in zip(*columns, strict=True))
+        case _:
+            found = _count_column(answer)
+    return Counter({key: n for key, n in found.items() if n})
+
+
+def _count_column(column: Any) -> Counter[Any]:
+    """What an open column tells in all its rounds."""
+    found: Counter[Any] = Counter({("units",): column.count_units()})
+    for code, values in enumerate(column.sample_values(10**6)):
+        found["rows", code] = int(column.rows[code])
+        found.update(("sample", code, repr(value)) for value in values.tolist())
+    for exponent in (None, 0, -300, 300):
+        grids = {code: CellGrid(exponent) for code in range(len(column.rows))}
+        for code, bins in column.count_cells(grids).items():
+            for key, n in zip(bins.keys.tolist(), bins.counts.tolist(), strict=True):
+                found[f"cells of {exponent}", code, repr(key)] = n
+    for value in (-1e300, -1.0, 0.0, 1e19, 1e300):
+        # What a draw is written as is no matter of rows.
+        found[CONSTANT, value, str(column.column_value(value))] = 1
+    return found
+
+
+#: Marks what must be equal, and is no count of rows.
+CONSTANT = "constant"
+#: What a row of one unit moves at most, where that is not 1: bounds in grid steps, their squares,
+#: and a unit's set of keys that becomes another one.
+_MOST = {"sums": 100, "squares": 100**2, "keys": 2}
+
+
+def distance(one: Any, other: Any) -> dict[Any, float]:
+    """Where two answers differ, and by how much; what differs in a holdout group counts as 1."""
+    if isinstance(one, np.ndarray):
+        same = np.all((one == other) | (np.isnan(one) & np.isnan(other)), axis=1)
+        return {("group", int(group)): 1.0 for group in np.flatnonzero(~same)}
+    keys = one.keys() | other.keys()
+    return {key: abs(one[key] - other[key]) for key in keys if one[key] != other[key]}
+
+
+def check_distance(one: Any, other: Any, units: int) -> None:
+    """Two exact answers are no further apart than so many units with one row each may move them."""
+    total: Counter[str] = Counter()
+    for key, size in distance(one, other).items():
+        total[key[0]] += size
+    for measure, size in total.items():
+        most = 0 if measure == CONSTANT else _MOST.get(measure.split(" ")[0], 1)
+        assert size <= units * most, f"{units} rows move {measure} by {size}"
+
+
+def check_case(world: World, case: Case) -> None:
+    """A case shows the same with raw values and without, and answers no further apart than claimed."""
+    with world.bounding(case):
+        plain = world.run(case, "plain")
+        for relation, units in world.relations.items():
+            raw = world.run(case, relation)
+            where = f"{world.kind.name}, {case}, {relation}"
+            assert raw == plain, f"{where}: {raw.shown} is not {plain.shown}"
+            if plain.answer is not None:
+                check_distance(raw.answer, plain.answer, units)
