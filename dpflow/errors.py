@@ -19,6 +19,7 @@
     ├── TableError                a private or published table
     │   ├── TableUnreadable       missing, not DuckDB, a column missing, a type that cannot be used
     │   ├── TableBusy             another process is writing the file                               (retryable)
+    │   ├── NotSealed             a block's cached sums could not be sealed, or are damaged         (retryable)
     │   └── NotPublished          settled in the ledger, but the output file could not be written   (retryable)
     ├── ContractViolated          the rows do not satisfy what the table declares
     ├── UnexpectedFailure         something failed that dpflow does not foresee                     (retryable)
@@ -192,6 +193,16 @@ class TableBusy(TableError):
     """Another process is writing the DuckDB file.
 
     Wait until the writer has closed it; then a retry helps.
+    """
+
+    retryable = True
+
+
+class NotSealed(TableError):
+    """Cached partial aggregates of a block could not be sealed, or sealed ones are damaged.
+
+    Free space, or mend the directory that the message names; then a retry goes on with the same
+    reservation.
     """
 
     retryable = True

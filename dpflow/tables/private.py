@@ -64,7 +64,9 @@ class PrivateTable:
             and declaration.protects == "unit-block"
         )
         self._partials = (
-            PartialCache(declaration.database, seal) if seal is not None and caches else None
+            PartialCache(declaration.database, seal, declaration.cached_partials == "sealed")
+            if seal is not None and caches
+            else None
         )
         # Parsed before any file is opened: what is refused does not depend on the data.
         self._where = None if where is None else conditions.parse_condition(where, declaration)
@@ -140,7 +142,10 @@ class PrivateTable:
             PlanRefused: no bounds, integers that would not fit, or a key or block its column cannot
             hold.
             UnknownName: a column that the declaration does not have.
+            NotSealed: blocks are sealed, and the place for them cannot be used.
         """
+        if self._partials and self._partials.sealed:
+            self._partials.prepare_folder()
         with self._open_query(blocks) as reading:
             HANDLERS[type(statistic)].check(reading, statistic)
 

@@ -130,6 +130,7 @@ class Plan:
 
     def ledger_entry(self) -> dict[str, Any]:
         """What the ledger's history keeps of the request."""
+        sealed = self.table.cached_partials == "sealed"
         return {
             "name": self.request.name,
             "mechanism": self.mechanism.name,
@@ -142,6 +143,8 @@ class Plan:
             "bounds": list(self.request.bounds),
             "epsilon": self.privacy_cost()[0],
             "delta": self.privacy_cost()[1],
+            # Of sealed blocks, so that who audits sees which version of them was read.
+            **({"sealed_version": self.table.sealed_version} if sealed else {}),
         }
 
 

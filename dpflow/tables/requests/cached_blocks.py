@@ -9,8 +9,9 @@ draw freshly. Types, request and declaration decide that.
 
 With ``cached_partials: sealed`` the cached answer is of older rows, so what chooses it must be
 public. It is used if there is one of this name and of the declaration's ``sealed_version``. An
-answer is cached for each named block, however many rows it has, and goes only when the declaration
-says another version. Rows, where they are stored, and rows of dimensions are never compared.
+answer is cached for each named block, however many rows it has. Rows, where they are stored, and
+rows of dimensions are never compared. A release that cannot store a block's answer fails, so that
+no later one reads other rows of that block.
 
 With ``cached_partials: checked`` private rows do decide between cached and computed:
 
@@ -36,11 +37,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.declaration import MAX_MAGNITUDE
-from dpflow.core.contract.requests import Groups, ValueCounts
+from dpflow.core.contract.declaration import MAX_MAGNITUDE, Table
+from dpflow.core.contract.requests import Groups, SortedValues, ValueCounts
 from dpflow.tables.access import block_fingerprints, sql
 from dpflow.tables.requests.handlers import HANDLERS
-from dpflow.tables.requests.partial_cache import Part, PartialCache
+from dpflow.tables.requests.partial_cache import MOST_RESERVED, Part, PartialCache
 from dpflow.tables.requests.query import RequestQuery
 
 
@@ -73,41 +74,66 @@ def add_blocks(
     """The sums of the blocks; those that are not cached in this state are read and truncated."""
     partials.prepare_folder()
     states = _block_states(reading, blocks)
-    sealed = reading.table.cached_partials == "sealed"
-    parts = []
-    for block in blocks:
-        state = states[block]
-        table = reading.table
-        name = partials.entry_name(
+    table = reading.table
+    names = {
+        block: partials.entry_name(
             (
                 table.stored_form(),
-                table.cached_partials,
+                (table.cached_partials, table.sealed_version),
                 reading.canonical_condition,
                 reading.column_types(),
                 request,
                 block,
-            ),
-            sealed,
-        )
-        part = None if state is None else partials.read_entry(name, state)
-        if part is None:
-            part = HANDLERS[type(request)].answer(
-                reading.of_block(block, partials.draw_salt), request
             )
-            if state is not None:
-                partials.write_entry(name, state, part)
-        parts.append(part)
+        )
+        for block in blocks
+    }
+
+    def read_entries(blocks: Sequence[str]) -> dict[str, Part | None]:
+        return {block: partials.read_entry(names[block], states[block]) for block in blocks}
+
+    def missing_blocks() -> list[str]:
+        return [block for block in blocks if parts[block] is None]
+
+    parts = read_entries(blocks)
+    if missing_blocks():
+        with partials.lock_entries():
+            if partials.sealed:
+                # Somebody else may have sealed them before the lock was ours.
+                parts |= read_entries(missing_blocks())
+                needed = [names[block] for block in missing_blocks()]
+                partials.reserve_space(needed, _most_bytes(table, request))
+            for block in missing_blocks():
+                part = HANDLERS[type(request)].answer(
+                    reading.of_block(block, partials.draw_salt), request
+                )
+                partials.write_entry(names[block], states[block], part)
+                parts[block] = part
     partials.remove_old()
-    return merge_parts(parts)
+    return merge_parts([part for part in parts.values() if part is not None])
+
+
+def _most_bytes(table: Table, request: Any) -> int:
+    """The most that an entry takes, told from the request; above `MOST_RESERVED` no bound matters."""
+    if isinstance(request, SortedValues):
+        low, high = table.bounded_column(request.column).grid_bounds()
+        numbers = 3 * len(request.keys) * (high - low + 1)
+    elif request.by is not None and request.keys is None:
+        return MOST_RESERVED
+    else:
+        columns = 2 + 2 * len(request.values) + len(request.squares)
+        numbers = columns * len(request.keys or ("",))
+    # Keys and names stand in the header as JSON, 12 bytes for a character at most.
+    return 4096 + 12 * len(repr(request)) + 8 * numbers
 
 
 def _block_states(reading: RequestQuery, blocks: Sequence[str]) -> dict[str, str | None]:
     """For each block what tells whether its sums would be others now; None if nothing does.
 
-    Of sealed blocks that is what the owner says, and no row.
+    Of sealed blocks nothing does: the owner's version is in their names.
     """
     if reading.table.cached_partials == "sealed":
-        return dict.fromkeys(blocks, f"sealed {reading.table.sealed_version}")
+        return dict.fromkeys(blocks, "sealed")
     assert reading.table.block is not None
     block = reading.own_column(reading.table.block)
     dimensions = [

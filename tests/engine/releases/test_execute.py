@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from fractions import Fraction
@@ -20,6 +21,7 @@ from dpflow.engine.releases.request import Publish
 from dpflow.errors import (
     BudgetExceeded,
     DpflowError,
+    NotSealed,
     PlanRefused,
     PluginError,
     RetryConflict,
@@ -231,6 +233,28 @@ def test_kept_sums_stay_in_the_private_zone(tiny: Tiny) -> None:
         if file.is_file() and file.parent != kept and file != tiny.database
     ]
     assert others and not [file for file in others for seal in seals if seal in file.read_bytes()]
+
+
+def test_a_release_that_cannot_seal_keeps_its_reservation(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No room for a block's sealed sum: nothing is drawn or settled, and the retry costs nothing
+    more. The history says which version was sealed.
+    """
+    tiny.declare(cached_partials="sealed", sealed_version=3)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(NotSealed):
+            release(planned(tiny), Ledger(tiny.ledger))
+    assert not release(planned(tiny), Ledger(tiny.ledger)).replayed
+    assert spent(tiny) == Fraction(1, 4)
+    assert planned(tiny).ledger_entry()["sealed_version"] == 3
+    tiny.declare()
+    assert "sealed_version" not in planned(tiny).ledger_entry()
 
 
 def test_no_value_of_the_table_shows_anywhere(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import pytest
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
+from dpflow.errors import NotSealed
 from dpflow.tables import PrivateTable
 from dpflow.tables.bounding.sql_bounding import Truncation
 from dpflow.tables.requests import cached_blocks, partial_cache
@@ -481,20 +484,144 @@ def test_a_place_that_cannot_be_written_keeps_nothing(
     assert kept == [] and "No space left" in caplog.text
 
 
+def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 0) -> None:
+    """Let a call of ``os`` fail as on a full disk, after so many that succeed."""
+    real, calls = getattr(os, name), iter(range(after))
+
+    def full(*arguments: Any) -> Any:
+        if next(calls, None) is None:
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    monkeypatch.setattr(os, name, full)
+
+
 def test_a_full_disk_unseals_nothing(
-    table: PrivateTable, monkeypatch: Any, reads: list[Any]
+    table: PrivateTable, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
 ) -> None:
     """What is sealed stays in use where nothing more can be written."""
     table = again(table, cached_partials="sealed")
     expected = answer_fingerprint(table.answer(REQUESTS[0], DAYS))
     write(table, "DELETE FROM data")
     reads.clear()
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
+    fill_disk(monkeypatch, "replace")
     assert answer_fingerprint(table.answer(REQUESTS[0], DAYS)) == expected and not reads
+
+
+@pytest.mark.parametrize(
+    ("call", "after"), [("posix_fallocate", 3), ("replace", 2), ("fsync", 1), ("fsync", 5)]
+)
+def test_no_number_rests_on_a_block_that_was_not_sealed(
+    table: PrivateTable, monkeypatch: pytest.MonkeyPatch, reads: list[Any], call: str, after: int
+) -> None:
+    """A disk that fills up while blocks are sealed let the release through, and the next read other
+    rows of the same blocks. Now it fails: before any row is read if there is no room.
+    """
+    table = again(table, cached_partials="sealed")
+    old = [table_of_day(table, day) for day in DAYS]
+    reads.clear()
+    with monkeypatch.context() as patch:
+        fill_disk(patch, call, after)
+        with pytest.raises(NotSealed, match="no room to seal blocks in; free space") as caught:
+            table.answer(REQUESTS[0], DAYS)
+    assert caught.value.retryable and caught.value.__context__ is None
+    sealed = 0 if call == "posix_fallocate" else after
+    assert len(reads) == (0 if call == "posix_fallocate" else min(after + 1, len(DAYS)))
+    assert len(list(folder(table).iterdir())) == sealed  # nothing half written is left
+    write(table, "UPDATE data SET v = 12 - v")
+    new = [table_of_day(table, day) for day in DAYS]
+    expected = cached_blocks.merge_parts([*old[:sealed], *new[sealed:]])
+    for _ in range(2):
+        found = again(table).answer(REQUESTS[0], DAYS)
+        assert answer_fingerprint(found) == answer_fingerprint(expected)
+        write(table, "DELETE FROM data")
+
+
+def table_of_day(table: PrivateTable, day: str) -> Any:
+    """The block's answer from its rows, which no bound cuts."""
+    return PrivateTable(table.declaration).answer(REQUESTS[0], [day])
+
+
+@pytest.mark.parametrize("kind", ["forged", "torn", "exchanged", "readable by others"])
+def test_a_damaged_sealed_block_is_not_read_again(
+    table: PrivateTable, reads: list[Any], kind: str
+) -> None:
+    """What it was is lost, and only the owner may say that other rows take its place."""
+    table = again(table, cached_partials="sealed")
+    table.answer(REQUESTS[0], DAYS)
+    _damage(kind, sorted(folder(table).iterdir()))
+    reads.clear()
+    for _ in range(2):
+        with pytest.raises(NotSealed, match="damaged, or cannot be read"):
+            table.answer(REQUESTS[0], DAYS)
+    assert not reads
+    again(table, sealed_version=2).answer(REQUESTS[0], DAYS)
+
+
+def test_a_place_that_cannot_be_used_is_refused_before_a_charge(table: PrivateTable) -> None:
+    """Where blocks are sealed: the check that comes before the charge says so."""
+    table = again(table, cached_partials="sealed")
+    folder(table).mkdir(mode=0o770)
+    folder(table).chmod(0o770)
+    with pytest.raises(NotSealed, match="mode 0700"):
+        table.check_request(REQUESTS[0], DAYS)
+    folder(table).chmod(0o700)
+    table.check_request(REQUESTS[0], DAYS)
+
+
+def test_versions_are_sealed_side_by_side(table: PrivateTable, reads: list[Any]) -> None:
+    """Two declarations of two versions do not replace each other's blocks."""
+    versions = [again(table, cached_partials="sealed", sealed_version=n) for n in (1, 2)]
+    found = []
+    for one in versions:
+        found.append(answer_fingerprint(one.answer(REQUESTS[0], DAYS)))
+        write(table, "UPDATE data SET v = 12 - v WHERE u < 50")
+    reads.clear()
+    assert [answer_fingerprint(one.answer(REQUESTS[0], DAYS)) for one in versions] == found
+    assert found[0] != found[1] and not reads
+
+
+def test_who_locks_first_seals(table: PrivateTable, reads: list[Any]) -> None:
+    """A second release of other rows (the file was exchanged meanwhile) waits, and takes what the
+    first sealed. Without the lock the last to write decided what later releases read.
+    """
+    table = again(table, cached_partials="sealed")
+    handler, began, go = HANDLERS[GroupedSums], threading.Event(), threading.Event()
+
+    def slow(reading: Any, request: Any) -> Any:
+        began.set()
+        assert go.wait(60)
+        return handler.answer(reading, request)
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setitem(HANDLERS, GroupedSums, replace(handler, answer=slow))
+        first = pool.submit(table.answer, REQUESTS[0], DAYS[:2])
+        assert began.wait(60)
+        patch.setitem(HANDLERS, GroupedSums, handler)
+        database = table.declaration.database
+        shutil.copy(database, copy := database.with_name("copy.duckdb"))
+        with duckdb.connect(str(copy)) as connection:
+            connection.execute("UPDATE data SET v = 12 - v")
+        os.replace(copy, database)
+        second = pool.submit(again(table).answer, REQUESTS[0], DAYS[:2])
+        time.sleep(0.3)
+        go.set()
+        answers = {answer_fingerprint(one.result(60)) for one in (first, second)}
+    answers.add(answer_fingerprint(again(table).answer(REQUESTS[0], DAYS[:2])))
+    assert len(answers) == 1
+
+
+def test_room_is_made_for_the_largest_entry(table: PrivateTable) -> None:
+    """No entry is larger than what was reserved for it before its rows were read."""
+    table = again(table, cached_partials="sealed")
+    odd = GroupedSums(
+        "k", ("a", "\U0001f600" * 50, '"', "x\x01"), 9, 9, (("v", 3),), (("v", 3, 5),)
+    )
+    for request in (*(one for one in REQUESTS if one.by != "n"), *CUT, odd):
+        before = set(folder(table).iterdir()) if folder(table).exists() else set()
+        table.answer(request, DAYS)
+        sizes = [file.stat().st_size for file in set(folder(table).iterdir()) - before]
+        assert max(sizes) <= cached_blocks._most_bytes(table.declaration, request)
 
 
 KILLED = """
@@ -512,6 +639,7 @@ class Dying:
         self.file.write(data[len(data) // 2 :])
     def read(self): return self.file.read()
     def fileno(self): return self.file.fileno()
+    def truncate(self): self.file.truncate()
     def __enter__(self): return self
     def __exit__(self, *_): self.file.close()
 partial_cache.open = lambda *a: Dying(open(*a))
