@@ -24,7 +24,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="tasks are forked on 
 #: As `airflow_local_settings.py` in the process that the arguments name, then what is there.
 LOOK = """
 import gc, json, os, sys
-sys.argv = ["airflow", sys.argv[1]]
+sys.argv, arguments = ["airflow", sys.argv[1]], sys.argv[2:]
 from pathlib import Path
 from dpflow.airflow.preload import preload_tasks, count_threads
 before = set(os.listdir("/proc/self/fd"))
@@ -33,16 +33,14 @@ opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in set(os.listdir("/proc/sel
 engines = [str(o.url) for o in gc.get_objects() if type(o).__name__ == "Engine"]
 kinds = {f"{type(o).__module__}.{type(o).__qualname__}" for o in gc.get_objects()}
 state = {"loaded": loaded, "modules": sorted(sys.modules), "threads": count_threads(), "opened": opened}
-print(json.dumps(state | {"kinds": sorted(kinds), "engines": engines}))
+state |= {"kinds": sorted(kinds), "engines": engines}
 """
+TELL = "print(json.dumps(state))"
 
-#: A scheduler that forks tasks: two at once, then one that is killed after its draw, then its retry.
+#: The same process then forks tasks: two at once, then one that is killed after its draw, then its
+#: retry.
 FORK = """
-import os, sys
-import json
-sys.argv, folder, fault = ["airflow", "scheduler"], sys.argv[1], sys.argv[2]
-from dpflow.airflow.preload import preload_tasks
-preload_tasks("sklearn.linear_model")
+folder, fault = arguments
 
 def task(day, kill):
     if kill:
@@ -60,13 +58,13 @@ def task(day, kill):
     registry, request = Registry.load(), load_request(f"{folder}/release-{day}.yml")
     release(make_plan(request, registry), Ledger(f"{folder}/ledger.sqlite"), registry, run_identity=RunIdentity.of_request(request))
 
-def start(*arguments):
+def start(*what):
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        task(*arguments)
+        task(*what)
         code = 0
     except BaseException as error:
         print(error, file=sys.stderr)
@@ -75,9 +73,9 @@ def start(*arguments):
 
 ends = []
 for batch in ([("2020-01-01", False), ("2020-01-02", False)], [("2020-01-03", True)], [("2020-01-03", False)]):
-    pids = [start(*arguments) for arguments in batch]
+    pids = [start(*what) for what in batch]
     ends += [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-print(json.dumps(ends))
+state["ends"] = ends
 """
 
 
@@ -98,9 +96,18 @@ def run(script: str, *arguments: str, home: Path) -> Any:
 
 
 @linux
-def test_the_scheduler_has_all_of_it_and_nothing_open(tmp_path: Path) -> None:
-    """One thread, no new file descriptor, no connection of DuckDB, no engine, no pool of threads."""
-    state = run(LOOK, "scheduler", home=tmp_path)
+def test_the_scheduler_has_all_of_it_and_its_tasks_survive_a_kill(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    """One thread, no new file descriptor, no connection of DuckDB, no engine, no pool of threads.
+
+    So DuckDB, BLAS and the ledger work in each forked task; the killed one's retry is not charged
+    again.
+    """
+    for day in ("2020-01-01", "2020-01-02", "2020-01-03"):
+        tiny.file(name=day, blocks=[day]).rename(tiny.folder / f"release-{day}.yml")
+    places = (str(tiny.folder), str(tmp_path / "fault"))
+    state = run(LOOK + FORK + TELL, "scheduler", *places, home=tmp_path)
     assert state["loaded"] == ["skops.io", "sklearn.linear_model", *TASK_MODULES]
     assert {"dpflow.airflow.release", "dpflow.engine", "great_expectations", "duckdb"} <= set(
         state["modules"]
@@ -110,25 +117,7 @@ def test_the_scheduler_has_all_of_it_and_nothing_open(tmp_path: Path) -> None:
     assert all(url.endswith("/airflow.db") for url in state["engines"])  # Airflow's own
     forbidden = ("DuckDBPyConnection", "Ledger", "ThreadPool", "Executor", "Connection")
     assert not [kind for kind in state["kinds"] if kind.endswith(forbidden)]
-
-
-@linux
-def test_other_processes_of_airflow_stay_light(tmp_path: Path) -> None:
-    """The DAG processor imports operators only; the API server imports nothing."""
-    state = run(LOOK, "dag-processor", home=tmp_path)
-    assert "dpflow.airflow.release" in state["modules"] and state["loaded"] == []
-    assert not {"great_expectations", "dpflow.engine", "duckdb"} & set(state["modules"])
-    state = run(LOOK, "api-server", home=tmp_path)
-    assert "airflow" not in state["modules"] and state["loaded"] == []
-
-
-@linux
-def test_forked_tasks_draw_fit_and_survive_a_kill(tiny: Tiny, tmp_path: Path) -> None:
-    """DuckDB, BLAS and the ledger work in each child; the killed one's retry is not charged again."""
-    for day in ("2020-01-01", "2020-01-02", "2020-01-03"):
-        tiny.file(name=day, blocks=[day]).rename(tiny.folder / f"release-{day}.yml")
-    ends = run(FORK, str(tiny.folder), str(tmp_path / "fault"), home=tmp_path)
-    assert ends == [0, 0, -9, 0]
+    assert state["ends"] == [0, 0, -9, 0]
     ledger = Ledger(tiny.ledger)
     assert [(stored.state, stored.attempts) for stored in ledger.releases()] == [
         ("settled", 1),
@@ -136,6 +125,16 @@ def test_forked_tasks_draw_fit_and_survive_a_kill(tiny: Tiny, tmp_path: Path) ->
         ("settled", 2),
     ]
     assert ledger.verify().ok
+
+
+@linux
+def test_other_processes_of_airflow_stay_light(tmp_path: Path) -> None:
+    """The DAG processor imports operators only; the API server imports nothing."""
+    state = run(LOOK + TELL, "dag-processor", home=tmp_path)
+    assert "dpflow.airflow.release" in state["modules"] and state["loaded"] == []
+    assert not {"great_expectations", "dpflow.engine", "duckdb"} & set(state["modules"])
+    state = run(LOOK + TELL, "api-server", home=tmp_path)
+    assert "airflow" not in state["modules"] and state["loaded"] == []
 
 
 def test_a_command_line_names_its_component() -> None:

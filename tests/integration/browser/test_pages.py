@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,10 +19,10 @@ pytestmark = pytest.mark.browser
 SCRIPT = """
 import { createRequire } from 'node:module';
 const { chromium } = createRequire(process.argv[2] + '/')('playwright-core');
-const [url, user, password, picture] = process.argv.slice(3);
+const [url, user, password, picture, colorScheme] = process.argv.slice(3);
 const browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu',
   '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'] });
-const page = await browser.newPage({ viewport: { width: 1200, height: 900 } });
+const page = await browser.newPage({ viewport: { width: 1200, height: 900 }, colorScheme: colorScheme || 'light' });
 const failures = [];
 page.on('requestfailed', request => failures.push(request.url()));
 await page.goto(url);
@@ -35,7 +36,14 @@ if (user) {
 }
 await page.screenshot({ path: picture, fullPage: true });
 const overflow = await page.evaluate(() => document.documentElement.scrollWidth > window.innerWidth);
-console.log(JSON.stringify({ title: await page.title(), figures: await page.locator('svg').count(), overflow, failures }));
+// How bright the page and its texts are, from 0 to 255: those of tables and those drawn in plots.
+const bright = await page.evaluate(() => {
+  const mean = color => color.match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part) / 3, 0);
+  const style = (selector, property) => [...document.querySelectorAll(selector)].map(one => mean(getComputedStyle(one)[property]));
+  return { page: mean(getComputedStyle(document.body).backgroundColor), texts: style('td:not(.yes):not(.no), p', 'color'),
+    drawn: style('svg text', 'fill') };
+});
+console.log(JSON.stringify({ title: await page.title(), figures: await page.locator('svg').count(), overflow, failures, bright }));
 await browser.close();
 """
 
@@ -59,7 +67,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def look(tools: Path, *arguments: str) -> dict[str, object]:
+def look(tools: Path, *arguments: str) -> dict[str, Any]:
     """Open a page and say what is on it."""
     command = ["node", str(tools / "look.mjs"), str(tools), *arguments]
     return dict(
@@ -67,9 +75,16 @@ def look(tools: Path, *arguments: str) -> dict[str, object]:
     )
 
 
-def test_the_report_renders(root: Path, tools: Path, tmp_path: Path) -> None:
-    """The page shows its plots, fits the window, and asks no other host for anything."""
-    seen = look(tools, (root / "report.html").as_uri(), "", "", str(tmp_path / "report.png"))
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_report_renders(root: Path, tools: Path, tmp_path: Path, scheme: str) -> None:
+    """The page shows its plots, fits the window, is readable in both colour schemes, and asks no
+    other host for anything.
+    """
+    page = (root / "report.html").as_uri()
+    seen = look(tools, page, "", "", str(tmp_path / "report.png"), scheme)
+    bright = seen["bright"]
+    assert (bright["page"] < 64) == (scheme == "dark") and bright["texts"] and bright["drawn"]
+    assert all(abs(bright["page"] - text) > 128 for text in bright["texts"] + bright["drawn"])
     assert seen["title"] == "dpflow demo: flights of 2013"
     assert int(str(seen["figures"])) >= 5
     assert seen["overflow"] is False and seen["failures"] == []
