@@ -60,16 +60,10 @@ class Registry:
         # A misspelt hook would never be called, so it is refused here.
         self._check_hooks()
         self.origin: dict[str, str] = {}
-        self.mechanisms = MappingProxyType(
-            dict(self._collect_objects("dpflow_register_mechanisms", "mechanism"))
-        )
-        self.estimators = MappingProxyType(
-            dict(self._collect_objects("dpflow_register_estimators", "estimator"))
-        )
+        self.mechanisms: Mapping[str, AnyMechanism] = self._collect_objects("mechanism")
+        self.estimators: Mapping[str, Estimator] = self._collect_objects("estimator")
         self._require_alone()
-        self.calculators = MappingProxyType(
-            dict(self._collect_objects("dpflow_register_calculators", "calculator"))
-        )
+        self.calculators: Mapping[str, Calculator[Any]] = self._collect_objects("calculator")
 
     @classmethod
     def load(cls) -> Registry:
@@ -78,33 +72,21 @@ class Registry:
             {**{name: import_module(name) for name in BUILT_INS}, **dict(_installed_plugins())}
         )
 
-    def find_mechanism(self, name: str) -> Mechanism[Any]:
-        """The one-shot mechanism of this name, or `UnknownName`."""
-        mechanism = self.mechanisms.get(name)
-        if not isinstance(mechanism, Mechanism):
-            names = [n for n, m in self.mechanisms.items() if isinstance(m, Mechanism)]
-            raise UnknownName("one-shot mechanism", name, names)
-        return mechanism
-
-    def find_interactive(self, name: str) -> InteractiveMechanism[Any, Any]:
-        """The interactive mechanism of this name, or `UnknownName`."""
-        mechanism = self.mechanisms.get(name)
-        if not isinstance(mechanism, InteractiveMechanism):
-            names = [n for n, m in self.mechanisms.items() if isinstance(m, InteractiveMechanism)]
-            raise UnknownName("interactive mechanism", name, names)
-        return mechanism
+    def find_mechanism(self, name: str) -> AnyMechanism:
+        """The mechanism or session of this name, or `UnknownName`."""
+        if name not in self.mechanisms:
+            raise UnknownName("mechanism", name, self.mechanisms)
+        return self.mechanisms[name]
 
     def find_estimator(self, name: str) -> Estimator:
         """The holdout estimator of this name, or `UnknownName`."""
-        estimator = self.estimators.get(name)
-        if not isinstance(estimator, Estimator):
+        if not isinstance(estimator := self.estimators.get(name), Estimator):
             raise UnknownName("estimator", name, self.estimators)
         return estimator
 
     def find_calculator(self, name: str) -> Calculator[Any]:
         """The calculator of this name, or `UnknownName`."""
-        calculator = self.calculators.get(name)
-        if not isinstance(calculator, Calculator):
+        if not isinstance(calculator := self.calculators.get(name), Calculator):
             raise UnknownName("calculator", name, self.calculators)
         return calculator
 
@@ -162,9 +144,10 @@ class Registry:
                     f"an estimator is a fixed function of one group's rows, so keep nothing between calls and draw nothing"
                 )
 
-    def _collect_objects(self, hook: str, kind: str) -> Iterator[tuple[str, Any]]:
-        """Names and objects from one register hook, in registration order, clashes refused."""
-        for impl in getattr(self._manager.hook, hook).get_hookimpls():
+    def _collect_objects(self, kind: str) -> Mapping[str, Any]:
+        """Objects by name from one register hook, in registration order, clashes refused."""
+        things: dict[str, Any] = {}
+        for impl in getattr(self._manager.hook, f"dpflow_register_{kind}s").get_hookimpls():
             for thing in impl.function():
                 if thing.name in self.origin:
                     raise PluginError(
@@ -172,7 +155,8 @@ class Registry:
                         f"uninstall one of them"
                     )
                 self.origin[thing.name] = impl.plugin_name
-                yield thing.name, thing
+                things[thing.name] = thing
+        return MappingProxyType(things)
 
 
 def _installed_plugins() -> Iterator[tuple[str, object]]:

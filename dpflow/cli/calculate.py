@@ -140,11 +140,8 @@ def _cell_text(value: Any) -> Any:
     if isinstance(value, bool):
         return "yes" if value else None
     if isinstance(value, float):
-        return (
-            f"{value:.6g}"
-            if abs(value) < 1e-4 or abs(value) >= 1e15 or not value.is_integer()
-            else str(int(value))
-        )
+        whole = value.is_integer() and 1e-4 <= abs(value) < 1e15
+        return str(int(value)) if whole else f"{value:.6g}"
     return value
 
 
@@ -157,9 +154,7 @@ def _list_calculators(registry: Registry, as_json: bool) -> None:
         {
             "name": c.name,
             "summary": c.summary,
-            "inputs": [
-                f"{n}{'' if f.is_required() else '?'}" for n, f in c.Params.model_fields.items()
-            ],
+            "inputs": [n + "?" * (not f.is_required()) for n, f in c.Params.model_fields.items()],
             "origin": registry.origin[c.name],
             "citation": c.citation,
         }
@@ -168,8 +163,5 @@ def _list_calculators(registry: Registry, as_json: bool) -> None:
     if as_json:
         return show_json(rows)
     cells = ((r["name"], r["summary"], ", ".join(r["inputs"])) for r in rows)
-    show_table(
-        "calculators (dpflow calculate NAME --inputs says more)",
-        ("name", "answers", "inputs (? may be left out)"),
-        cells,
-    )
+    title = "calculators (dpflow calculate NAME --inputs says more)"
+    show_table(title, ("name", "answers", "inputs (? may be left out)"), cells)

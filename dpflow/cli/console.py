@@ -14,6 +14,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -97,11 +98,8 @@ def explain_entry(
     if isinstance(entry, InteractiveMechanism):
         models["a query's field"] = entry.Query
     if as_json:
-        about: dict[str, Any] = {
-            "name": entry.name,
-            "summary": entry.summary,
-            "citation": entry.citation,
-        }
+        about: dict[str, Any] = {"name": entry.name, "summary": entry.summary}
+        about["citation"] = entry.citation
         for kind, model in zip(("", "query_"), models.values()):
             rows, meaning = _describe_fields(model)
             about |= {f"{kind}fields": dict(rows), f"{kind}meaning": meaning}
@@ -117,15 +115,7 @@ def explain_entry(
 def _describe_fields(model: type[BaseModel]) -> tuple[list[tuple[str, str]], str]:
     """Every field with its default, and what they mean."""
     fields = model.model_fields
-    rows = [
-        (
-            name,
-            "required"
-            if f.is_required()
-            else _default_text(f.get_default(call_default_factory=True)),
-        )
-        for name, f in fields.items()
-    ]
+    rows = [(name, _default_text(field)) for name, field in fields.items()]
     meaning = ""
     # A base's text stands for the fields that nearer classes leave out.
     for base in model.__mro__:
@@ -137,7 +127,10 @@ def _describe_fields(model: type[BaseModel]) -> tuple[list[tuple[str, str]], str
     return rows, meaning.replace("``", "").strip()
 
 
-def _default_text(value: Any) -> str:
+def _default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         value = {name: str(part) for name, part in value.model_dump(mode="json").items()}
         return ", ".join(f"{name}: {part}" for name, part in value.items())

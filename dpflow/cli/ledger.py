@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -75,15 +75,8 @@ def grant(
     # Read before the ledger is made: a mistake in the declaration must leave none behind.
     declaration = load_table(table) if table else None
     book = open_ledger(ledger, create=True)
-    granted = book.grant(
-        scope,
-        epsilon,
-        delta,
-        filter=filter_name,
-        table=declaration,
-        tail_share=tail_share,
-        principal=current_principal(),
-    )
+    terms: Any = {"filter": filter_name, "tail_share": tail_share, "principal": current_principal()}
+    granted = book.grant(scope, epsilon, delta, table=declaration, **terms)
     _show_grant(granted, as_json)
     # Nothing adds up the budgets of two scopes over one table, so its owner is told.
     root = scope.partition("/")[0]
@@ -117,15 +110,8 @@ def quota(
     """Give a scope below another a budget inside that one. What it spends, every scope above it
     spends too.
     """
-    granted = open_ledger(ledger).quota(
-        scope,
-        epsilon,
-        delta,
-        filter=filter_name,
-        tail_share=tail_share,
-        principal=current_principal(),
-    )
-    _show_grant(granted, as_json)
+    terms: Any = {"filter": filter_name, "tail_share": tail_share, "principal": current_principal()}
+    _show_grant(open_ledger(ledger).quota(scope, epsilon, delta, **terms), as_json)
 
 
 @app.command("show")
@@ -137,16 +123,8 @@ def show_scopes(
     rows = [row for name in _scope_names(book, scope) for row in book.remaining(name).rows()]
     if as_json:
         return show_json(rows)
-    columns = (
-        "scope",
-        "block",
-        "epsilon granted",
-        "epsilon left",
-        "delta left",
-        "filter",
-        "used",
-        "protects",
-    )
+    amounts = ("epsilon granted", "epsilon left", "delta left")
+    columns = ("scope", "block", *amounts, "filter", "used", "protects")
     cells = [row | {"used": f"{row['used']:.0%}"} for row in rows]
     show_table("remaining", columns, ([row[c.replace(" ", "_")] for c in columns] for row in cells))
 
@@ -163,36 +141,24 @@ def odometer(
     """What has been spent so far, as (epsilon, delta). A report: the promise is the grant."""
     book = open_ledger(ledger)
     scopes = [book.scope(name) for name in _scope_names(book, scope)]
-    seen = [
-        (s, block, spent)
-        for s in scopes
-        for block, spent in book.odometer(s.scope, delta=delta).items()
-    ]
+    rows: list[dict[str, Any]] = []
+    cells = []
+    for s in scopes:
+        for block, spent in book.odometer(s.scope, delta=delta).items():
+            row = {"scope": s.scope, "block": block, "protects": s.protects, "epsilon": None}
+            loss = ("nothing finite", "", "")
+            if spent:
+                row |= {"epsilon": exact_text(spent.epsilon), "delta": exact_text(spent.delta)}
+                row["proved_by"] = spent.via
+                loss = (short(spent.epsilon), short(spent.delta), spent.via)
+            rows.append(row)
+            cells.append((s.scope, block, *loss, s.protects))
     if as_json:
-        rows = [
-            {"scope": s.scope, "block": block, "protects": s.protects}
-            | (
-                {"epsilon": exact_text(g.epsilon), "delta": exact_text(g.delta), "proved_by": g.via}
-                if g
-                else {"epsilon": None}
-            )
-            for s, block, g in seen
-        ]
-        return show_json(
-            {"report": "what was spent so far; the promise is the grant", "accounts": rows}
-        )
-    cells = (
-        (
-            s.scope,
-            block,
-            *((short(g.epsilon), short(g.delta), g.via) if g else ("nothing finite", "", "")),
-            s.protects,
-        )
-        for s, block, g in seen
-    )
+        report = "what was spent so far; the promise is the grant"
+        return show_json({"report": report, "budgets": rows})
     columns = ("scope", "block", "epsilon", "delta", "proved by", "protects")
     show_table("spent so far (a report: the promise is the grant)", columns, cells)
-    if any(block == "*" for _, block, _ in seen):
+    if any(row["block"] == "*" for row in rows):
         print("block * is a unit with rows in every block used so far")
 
 
@@ -237,17 +203,10 @@ def resolve(
     book = open_ledger(ledger)
     book.resolve(release_id, reason=reason, principal=current_principal(), decision=decision)
     if as_json:
-        return show_json(
-            {
-                "release_id": release_id,
-                "decision": decision,
-                "state": book.release(release_id).state,
-            }
-        )
-    print(
-        f"{release_id} is fenced; "
-        + ("a new try may finish it" if decision == "retry" else "it stays closed")
-    )
+        state = book.release(release_id).state
+        return show_json({"release_id": release_id, "decision": decision, "state": state})
+    end = "a new try may finish it" if decision == "retry" else "it stays closed"
+    print(f"{release_id} is fenced; {end}")
 
 
 @app.command()
@@ -321,14 +280,8 @@ def _scope_names(book: Ledger, scope: str | None) -> list[str]:
 def _show_grant(granted: Scope, as_json: bool) -> None:
     rule = granted.filter
     if as_json:
-        return show_json(
-            {
-                "scope": granted.scope,
-                "protects": granted.protects,
-                "blocks": granted.blocks,
-                "filter": rule.to_json(),
-            }
-        )
+        about = {"scope": granted.scope, "protects": granted.protects, "blocks": granted.blocks}
+        return show_json(about | {"filter": rule.to_json()})
     extent = " in every block" if granted.blocks else ""
     protects = f", protecting {granted.protects}" if granted.protects else ""
     print(

@@ -21,9 +21,7 @@ def command(
     """List installed mechanisms, built-ins and plugins, or explain one and its parameters."""
     registry = Registry.load()
     if name is not None:
-        return explain_entry(
-            registry.mechanisms.get(name) or registry.find_mechanism(name), as_json
-        )
+        return explain_entry(registry.find_mechanism(name), as_json)
     rows = [
         {
             "name": m.name,
@@ -40,8 +38,5 @@ def command(
         show_json(rows)
     else:
         cells = ((r["name"], r["kind"], r["summary"], r["origin"]) for r in rows)
-        show_table(
-            "mechanisms (dpflow mechanisms NAME explains one)",
-            ("name", "kind", "summary", "from"),
-            cells,
-        )
+        title = "mechanisms (dpflow mechanisms NAME explains one)"
+        show_table(title, ("name", "kind", "summary", "from"), cells)

@@ -54,9 +54,7 @@ class Wishes:
         errors: list[str],
     ) -> Wishes:
         """Raises `InvalidInput` for what cannot be understood."""
-        granted = {
-            name: value.split(",") for name, value in _parse_pairs("--grant", grants).items()
-        }
+        granted = {k: v.split(",") for k, v in _parse_pairs("--grant", grants).items()}
         for name, parts in granted.items():
             if len(parts) > 4:
                 raise InvalidInput(
@@ -81,12 +79,8 @@ def plan_schedule(
     jobs = read_jobs(place, wishes)
     # Without a ledger first: a supposed grant needs to know which table charges its scope.
     first = forecast_schedule(jobs, registry, None)
-    assumptions = {
-        name: _suppose_grant(name, parts, first) for name, parts in wishes.grants.items()
-    }
-    seen = forecast_schedule(
-        jobs, registry, ledger, supposed_grants=assumptions, until=wishes.until
-    )
+    assumed = {name: _suppose_grant(name, parts, first) for name, parts in wishes.grants.items()}
+    seen = forecast_schedule(jobs, registry, ledger, supposed_grants=assumed, until=wishes.until)
     fitted = _fit_noise(seen, wishes) if wishes.runs is not None else []
     if plot is not None:
         draw_forecast(seen, plot)
@@ -174,25 +168,20 @@ _FITS = ("release", "scope", "share", "epsilon now", "epsilon that fits", "error
 def _print_forecast(seen: Forecast, fitted: list[SolvedLine], wishes: Wishes) -> None:
     description = report.describe_forecast(seen)
     runs = {job["job"]: job["runs"] for job in description["jobs"]}
-    show_table(
-        "tasks", _TASKS, (_task_row(task, runs[task["job"]]) for task in description["tasks"])
-    )
+    tasks = (_task_row(task, runs[task["job"]]) for task in description["tasks"])
+    show_table("tasks", _TASKS, tasks)
     for note in description["notes"]:
         print(note)
     for row in description["scopes"]:
-        show_table(
-            f"scope {row['scope']} (a round is one run of every job)", ("", ""), _scope_rows(row)
-        )
+        title = f"scope {row['scope']} (a round is one run of every job)"
+        show_table(title, ("", ""), _scope_rows(row))
     for name in description["ungranted"]:
         print(
             f"scope {name!r} has no grant here: name its ledger, or suppose one with --grant {name}=1,1e-6"
         )
     if fitted:
-        show_table(
-            f"noise that makes {wishes.runs} runs fit",
-            _FITS,
-            (_fitted_row(one.to_json()) for one in fitted),
-        )
+        fits = (_fitted_row(one.to_json()) for one in fitted)
+        show_table(f"noise that makes {wishes.runs} runs fit", _FITS, fits)
     print(f"forecast: {description['forecast']}")
 
 
@@ -219,13 +208,11 @@ def _scope_rows(row: dict[str, Any]) -> list[tuple[str, str]]:
         end = f"no (last run {row['last_run'][:10]})" if row["last_run"] else "no run"
     once = f"; once {row['once']['epsilon']}" if row["once"]["epsilon"] != "0" else ""
     before = f" ({row['runs_paid_before']} paid before)" if row["runs_paid_before"] else ""
+    costs = f"epsilon {row['round']['epsilon']}, delta {row['round']['delta']}{once}"
     rows = [
         ("grant", f"epsilon {row['epsilon']}, delta {row['delta']} ({row['filter']})"),
-        ("account", row["account"]),
-        (
-            "a round costs",
-            f"epsilon {row['round']['epsilon']}, delta {row['round']['delta']}{once}",
-        ),
+        ("charged", row["charged"]),
+        ("a round costs", costs),
         ("rounds that fit", _count_text(row["rounds_that_fit"])),
         ("runs served", f"{row['runs']}{before}"),
         ("exhausted", end),
@@ -242,11 +229,9 @@ def _count_text(number: int | None) -> str:
 
 
 def _errors(bounds: dict[str, float] | None) -> str:
-    return (
-        "part of the result"
-        if bounds is None
-        else ", ".join(f"{k} {v:.4g}" for k, v in bounds.items())
-    )
+    if bounds is None:
+        return "part of the result"
+    return ", ".join(f"{k} {v:.4g}" for k, v in bounds.items())
 
 
 def draw_forecast(seen: Forecast, file: Path) -> None:

@@ -71,23 +71,12 @@ def _print_result(title: str, result: Result) -> None:
 
 def _list_releases(ledger: str | None, as_json: bool) -> None:
     releases = open_ledger(ledger).releases()
-    rows = [
-        {
-            "id": r.release_id,
-            "scope": r.scope,
-            "name": r.request.get("name"),
-            "blocks": list(r.blocks),
-            "state": r.state,
-        }
-        for r in releases
-    ]
+    columns = ("id", "scope", "name", "blocks", "state")
+    rows = [(r.release_id, r.scope, r.request.get("name"), r.blocks, r.state) for r in releases]
     if as_json:
-        return show_json(rows)
-    cells = (
-        (r.release_id, r.scope, r.request.get("name"), ", ".join(r.blocks), r.state)
-        for r in releases
-    )
-    show_table("releases", ("id", "scope", "name", "blocks", "state"), cells)
+        return show_json([dict(zip(columns, row)) for row in rows])
+    cells = ((*about, ", ".join(blocks), state) for *about, blocks, state in rows)
+    show_table("releases", columns, cells)
 
 
 def _show_release(ledger: str | None, release_id: str, as_json: bool) -> None:

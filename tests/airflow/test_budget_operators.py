@@ -249,11 +249,11 @@ def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
     )
     for task_id in ("one", "one", "two"):
         run(made, task_id)
-    (row,) = run(made, "report")["accounts"]
+    (row,) = run(made, "report")["budgets"]
     assert (row["epsilon_granted"], row["delta_left"]) == ("1", "5e-7")
     entries = [entry for entry in Ledger(tiny.ledger).history("new")]
     assert [(entry.kind, entry.principal) for entry in entries] == [("grant", "airflow:d")] * 2
-    assert run(made, "shared")["accounts"][0]["delta_left"] == "7.5e-7", (
+    assert run(made, "shared")["budgets"][0]["delta_left"] == "7.5e-7", (
         "another division of delta is another grant"
     )
     for task_id, message in (("bad", "epsilon is '-1'"),):

@@ -185,7 +185,7 @@ def test_the_odometer_is_a_report_per_scope_and_block(tiny: Tiny, run: Run) -> N
     charge(tiny, "one", epsilon="0.1")
     charge(tiny, "two", epsilon="0.2", block="2020-01-02")
     seen = run("odometer", "visits", "--json")
-    assert [(row["block"], row["epsilon"], row["proved_by"]) for row in seen["accounts"]] == [
+    assert [(row["block"], row["epsilon"], row["proved_by"]) for row in seen["budgets"]] == [
         ("2020-01-01", "0.1", "basic"),
         ("2020-01-02", "0.2", "basic"),
         ("*", "0.3", "basic"),
@@ -206,9 +206,9 @@ def test_the_odometer_is_a_report_per_scope_and_block(tiny: Tiny, run: Run) -> N
         tiny.folder / "visits.yml",
     )
     charge(tiny, "n", "r")
-    (finite,) = run("odometer", "r", "--delta", "1e-3", "--json")["accounts"]
+    (finite,) = run("odometer", "r", "--delta", "1e-3", "--json")["budgets"]
     assert finite["delta"] == "0.001" and finite["proved_by"] == "renyi"
-    assert run("odometer", "r", "--delta", "0", "--json")["accounts"][0]["epsilon"] is None
+    assert run("odometer", "r", "--delta", "0", "--json")["budgets"][0]["epsilon"] is None
     assert "nothing finite" in run("odometer", "r", "--delta", "0")
 
 

@@ -56,7 +56,7 @@ def test_a_folder_of_release_files(tiny: Tiny, plan: Run) -> None:
         3,
         "2020-01-04T00:00:00+00:00",
     )
-    assert scope["accounts"] == [{"block": "", "used": 0.0, "rounds_left": 3}]
+    assert scope["budgets"] == [{"block": "", "used": 0.0, "rounds_left": 3}]
     assert {found["filter"]: found["rounds"] for found in scope["filters"]}["basic"] == 3
     shown = plan(".", *DAILY, "--ledger", tiny.ledger)
     assert (

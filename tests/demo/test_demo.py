@@ -130,8 +130,8 @@ def test_the_forecast_is_what_was_charged(facts: DemoFacts, workspace: Workspace
         DAYS + 1,
         None,
     )
-    assert [account["rounds_left"] for account in flights["accounts"]] == [0] * (DAYS + 1)
-    assert holdout["once"]["epsilon"] == "0" and holdout["accounts"][0]["used"] == 1
+    assert [account["rounds_left"] for account in flights["budgets"]] == [0] * (DAYS + 1)
+    assert holdout["once"]["epsilon"] == "0" and holdout["budgets"][0]["used"] == 1
 
 
 def test_no_gate_detects_a_stolen_holdout(facts: DemoFacts) -> None:

@@ -110,7 +110,7 @@ def test_grouped_quantiles_without_their_composition_are_seen(
 
 def test_sparse_vector_session_holds_exactly() -> None:
     """All transcripts of two queries with one failure keep the session's epsilon."""
-    mechanism = REGISTRY.find_interactive("above_threshold")
+    mechanism = REGISTRY.find_mechanism("above_threshold")
     declared = table("add-remove")
     queries = [{"threshold": 2}, {"threshold": 3}]
     example = Example(declared, {"epsilon": "16"}, queries)

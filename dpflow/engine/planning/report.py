@@ -51,11 +51,11 @@ def _describe_scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, An
         "filter": rule.name,
         "epsilon": exact_text(rule.epsilon),
         "delta": exact_text(rule.delta),
-        "account": "each block" if granted.blocks else "the scope",
+        "charged": "each block" if granted.blocks else "the scope",
         "once": _cost_texts(total_cost(rule, [(event, 1) for event in once])),
         "round": _cost_texts(total_cost(rule, [(event, 1) for event in per_round])),
         "rounds_that_fit": count_rounds(rule, once, per_round),
-        "accounts": [
+        "budgets": [
             {
                 "block": block,
                 "used": granted.used_share(cost),

@@ -167,9 +167,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
             f"ledger; put them into the declaration with dpflow.engine.insert_bounds, or name the ledger"
         )
     table = table or request.load_declaration()
-    mechanism = registry.mechanisms.get(request.mechanism) or registry.find_mechanism(
-        request.mechanism
-    )
+    mechanism = registry.find_mechanism(request.mechanism)
     try:
         params = mechanism.Params.model_validate(request.params)
     except ValidationError as error:

@@ -257,7 +257,7 @@ class Remaining:
 
     def to_json(self) -> dict[str, Any]:
         """JSON for receipts."""
-        return {"scope": self.scope.scope, "accounts": self.rows()}
+        return {"scope": self.scope.scope, "budgets": self.rows()}
 
     def _row(self, block: str, spent: Cost) -> dict[str, Any]:
         """A path that the filter does not have is None; ``used`` is the share of the better open
