@@ -35,8 +35,9 @@ def environment(tiny: Tiny, ledger: bool = True) -> dict[str, str]:
 def dpflow(tiny: Tiny, *words: object, ledger: bool = True) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, through the console script's own entry point."""
     with inside(tiny.folder):
+        clean = environment(tiny, ledger)
         os.environ.clear()
-        os.environ.update(environment(tiny, ledger))
+        os.environ.update(clean)
         return subprocess.CompletedProcess(words, *run_main([*map(str, words)]))
 
 
