@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -17,8 +16,8 @@ from dpflow.core.accounting import amounts
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import InvalidInput, LedgerCorrupt
-from dpflow.ledger.audit import export, verify
+from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
+from dpflow.ledger.audit import export, recheck, verify
 from dpflow.ledger.books import charges, data_claims, grants, releases, sessions
 from dpflow.ledger.books.records import (
     AnswerRecord,
@@ -38,12 +37,11 @@ from dpflow.ledger.books.records import (
 from dpflow.ledger.books.releases import R, ReleaseCharge
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor, Mark, default_folder
+from dpflow.ledger.history.state import State
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
 from dpflow.ledger.storage.statements import (
     Prepared,
-    Read,
-    Transaction,
     match_columns,
     prepare_insert,
 )
@@ -179,9 +177,8 @@ class Ledger:
         checked_name("what is protected", protects, empty=True, longest=1000)
         checked_name("a principal", principal)
         terms = grants.Terms.parse_terms(filter, epsilon, delta, tail_share)
-        with self._begin_writing() as (transaction, writer):
+        with self._begin_writing() as writer:
             return grants.store_grant(
-                transaction,
                 writer,
                 scope,
                 terms,
@@ -215,24 +212,22 @@ class Ledger:
         """
         grants.checked_scope(scope)
         checked_name("a principal", principal)
-        with self._begin_writing() as (transaction, writer):
-            above = grants.find_parent(transaction, scope)
+        with self._begin_writing() as writer:
+            above = grants.find_parent(writer.state, scope)
             if above is None:
                 raise InvalidInput(
                     f"{scope!r} is below no other scope; name a quota as in {scope}/team-a"
                 )
-            before = charges.find_scope(transaction, scope)
+            before = charges.find_scope(writer.state, scope)
             name = filter or (before or above).filter.name
             terms = grants.Terms.parse_terms(name, epsilon, delta, tail_share)
             grants.require_inside(scope, terms, above)
-            return grants.store_grant(
-                transaction, writer, scope, terms, above.protects, above.blocks, principal
-            )
+            return grants.store_grant(writer, scope, terms, above.protects, above.blocks, principal)
 
     def scope(self, name: str) -> Scope:
         """A granted scope. Raises `UnknownName`."""
-        with self._database.begin_reading() as transaction:
-            return charges.get_scope(transaction, name)
+        with self._begin_reading() as state:
+            return charges.get_scope(state, name)
 
     def scopes(self) -> list[Scope]:
         """All granted scopes, by name."""
@@ -241,9 +236,10 @@ class Ledger:
 
     def remaining(self, scope: str) -> Remaining:
         """What is left in a scope, by block."""
-        with self._database.begin_reading() as transaction:
-            granted = charges.get_scope(transaction, scope)
-            return Remaining(granted, tuple(charges.list_costs(transaction, granted)))
+        with self._begin_reading() as state:
+            granted = charges.get_scope(state, scope)
+            spent = charges.list_costs(state, scope) or [("", Cost())]
+            return Remaining(granted, tuple(spent))
 
     def odometer(self, scope: str, *, delta: object | None = None) -> dict[str, Guarantee | None]:
         """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the
@@ -266,20 +262,19 @@ class Ledger:
 
     def check(self, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> str | None:
         """Would these be accepted together now? None if so, else why not. Charges nothing."""
-        with self._database.begin_reading() as transaction:
-            refusal = charges.find_refusal(
-                transaction, charges.make_bill(transaction, scope, events, blocks)
-            )
+        with self._begin_reading() as state:
+            bill = charges.make_bill(state, scope, events, blocks)
+            refusal = charges.find_refusal(state, bill)
             return None if refusal is None else str(refusal)
 
     def require(self, *asks: tuple[str, Sequence[Event], Sequence[str]]) -> None:
         """Raises `BudgetExceeded` unless all of these (scope, events, blocks) would be accepted
         together now.
         """
-        with self._database.begin_reading() as transaction:
-            bills = [charge for ask in asks for charge in charges.make_bill(transaction, *ask)]
+        with self._begin_reading() as state:
+            bills = [charge for ask in asks for charge in charges.make_bill(state, *ask)]
             # Merged, because two charges may fit one by one and not together.
-            charges.require_budget(transaction, charges.merge_charges(bills))
+            charges.require_budget(state, charges.merge_charges(bills))
 
     # --- releases -----------------------------------------------------------------------------------------------
 
@@ -335,14 +330,12 @@ class Ledger:
             data,
             protects=protects,
         )
-        with self._begin_writing(partial(releases.list_reads, ask)) as (transaction, writer):
-            row = releases.find_release(transaction, writer, ask)
+        with self._begin_writing() as writer:
+            row = releases.find_release(writer, ask)
             if row is None:
-                reservation = Reservation(
-                    releases.charge_release(transaction, writer, ask), 1, False
-                )
+                reservation = Reservation(releases.charge_release(writer, ask), 1, False)
             else:
-                reservation = releases.take_over(transaction, writer, row, principal)
+                reservation = releases.take_over(writer, row, principal)
             fault_points.pass_point("reserve.before-commit")
         fault_points.pass_point("reserve.after-commit")
         return reservation
@@ -366,13 +359,8 @@ class Ledger:
             RetryConflict: the attempt was fenced; its result is discarded.
         """
         text = releases.encode_ordered(result)
-        with self._begin_writing(partial(releases.reads_of_one, reservation.release_id)) as (
-            transaction,
-            writer,
-        ):
-            stored = releases.settle_release(
-                transaction, writer, reservation, text, snapshot, principal
-            )
+        with self._begin_writing() as writer:
+            stored = releases.settle_release(writer, reservation, text, snapshot, principal)
             fault_points.pass_point("settle.before-commit")
         fault_points.pass_point("settle.after-commit")
         return Reservation(reservation.release_id, reservation.attempt, True, stored_json(stored))
@@ -396,14 +384,14 @@ class Ledger:
             raise InvalidInput("the decision is close or retry; choose one")
         checked_name("a reason", reason, longest=1000)
         checked_name("a principal", principal)
-        with self._begin_writing() as (transaction, writer):
-            releases.resolve_release(transaction, writer, release_id, decision, reason, principal)
+        with self._begin_writing() as writer:
+            releases.resolve_release(writer, release_id, decision, reason, principal)
 
     def find(self, key: ReleaseKey) -> ReleaseRecord | None:
         """What a key has, without taking it over."""
-        with self._database.begin_reading() as transaction:
-            row = releases.find_by_key(transaction, key)
-            return None if row is None else releases.make_record(row)
+        with self._begin_reading() as state:
+            row = releases.find_by_key(state, key)
+            return None if row is None else releases.proved_record(state, row)
 
     def is_paid(self, scope: str, dag_id: str, run_identity: str, *digests: str) -> bool:
         """Whether any task of a DAG run has paid for the plan of these digests."""
@@ -413,8 +401,8 @@ class Ledger:
 
     def release(self, release_id: str) -> ReleaseRecord:
         """One release by id. Raises `InvalidInput`."""
-        with self._database.begin_reading() as transaction:
-            return releases.make_record(releases.get_row(transaction, release_id))
+        with self._begin_reading() as state:
+            return releases.proved_record(state, releases.get_row(state, release_id))
 
     def releases(self, scope: str | None = None) -> list[ReleaseRecord]:
         """All releases and sessions, in the order they were charged."""
@@ -424,7 +412,7 @@ class Ledger:
                 if scope is None
                 else transaction.rows(_RELEASES_OF, scope=scope)
             )
-        return [releases.make_record(row) for row in rows]
+        return [releases.make_record(row, row.result) for row in rows]
 
     def releases_by_name(
         self, scope: str, name: str, run: tuple[str, str] | None = None
@@ -444,7 +432,9 @@ class Ledger:
                 for at in path_of(scope)
                 for row in transaction.rows(statement, scope=at, **parameters)
             ]
-        return [releases.make_record(row) for row in sorted(rows, key=lambda row: row.seq)]
+        return [
+            releases.make_record(row, row.result) for row in sorted(rows, key=lambda row: row.seq)
+        ]
 
     # --- sessions -----------------------------------------------------------------------------------------------
 
@@ -495,8 +485,8 @@ class Ledger:
             protects,
         )
         secret = sessions.add_salt(state)
-        with self._begin_writing() as (transaction, writer):
-            row = releases.find_release(transaction, writer, ask)
+        with self._begin_writing() as writer:
+            row = releases.find_release(writer, ask)
             if row is None:
                 options: dict[str, Any] = {
                     "state": "open",
@@ -504,11 +494,11 @@ class Ledger:
                     "secret": secret,
                 }
                 name = releases.charge_release(
-                    transaction, writer, ask, commitment=self._seal_state(secret), **options
+                    writer, ask, commitment=self._seal_state(secret), **options
                 )
-                row = releases.get_row(transaction, name)
-            # What was just written is checked against the history, as at every later opening.
-            session = sessions.make_session(sessions.row_of(transaction, self._anchor, row.id))
+                row = releases.get_row(writer.state, name)
+            # What was just written is checked, too, as at every later opening.
+            session = self._make_session(writer.state, row.id)
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
         return session
@@ -517,13 +507,13 @@ class Ledger:
         """Whether nothing was charged before this release on its dataset or on anything in
         ``data``.
         """
-        with self._database.begin_reading() as transaction:
-            return data_claims.is_fresh(transaction, release_id, scope, data)
+        with self._begin_reading() as state:
+            return data_claims.is_fresh(state, release_id, scope, data)
 
     def session(self, session_id: str) -> SessionRecord:
         """A session with its secret state. Raises `UnknownName`."""
-        with self._database.begin_reading() as transaction:
-            return sessions.make_session(sessions.row_of(transaction, self._anchor, session_id))
+        with self._begin_reading() as state:
+            return self._make_session(state, session_id)
 
     def answer(
         self,
@@ -549,9 +539,8 @@ class Ledger:
         Raises:
             SessionClosed: no answer is left.
         """
-        with self._begin_writing() as (transaction, writer):
+        with self._begin_writing() as writer:
             record = sessions.store_answer(
-                transaction,
                 writer,
                 self._anchor,
                 session_id,
@@ -589,9 +578,8 @@ class Ledger:
         Raises:
             SessionClosed: no answer is left.
         """
-        with self._begin_writing() as (transaction, writer):
+        with self._begin_writing() as writer:
             stored = sessions.store_batch(
-                transaction,
                 writer,
                 self._anchor,
                 session_id,
@@ -607,18 +595,18 @@ class Ledger:
 
     def batches(self, session_id: str, after: int = 0) -> list[dict[str, Any]]:
         """The batches that led to versions of the session above this one, in order."""
-        with self._database.begin_reading() as transaction:
-            return sessions.list_batches(transaction, self._anchor, session_id, after)
+        with self._begin_reading() as state:
+            return sessions.list_batches(state, session_id, after)
 
     def stored_answer(self, session_id: str, query: str) -> AnswerRecord | None:
         """The answer this query got, or None."""
-        with self._database.begin_reading() as transaction:
-            return sessions.stored_answer(transaction, self._anchor, session_id, query)
+        with self._begin_reading() as state:
+            return sessions.stored_answer(state, session_id, query)
 
     def answers(self, session_id: str) -> list[AnswerRecord]:
         """All answers of a session, in the order they were given."""
-        with self._database.begin_reading() as transaction:
-            return sessions.list_answers(transaction, self._anchor, session_id)
+        with self._begin_reading() as state:
+            return sessions.list_answers(state, session_id)
 
     # --- history ------------------------------------------------------------------------------------------------
 
@@ -628,7 +616,7 @@ class Ledger:
         """Write a note into the history, such as a data contract's outcome. Its kind is not one of
         the ledger's own.
         """
-        if checked_name("a kind", kind) in verify.RESERVED_KINDS:
+        if checked_name("a kind", kind) in recheck.RESERVED_KINDS:
             raise InvalidInput(
                 f"{kind!r} is an entry that only the ledger writes; name the note otherwise"
             )
@@ -636,7 +624,7 @@ class Ledger:
         checked_name("a principal", principal)
         # Through JSON and back, so that the hash covers what a reader will parse.
         note = json.loads(releases.encode_ordered(body))
-        with self._begin_writing() as (_, writer):
+        with self._begin_writing() as writer:
             writer.add_entry(kind, scope, "", principal, note)
 
     def history(self, scope: str | None = None, *, limit: int = 100) -> list[Entry]:
@@ -645,7 +633,8 @@ class Ledger:
         """
         with self._database.begin_reading() as transaction:
             if scope is not None:
-                charges.get_scope(transaction, scope)
+                # Nothing is proved: a damaged ledger must show its history, too.
+                charges.get_scope(State(transaction, ""), scope)
             which = {} if scope is None else {"scope": scope}
             rows = transaction.rows(_NEWEST_OF if which else _NEWEST, limit=limit, **which)
         names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
@@ -660,15 +649,11 @@ class Ledger:
         """
         auditor = chain.Auditor(self._anchor)
         with self._database.begin_reading() as transaction:
-            entries = transaction.rows(verify.ENTRIES)
-            expected = verify.Expected(self._meta_values())
-            for entry in entries:
-                expected.apply_entry(entry._asdict())
-            problems = [
-                *auditor.find_problems(entries),
-                *verify.find_problems(transaction, expected, self._seal_state),
-            ]
-        return VerificationReport(len(entries), tuple(problems))
+            entries = auditor.pass_entries(transaction.stream(verify.ENTRIES))
+            expected = recheck.recheck_entries(entries)
+            tables = verify.TableCheck(transaction, expected, self._seal_state)
+            found = tables.find_problems(self._meta_values())
+        return VerificationReport(expected.entries, (*auditor.problems, *expected.problems, *found))
 
     def export(self, stream: TextIO) -> int:
         """Write the whole ledger but secret state as JSON lines; returns the number of entries."""
@@ -688,12 +673,15 @@ class Ledger:
             high-water mark.
         """
         checked_name("a principal", principal)
-        exported = export.read_export(stream, self._anchor)
-        with self._begin_writing() as (transaction, writer):
+        exported = export.read_export(stream)
+        with self._begin_writing() as writer:
+            transaction = writer.transaction
             # Asked inside the turn: another import may have been first.
             if transaction.rows(_NEWEST, limit=1):
                 raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
-            closed = export.restore_tables(transaction, exported)
+            closed, root = export.restore_tables(transaction, self._anchor, exported)
+            # Sessions are closed now, so the newest entry's root is not that of the tables.
+            writer.state.root = root
             writer.add_entry(
                 "import", "", "", principal, {"entries": len(exported.entries), "closed": closed}
             )
@@ -708,34 +696,51 @@ class Ledger:
     # --- inside -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _begin_writing(
-        self, ahead: Callable[[], Sequence[Read]] | None = None
-    ) -> Iterator[tuple[Transaction, chain.Writer]]:
+    def _begin_writing(self) -> Iterator[chain.Writer]:
         """A writing transaction that can append entries, and raises the anchor's mark after its
         commit.
 
-        Args:
-            ahead: says what it will read for certain before it writes, if it will certainly write.
-
         Raises:
-            LedgerCorrupt: the anchor has seen an entry that is not in this database, such as one of
-            a copy in use elsewhere.
+            LedgerCorrupt: a row that was read is not what the newest entry left; or the anchor has
+                seen an entry that is not in this database, such as one of a copy in use elsewhere.
         """
         with contextlib.closing(Mark(self._anchor)) as mark:
             # Read before the turn, which others wait for: it may be older then, never newer.
             seen = mark.read_entry()
-            reads = None if ahead is None else lambda: [*ahead(), *chain.list_reads(seen)]
-            with self._database.begin_writing(reads) as transaction:
+            with self._database.begin_writing() as transaction:
                 writer = chain.Writer(transaction, self._anchor, seen)
-                if ahead is not None:
-                    # Check the head while its rows are there: a write drops what was read ahead.
-                    writer.newest_entry()
-                yield transaction, writer
+                with _proving(writer.prove_reads):
+                    yield writer
+                writer.write_entries()
             other = None if writer.added is None else mark.advance(*writer.added)
         if other is not None:
             with self._database.begin_reading() as transaction:
                 # Another writer's entry, or one of a copy that is in use elsewhere.
                 chain.require_entry(transaction, other)
 
+    @contextlib.contextmanager
+    def _begin_reading(self) -> Iterator[State]:
+        """A reading transaction, whose rows are proved before anything of them is given out."""
+        with self._database.begin_reading() as transaction:
+            state = chain.read_state(transaction, self._anchor)
+            with _proving(state.prove_reads):
+                yield state
+            state.prove_reads()
+
+    def _make_session(self, state: State, session_id: str) -> SessionRecord:
+        return sessions.make_session(*sessions.find_session(state, self._anchor, session_id))
+
     def _seal_state(self, secret: str) -> str:
         return sessions.seal_state(self._anchor, secret)
+
+
+@contextlib.contextmanager
+def _proving(prove_reads: Callable[[], None]) -> Iterator[None]:
+    """Proves what was read before a refusal that was decided on it is believed, too."""
+    try:
+        yield
+    except LedgerUnavailable:
+        raise
+    except DpflowError:
+        prove_reads()
+        raise

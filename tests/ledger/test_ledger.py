@@ -514,12 +514,12 @@ def test_the_test_server_leaves_home_alone(postgres: Callable[[], str]) -> None:
 
 def test_reserved_kinds_are_a_list(ledger):
     """Just the kinds that the ledger writes itself: the name of a method of ours is no reason."""
-    from dpflow.ledger.audit.verify import RESERVED_KINDS, Expected
+    from dpflow.ledger.audit.recheck import RESERVED_KINDS, Recheck
 
     for kind in sorted(RESERVED_KINDS):
         with pytest.raises(InvalidInput, match="only the ledger writes"):
             ledger.record(kind, {}, principal="p")
-        assert callable(getattr(Expected, f"_apply_{kind}"))
+        assert callable(getattr(Recheck, f"_apply_{kind}"))
     for kind in ("_init__", "apply_grant", "contract"):
         ledger.record(kind, {}, principal="p")
     assert ledger.verify().ok

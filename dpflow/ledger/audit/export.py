@@ -17,8 +17,11 @@ import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.audit import verify
+from dpflow.ledger.audit.recheck import Recheck, batch_digest, recheck_entries
+from dpflow.ledger.books.records import stored_json
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor
+from dpflow.ledger.history.state import STORE_NODE, TABLES, build_nodes, list_items
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction, prepare_insert
 
@@ -35,37 +38,31 @@ def make_header(ledger_id: str) -> dict[str, Any]:
 
 
 def write_export(transaction: Transaction, stream: TextIO, ledger_id: str) -> int:
-    """Write everything but secrets; returns the number of entries."""
-    lines = [make_header(ledger_id)]
-    number = 0
-    for entry in transaction.rows(verify.ENTRIES):
-        lines.append({"line": "entry", **entry._asdict()})
+    """Write everything but secrets, as it comes from the database; returns the number of entries."""
+    number, batches = 0, set[tuple[str, int]]()
+    _write_line(stream, make_header(ledger_id))
+    for entry in transaction.stream(verify.ENTRIES):
+        _write_line(stream, {"line": "entry", **entry._asdict()})
         number += 1
-    for release in sorted(transaction.rows(_RELEASES)):
+        if entry.kind == "answer" and "answers" in (body := stored_json(entry.body)):
+            batches.add((entry.release_id, body["version"]))
+    for release in transaction.stream(_RELEASES):
         if release.result is not None:
-            lines.append({"line": "result", "release_id": release.id, "result": release.result})
-    for (session, version), answers in _read_batches(transaction).items():
-        lines.append(
-            {"line": "answers", "session_id": session, "version": version, "answers": answers}
-        )
-    for line in lines:
-        stream.write(json.dumps(line, separators=(",", ":")) + "\n")
+            line = {"line": "result", "release_id": release.id, "result": release.result}
+            _write_line(stream, line)
+    # Most ledgers have no batches: then the answers, which may be many, are not read.
+    answers: dict[tuple[str, int], dict[str, str]] = {key: {} for key in sorted(batches)}
+    for row in transaction.stream(_ANSWERS) if batches else ():
+        if (row.session_id, row.version) in answers:
+            answers[row.session_id, row.version][row.query] = row.answer
+    for (session, version), batch in answers.items():
+        line = {"line": "answers", "session_id": session, "version": version, "answers": batch}
+        _write_line(stream, line)
     return number
 
 
-def _read_batches(transaction: Transaction) -> dict[tuple[str, int], dict[str, str]]:
-    """The answers that the history names by digest: those of every batch."""
-    expected = verify.Expected({})
-    for entry in transaction.rows(verify.ENTRIES):
-        if entry.kind == "answer":
-            expected.releases.setdefault(entry.release_id, {})
-            expected.apply_entry(entry._asdict())
-    # Most ledgers have no batches: then the answers, which may be many, are not read.
-    batches: dict[tuple[str, int], dict[str, str]] = {key: {} for key in expected.batches}
-    for row in transaction.rows(_ANSWERS) if batches else ():
-        if (batch := batches.get((row.session_id, row.version))) is not None:
-            batch[row.query] = row.answer
-    return batches
+def _write_line(stream: TextIO, line: dict[str, Any]) -> None:
+    stream.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,8 @@ class Exported:
     batches: dict[tuple[str, int], dict[str, str]]
 
 
-def read_export(stream: TextIO, anchor: Anchor) -> Exported:
-    """An export. Raises `LedgerCorrupt` unless chain, seals and mark hold under this anchor."""
+def read_export(stream: TextIO) -> Exported:
+    """An export, as it is written there. Raises `LedgerCorrupt` for a file that is none."""
     exported = Exported([], {}, {})
     try:
         header = json.loads(stream.readline())
@@ -100,34 +97,43 @@ def read_export(stream: TextIO, anchor: Anchor) -> Exported:
     # An export is a file from elsewhere: whatever its lines hold, the answer is one refusal.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise LedgerCorrupt("the export has a line that cannot be read; export it again") from None
-    # Nothing is written before the whole export is known to be this anchor's.
-    wrong = list(
-        chain.Auditor(anchor).find_problems(
-            [verify.ENTRIES.row(**entry) for entry in exported.entries]
-        )
-    )
-    if wrong:
-        raise LedgerCorrupt(f"the export does not verify under this anchor: {wrong[0]}")
     return exported
 
 
-def restore_tables(transaction: Transaction, exported: Exported) -> list[str]:
-    """Fill the empty tables; returns the sessions that could not be kept open."""
+def restore_tables(
+    transaction: Transaction, anchor: Anchor, exported: Exported
+) -> tuple[list[str], str]:
+    """Fill the empty tables; returns the sessions that could not be kept open, and the root of what
+    is there now.
+
+    Raises:
+        LedgerCorrupt: chain, seals or mark do not hold under this anchor, or an entry was illegal.
+    """
     # The tables are rebuilt from entries, never copied: no export can carry sums of its own.
-    expected = verify.Expected({})
-    for entry in exported.entries:
-        expected.apply_entry(entry)
-    if expected.illegal:
-        raise LedgerCorrupt(f"the export does not verify: {expected.illegal[0]}")
-    closed = sorted(name for name, row in expected.releases.items() if row["state"] == "open")
-    for table, rows in _table_rows(expected, exported, closed):
-        transaction.many(_INSERTS[table], rows)
+    auditor = chain.Auditor(anchor)
+    rows = (verify.ENTRIES.row(**entry) for entry in exported.entries)
+    expected = recheck_entries(auditor.pass_entries(rows), whole=True)
+    if wrong := [*auditor.problems, *expected.problems]:
+        raise LedgerCorrupt(f"the export does not verify under this anchor: {wrong[0]}")
+    closed = sorted(name for name, row in expected.releases.items() if row.state == "open")
+    expected.close_sessions()
+    for table, values in _table_rows(expected, exported):
+        transaction.many(_INSERTS[table], values)
     transaction.many(_INSERTS[schema.entry], exported.entries)
-    return closed
+    return closed, write_nodes(transaction)
+
+
+def write_nodes(transaction: Transaction) -> str:
+    """The root of all rows, whose nodes are written."""
+    items = sorted(list_items(lambda table: transaction.stream(TABLES[table.name].select_all)))
+    nodes: list[dict[str, Any]] = []
+    root = build_nodes(items, lambda prefix, body: nodes.append({"prefix": prefix, "body": body}))
+    transaction.many(STORE_NODE, nodes)
+    return root
 
 
 def _table_rows(
-    expected: verify.Expected, exported: Exported, closed: list[str]
+    expected: Recheck, exported: Exported
 ) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
     yield schema.scope, [{"name": name, **row} for name, row in expected.scopes.items()]
     yield (
@@ -140,19 +146,18 @@ def _table_rows(
                 "delta": c.delta,
                 "renyi": c.renyi,
             }
-            for (scope, block), c in expected.accounts.items()
+            for scope, block, c in expected.account_rows()
         ],
     )
     releases = []
     for name, row in expected.releases.items():
         result = exported.results.get(name)
         # The chain seals only the digest of a result; the text beside it must match.
-        if (None if result is None else chain.digest_json(result)) != row["result"]:
+        if (None if result is None else chain.digest_json(result)) != row.result_digest:
             raise LedgerCorrupt(
                 f"the export's result of release {name} is not the one that was settled"
             )
-        state = "closed" if name in closed else row["state"]
-        releases.append({**row, "id": name, "result": result, "state": state, "secret": None})
+        releases.append({**row.fixed, **row.changing(), "result": result, "secret": None})
     yield schema.release, releases
     yield schema.data, [{"name": name, **row} for name, row in expected.data.items()]
     names = ("run", "instance", "release_id")
@@ -160,7 +165,7 @@ def _table_rows(
     answers = dict(expected.answers)
     for (name, version), digest in expected.batches.items():
         batch = exported.batches.get((name, version), {})
-        if chain.digest_json(batch) != digest:
+        if batch_digest(batch) != digest:
             raise LedgerCorrupt(
                 f"the export's answers of session {name} are not those that were given"
             )

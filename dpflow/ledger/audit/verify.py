@@ -1,221 +1,177 @@
-"""Verification: what the tables must hold, rebuilt from the history alone, and every difference."""
+"""Verification: the history through the rules, and every row of every table against what they
+leave.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple
 from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.core.accounting.privacy_filters import Cost
-from dpflow.ledger.books import data_claims
-from dpflow.ledger.books.records import split_slot
+from dpflow.ledger.audit.recheck import Recheck, batch_digest, digest_values, fixed_part
 from dpflow.ledger.history import chain
+from dpflow.ledger.history.state import EMPTY_ROOT, TABLES, build_nodes, list_items
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction
 
 ENTRIES = Prepared(sa.select(schema.entry).order_by(schema.entry.c.seq))
-_ALL = {table.name: Prepared(sa.select(table)) for table in schema.metadata.sorted_tables}
+_RELEASES = Prepared(sa.select(schema.release))
+_META = Prepared(sa.select(schema.meta))
+_NODES = Prepared(sa.select(schema.node))
 _CHANGED = {
-    "result": "the result of release {id} is not the one that was settled",
-    "secret": "the state of session {id} is not the one its last answer left",
+    "result_digest": "the result of release {id} is not the one that was settled",
+    "secret_digest": "the state of session {id} is not the one its last answer left",
 }
-_PUBLIC = (*schema.KEY, "family", "exclusive", "blocks", "event", "request")
 
 
-#: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
-RESERVED_KINDS = frozenset(
-    {"grant", "reserve", "session", "join", "retry", "settle", "resolve", "answer", "import"}
-)
+class TableCheck:
+    """Compares rows with what the rules left, table by table, and computes the root they give.
 
-
-class Expected:
-    """The tables as the entries say they are. Results, batches of answers and secret states are
-    known by digest only.
+    Args:
+        seal: the commitment to a session's secret state.
     """
 
-    def __init__(self, meta: Mapping[str, str]) -> None:
-        self.meta = meta
-        self.scopes: dict[str, dict[str, Any]] = {}
-        self.accounts: dict[tuple[str, str], Cost] = {}
-        self.releases: dict[str, dict[str, Any]] = {}
-        self.answers: dict[tuple[str, str], tuple[int, str]] = {}
-        self.batches: dict[tuple[str, int], str] = {}
-        self.slots: set[tuple[str, str, str]] = set()
-        self.data: dict[str, dict[str, Any]] = {}
-        self.illegal: list[str] = []
-
-    def apply_entry(self, entry: Mapping[str, Any]) -> None:
-        """Take one entry into account; one that no verb would have written is kept as illegal."""
-        try:
-            body = json.loads(entry["body"])
-            # Notes of callers change no table, so only the ledger's own kinds find a method.
-            if entry["kind"] in RESERVED_KINDS:
-                getattr(self, "_apply_" + entry["kind"])(entry, body)
-        # Whoever edits the database by hand may put anything into an entry.
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            self.illegal.append(f"entry {entry['seq']} says something impossible")
-
-    def _apply_grant(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        name, before = entry["scope"], self.scopes.get(entry["scope"], body)
-        # Before the first charge nothing was promised to a unit, so another table may be named.
-        rebinds = any(before[field] != body[field] for field in ("protects", "blocks"))
-        if rebinds and any(scope == name for scope, _ in self.accounts):
-            raise ValueError("a scope was bound to another table after a charge")
-        self.scopes[name] = dict(body)
-
-    def _apply_reserve(
-        self, entry: Mapping[str, Any], body: Mapping[str, Any], state: str = "reserved"
+    def __init__(
+        self, transaction: Transaction, expected: Recheck, seal: Callable[[str], str]
     ) -> None:
-        for scope, block, *units in body["charges"]:
-            self.accounts[scope, block] = self.accounts.get((scope, block), Cost()) + Cost(*units)
-        for name in data_claims.claim_names(entry["scope"], body["data"]):
-            row = self.data.setdefault(
-                name, {"first": entry["release_id"], "gate": None, "partition": None}
+        self.problems: list[str] = []
+        self._transaction, self._expected, self._seal = transaction, expected, seal
+        self._batches: dict[tuple[str, int], dict[str, str]] = {k: {} for k in expected.batches}
+
+    def find_problems(self, meta: Mapping[str, str]) -> list[str]:
+        """Every difference between the tables and what the history says."""
+        # An index may be damaged while every row of its table still reads right.
+        if self._transaction.dialect == "sqlite" and self._transaction.text(
+            "PRAGMA integrity_check(1)"
+        ) != [("ok",)]:
+            self.problems.append(
+                "the file is damaged, though its history may be whole: export it and import that, or bring the newest copy back"
             )
-            # The last gate counts and the first partition stays, as in `data_claims.record_claims`.
-            row["gate"] = entry["release_id"] if body["exclusive"] else row["gate"]
-            row["partition"] = row["partition"] or body["partition"] or None
-        for name in data_claims.joined_names(entry["scope"], body["data"]):
-            self.data.setdefault(
-                name, {"first": entry["release_id"], "gate": None, "partition": None}
-            )
-        self.releases[entry["release_id"]] = {name: body[name] for name in _PUBLIC} | {
-            "name": str(json.loads(body["request"]).get("name") or ""),
-            "seq": entry["seq"],
-            "principal": entry["principal"],
-            "state": state,
-            "attempts": 1,
-            "fenced_below": 0,
-            "version": 0,
-            "snapshot": None,
-            "result": None,
-            "secret": body["state"],
+        stored = {row.name: row.value for row in self._transaction.rows(_META)}
+        for name in sorted(meta.keys() | stored.keys(), key=repr):
+            if meta.get(name) != stored.get(name):
+                self.problems.append(f"{name} in dpflow_meta is not this ledger's")
+        try:
+            items = sorted(list_items(self._rows_of))
+        # Values of a type that no ledger writes: the comparison has told which row holds them.
+        except TypeError:
+            items = []
+        for key, batch in self._batches.items():
+            if batch_digest(batch) != self._expected.batches[key]:
+                self.problems.append(
+                    f"the answers of batch {key[0]}/{key[1]} are not those that were given"
+                )
+        if not self.problems:
+            self._compare_nodes(items)
+        return self.problems
+
+    def _rows_of(self, table: sa.Table) -> Any:
+        """The rows of a table as they come, each compared."""
+        compare: Any = getattr(self, "_compare_" + table.name.removeprefix("dpflow_"))
+        if table is schema.release:
+            return compare(self._transaction.stream(_RELEASES))
+        return compare(self._transaction.stream(TABLES[table.name].select_all))
+
+    def _compare_scope(self, rows: Iterator[Any]) -> Iterator[Any]:
+        expected = {
+            name: (name, row["filter"], row["protects"], row["blocks"])
+            for name, row in self._expected.scopes.items()
         }
-        if body["slot"] is not None:
-            self._apply_join(entry, body)
+        return self._compare_simple(rows, expected, 1, "scope {} is not what was granted")
 
-    def _apply_session(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        self._apply_reserve(entry, body, "open")
-
-    def _apply_join(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        slot = body["slot"]
-        if isinstance(slot, str):
-            row = self.releases[entry["release_id"]]
-            slot = astuple(split_slot(row["dag_id"], row["scope"], row["run_identity"], slot))
-        self.slots.add((*slot, entry["release_id"]))
-
-    def _apply_retry(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        self.releases[entry["release_id"]]["attempts"] = body["attempt"]
-
-    def _apply_settle(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        values = {"state": "settled", "result": body["result"], "snapshot": body["snapshot"]}
-        self.releases[entry["release_id"]] |= values
-
-    def _apply_resolve(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        self.releases[entry["release_id"]] |= {
-            "state": body["becomes"],
-            "fenced_below": body["fenced_below"],
+    def _compare_account(self, rows: Iterator[Any]) -> Iterator[Any]:
+        expected = {
+            (scope, block): (scope, block, cost.epsilon, cost.delta, cost.renyi)
+            for scope, block, cost in self._expected.account_rows()
         }
+        sentence = "account {} does not hold what its charges add up to"
+        return self._compare_simple(rows, expected, 2, sentence)
 
-    def _apply_answer(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        values = {"state": body["becomes"], "version": body["version"], "secret": body["state"]}
-        self.releases[entry["release_id"]] |= values
-        if "answers" in body:
-            self.batches[entry["release_id"], body["version"]] = body["answers"]
-        else:
-            self.answers[entry["release_id"], body["query"]] = body["version"], body["answer"]
+    def _compare_data(self, rows: Iterator[Any]) -> Iterator[Any]:
+        expected = {
+            name: (name, row["first"], row["gate"], row["partition"])
+            for name, row in self._expected.data.items()
+        }
+        sentence = "what is known of {} is not what its releases left"
+        return self._compare_simple(rows, expected, 1, sentence)
 
-    def _apply_import(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        # Secret states are in no export, so an import leaves none.
-        for session in body["closed"]:
-            self.releases[session] |= {"state": "closed"}
-        for release in self.releases.values():
-            release["secret"] = None
+    def _compare_slot(self, rows: Iterator[Any]) -> Iterator[Any]:
+        expected = {tuple(slot): tuple(slot) for slot in self._expected.slots}
+        return self._compare_simple(rows, expected, 3, "task instance {} did not ask for that")
 
+    def _compare_answer(self, rows: Iterator[Any]) -> Iterator[Any]:
+        expected = self._expected.answers
+        for row in rows:
+            batch = self._batches.get((row.session_id, row.version))
+            key = row.session_id, row.query
+            if batch is not None:
+                batch[row.query] = row.answer
+            # An answer is there once, so what is taken out cannot be found a second time.
+            elif expected.pop(key, None) != (row.version, row.answer):
+                self._tell("answer {} is not the one that was given", key)
+            yield row
+        for key in sorted(expected):
+            self._tell("answer {} is not the one that was given", key)
 
-def find_problems(
-    transaction: Transaction, expected: Expected, seal: Callable[[str], str]
-) -> Iterator[str]:
-    """Every difference between the tables and what the history says."""
-    yield from expected.illegal
-    # An index may be damaged while every row of its table still reads right.
-    if transaction.dialect == "sqlite" and transaction.text("PRAGMA integrity_check(1)") != [
-        ("ok",)
-    ]:
-        yield "the file is damaged, though its history may be whole: export it and import that, or bring the newest copy back"
-    tables = {
-        name: [row._asdict() for row in transaction.rows(all_rows)]
-        for name, all_rows in _ALL.items()
-        # Entries are checked by the chain's auditor: all else is compared with them.
-        if "entry" not in name
-    }
-    meta = {row["name"]: row["value"] for row in tables["dpflow_meta"]}
-    yield from _list_differences("{} in dpflow_meta is not this ledger's", expected.meta, meta)
-    scopes = {row.pop("name"): row for row in tables["dpflow_scope"]}
-    yield from _list_differences("scope {} is not what was granted", expected.scopes, scopes)
-    sums = {
-        (row["scope"], row["block"]): Cost(row["epsilon"], row["delta"], row["renyi"])
-        for row in tables["dpflow_account"]
-    }
-    yield from _list_differences(
-        "account {} does not hold what its charges add up to", expected.accounts, sums
-    )
-    releases = {row.pop("id"): row for row in tables["dpflow_release"]}
-    yield from _differences_of_releases(expected.releases, releases, seal)
-    answers: dict[tuple[str, str], tuple[int, str]] = {}
-    batches: dict[tuple[str, int], dict[str, str]] = {key: {} for key in expected.batches}
-    for row in tables["dpflow_answer"]:
-        if (batch := batches.get((row["session_id"], row["version"]))) is not None:
-            batch[row["query"]] = row["answer"]
-        else:
-            answers[row["session_id"], row["query"]] = row["version"], row["answer"]
-    yield from _list_differences(
-        "answer {} is not the one that was given", expected.answers, answers
-    )
-    digests = {key: chain.digest_json(batch) for key, batch in batches.items()}
-    yield from _list_differences(
-        "the answers of batch {} are not those that were given", expected.batches, digests
-    )
-    slots = {(s["run"], s["instance"], s["release_id"]): True for s in tables["dpflow_slot"]}
-    read = {row.pop("name"): row for row in tables["dpflow_data"]}
-    yield from _list_differences(
-        "what is known of {} is not what its releases left", expected.data, read
-    )
-    yield from _list_differences(
-        "task instance {} did not ask for that", dict.fromkeys(expected.slots, True), slots
-    )
+    def _compare_release(self, rows: Iterator[Any]) -> Iterator[Any]:
+        missing = dict.fromkeys(self._expected.releases)
+        visible = TABLES["dpflow_release"].select.row
+        for row in rows:
+            values = row._asdict()
+            result, secret = values.pop("result"), values.pop("secret")
+            missing.pop(row.id, None)
+            self._compare_one_release(values, result, secret)
+            yield visible(**values)
+        self.problems += [f"release {name} was charged and is gone" for name in missing]
 
+    def _compare_one_release(self, row: Mapping[str, Any], result: Any, secret: Any) -> None:
+        name = row["id"]
+        expected = self._expected.releases.get(name)
+        if expected is None:
+            self.problems.append(f"release {name} was never charged")
+            return
+        if fixed_part(row) != expected.fixed:
+            self.problems.append(f"what was asked of release {name} is not what the history says")
+        # The history holds digests and commitments, so what it names is brought to that form.
+        digest = None if result is None else chain.digest_json(str(result))
+        commitment = None if secret is None else self._seal(str(secret))
+        for column, value in expected.changing().items():
+            apart = {"result_digest": digest, "secret_digest": commitment}.get(column, value)
+            if row[column] != value or apart != value:
+                sentence = "the {name} of release {id} is not what the history says"
+                self.problems.append(_CHANGED.get(column, sentence).format(name=column, id=name))
 
-def _list_differences(
-    sentence: str, expected: Mapping[Any, Any], found: Mapping[Any, Any]
-) -> Iterator[str]:
-    for key in sorted(expected.keys() | found.keys(), key=repr):
-        if expected.get(key) != found.get(key):
-            yield sentence.format(
-                "/".join(map(str, filter(None, key))) if isinstance(key, tuple) else key
-            )
+    def _compare_simple(
+        self, rows: Iterator[Any], expected: dict[Any, tuple[Any, ...]], width: int, sentence: str
+    ) -> Iterator[Any]:
+        for row in rows:
+            key = row[:width] if width > 1 else row[0]
+            # A key is there once, so what is taken out cannot be found a second time.
+            if expected.pop(key, None) != tuple(row):
+                self._tell(sentence, key)
+            yield row
+        for key in sorted(expected, key=repr):
+            self._tell(sentence, key)
 
+    def _tell(self, sentence: str, key: Any) -> None:
+        shown = "/".join(map(str, filter(None, key))) if isinstance(key, tuple) else key
+        self.problems.append(sentence.format(shown))
 
-def _differences_of_releases(
-    expected: Mapping[str, Mapping[str, Any]],
-    found: Mapping[str, dict[str, Any]],
-    seal: Callable[[str], str],
-) -> Iterator[str]:
-    for release_id in sorted(expected.keys() | found.keys(), key=repr):
-        if release_id not in expected:
-            yield f"release {release_id} was never charged"
-        elif release_id not in found:
-            yield f"release {release_id} was charged and is gone"
-        else:
-            row = dict(found[release_id])
-            # The history holds digests and commitments, so the row is brought to that form.
-            row["result"] = None if row["result"] is None else chain.digest_json(str(row["result"]))
-            row["secret"] = None if row["secret"] is None else seal(str(row["secret"]))
-            for name in sorted(row):
-                if row[name] != expected[release_id][name]:
-                    yield _CHANGED.get(
-                        name, "the {name} of release {id} is not what the history says"
-                    ).format(name=name, id=release_id)
+    def _compare_nodes(self, items: list[str]) -> None:
+        """The rows are right here, so a root or node that they do not give was changed."""
+        nodes: dict[str, bytes] = {}
+        root = build_nodes(
+            items, lambda prefix, body: nodes.__setitem__(prefix, digest_values(body))
+        )
+        if root != (self._expected.root or EMPTY_ROOT):
+            self.problems.append("the newest entry's root is not that of the tables")
+        stored = 0
+        for row in self._transaction.stream(_NODES):
+            stored += 1
+            if nodes.get(row.prefix) != digest_values(row.body):
+                self.problems.append(
+                    f"node {row.prefix!r} of dpflow_node is not what the rows give"
+                )
+        if stored < len(nodes) and items:
+            self.problems.append("dpflow_node lacks nodes of its rows")

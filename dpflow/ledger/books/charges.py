@@ -8,31 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as upsert
 
 from dpflow.core.accounting.events import Event, Unprotected, check_supported
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger.books.records import Remaining, Scope, checked_name, path_of, stored_json
+from dpflow.ledger.history.state import State
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared, Read, Transaction, match_columns
+from dpflow.ledger.storage.statements import Prepared, Transaction
 
-_S, _A = schema.scope.c, schema.account.c
-_SCOPE = Prepared(sa.select(schema.scope).where(match_columns(_S.name)))
-_SCOPES = Prepared(sa.select(schema.scope).order_by(_S.name))
-_ACCOUNT = Prepared(sa.select(schema.account).where(match_columns(_A.scope, _A.block)))
-_ACCOUNTS = Prepared(sa.select(schema.account).where(match_columns(_A.scope)).order_by(_A.block))
-_SUMS = ("epsilon", "delta", "renyi")
-#: So many budgets are read one by one; of more, all of a scope's are read at once.
-_FEW = 4
-_new = upsert(schema.account).values({c.name: sa.bindparam(c.name) for c in schema.account.columns})
-# Sums are made here, under the write lock; the statement reads the same in both databases.
-_DEBIT = Prepared(
-    _new.on_conflict_do_update(
-        index_elements=["scope", "block"], set_={n: _new.excluded[n] for n in _SUMS}
-    )
-)
+_SCOPES = Prepared(sa.select(schema.scope).order_by(schema.scope.c.name))
 
 
 @dataclass(frozen=True)
@@ -69,21 +55,22 @@ def _sum_costs(row: Any, events: tuple[Event, ...]) -> tuple[Scope, Cost]:
     return scope, cost
 
 
-def find_scope(transaction: Transaction, name: str) -> Scope | None:
+def find_scope(state: State, name: str) -> Scope | None:
     """A granted scope, or None."""
-    row = transaction.first(_SCOPE, name=name)
+    row = state.find(schema.scope, name=name)
     return None if row is None else _parse_scope(row)
 
 
-def get_scope(transaction: Transaction, name: str) -> Scope:
+def get_scope(state: State, name: str) -> Scope:
     """A granted scope. Raises `UnknownName` with the names that exist."""
-    return _parse_scope(_scope_row(transaction, name))
+    return _parse_scope(_scope_row(state, name))
 
 
-def _scope_row(transaction: Transaction, name: str) -> Any:
-    row = transaction.first(_SCOPE, name=name)
+def _scope_row(state: State, name: str) -> Any:
+    row = state.find(schema.scope, name=name)
     if row is None:
-        raise UnknownName("granted scope", name, [row.name for row in transaction.rows(_SCOPES)])
+        names = [row.name for row in state.transaction.rows(_SCOPES)]
+        raise UnknownName("granted scope", name, names)
     return row
 
 
@@ -92,14 +79,20 @@ def all_scopes(transaction: Transaction) -> list[Scope]:
     return [_parse_scope(row) for row in transaction.rows(_SCOPES)]
 
 
-def list_costs(transaction: Transaction, scope: Scope) -> list[tuple[str, Cost]]:
-    """What each budget of a scope has spent; one unspent budget before the first charge."""
-    rows = transaction.rows(_ACCOUNTS, scope=scope.scope)
-    return [(row.block, Cost(row.epsilon, row.delta, row.renyi)) for row in rows] or [("", Cost())]
+def list_costs(state: State, scope: str) -> list[tuple[str, Cost]]:
+    """What each budget of a scope has spent, by block, none of them left out: empty before the
+    first charge.
+    """
+    rows = state.list_rows(schema.account, scope)
+    return sorted((row.block, _cost_of(row)) for row in rows)
+
+
+def _cost_of(row: Any) -> Cost:
+    return Cost(row.epsilon, row.delta, row.renyi)
 
 
 def make_bill(
-    transaction: Transaction, scope: str, events: Sequence[Event], blocks: Sequence[str]
+    state: State, scope: str, events: Sequence[Event], blocks: Sequence[str]
 ) -> list[Charge]:
     """What every budget on the scope's path pays for these events together; a block named twice
     pays once.
@@ -112,7 +105,7 @@ def make_bill(
     charges, supported = [], tuple(map(check_supported, events))
     # Every scope of the path is charged in full: a quota lies inside its parent's budget.
     for name in path_of(scope):
-        granted, cost = _sum_costs(_scope_row(transaction, name), supported)
+        granted, cost = _sum_costs(_scope_row(state, name), supported)
         if granted.blocks != bool(blocks):
             needs = (
                 "is charged per block, so name the blocks"
@@ -143,25 +136,6 @@ def require_protection(bill: Sequence[Charge], protects: str | None) -> None:
             )
 
 
-def is_charged(transaction: Transaction, scope: Scope) -> bool:
-    """Whether anything was ever charged to a scope, at a cost of zero too."""
-    return bool(transaction.rows(_ACCOUNTS, scope=scope.scope))
-
-
-def list_reads(scope: str, blocks: Sequence[str]) -> list[Read]:
-    """What `bill` and `debit` will read for a charge."""
-    path = path_of(scope)
-    statements: list[Read] = [(_SCOPE, {"name": name}) for name in path]
-    # With more budgets `_add_charges` reads all of a scope at once.
-    if len(path) * max(1, len(blocks)) <= _FEW:
-        statements += [
-            (_ACCOUNT, {"scope": name, "block": block})
-            for name in path
-            for block in blocks or ("",)
-        ]
-    return statements
-
-
 def merge_charges(charges: Sequence[Charge]) -> list[Charge]:
     """The same charges with one per budget."""
     sums: dict[tuple[str, str], Charge] = {}
@@ -176,58 +150,51 @@ def merge_charges(charges: Sequence[Charge]) -> list[Charge]:
     return list(sums.values())
 
 
-def find_refusal(transaction: Transaction, charges: Sequence[Charge]) -> BudgetExceeded | None:
+def find_refusal(state: State, charges: Sequence[Charge]) -> BudgetExceeded | None:
     """Why these charges cannot be paid, or None."""
-    return _add_charges(transaction, charges)[1]
+    return _add_charges(state, charges)[1]
 
 
-def require_budget(transaction: Transaction, charges: Sequence[Charge]) -> None:
+def require_budget(state: State, charges: Sequence[Charge]) -> None:
     """Raises `BudgetExceeded` unless every budget can pay."""
-    refusal = find_refusal(transaction, charges)
+    refusal = find_refusal(state, charges)
     if refusal is not None:
         raise refusal
 
 
-def debit_accounts(transaction: Transaction, charges: Sequence[Charge]) -> None:
+def debit_accounts(state: State, charges: Sequence[Charge]) -> None:
     """Charge every budget or none; the caller holds the write lock. Raises `BudgetExceeded`."""
-    rows, refusal = _add_charges(transaction, charges)
+    debits, refusal = _add_charges(state, charges)
     if refusal is not None:
         raise refusal
-    if len(rows) == 1:
-        transaction.run(_DEBIT, **rows[0])
-    else:
-        transaction.many(_DEBIT, rows)
+    for charge, row, after in debits:
+        if row is None:
+            scope, block = charge.scope.scope, charge.block
+            state.insert(schema.account, scope=scope, block=block, **vars(after))
+        else:
+            state.update(schema.account, row, **vars(after))
 
 
 def _add_charges(
-    transaction: Transaction, charges: Sequence[Charge]
-) -> tuple[list[dict[str, Any]], BudgetExceeded | None]:
-    """The budgets' rows after these charges, and the first budget that cannot pay."""
-    costs: dict[str, dict[str, Cost]] = {}
-    rows = []
+    state: State, charges: Sequence[Charge]
+) -> tuple[list[tuple[Charge, Any, Cost]], BudgetExceeded | None]:
+    """Each charge with its budget's row, if it has one, and the sums after it; and the first budget
+    that cannot pay.
+    """
+    debits = []
     for charge in charges:
-        # One read of a whole scope is cheaper than many of single blocks.
-        name = charge.scope.scope
-        if len(charges) > _FEW and name not in costs:
-            costs[name] = dict(list_costs(transaction, charge.scope))
-        used = (
-            costs[name].get(charge.block, Cost())
-            if name in costs
-            else _read_account(transaction, name, charge.block)
-        )
+        row = state.find(schema.account, scope=charge.scope.scope, block=charge.block)
+        used = Cost() if row is None else _cost_of(row)
         after = used + charge.cost
         # Both sides are whole units: no rounding can admit a charge too many.
         if not Filter.admits(charge.scope.capacity, after):
             return [], BudgetExceeded(
-                _explain_refusal(charge, used), scope=name, block=charge.block or None
+                _explain_refusal(charge, used),
+                scope=charge.scope.scope,
+                block=charge.block or None,
             )
-        rows.append({"scope": name, "block": charge.block, **vars(after)})
-    return rows, None
-
-
-def _read_account(transaction: Transaction, scope: str, block: str) -> Cost:
-    row = transaction.first(_ACCOUNT, scope=scope, block=block)
-    return Cost() if row is None else Cost(row.epsilon, row.delta, row.renyi)
+        debits.append((charge, row, after))
+    return debits, None
 
 
 def _explain_refusal(charge: Charge, used: Cost) -> str:

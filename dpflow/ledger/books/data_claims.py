@@ -17,32 +17,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import sqlalchemy as sa
-
-from dpflow.errors import PlanRefused, SessionClosed
+from dpflow.errors import LedgerCorrupt, PlanRefused, SessionClosed
+from dpflow.ledger.history.state import State
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import (
-    Prepared,
-    Read,
-    Transaction,
-    match_columns,
-    prepare_insert,
-)
-
-_D, _R = schema.data.c, schema.release.c
-_TOGETHER = 3  # names that one statement looks up, if there is more than one
-_FIND = Prepared(
-    sa.select(schema.data).where(_D.name.in_([sa.bindparam(f"name{n}") for n in range(_TOGETHER)]))
-)
-_FIND_ONE = Prepared(sa.select(schema.data).where(match_columns(_D.name)))
-_GATE = Prepared(sa.select(_R.scope, _R.state).where(match_columns(_R.id)))
-_INSERT = prepare_insert(schema.data)
-_UPDATE = Prepared(
-    schema.data.update()
-    .where(match_columns(_D.name))
-    .values({name: sa.bindparam("new_" + name, type_=sa.Text) for name in ("gate", "partition")})
-)
-
 
 JOINED = "joined "
 
@@ -67,44 +44,23 @@ def _split_names(scope: str, named: tuple[str, ...]) -> tuple[tuple[str, ...], t
     return tuple(bound_names), tuple(name for name in also if name not in bound_names)
 
 
-def list_reads(scope: str, named: Sequence[str]) -> list[Read]:
-    """What `require` will read for certain."""
+def _read_claims(state: State, scope: str, named: Sequence[str]) -> dict[str, Any]:
+    """What is known of this data, by name, in the order of the names: a refusal names the same data
+    each time.
+    """
     bound_names, also = _split_names(scope, tuple(named))
-    lookups = bound_names + also
-    if len(lookups) == 1:
-        return [(_FIND_ONE, {"name": lookups[0]})]
-    groups = [lookups[at : at + _TOGETHER] for at in range(0, len(lookups), _TOGETHER)]
-    return [
-        # The last name fills up a group: the statement has a fixed number of parameters.
-        (_FIND, {f"name{n}": group[min(n, len(group) - 1)] for n in range(_TOGETHER)})
-        for group in groups
-    ]
+    rows = {name: state.find(schema.data, name=name) for name in bound_names + also}
+    return {name: row for name, row in rows.items() if row is not None}
 
 
-def _read_claims(transaction: Transaction, scope: str, named: Sequence[str]) -> dict[str, Any]:
-    bound_names, also = _split_names(scope, tuple(named))
-    claims: dict[str, Any] = {}
-    for statement, values in list_reads(scope, named):
-        for row in transaction.rows(statement, **values):
-            claims[row.name] = row
-    # Rows of IN come in any order; a refusal must name the same data each time.
-    return (
-        claims
-        if len(claims) < 2
-        else {name: claims[name] for name in bound_names + also if name in claims}
-    )
-
-
-def is_fresh(transaction: Transaction, release_id: str, scope: str, named: Sequence[str]) -> bool:
+def is_fresh(state: State, release_id: str, scope: str, named: Sequence[str]) -> bool:
     """Whether nothing was charged before this release on any of these names."""
     bound_names = claim_names(scope, named)
-    return all(
-        row.first == release_id for row in _read_claims(transaction, scope, bound_names).values()
-    )
+    return all(row.first == release_id for row in _read_claims(state, scope, bound_names).values())
 
 
 def require_access(
-    transaction: Transaction, scope: str, named: Sequence[str], partition: str = ""
+    state: State, scope: str, named: Sequence[str], partition: str = ""
 ) -> dict[str, Any]:
     """What is known of this data, for `record`, if a release may read it.
 
@@ -112,7 +68,7 @@ def require_access(
         PlanRefused: its first session partitioned it into other groups, which stay.
         SessionClosed: an open gate closes it.
     """
-    claims = _read_claims(transaction, scope, named)
+    claims = _read_claims(state, scope, named)
     for row in (claims[name] for name in claim_names(scope, named) if partition and name in claims):
         if row.partition is not None and row.partition != partition:
             raise PlanRefused(
@@ -123,8 +79,13 @@ def require_access(
         if row.gate is None:
             continue
         # The last gate on it may be closed by now: only its own row says so.
-        gate = transaction.first(_GATE, id=row.gate)
-        if gate is not None and gate.state == "open":
+        gate = state.find_handle(schema.release, row.gate)
+        # A gate without its row was deleted by hand: nobody knows whether it is open.
+        if gate is None:
+            raise LedgerCorrupt(
+                f"the gate on {_describe_name(row.name)} is gone; run dpflow ledger verify, and bring the newest copy back"
+            )
+        if gate.state == "open":
             raise SessionClosed(
                 f"a gate session is open on scope {gate.scope!r}, and while it is no other release reads its data "
                 f"({_describe_name(row.name)}); ask that one, wait until it is used up, or use another partition"
@@ -133,7 +94,7 @@ def require_access(
 
 
 def record_claims(
-    transaction: Transaction,
+    state: State,
     release_id: str,
     scope: str,
     named: Sequence[str],
@@ -145,25 +106,19 @@ def record_claims(
     """Write down that a release reads this data, and closes it as a gate or partitions it if
     it does.
     """
+    closing = release_id if gate else None
     for name in claim_names(scope, named):
         row = claims.get(name)
         if row is None:
-            closing = release_id if gate else None
-            transaction.run(
-                _INSERT, name=name, first=release_id, gate=closing, partition=partition or None
-            )
+            known = {"name": name, "first": release_id, "partition": partition or None}
+            state.insert(schema.data, gate=closing, **known)
         elif gate or (partition and row.partition is None):
-            closing = release_id if gate else row.gate
-            transaction.run(
-                _UPDATE,
-                name=name,
-                new_gate=closing,
-                new_partition=row.partition or partition or None,
-            )
+            partitioned = row.partition or partition or None
+            state.update(schema.data, row, gate=closing or row.gate, partition=partitioned)
     # Whoever joins public rows is noted as their first reader, and closes or partitions nothing.
     for name in joined_names(scope, named):
         if name not in claims:
-            transaction.run(_INSERT, name=name, first=release_id, gate=None, partition=None)
+            state.insert(schema.data, name=name, first=release_id, gate=None, partition=None)
 
 
 def _describe_name(name: str) -> str:

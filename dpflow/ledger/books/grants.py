@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from fractions import Fraction
-
-import sqlalchemy as sa
 
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.amounts import DELTA_UNIT, exact_text, to_units_down
@@ -19,16 +17,8 @@ from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger.books import charges
 from dpflow.ledger.books.records import Scope, checked_name
 from dpflow.ledger.history.chain import Writer, canonical_json
+from dpflow.ledger.history.state import State
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns, prepare_insert
-
-_INSERT = prepare_insert(schema.scope)
-_TERMS = ("filter", "protects", "blocks")
-_UPDATE = Prepared(
-    schema.scope.update()
-    .where(match_columns(schema.scope.c.name))
-    .values({n: sa.bindparam("new_" + n, type_=schema.scope.c[n].type) for n in _TERMS})
-)
 
 
 def checked_scope(name: str) -> str:
@@ -73,12 +63,12 @@ class Terms:
         )
 
 
-def find_parent(transaction: Transaction, scope: str) -> Scope | None:
+def find_parent(state: State, scope: str) -> Scope | None:
     """The scope above a quota, None for a scope without a slash. Raises `GrantConflict` if it has
     no grant.
     """
     parent = scope.rpartition("/")[0]
-    granted = charges.find_scope(transaction, parent) if parent else None
+    granted = charges.find_scope(state, parent) if parent else None
     if parent and granted is None:
         raise GrantConflict(
             f"scope {scope!r} is below {parent!r}, which has no grant; grant {parent!r} first"
@@ -96,7 +86,6 @@ def require_inside(scope: str, terms: Terms, parent: Scope) -> None:
 
 
 def store_grant(
-    transaction: Transaction,
     writer: Writer,
     scope: str,
     terms: Terms,
@@ -111,14 +100,12 @@ def store_grant(
     Args:
         may_bind: the grant names a table: a scope that nothing was charged to may be bound to it.
     """
-    before, parent = charges.find_scope(transaction, scope), find_parent(transaction, scope)
-    binding = (protects, blocks)
+    state, binding = writer.state, (protects, blocks)
+    before, parent = charges.find_scope(state, scope), find_parent(state, scope)
+    used = charges.list_costs(state, scope)
     # A scope that was charged has promised a guarantee to its table's units, which stays.
     binds = (
-        may_bind
-        and before is not None
-        and (before.protects, before.blocks) != binding
-        and not charges.is_charged(transaction, before)
+        may_bind and before is not None and (before.protects, before.blocks) != binding and not used
     )
     for other in (parent, None if binds else before):
         if other is not None and (other.protects, other.blocks) != binding:
@@ -132,7 +119,6 @@ def store_grant(
         raise GrantConflict(
             f"scope {scope!r} uses the {before.filter.name} filter; its filter cannot be changed"
         )
-    used = [] if before is None else charges.list_costs(transaction, before)
     # While nothing is spent, the Renyi order may still follow the new amounts.
     if before is not None and any(cost != Cost() for _, cost in used):
         filter = _change_amounts(before, terms)
@@ -140,29 +126,30 @@ def store_grant(
         filter = terms.build_filter(None if before is None else before.filter)
     granted = Scope(scope, filter, protects, blocks)
     _require_covers(granted, used)
-    _write_scope(transaction, writer, granted, principal, is_new=before is None)
+    _write_scope(writer, granted, principal)
     # Whatever a quota pays, the scope above it pays too: nothing was charged to these either.
-    for quota in charges.all_scopes(transaction) if binds else ():
+    for quota in charges.all_scopes(state.transaction) if binds else ():
         if quota.scope.startswith(scope + "/"):
             quota = Scope(quota.scope, quota.filter, protects, blocks)
-            _write_scope(transaction, writer, quota, principal, is_new=False)
+            _write_scope(writer, quota, principal)
     return granted
 
 
-def _write_scope(
-    transaction: Transaction, writer: Writer, granted: Scope, principal: str, *, is_new: bool
-) -> None:
+def _write_scope(writer: Writer, granted: Scope, principal: str) -> None:
     """Write a scope's row and its entry in the history."""
     row = {
         "filter": canonical_json(granted.filter.to_json()),
         "protects": granted.protects,
         "blocks": int(granted.blocks),
     }
-    if is_new:
-        transaction.run(_INSERT, name=granted.scope, **row)
+    before = writer.state.find(schema.scope, name=granted.scope)
+    if before is None:
+        writer.state.insert(schema.scope, name=granted.scope, **row)
     else:
-        transaction.run(_UPDATE, name=granted.scope, **{f"new_{n}": row[n] for n in _TERMS})
-    writer.add_entry("grant", granted.scope, "", principal, row)
+        writer.state.update(schema.scope, before, **row)
+    # In whole units: an auditor then needs no formula for what a grant holds.
+    body = row | {"capacity": list(astuple(granted.capacity))}
+    writer.add_entry("grant", granted.scope, "", principal, body)
 
 
 def _change_amounts(scope: Scope, terms: Terms) -> Filter:

@@ -24,43 +24,13 @@ from dpflow.ledger.books.records import (
     stored_json,
 )
 from dpflow.ledger.history import chain
+from dpflow.ledger.history.state import State
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import (
-    Prepared,
-    Read,
-    Transaction,
-    match_columns,
-    prepare_insert,
-)
+from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns
 
 R, _L = schema.release.c, schema.slot.c
 PUBLIC = [column for column in schema.release.columns if column.name != "secret"]
-BY_ID = Prepared(sa.select(*PUBLIC).where(match_columns(R.id)))
-BY_KEY = Prepared(sa.select(*PUBLIC).where(match_columns(*(R[name] for name in schema.KEY))))
-_INSERT = prepare_insert(schema.release)
-_JOIN = prepare_insert(schema.slot)
-_IN_SLOT = Prepared(
-    sa.select(*PUBLIC)
-    .join(schema.slot, _L.release_id == R.id)
-    .where(match_columns(_L.run, _L.instance))
-    .order_by(R.seq)
-)
-_IN_RUN = Prepared(sa.select(_L.instance, _L.release_id).where(match_columns(_L.run)))
-_SETTLE = Prepared(
-    schema.release.update()
-    .where(match_columns(R.id))
-    .values({n: sa.bindparam("new_" + n, type_=sa.Text) for n in ("state", "result", "snapshot")})
-)
-_RETRY = Prepared(
-    schema.release.update()
-    .where(match_columns(R.id))
-    .values(attempts=sa.bindparam("new_attempts", type_=R.attempts.type))
-)
-_RESOLVE = Prepared(
-    schema.release.update()
-    .where(match_columns(R.id))
-    .values({n: sa.bindparam("new_" + n, type_=R[n].type) for n in ("state", "fenced_below")})
-)
+_RESULT = Prepared(sa.select(R.result).where(match_columns(R.id)))
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -109,7 +79,7 @@ class ReleaseCharge:
         }
 
 
-def find_release(transaction: Transaction, writer: chain.Writer, ask: ReleaseCharge) -> Any:
+def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
     """The release this ask already has; None when it is new and may be charged.
 
     A key finds its release whoever asks: inputs mapped in another order find theirs. A key that is
@@ -122,15 +92,19 @@ def find_release(transaction: Transaction, writer: chain.Writer, ask: ReleaseCha
     Raises:
         RetryConflict: a changed retry that may not pay.
     """
-    row = find_by_key(transaction, ask.key)
-    before = [] if ask.slot is None else transaction.rows(_IN_SLOT, **vars(ask.slot))
+    state = writer.state
+    row = find_by_key(state, ask.key)
+    in_run = [] if ask.slot is None else state.rows(schema.slot, run=ask.slot.run)
+    slots = [slot for slot in in_run if ask.slot and slot.instance == ask.slot.instance]
     if row is not None:
-        if ask.slot is not None and row.id not in {other.id for other in before}:
-            transaction.run(_JOIN, **vars(ask.slot), release_id=row.id)
+        if ask.slot is not None and row.id not in {slot.release_id for slot in slots}:
+            state.insert(schema.slot, **vars(ask.slot), release_id=row.id)
             writer.add_entry("join", row.scope, row.id, ask.principal, {"slot": astuple(ask.slot)})
         return row
-    if ask.slot is None or not before:
+    if ask.slot is None or not slots:
         return None
+    before = [get_row(state, slot.release_id) for slot in slots]
+    before.sort(key=lambda row: row.seq)
     event = ask.public["event"]
     # Only the mechanism's version differs: event and privacy cost are those already charged.
     same = [
@@ -142,18 +116,17 @@ def find_release(transaction: Transaction, writer: chain.Writer, ask: ReleaseCha
     if same:
         return same[0]
     # Of this run alone: another run of the same interval replays for nothing, and owes nothing.
-    in_run = transaction.rows(_IN_RUN, run=ask.slot.run)
     owed = len({row.instance for row in in_run}) - len({row.release_id for row in in_run})
     if ask.spend_again or owed > 0:
         return None
     raise RetryConflict(_explain_conflict(ask, ask.slot, before[-1]))
 
 
-def find_by_key(transaction: Transaction, key: ReleaseKey) -> Any:
+def find_by_key(state: State, key: ReleaseKey) -> Any:
     """The release of a key, or None. One that schema version 5 stored has its former digest."""
-    row = transaction.first(BY_KEY, **key.columns)
+    row = state.find(schema.release, **key.columns)
     if row is None and key.former_digest not in ("", key.digest):
-        row = transaction.first(BY_KEY, **key.columns | {"digest": key.former_digest})
+        row = state.find(schema.release, **key.columns | {"digest": key.former_digest})
     return row
 
 
@@ -195,25 +168,7 @@ def _list_changes(ask: ReleaseCharge, before: Any) -> list[str]:
     return ["ordinal" if same else f"the declaration of table {asked.get('table')}"]
 
 
-def reads_of_one(release_id: str) -> list[Read]:
-    """What settling a release will read."""
-    return [(BY_ID, {"id": release_id})]
-
-
-def list_reads(ask: ReleaseCharge) -> list[Read]:
-    """What charging an ask will read."""
-    statements: list[Read] = [
-        (BY_KEY, ask.key.columns | {"digest": digest})
-        for digest in dict.fromkeys((ask.key.digest, ask.key.former_digest or ask.key.digest))
-    ]
-    if ask.slot is not None:
-        statements.append((_IN_SLOT, vars(ask.slot)))
-    statements += data_claims.list_reads(ask.key.scope, ask.data)
-    return [*statements, *charges.list_reads(ask.key.scope, ask.blocks)]
-
-
 def charge_release(
-    transaction: Transaction,
     writer: chain.Writer,
     ask: ReleaseCharge,
     *,
@@ -226,14 +181,15 @@ def charge_release(
     id.
     """
     # Refusals before writes: a charge that raises has nothing to undo.
-    claims = data_claims.require_access(transaction, ask.key.scope, ask.data, ask.partition)
-    bill = charges.make_bill(transaction, ask.key.scope, [ask.event], ask.blocks)
+    books = writer.state
+    claims = data_claims.require_access(books, ask.key.scope, ask.data, ask.partition)
+    bill = charges.make_bill(books, ask.key.scope, [ask.event], ask.blocks)
     charges.require_protection(bill, ask.protects)
-    charges.debit_accounts(transaction, bill)
+    charges.debit_accounts(books, bill)
     # Drawn, not counted: ids that follow each other would tell how much others release.
     release_id = secrets.token_hex(8)
     data_claims.record_claims(
-        transaction,
+        books,
         release_id,
         ask.key.scope,
         ask.data,
@@ -242,13 +198,13 @@ def charge_release(
         partition=ask.partition,
     )
     public = ask.public | {"exclusive": int(exclusive)}
-    transaction.run(
-        _INSERT, id=release_id, state=state, attempts=1, fenced_below=0, principal=ask.principal, version=0,
-        name=str(ask.request.get("name") or ""), seq=writer.newest_entry()[0] + 1,
-        result=None, snapshot=None, secret=secret, **public,
+    books.insert(
+        schema.release, id=release_id, state=state, attempts=1, fenced_below=0, principal=ask.principal, version=0,
+        name=str(ask.request.get("name") or ""), seq=writer.next_seq,
+        result=None, result_digest=None, snapshot=None, secret=secret, secret_digest=commitment, **public,
     )  # fmt: skip
     if ask.slot is not None:
-        transaction.run(_JOIN, **vars(ask.slot), release_id=release_id)
+        books.insert(schema.slot, **vars(ask.slot), release_id=release_id)
     body = public | {
         "slot": None if ask.slot is None else astuple(ask.slot),
         "charges": [charge.to_json() for charge in bill],
@@ -266,12 +222,11 @@ def charge_release(
     return release_id
 
 
-def take_over(
-    transaction: Transaction, writer: chain.Writer, row: Any, principal: str
-) -> Reservation:
+def take_over(writer: chain.Writer, row: Any, principal: str) -> Reservation:
     """What a known release offers its next try. Raises `RetryConflict` if an owner closed it."""
     if row.state == "settled":
-        return Reservation(row.id, row.attempts, True, stored_json(row.result))
+        result = stored_json(settled_result(writer.state.transaction, row))
+        return Reservation(row.id, row.attempts, True, result)
     if row.state == "fenced":
         raise RetryConflict(
             f"release {row.id} is fenced, closed by an owner; its charge stays. Pay for a new one under another name"
@@ -280,13 +235,25 @@ def take_over(
         raise RetryConflict(f"release {row.id} is a session; ask it, do not reserve it")
     # Nothing of the first try was visible, so its charge pays for this one.
     attempt = row.attempts + 1
-    transaction.run(_RETRY, id=row.id, new_attempts=attempt)
+    writer.state.update(schema.release, row, attempts=attempt)
     writer.add_entry("retry", row.scope, row.id, principal, {"attempt": attempt})
     return Reservation(row.id, attempt, False)
 
 
+def settled_result(transaction: Transaction, row: Any) -> str:
+    """The stored result of a settled release. Raises `LedgerCorrupt` if it is not the one that was
+    settled.
+    """
+    stored = transaction.first(_RESULT, id=row.id)
+    if stored is None or chain.digest_json(str(stored.result)) != row.result_digest:
+        raise LedgerCorrupt(
+            f"the result of release {row.id} is not the one that was settled, so it is not given out; "
+            f"run dpflow ledger verify, and bring the newest copy back"
+        )
+    return str(stored.result)
+
+
 def settle_release(
-    transaction: Transaction,
     writer: chain.Writer,
     reservation: Reservation,
     result: str,
@@ -294,23 +261,19 @@ def settle_release(
     principal: str,
 ) -> str:
     """Store a result unless there is one; returns what is stored. See `Ledger.settle`."""
-    row = get_row(transaction, reservation.release_id)
+    row = get_row(writer.state, reservation.release_id)
     # The first result stays: a second draw for one charge would be a second output.
     if row.state == "settled":
-        return str(row.result)
+        return settled_result(writer.state.transaction, row)
     # An owner gave up the attempts below this one: only later tries may settle.
     if row.state != "reserved" or not row.fenced_below <= reservation.attempt <= row.attempts:
         raise RetryConflict(
             f"release {row.id} was fenced by an owner; this late result is discarded"
         )
-    transaction.run(
-        _SETTLE, id=row.id, new_state="settled", new_result=result, new_snapshot=snapshot
-    )
-    body = {
-        "result": chain.digest_json(result),
-        "snapshot": snapshot,
-        "attempt": reservation.attempt,
-    }
+    digest = chain.digest_json(result)
+    settled = {"state": "settled", "result": result, "result_digest": digest, "snapshot": snapshot}
+    writer.state.update(schema.release, row, **settled)
+    body = {"result": digest, "snapshot": snapshot, "attempt": reservation.attempt}
     writer.add_entry(
         "settle", row.scope, row.id, checked_name("a principal", principal or row.principal), body
     )
@@ -318,7 +281,6 @@ def settle_release(
 
 
 def resolve_release(
-    transaction: Transaction,
     writer: chain.Writer,
     release_id: str,
     decision: str,
@@ -326,7 +288,7 @@ def resolve_release(
     principal: str,
 ) -> None:
     """Fence what is unsettled. See `Ledger.resolve`."""
-    row = transaction.first(BY_ID, id=release_id)
+    row = writer.state.find_handle(schema.release, release_id)
     if row is None or row.state not in ("reserved", "open"):
         raise InvalidInput(
             f"release {release_id} is {row.state if row else 'unknown'}; only a reserved one or an open session is an orphan"
@@ -338,14 +300,14 @@ def resolve_release(
     state = "reserved" if decision == "retry" else "closed" if row.state == "open" else "fenced"
     # Above every try so far, so that none of them can settle what it still computes.
     fenced = row.attempts + 1
-    transaction.run(_RESOLVE, id=row.id, new_state=state, new_fenced_below=fenced)
+    writer.state.update(schema.release, row, state=state, fenced_below=fenced)
     body = {"decision": decision, "reason": reason, "fenced_below": fenced, "becomes": state}
     writer.add_entry("resolve", row.scope, row.id, principal, body)
 
 
-def get_row(transaction: Transaction, release_id: str) -> Any:
+def get_row(state: State, release_id: str) -> Any:
     """A release's row. Raises `InvalidInput`."""
-    row = transaction.first(BY_ID, id=release_id)
+    row = state.find_handle(schema.release, release_id)
     if row is None:
         raise InvalidInput(
             f"there is no release {release_id[:80]!r} in this ledger; dpflow release --list has their ids"
@@ -365,7 +327,13 @@ def encode_ordered(value: Mapping[str, Any]) -> str:
         ) from None
 
 
-def make_record(row: Any) -> ReleaseRecord:
+def proved_record(state: State, row: Any) -> ReleaseRecord:
+    """A proved row with its result, which is the one that was settled. Raises `LedgerCorrupt`."""
+    settled = row.state == "settled"
+    return make_record(row, settled_result(state.transaction, row) if settled else None)
+
+
+def make_record(row: Any, result: str | None) -> ReleaseRecord:
     """The public fields of a row."""
     try:
         return ReleaseRecord(
@@ -377,7 +345,7 @@ def make_record(row: Any) -> ReleaseRecord:
             principal=row.principal,
             request=stored_json(row.request),
             event=stored_json(row.event),
-            result=None if row.result is None else stored_json(row.result),
+            result=None if result is None else stored_json(result),
             snapshot=row.snapshot,
         )
     except ValueError:

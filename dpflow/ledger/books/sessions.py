@@ -4,65 +4,26 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt, SessionClosed, UnknownName
 from dpflow.ledger.books.records import AnswerRecord, SessionRecord, checked_name, stored_json
-from dpflow.ledger.books.releases import R, encode_ordered
+from dpflow.ledger.books.releases import encode_ordered
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor
+from dpflow.ledger.history.state import State
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns, prepare_insert
+from dpflow.ledger.storage.statements import Prepared, match_columns
 
-_SESSION = Prepared(sa.select(schema.release).where(match_columns(R.id)))
-_E = schema.entry.c
-# An import names no release and closes all sessions: it may be the newest entry of any.
-_LAST = Prepared(
-    sa.select(schema.entry)
-    .where(
-        schema.OF_SESSIONS,
-        sa.or_(match_columns(_E.release_id), _E.release_id == sa.literal_column("''")),
-    )
-    .order_by(_E.seq.desc())
-    .limit(sa.literal_column("1"))
-)
-_SAID = Prepared(
-    sa.select(schema.entry)
-    .where(
-        schema.OF_SESSIONS, match_columns(_E.release_id), _E.kind == sa.literal_column("'answer'")
-    )
-    .order_by(_E.seq)
-    .limit(sa.bindparam("number", type_=sa.Integer))
-    .offset(sa.bindparam("after", type_=sa.Integer))
-)
-_ANSWER = Prepared(
-    sa.select(schema.answer).where(match_columns(schema.answer.c.session_id, schema.answer.c.query))
-)
+_SECRET = Prepared(sa.select(schema.release.c.secret).where(match_columns(schema.release.c.id)))
+_A = schema.answer.c
 _ANSWERS = Prepared(
     sa.select(schema.answer)
-    .where(match_columns(schema.answer.c.session_id))
-    .order_by(schema.answer.c.version)
-)
-_BATCHES = Prepared(
-    sa.select(schema.answer)
-    .where(
-        match_columns(schema.answer.c.session_id),
-        schema.answer.c.query.between(
-            sa.bindparam("first", type_=sa.Text), sa.bindparam("last", type_=sa.Text)
-        ),
-    )
-    .order_by(schema.answer.c.query)
-)
-#: Above every version.
-_NEWEST = 10**20 - 1
-_INSERT = prepare_insert(schema.answer)
-_ADVANCE = Prepared(
-    schema.release.update()
-    .where(match_columns(R.id), R.version == sa.bindparam("expected"))
-    .values({n: sa.bindparam("new_" + n, type_=R[n].type) for n in ("version", "secret", "state")})
+    .where(match_columns(_A.session_id), _A.version > sa.bindparam("after", type_=sa.Integer))
+    .order_by(_A.version)
 )
 
 
@@ -84,126 +45,66 @@ def seal_state(anchor: Anchor, secret: str) -> str:
     return anchor.commitment(secret.encode(), "state")
 
 
-def row_of(transaction: Transaction, anchor: Anchor, session_id: str) -> Any:
-    """A session's row, if its state is the one that its newest entry in the history commits to.
+def find_session(state: State, anchor: Anchor, session_id: str) -> tuple[Any, str | None]:
+    """A session's row, and its secret state while it is open.
 
     Raises:
         UnknownName: no such session.
         LedgerCorrupt: somebody put another state into an open session, such as an earlier one that
-        still has answers.
+            still has answers.
     """
-    row = transaction.first(_SESSION, id=session_id)
+    row = state.find_handle(schema.release, session_id)
     if row is None or row.state not in ("open", "closed"):
         raise UnknownName("session", session_id, ())
-    # A closed session gives no new answers, so only an open one's state must be current.
-    if row.state == "open" and not _is_newest(transaction, anchor, row):
+    # A closed session gives no new answers, and after an import it has no state.
+    if row.state == "closed":
+        return row, None
+    secret = state.transaction.first(_SECRET, id=row.id).secret
+    if secret is None or seal_state(anchor, str(secret)) != row.secret_digest:
         raise LedgerCorrupt(
             f"the state of session {row.id} is not the one its last answer left, so it gives no answers; "
             f"run dpflow ledger verify, and bring the newest copy back"
         )
-    return row
+    return row, str(secret)
 
 
-def _is_newest(transaction: Transaction, anchor: Anchor, row: Any) -> bool:
-    last = transaction.first(_LAST, release_id=row.id)
-    # The seal before the content: an entry that this ledger did not make proves nothing.
-    if (
-        last is None
-        or last.hash != chain.hash_entry(last._asdict())
-        or not chain.is_genuine(anchor, last)
-    ):
-        return False
-    # The entry that opens a session says neither version nor what becomes of it.
-    committed = {"version": 0, "becomes": "open"} | stored_json(last.body)
-    current = {
-        "version": row.version,
-        "becomes": "open",
-        "state": seal_state(anchor, str(row.secret)),
-    }
-    return all(committed.get(name) == value for name, value in current.items())
-
-
-def make_session(row: Any) -> SessionRecord:
-    """A session with its secret state; a closed one needs none, and after an import has none."""
+def make_session(row: Any, secret: str | None) -> SessionRecord:
+    """A session with its secret state, if it is open."""
     return SessionRecord(
         row.id,
         row.version,
         row.state == "closed",
-        stored_json(row.secret[_SALT:] if row.secret else "{}"),
+        stored_json("{}" if secret is None else secret[_SALT:]),
     )
 
 
-def stored_answer(
-    transaction: Transaction, anchor: Anchor, session_id: str, query: str
-) -> AnswerRecord | None:
-    """The answer this query got, or None. Raises `LedgerCorrupt` if it is not the one that was
-    given.
-    """
-    row = transaction.first(_ANSWER, session_id=session_id, query=query)
-    if row is None:
-        return None
-    _require_genuine(transaction, anchor, session_id, max(_row_version(row) - 1, 0), [row])
-    return AnswerRecord(query, stored_json(row.answer))
+def stored_answer(state: State, session_id: str, query: str) -> AnswerRecord | None:
+    """The answer this query got, or None."""
+    row = state.find(schema.answer, session_id=session_id, query=query)
+    return None if row is None else AnswerRecord(query, stored_json(row.answer))
 
 
-def list_answers(transaction: Transaction, anchor: Anchor, session_id: str) -> list[AnswerRecord]:
-    """All answers of a session, in order. Raises `LedgerCorrupt` if they are not those that were
-    given.
-    """
-    rows = transaction.rows(_ANSWERS, session_id=session_id)
-    _require_genuine(transaction, anchor, session_id, 0, rows)
+def list_answers(state: State, session_id: str) -> list[AnswerRecord]:
+    """All answers of a session, in order. Raises `LedgerCorrupt` if one is missing."""
+    rows = _rows_after(state, session_id, 0)
     return [AnswerRecord(row.query, stored_json(row.answer)) for row in rows]
 
 
-def _row_version(row: Any) -> int:
-    """The version that an answer led to; SQLite may hold anything."""
-    return row.version if type(row.version) is int else 0
-
-
-def _require_genuine(
-    transaction: Transaction,
-    anchor: Anchor,
-    session_id: str,
-    after: int,
-    rows: Sequence[Any],
-    batches: bool = False,
-) -> None:
-    """Raises `LedgerCorrupt` unless these are what the history says was answered after this
-    version, or its batches.
-
-    Every answer adds one entry and one to the version, so the history has the answers in the same
-    places.
-    """
-    if not rows:
-        return
-    # As many entries as versions passed, or as rows: a row too many must not go unseen.
-    number = max(_row_version(rows[-1]) - after, len(rows))
-    entries = transaction.rows(_SAID, release_id=session_id, after=after, number=number)
-    bodies = [
-        stored_json(e.body)
-        for e in entries
-        if e.hash == chain.hash_entry(e._asdict()) and chain.is_genuine(anchor, e)
-    ]
-    by_version = {
-        body["version"]: body["answers"] if "answers" in body else [body["query"], body["answer"]]
-        for body in bodies
-        if "answers" in body or not batches
-    }
-    stored = {
-        row.version: chain.digest_json({str(row.query): str(row.answer)})
-        if isinstance(by_version.get(row.version), str)
-        else [row.query, row.answer]
-        for row in rows
-    }
-    if by_version != stored:
+def _rows_after(state: State, session_id: str, after: int) -> list[Any]:
+    """What led to the versions of a session above this one, none left out."""
+    rows = state.transaction.rows(_ANSWERS, session_id=session_id, after=after)
+    session = state.find_handle(schema.release, session_id)
+    newest = after if session is None else session.version
+    # Each answer leads to the next version, so one that was deleted leaves a gap.
+    if [row.version for row in rows] != [*range(after + 1, newest + 1)]:
         raise LedgerCorrupt(
-            f"a stored answer of session {session_id} is not the one that was given, so it gives no answers; "
+            f"a stored answer of session {session_id} is missing, or is one too many, so it gives no answers; "
             f"run dpflow ledger verify, and bring the newest copy back"
         )
+    return [state.take(schema.answer, row) for row in rows]
 
 
 def store_answer(
-    transaction: Transaction,
     writer: chain.Writer,
     anchor: Anchor,
     session_id: str,
@@ -215,10 +116,9 @@ def store_answer(
     principal: str,
 ) -> AnswerRecord | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
-    row = row_of(transaction, anchor, session_id)
-    if (
-        earlier := stored_answer(transaction, anchor, session_id, checked_name("a query", query))
-    ) is not None:
+    row, _ = find_session(writer.state, anchor, session_id)
+    earlier = stored_answer(writer.state, session_id, checked_name("a query", query))
+    if earlier is not None:
         return earlier
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
@@ -227,12 +127,11 @@ def store_answer(
         return None
     text = encode_ordered(body)
     note = {"query": query, "answer": text}
-    _advance_session(transaction, writer, anchor, row, query, text, note, state, closed, principal)
+    _advance_session(writer, anchor, row, query, text, note, state, closed, principal)
     return AnswerRecord(query, json.loads(text))
 
 
 def _advance_session(
-    transaction: Transaction,
     writer: chain.Writer,
     anchor: Anchor,
     row: Any,
@@ -245,25 +144,22 @@ def _advance_session(
 ) -> None:
     """Write an answer, the state after it, and the entry that names both."""
     version, secret, becomes = row.version + 1, add_salt(state), "closed" if closed else "open"
-    advanced = {"new_version": version, "new_secret": secret, "new_state": becomes}
-    transaction.run(_ADVANCE, id=row.id, expected=row.version, **advanced)
-    transaction.run(_INSERT, session_id=row.id, query=query, version=version, answer=text)
-    body = {**note, "version": version, "state": seal_state(anchor, secret), "becomes": becomes}
+    digest = seal_state(anchor, secret)
+    advanced = {"version": version, "state": becomes, "secret": secret, "secret_digest": digest}
+    writer.state.update(schema.release, row, **advanced)
+    stored = {"session_id": row.id, "query": query, "version": version, "answer": text}
+    writer.state.insert(schema.answer, **stored)
+    body = {**note, "version": version, "state": digest, "becomes": becomes}
     asker = checked_name("a principal", principal or row.principal)
     writer.add_entry("answer", row.scope, row.id, asker, body)
 
 
-def list_batches(
-    transaction: Transaction, anchor: Anchor, session_id: str, after: int
-) -> list[dict[str, Any]]:
+def list_batches(state: State, session_id: str, after: int) -> list[dict[str, Any]]:
     """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is
-    not what was stored.
+    missing.
     """
-    rows = transaction.rows(
-        _BATCHES, session_id=session_id, first=_batch_name(after + 1), last=_batch_name(_NEWEST)
-    )
-    _require_genuine(transaction, anchor, session_id, after, rows, batches=True)
-    return [stored_json(row.answer) for row in rows]
+    rows = _rows_after(state, session_id, after)
+    return [stored_json(row.answer) for row in rows if row.query == _batch_name(row.version)]
 
 
 def _batch_name(version: int) -> str:
@@ -272,7 +168,6 @@ def _batch_name(version: int) -> str:
 
 
 def store_batch(
-    transaction: Transaction,
     writer: chain.Writer,
     anchor: Anchor,
     session_id: str,
@@ -285,7 +180,7 @@ def store_batch(
     """Store a batch and the state it leads to; the history keeps its digest. See
     `Ledger.answer_batch`.
     """
-    row = row_of(transaction, anchor, session_id)
+    row, _ = find_session(writer.state, anchor, session_id)
     # Version before state: whoever lost the race looks up the batches, even if they closed it.
     if row.version != expected:
         return False
@@ -293,5 +188,5 @@ def store_batch(
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
     name, text = _batch_name(row.version + 1), encode_ordered(batch)
     note = {"answers": chain.digest_json({name: text})}
-    _advance_session(transaction, writer, anchor, row, name, text, note, state, closed, principal)
+    _advance_session(writer, anchor, row, name, text, note, state, closed, principal)
     return True

@@ -21,22 +21,23 @@ import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
+from dpflow.ledger.history.state import EMPTY_ROOT, State
 from dpflow.ledger.storage.schema import entry
 from dpflow.ledger.storage.statements import (
     Prepared,
-    Read,
     Transaction,
     match_columns,
     prepare_insert,
 )
 
 FIRST = NOTHING[1]
-FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "previous")
+FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous")
+#: What is hashed of an entry of version 5, which says nothing of the state: its root is empty.
+_WITHOUT_ROOT = tuple(name for name in FIELDS if name != "root")
 
-_ENDS = entry.c.seq, entry.c.hash, entry.c.seal
-_LAST = sa.select(*_ENDS).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
+_LAST = sa.select(entry).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
 _MARKED_AND_HEAD = Prepared(
-    sa.union_all(sa.select(*_ENDS).where(match_columns(entry.c.seq)), sa.select(_LAST.subquery()))
+    sa.union_all(sa.select(entry).where(match_columns(entry.c.seq)), sa.select(_LAST.subquery()))
 )
 _HASH_AT = Prepared(sa.select(entry.c.hash).where(match_columns(entry.c.seq)))
 INSERT = prepare_insert(entry)
@@ -57,7 +58,8 @@ def digest_json(value: Any) -> str:
 
 def hash_entry(fields: Mapping[str, Any]) -> str:
     """The hash of an entry, over all of its fields and the hash before it."""
-    return digest_json([fields[name] for name in FIELDS])
+    names = FIELDS if fields["root"] else _WITHOUT_ROOT
+    return digest_json([fields[name] for name in names])
 
 
 def is_genuine(anchor: Anchor, row: Any) -> bool:
@@ -73,69 +75,105 @@ def _time_text(second: int) -> str:
     return dt.datetime.fromtimestamp(second, dt.UTC).isoformat()
 
 
+def find_fault(anchor: Anchor, row: Any) -> str | None:
+    """What is wrong with an entry's content or seal, or None."""
+    # SQLite holds any type in any column: check it before a hash is made of it.
+    well_formed = type(row.seq) is int and all(type(text) is str for text in row[1:])
+    if not well_formed or row.hash != hash_entry(row._asdict()):
+        return f"entry {row.seq} was changed"
+    return None if is_genuine(anchor, row) else f"entry {row.seq} was not made by this ledger"
+
+
 class Writer:
-    """Appends entries inside one writing transaction."""
+    """The rows of one writing transaction, and the entries that it appends at its end."""
 
     def __init__(self, transaction: Transaction, anchor: Anchor, mark: Seen) -> None:
-        self._transaction, self._anchor, self._mark = transaction, anchor, mark
-        self._newest: Seen | None = None
+        self.transaction = transaction
+        self._anchor, self._mark = anchor, mark
+        self._entries: list[dict[str, Any]] = []
+        self._started: tuple[Seen, State] | None = None
         self.added: Seen | None = None  # the newest entry that it made
+
+    @property
+    def state(self) -> State:
+        """Reads rows, to be proved, and changes them.
+
+        Raises:
+            LedgerCorrupt: the newest entry is not one that this ledger's key sealed, or the one that
+                the anchor has seen is gone.
+        """
+        return self._start_state()[1]
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the entry that is added next."""
+        return self._start_state()[0][0] + len(self._entries) + 1
+
+    def _start_state(self) -> tuple[Seen, State]:
+        if self._started is None:
+            newest, root = _check_newest(self.transaction, self._anchor, self._mark)
+            self._started = newest, State(self.transaction, root)
+        return self._started
 
     def add_entry(
         self, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]
     ) -> None:
-        """Add an entry. The time is for people; nothing depends on the clock. Raises
-        `LedgerCorrupt`, as `newest` does.
-        """
-        seq, previous = self.newest_entry()
-        fields: dict[str, Any] = {
-            "seq": seq + 1,
-            "at": _time_text(int(time.time())),
-            "kind": kind,
-            "scope": scope,
-            "release_id": release_id,
-            "principal": principal,
-            "body": canonical_json(body),
-            "previous": previous,
-        }
-        entry_hash = hash_entry(fields)
-        self._transaction.run(
-            INSERT, **fields, hash=entry_hash, seal=self._anchor.seal_entry(seq + 1, entry_hash)
+        """Add an entry. The time is for people; nothing depends on the clock."""
+        self._entries.append(
+            {
+                "seq": self.next_seq,
+                "at": _time_text(int(time.time())),
+                "kind": kind,
+                "scope": scope,
+                "release_id": release_id,
+                "principal": principal,
+                "body": canonical_json(body),
+            }
         )
-        self._newest = self.added = seq + 1, entry_hash
 
-    def newest_entry(self) -> Seen:
-        """The newest entry.
+    def prove_reads(self) -> None:
+        """Raises `LedgerCorrupt` unless what was read is what the newest entry left."""
+        if self._started is not None:
+            self.state.prove_reads()
 
-        Raises:
-            LedgerCorrupt: it is not one that this ledger's key sealed, or the one that the anchor
-            has seen is gone.
+    def write_entries(self) -> None:
+        """Prove what was read, and append the entries, all with the root that the transaction
+        leaves. Raises `LedgerCorrupt`.
         """
-        if self._newest is None:
-            self._newest = self._check_newest(self._mark)
-        return self._newest
-
-    def _check_newest(self, mark: Seen) -> Seen:
-        """The newest entry in the database. The mark is sealed itself, and what comes after it must
-        be.
-        """
-        rows = self._transaction.rows(_MARKED_AND_HEAD, seq=mark[0])
-        if mark not in [NOTHING, *(row[:2] for row in rows)]:
-            raise LedgerCorrupt(_explain_loss(mark[0]))
-        if not rows:
-            return NOTHING
-        head = max(rows)
-        # The mark has a seal of its own; what came after it must carry the ledger's.
-        if head[:2] != mark and not is_genuine(self._anchor, head):
-            raise LedgerCorrupt(
-                f"entry {head.seq} was not made by this ledger; run dpflow ledger verify"
-            )
-        return head.seq, head.hash
+        if self._started is None:
+            return
+        (_, previous), state = self._started
+        root = state.store_root()
+        for fields in self._entries:
+            fields |= {"root": root, "previous": previous}
+            previous = fields["hash"] = hash_entry(fields)
+            fields["seal"] = self._anchor.seal_entry(fields["seq"], previous)
+        self.transaction.many(INSERT, self._entries)
+        if self._entries:
+            self.added = self._entries[-1]["seq"], previous
+            self._started, self._entries = (self.added, state), []
 
 
-def list_reads(mark: Seen) -> list[Read]:
-    """What a writer will read: the newest entry and the marked one."""
-    return [(_MARKED_AND_HEAD, {"seq": mark[0]})]
+def read_state(transaction: Transaction, anchor: Anchor) -> State:
+    """The rows of a reading transaction, to be proved by `State.prove_reads`. Raises
+    `LedgerCorrupt`.
+    """
+    return State(transaction, _check_newest(transaction, anchor, NOTHING)[1])
+
+
+def _check_newest(transaction: Transaction, anchor: Anchor, mark: Seen) -> tuple[Seen, str]:
+    """The newest entry in the database, and its root. The mark is sealed itself, and what comes
+    after it must be.
+    """
+    rows = transaction.rows(_MARKED_AND_HEAD, seq=mark[0])
+    if mark not in [NOTHING, *((row.seq, row.hash) for row in rows)]:
+        raise LedgerCorrupt(_explain_loss(mark[0]))
+    if not rows:
+        return NOTHING, EMPTY_ROOT
+    head = max(rows)
+    if fault := find_fault(anchor, head):
+        raise LedgerCorrupt(f"{fault}; run dpflow ledger verify")
+    return (head.seq, head.hash), head.root
 
 
 def require_entry(transaction: Transaction, mark: Seen) -> None:
@@ -159,33 +197,33 @@ class Auditor:
 
     def __init__(self, anchor: Anchor) -> None:
         self._anchor, self._damaged = anchor, ""
+        self.problems: list[str] = []
         self._mark: Seen | None = None
         try:
             self._mark = anchor.read_mark()
         except LedgerCorrupt as error:
             self._damaged = str(error)
 
-    def find_problems(self, rows: Iterable[Any]) -> Iterator[str]:
-        """Everything wrong with chain, seals and mark; ``rows`` are all entries by number."""
-        previous, number, at_mark = FIRST, 0, None
+    def pass_entries(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """All entries by number, as they come; when they are through, `problems` has everything
+        wrong with chain, seals and mark.
+        """
+        previous, number, at_mark, found = FIRST, 0, None, self.problems
         for row in rows:
             number += 1
             # A gap is told once; counting goes on from the number that is there.
             if type(row.seq) is not int or row.seq != number:
-                yield f"entry {number} is missing"
+                found.append(f"entry {number} is missing")
                 number = row.seq if type(row.seq) is int else number
             if row.previous != previous:
-                yield f"entry {number} does not follow the one before it"
-            # SQLite holds any type in any column: check it before a hash is made of it.
-            well_formed = type(row.seq) is int and all(type(text) is str for text in row[1:])
-            if not well_formed or row.hash != hash_entry(row._asdict()):
-                yield f"entry {number} was changed"
-            elif not is_genuine(self._anchor, row):
-                yield f"entry {number} was not made by this ledger"
+                found.append(f"entry {number} does not follow the one before it")
+            if fault := find_fault(self._anchor, row):
+                found.append(fault)
             previous = row.hash
             if self._mark is not None and number == self._mark[0]:
                 at_mark = row.hash
+            yield row
         if self._damaged:
-            yield self._damaged
+            found.append(self._damaged)
         elif self._mark and self._mark[1] not in (FIRST, at_mark):
-            yield _explain_loss(self._mark[0])
+            found.append(_explain_loss(self._mark[0]))

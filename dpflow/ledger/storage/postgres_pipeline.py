@@ -9,7 +9,7 @@ does; this speaks to libpq, which psycopg documents as ``psycopg.pq``.
 from __future__ import annotations
 
 import select
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -197,6 +197,10 @@ class WireTransaction(Transaction):
         if rows is None:
             rows = self._send_commands([statement.bind_values("wire", parameters)])[-1]
         return [statement.row._make(row) for row in rows]
+
+    def stream(self, statement: Prepared, **parameters: Any) -> Iterator[Any]:
+        self._send_commands([])
+        return super().stream(statement, **parameters)
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         # psycopg runs this one itself, so what waits must go out before.

@@ -24,15 +24,17 @@ END $$;
 GRANT dpflow_spender TO dpflow_interactive;
 
 REVOKE ALL ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_answer,
-    dpflow_entry FROM PUBLIC, dpflow_spender, dpflow_interactive;
-GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_data, dpflow_slot, dpflow_entry TO dpflow_spender;
+    dpflow_node, dpflow_entry FROM PUBLIC, dpflow_spender, dpflow_interactive;
+GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_data, dpflow_slot, dpflow_node, dpflow_entry TO dpflow_spender;
 GRANT SELECT (id, scope, dag_id, task_id, run_identity, digest, ordinal, family, state, exclusive, attempts, fenced_below,
-    principal, blocks, event, request, name, seq, result, snapshot, version) ON dpflow_release TO dpflow_spender;
-GRANT INSERT ON dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_entry TO dpflow_spender;
+    principal, blocks, event, request, name, seq, result, result_digest, snapshot, version, secret_digest) ON dpflow_release
+    TO dpflow_spender;
+GRANT INSERT ON dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_node, dpflow_entry TO dpflow_spender;
 GRANT UPDATE (epsilon, delta, renyi) ON dpflow_account TO dpflow_spender;
-GRANT UPDATE (state, result, snapshot, attempts) ON dpflow_release TO dpflow_spender;
+GRANT UPDATE (state, result, result_digest, snapshot, attempts) ON dpflow_release TO dpflow_spender;
+GRANT UPDATE (body) ON dpflow_node TO dpflow_spender;
 
-GRANT SELECT (secret), UPDATE (secret, version) ON dpflow_release TO dpflow_interactive;
+GRANT SELECT (secret), UPDATE (secret, secret_digest, version) ON dpflow_release TO dpflow_interactive;
 GRANT UPDATE (gate, partition) ON dpflow_data TO dpflow_interactive;
 GRANT SELECT, INSERT ON dpflow_answer TO dpflow_interactive;
 

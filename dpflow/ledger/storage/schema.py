@@ -1,7 +1,9 @@
 """The ledger's tables, the same on SQLite and PostgreSQL. One schema version; others are refused.
 
 Structured values are JSON texts, flags are 0 or 1: both databases then hold exactly what was
-hashed.
+hashed. `info` says how a table's rows are proved by `history.state`: what identifies them, which
+columns are ``apart`` (large or secret; a digest stands beside them), by which column they can be
+listed whole, a handle that finds them too, and whether an identity has a group of rows.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ scope = sa.Table(
     _required_column("filter"),
     _required_column("protects"),
     _required_column("blocks", SmallInteger),
+    info={"identity": ("name",)},
     **_SLIM,
 )
 
@@ -53,6 +56,7 @@ account = sa.Table(
     _required_column("renyi", BigInteger),
     # Whoever writes here: a sum below zero would be budget from nothing.
     sa.CheckConstraint("epsilon >= 0 AND delta >= 0 AND renyi >= 0"),
+    info={"identity": ("scope", "block"), "listed": "scope"},
     **_SLIM,
 )
 
@@ -81,10 +85,13 @@ release = sa.Table(
     _required_column("name"),
     _required_column("seq", BigInteger),
     Column("result", Text),
+    Column("result_digest", Text),
     Column("snapshot", Text),
     _required_column("version", BigInteger),
     Column("secret", Text),
+    Column("secret_digest", Text),
     sa.UniqueConstraint(*KEY),
+    info={"identity": KEY, "handle": "id", "apart": ("result", "secret")},
 )
 sa.Index("dpflow_release_of_name", release.c.scope, release.c.name, release.c.seq)
 
@@ -97,6 +104,7 @@ data = sa.Table(
     _required_column("first"),
     Column("gate", Text),
     Column("partition", Text),
+    info={"identity": ("name",)},
     **_SLIM,
 )
 
@@ -107,6 +115,7 @@ slot = sa.Table(
     Column("run", Text, primary_key=True),
     Column("instance", Text, primary_key=True),
     Column("release_id", Text, primary_key=True),
+    info={"identity": ("run",), "group": True},
     **_SLIM,
 )
 
@@ -117,6 +126,7 @@ answer = sa.Table(
     Column("query", Text, primary_key=True),
     _required_column("version", BigInteger),
     _required_column("answer"),
+    info={"identity": ("session_id", "query")},
 )
 
 entry = sa.Table(
@@ -132,20 +142,20 @@ entry = sa.Table(
     _required_column("release_id"),
     _required_column("principal"),
     _required_column("body"),
+    # Of the state trie after its transaction; empty in entries of version 5.
+    _required_column("root"),
     _required_column("previous"),
     _required_column("hash"),
     _required_column("seal"),
 )
 
-#: Entries that say what state a session is in; an import closes all of them at once and names no
-#: release.
-OF_SESSIONS = sa.text("kind IN ('session', 'answer', 'resolve', 'import')")
-sa.Index(
-    "dpflow_entry_of_session",
-    entry.c.release_id,
-    entry.c.seq,
-    sqlite_where=OF_SESSIONS,
-    postgresql_where=OF_SESSIONS,
+#: Nodes of the trie over all rows, by the digits of the paths below them: see `history.state`.
+node = sa.Table(
+    "dpflow_node",
+    metadata,
+    Column("prefix", Text, primary_key=True),
+    _required_column("body"),
+    **_SLIM,
 )
 
 #: The history can only grow, whoever holds a connection.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -83,6 +84,9 @@ def prepare_insert(table: sa.Table) -> Prepared:
     return Prepared(table.insert().values({c.name: sa.bindparam(c.name) for c in table.columns}))
 
 
+_cursor_number = itertools.count()
+
+
 class Transaction:
     """What runs between begin and commit, on a driver's cursor."""
 
@@ -116,6 +120,20 @@ class Transaction:
         sql, ordered = statement.on[self._driver]
         self._cursor.execute(sql, ordered(parameters))
         return [statement.row._make(row) for row in self._cursor.fetchall()]
+
+    def stream(self, statement: Prepared, **parameters: Any) -> Iterator[Any]:
+        """All rows, a few at a time: for reading more than fits into memory."""
+        driver = "sqlite" if self._driver == "sqlite" else "postgresql"
+        sql, ordered = statement.on[driver]
+        # On PostgreSQL only a cursor with a name stays at the server.
+        name = () if driver == "sqlite" else (f"dpflow_{next(_cursor_number)}",)
+        cursor = self._connection.cursor(*name)
+        try:
+            cursor.execute(sql, ordered(parameters))
+            for row in cursor:
+                yield statement.row._make(row)
+        finally:
+            cursor.close()
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Run one of our own constant statements."""

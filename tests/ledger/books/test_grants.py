@@ -317,15 +317,21 @@ def test_a_release_that_was_planned_for_another_table_is_refused(place, ask):
 
 def test_a_history_that_binds_a_charged_scope_to_another_table_does_not_verify():
     """No verb writes such an entry, so whoever did has the key and bad intentions."""
-    from dpflow.core.accounting.privacy_filters import Cost
-    from dpflow.ledger.audit.verify import Expected
+    from dpflow.core.accounting.privacy_filters import Cost, make_filter
+    from dpflow.ledger.audit.recheck import Recheck
+    from dpflow.ledger.audit.verify import ENTRIES
 
-    expected = Expected({})
-    body = {"filter": "{}", "protects": "one visit", "blocks": 0}
-    entry = {"seq": 1, "kind": "grant", "scope": "s", "body": json.dumps(body)}
-    expected.apply_entry(entry)
-    expected.accounts["s", ""] = Cost(1, 0, 0)
-    expected.apply_entry(entry)
-    assert expected.illegal == []
-    expected.apply_entry(entry | {"seq": 3, "body": json.dumps(body | {"protects": "one person"})})
-    assert expected.illegal == ["entry 3 says something impossible"]
+    def grant(seq, protects):
+        rule = make_filter("basic", Fraction(1), Fraction(0))
+        body = {"filter": json.dumps(rule.to_json()), "protects": protects, "blocks": 0}
+        body["capacity"] = [10**12, 0, -1, -1]
+        said = {"seq": seq, "kind": "grant", "scope": "s", "body": json.dumps(body), "root": "r"}
+        return ENTRIES.row(**dict.fromkeys(ENTRIES.row._fields, "") | said)
+
+    recheck = Recheck()
+    recheck.apply_entry(grant(1, "one visit"))
+    recheck.apply_entry(grant(2, "one person"))
+    recheck.accounts["s"] = {"": Cost(1, 0, 0)}
+    assert recheck.problems == []
+    recheck.apply_entry(grant(3, "one visit"))
+    assert recheck.problems == ["entry 3 binds a scope to a table after a charge"]

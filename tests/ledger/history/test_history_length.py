@@ -16,7 +16,6 @@ import psycopg
 from bench.ledger_history import charge, fill
 from dpflow.core.accounting.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey, Slot
-from dpflow.ledger.storage import postgres_pipeline
 
 GROWING = ("dpflow_release", "dpflow_entry", "dpflow_slot", "dpflow_answer")
 
@@ -116,25 +115,3 @@ def test_postgresql_scans_nothing_that_grows(postgres, tmp_path, monkeypatch):
         connection.execute("SELECT max(at) FROM dpflow_entry").fetchall()
         connection.execute("SELECT pg_stat_force_next_flush()")
         assert scanned() - before >= 6000  # a scan would have been seen
-
-
-def test_a_charge_on_postgresql_takes_two_round_trips(postgres, tmp_path, ask, monkeypatch):
-    """Begin and reads, then writes, commit and flush: what was read ahead is used before the first
-    write.
-    """
-    trips: list[int] = []
-    asked = postgres_pipeline.Wire.ask
-
-    def counted(self: postgres_pipeline.Wire, *batches: Any) -> Any:
-        trips.append(len(batches))
-        return asked(self, *batches)
-
-    ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
-    monkeypatch.setattr(postgres_pipeline.Wire, "ask", counted)
-    for slot in (None, "slot"):
-        held = ask.reserve(ledger, f"of-{slot}", slot=slot)
-        assert trips == [1, 2]
-        ledger.settle(held, {})
-        assert trips == [1, 2, 1, 2]
-        trips.clear()

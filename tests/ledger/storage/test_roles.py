@@ -14,8 +14,10 @@ import pytest
 
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
+from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage import schema
 
+VISIBLE = ", ".join(TABLES["dpflow_release"].names)
 ROLES = ("dpflow_spender", "dpflow_interactive")
 ROLES_SQL = resources.files("dpflow.ledger.storage").joinpath("roles.sql").read_text()
 
@@ -271,9 +273,13 @@ def test_what_a_role_writes_by_hand_is_found(owner, login):
         connection.execute(
             "UPDATE dpflow_release SET result = '{}', state = 'settled' WHERE state = 'reserved'"
         )
+        (row,) = connection.execute(f"SELECT {VISIBLE} FROM dpflow_release LIMIT 1").fetchall()
+        forged = dict(zip(VISIBLE.split(", "), row)) | {
+            "id": "free", "run_identity": "free", "state": "reserved", "result_digest": None, "snapshot": None,
+        }  # fmt: skip
         connection.execute(
-            "INSERT INTO dpflow_release SELECT 'free', scope, dag_id, task_id, 'free', digest, ordinal, family, "
-            "'reserved', exclusive, 1, 0, principal, blocks, event, request, name, seq, NULL, NULL, 0, NULL FROM dpflow_release LIMIT 1"
+            f"INSERT INTO dpflow_release ({VISIBLE}) VALUES ({', '.join(['%s'] * len(forged))})",
+            list(forged.values()),
         )
     found = str(owner.verify())
     assert "account flights does not hold" in found and "release free was never charged" in found

@@ -1,0 +1,349 @@
+"""Every entry of a history through the rules, and the tables that a legal history leaves.
+
+The chain and its seals show that the ledger wrote an entry. They do not show that it was allowed to:
+whoever edited a balance could have let it charge too much, truly and sealed. So each entry is held
+against the rules here, from the first one on, with nothing from the tables: what a charge costs,
+whether the grants of its whole path hold it, which step may follow which. What the rules leave is
+then compared with every row.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple
+from hashlib import blake2b
+from typing import Any
+
+from dpflow.core.accounting import events
+from dpflow.core.accounting.amounts import DELTA_UNIT, to_units_down
+from dpflow.core.accounting.events import Unprotected
+from dpflow.core.accounting.privacy_filters import Cost, Filter
+from dpflow.core.contract.declaration import NOBODY
+from dpflow.errors import DpflowError
+from dpflow.ledger.books import data_claims
+from dpflow.ledger.books.records import path_of, split_slot
+from dpflow.ledger.history import chain
+from dpflow.ledger.history.state import TABLES
+
+#: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
+RESERVED_KINDS = frozenset(
+    {"grant", "reserve", "session", "join", "retry", "settle", "resolve", "answer", "import", "upgrade"}
+)  # fmt: skip
+
+#: What an entry of version 5 calls otherwise.
+_FORMER_NAMES = {"occasion": "run_identity", "cut": "partition"}
+_KEY = ("scope", "dag_id", "task_id", "run_identity", "digest", "ordinal")
+#: Columns of a release that change after its charge.
+_CHANGING = ("state", "attempts", "fenced_below", "result_digest", "snapshot", "version", "secret_digest")  # fmt: skip
+_FIXED = tuple(n for n in TABLES["dpflow_release"].names if n not in _CHANGING)
+
+
+class Illegal(Exception):
+    """What an entry did against the rules."""
+
+
+def _require(holds: object, rule: str) -> None:
+    if not holds:
+        raise Illegal(rule)
+
+
+def fixed_part(row: Mapping[str, Any]) -> Any:
+    """What must never change of a release, in few bytes."""
+    return digest_values([row[name] for name in _FIXED])
+
+
+def digest_values(values: Any) -> bytes:
+    """A short digest for comparing, with no meaning outside this process."""
+    return blake2b(repr(values).encode(errors="replace"), digest_size=16).digest()
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_filter(text: str) -> tuple[Filter, Any]:
+    parsed = Filter.from_json(json.loads(text))
+    return parsed, parsed.capacity()
+
+
+@functools.lru_cache(maxsize=4096)
+def _least_cost(filter_text: str, protects: str, event_text: str) -> Cost:
+    """What an event costs at least where this was granted."""
+    event = events.from_json(json.loads(event_text))
+    if isinstance(event, Unprotected):
+        _require(protects == NOBODY, "releases without a guarantee where somebody is protected")
+    return _parse_filter(filter_text)[0].event_cost(event)
+
+
+class ReleaseState:
+    """What the history says of a release or session."""
+
+    __slots__ = ("fixed", "kind", "scope", *_CHANGING)
+
+    def __init__(self, fixed: Any, scope: str, kind: str, state: str, secret: str | None) -> None:
+        self.fixed, self.scope, self.kind, self.state = fixed, scope, kind, state
+        self.attempts, self.fenced_below, self.version = 1, 0, 0
+        self.secret_digest = secret
+        self.result_digest: str | None = None
+        self.snapshot: str | None = None
+
+    def changing(self) -> dict[str, Any]:
+        """The columns that change."""
+        return {name: getattr(self, name) for name in _CHANGING}
+
+
+class Recheck:
+    """The rules, and the tables as the entries so far leave them.
+
+    Args:
+        whole: keep all of a release's columns, to write them; else only what compares them.
+
+    Attributes:
+        problems: what was illegal, by entry.
+        root: of the newest entry; empty in version 5.
+        entries: how many there were.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self._pack: Any = dict if whole else fixed_part
+        self.problems: list[str] = []
+        self.scopes: dict[str, dict[str, Any]] = {}
+        self.accounts: dict[str, dict[str, Cost]] = {}
+        self.releases: dict[str, ReleaseState] = {}
+        self.slots: set[tuple[str, str, str]] = set()
+        self.data: dict[str, dict[str, Any]] = {}
+        self.answers: dict[tuple[str, str], tuple[int, str]] = {}
+        self.batches: dict[tuple[str, int], str] = {}
+        self.root, self.entries = "", 0
+        self._keys: set[bytes] = set()
+        self._runs: dict[str, tuple[str, str, str]] = {}
+
+    def apply_entry(self, entry: Any) -> None:
+        """Hold an entry against the rules; one that breaks them changes nothing."""
+        kind, root = entry.kind, entry.root
+        self.entries += 1
+        # Notes of callers change no table, so only the ledger's own kinds find a method.
+        try:
+            _require(root or not self.root, "is of version 5 after one of version 6")
+            self.root = root or ""
+            if kind in RESERVED_KINDS:
+                body = json.loads(entry.body)
+                if not root:
+                    body = {_FORMER_NAMES.get(name, name): body[name] for name in body}
+                getattr(self, "_apply_" + kind)(entry, body)
+        except Illegal as rule:
+            self.problems.append(f"entry {entry.seq} {rule}")
+        # Whoever edits the database by hand may put anything into an entry.
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, DpflowError):
+            self.problems.append(f"entry {entry.seq} says something impossible")
+
+    # --- grants -------------------------------------------------------------------------------
+
+    def _apply_grant(self, entry: Any, body: dict[str, Any]) -> None:
+        name, capacity = entry.scope, body.pop("capacity", None)
+        granted, limits = _parse_filter(body["filter"])
+        told = [*astuple(limits)] if entry.root else None
+        _require(capacity == told, "holds another capacity than it grants")
+        _require(set(body) == {"filter", "protects", "blocks"}, "grants something unknown")
+        above = self.scopes.get(name.rpartition("/")[0])
+        binding = body["protects"], body["blocks"]
+        if "/" in name:
+            _require(above, "grants a quota below no grant")
+            _require(binding == _binding(above), "grants a quota for another table")
+        before, spent = self.scopes.get(name), self.accounts.get(name, {})
+        if before is not None:
+            _require(
+                not spent or binding == _binding(before), "binds a scope to a table after a charge"
+            )
+            former = _parse_filter(before["filter"])[0]
+            _require(granted.name == former.name, "changes the filter of a scope")
+            costs = [cost for cost in spent.values() if cost != Cost()]
+            _require(
+                not costs or _may_follow(granted, former), "changes how spent sums are counted"
+            )
+            fits = all(Filter.admits(limits, cost) for cost in costs)
+            _require(fits, "grants less than is spent")
+        self.scopes[name] = body
+
+    # --- charges ------------------------------------------------------------------------------
+
+    def _apply_reserve(self, entry: Any, body: dict[str, Any], kind: str = "reserve") -> None:
+        name, scope = entry.release_id, entry.scope
+        key = digest_values([body[column] for column in _KEY])
+        _require(body["scope"] == scope, "charges another scope than its own")
+        _require(name and name not in self.releases, "charges a release a second time")
+        _require(key not in self._keys, "charges the same key a second time")
+        if not entry.root:
+            self._runs[name] = body["dag_id"], scope, body["run_identity"]
+        claims = data_claims.claim_names(scope, body["data"])
+        joined = data_claims.joined_names(scope, body["data"])
+        self._require_open(claims + joined)
+        for claim in claims:
+            parts = self.data.get(claim, {}).get("partition") or body["partition"]
+            _require(not body["partition"] or parts == body["partition"], "partitions data anew")
+        is_session = kind == "session"
+        _require(is_session == (body["state"] is not None), "has a state that does not belong here")
+        _require(is_session or not body["exclusive"], "closes data without being a session")
+        self._debit_accounts(scope, body)
+        self._keys.add(key)
+        if body["slot"] is not None:
+            self.slots.add(self._read_slot(name, body))
+        for claim in claims:
+            row = self.data.setdefault(claim, {"first": name, "gate": None, "partition": None})
+            # The last gate counts and the first partition stays.
+            row["gate"] = name if body["exclusive"] else row["gate"]
+            row["partition"] = row["partition"] or body["partition"] or None
+        for claim in joined:
+            self.data.setdefault(claim, {"first": name, "gate": None, "partition": None})
+        said = str(json.loads(body["request"]).get("name") or "")
+        body |= {"id": name, "principal": entry.principal, "name": said, "seq": entry.seq}
+        fixed = self._pack({column: body[column] for column in _FIXED})
+        state = "open" if is_session else "reserved"
+        self.releases[name] = ReleaseState(fixed, scope, kind, state, body["state"])
+
+    def _read_slot(self, release_id: str, body: Mapping[str, Any]) -> tuple[str, str, str]:
+        slot = body["slot"]
+        # One text in version 5: what it says depends on the release's key.
+        if isinstance(slot, str):
+            slot = astuple(split_slot(*self._runs[release_id], slot))
+        return (*slot, release_id)
+
+    def _apply_session(self, entry: Any, body: dict[str, Any]) -> None:
+        self._apply_reserve(entry, body, "session")
+
+    def _require_open(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            gate = self.data.get(name, {}).get("gate")
+            closed = gate is not None and self.releases[gate].state == "open"
+            _require(not closed, "reads data that an open gate closes")
+
+    def _debit_accounts(self, scope: str, body: Mapping[str, Any]) -> None:
+        """Every block of every scope of the path pays what the event costs there, or nothing
+        does.
+        """
+        after: dict[tuple[str, str], Cost] = {}
+        path = path_of(scope)
+        blocks = sorted({block for _, block, *_ in body["charges"]})
+        for at in path:
+            granted = self.scopes.get(at)
+            _require(granted is not None, "charges a scope without a grant")
+            assert granted is not None
+            _require(_binding(granted) == _binding(self.scopes[path[0]]), "charges two tables")
+            _require(
+                (blocks == [""]) != bool(granted["blocks"]), "charges blocks that do not exist"
+            )
+        for name, block, *units in body["charges"]:
+            granted, cost = self.scopes[name], Cost(*units)
+            _require(min(units) >= 0 and (name, block) not in after, "charges an impossible sum")
+            least = _least_cost(granted["filter"], granted["protects"], body["event"])
+            paid = cost.epsilon >= least.epsilon and cost.renyi >= least.renyi
+            _require(paid and cost.delta >= least.delta, "charges less than its event costs")
+            total = self.accounts.get(name, {}).get(block, Cost()) + cost
+            fits = Filter.admits(_parse_filter(granted["filter"])[1], total)
+            _require(fits, f"charges more than scope {name} was granted")
+            after[name, block] = total
+        expected = {(at, block) for at in path for block in blocks}
+        _require(expected == after.keys() and expected, "does not charge its whole path")
+        for (name, block), total in after.items():
+            self.accounts.setdefault(name, {})[block] = total
+
+    # --- what may follow a charge -------------------------------------------------------------
+
+    def _release_of(self, entry: Any, *states: str) -> ReleaseState:
+        release = self.releases.get(entry.release_id)
+        _require(release is not None, "is about a release that was never charged")
+        assert release is not None
+        _require(release.scope == entry.scope, "names another scope than its release")
+        rule = f"follows a release that is {release.state}"
+        _require(not states or release.state in states, rule)
+        return release
+
+    def _apply_join(self, entry: Any, body: dict[str, Any]) -> None:
+        self._release_of(entry)
+        slot = self._read_slot(entry.release_id, body)
+        _require(slot not in self.slots, "joins a release a second time")
+        self.slots.add(slot)
+
+    def _apply_retry(self, entry: Any, body: dict[str, Any]) -> None:
+        release = self._release_of(entry, "reserved")
+        _require(body["attempt"] == release.attempts + 1, "counts its attempts wrongly")
+        release.attempts += 1
+
+    def _apply_settle(self, entry: Any, body: dict[str, Any]) -> None:
+        release = self._release_of(entry, "reserved")
+        attempt = body["attempt"]
+        _require(attempt <= release.attempts, "settles an attempt that was never made")
+        _require(attempt >= release.fenced_below, "settles an attempt that was fenced")
+        release.state, release.snapshot = "settled", body["snapshot"]
+        release.result_digest = str(body["result"])
+
+    def _apply_resolve(self, entry: Any, body: dict[str, Any]) -> None:
+        release = self._release_of(entry, "reserved", "open")
+        closed = "closed" if release.state == "open" else "fenced"
+        allowed = {"close": closed, "retry": "reserved" if closed == "fenced" else None}
+        _require(body["becomes"] == allowed.get(body["decision"], ""), "decides the impossible")
+        _require(body["fenced_below"] == release.attempts + 1, "fences other attempts than all")
+        release.state, release.fenced_below = body["becomes"], release.attempts + 1
+
+    def _apply_answer(self, entry: Any, body: dict[str, Any]) -> None:
+        session, name = self._release_of(entry, "open"), entry.release_id
+        _require(body["version"] == session.version + 1, "answers from a state that was gone")
+        _require(body["becomes"] in ("open", "closed"), "leaves a session in no state")
+        if "answers" in body:
+            self.batches[name, body["version"]] = body["answers"]
+        else:
+            query = name, body["query"]
+            _require(query not in self.answers, "answers a query a second time")
+            self.answers[query] = body["version"], body["answer"]
+        session.version, session.state = body["version"], body["becomes"]
+        session.secret_digest = str(body["state"])
+
+    # --- the whole ledger ---------------------------------------------------------------------
+
+    def _apply_import(self, entry: Any, body: dict[str, Any]) -> None:
+        still_open = sorted(name for name, row in self.releases.items() if row.state == "open")
+        _require(body["closed"] == still_open, "closes other sessions than those that are open")
+        _require(body["entries"] == entry.seq - 1, "continues a history of another length")
+        self.close_sessions()
+
+    def close_sessions(self) -> None:
+        """Secret states are in no export, so an import leaves none."""
+        for release in self.releases.values():
+            release.secret_digest = None
+            release.state = "closed" if release.state == "open" else release.state
+
+    def _apply_upgrade(self, entry: Any, body: dict[str, Any]) -> None:
+        _require(body["entries"] == entry.seq - 1, "upgrades a history of another length")
+
+    def account_rows(self) -> Iterator[tuple[str, str, Cost]]:
+        """Scope, block and sums of every budget that was charged."""
+        for scope, blocks in self.accounts.items():
+            for block, cost in blocks.items():
+                yield scope, block, cost
+
+
+def recheck_entries(rows: Any, *, whole: bool = False) -> Recheck:
+    """All entries, in order, through the rules."""
+    recheck = Recheck(whole=whole)
+    for row in rows:
+        recheck.apply_entry(row)
+    return recheck
+
+
+def batch_digest(answers: Mapping[str, str]) -> str:
+    """What the history holds of a batch of answers."""
+    return chain.digest_json(dict(answers))
+
+
+def _binding(scope: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    return (None, None) if scope is None else (scope["protects"], scope["blocks"])
+
+
+def _may_follow(granted: Filter, former: Filter) -> bool:
+    """Whether sums that were made under one filter still mean the same under another."""
+    if granted.order is None:
+        return True
+    # Charges before a Renyi path was open were not counted on it.
+    if former.order != granted.order or former.conversion != granted.conversion:
+        return False
+    share = former.tail_delta / former.delta
+    return granted.tail_delta == to_units_down(granted.delta * share, DELTA_UNIT) * DELTA_UNIT

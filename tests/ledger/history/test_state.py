@@ -1,0 +1,226 @@
+"""Rows are believed only while they are what the newest entry left: put back, edited or deleted, the
+next charge that uses them refuses.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from dpflow.errors import DpflowError, LedgerCorrupt, RetryConflict
+from dpflow.ledger.history import state
+from dpflow.ledger.storage import schema
+
+INDEXED = [table for table in schema.metadata.sorted_tables if "identity" in table.info]
+
+
+def test_another_draw_for_the_same_charge_is_refused(ledger, place, ask):
+    """A settled release set back to reserved: the same key gave another draw, and it verified."""
+    held = ask.reserve(ledger, "paid")
+    ledger.settle(held, {"value": 7})
+    place.sql("UPDATE dpflow_release SET state = 'reserved', result = NULL, snapshot = NULL")
+    with pytest.raises(LedgerCorrupt, match="not what the newest entry"):
+        ask.reserve(ledger, "paid")
+    place.sql("UPDATE dpflow_release SET result_digest = NULL")
+    for settle in (lambda: ask.reserve(ledger, "paid"), lambda: ledger.settle(held, {"value": 8})):
+        with pytest.raises(LedgerCorrupt, match="not what the newest entry"):
+            settle()
+
+
+def test_a_balance_set_back_buys_nothing(ledger, place, ask):
+    """Sums set to zero, ten more paid, and the sums put right: 2 of 1 were spent, and it
+    verified.
+    """
+    for n in range(10):
+        ask.reserve(ledger, f"first {n}")
+    place.sql("UPDATE dpflow_account SET epsilon = 0")
+    for n in range(10):
+        with pytest.raises(LedgerCorrupt, match="dpflow_account is not what"):
+            ask.reserve(ledger, f"second {n}")
+
+
+def test_a_raised_filter_buys_nothing(ledger, place, ask):
+    """A filter raised by hand, overspent, and put back."""
+    for n in range(10):
+        ask.reserve(ledger, f"first {n}")
+    place.sql(
+        'UPDATE dpflow_scope SET filter = replace(filter, \'"epsilon":"1"\', \'"epsilon":"9"\')'
+    )
+    with pytest.raises(LedgerCorrupt, match="dpflow_scope is not what"):
+        ask.reserve(ledger, "second")
+
+
+def test_a_fenced_release_stays_so(ledger, place, ask):
+    """Opened again by hand, it drew again."""
+    held = ask.reserve(ledger, "lost")
+    ledger.resolve(held.release_id, reason="lost", principal="owner")
+    place.sql("UPDATE dpflow_release SET state = 'reserved', fenced_below = 0")
+    for again in (lambda: ask.reserve(ledger, "lost"), lambda: ledger.settle(held, {"value": 1})):
+        with pytest.raises(LedgerCorrupt, match="not what the newest entry"):
+            again()
+
+
+def test_an_edited_result_is_not_given_out(ledger, place, ask):
+    """The settled result is checked against its sealed digest before it is returned."""
+    held = ask.reserve(ledger, "paid")
+    ledger.settle(held, {"value": 7})
+    place.sql("UPDATE dpflow_release SET result = '{\"value\": 8}'")
+    for read in (
+        lambda: ask.reserve(ledger, "paid"),
+        lambda: ledger.settle(held, {"value": 7}),
+        lambda: ledger.release(held.release_id),
+        lambda: ledger.find(ask.key("paid")),
+    ):
+        with pytest.raises(LedgerCorrupt, match="not the one that was settled"):
+            read()
+
+
+def play(ledger: Any, ask: Any, round: int) -> None:
+    """Each verb once more; it touches rows of every table."""
+    ledger.grant("flights", 2 + round, 0, table=None, filter="basic", principal="owner")
+    ask.reserve(ledger, "taken over", slot="run/0")
+    held = ask.reserve(ledger, f"settled {round}", slot=f"run/1-{round}", data=("table t",))
+    ledger.settle(held, {"value": round})
+    gate = ledger.open_session(
+        ask.key("session"), **ask.terms(slot="run/2"), state={"left": 9}, exclusive=False
+    )
+    ledger.answer(
+        gate.session_id,
+        query=f"q{round}",
+        expected_version=gate.version,
+        state={"left": 8},
+        answer={"ok": True},
+    )
+    shut = ledger.open_session(
+        ask.key(f"gate {round}"),
+        **ask.terms(slot=None, data=("table g",)),
+        state={},
+        exclusive=True,
+    )
+    ledger.answer(shut.session_id, query="q", expected_version=0, state={}, answer={}, closed=True)
+
+
+def use(ledger: Any, ask: Any, round: int) -> None:
+    """What a charge decides on: each row is of use to one of these."""
+    play(ledger, ask, round)
+    for n in range(2):
+        assert ask.reserve(ledger, f"settled {n}", slot=f"run/1-{n}").settled
+        gate = ledger.open_session(
+            ask.key(f"gate {n}"),
+            **ask.terms(slot=None, data=("table g",)),
+            state={},
+            exclusive=True,
+        )
+        assert gate.closed and ledger.stored_answer(gate.session_id, "q") is not None
+    session = ledger.open_session(
+        ask.key("session"), **ask.terms(slot="run/2"), state={}, exclusive=False
+    )
+    assert len(ledger.answers(session.session_id)) == session.version
+
+
+@pytest.mark.parametrize("change", ["put back", "deleted"])
+@pytest.mark.parametrize("table", INDEXED, ids=str)
+def test_an_earlier_valid_row_is_not_believed(ledger, place, ask, table, change):
+    """Each row of each table, as some earlier entry left it, or gone: what uses it refuses."""
+    names = [column.name for column in table.columns]
+    key = [names.index(column.name) for column in table.primary_key]
+    where = " AND ".join(f"{names[at]} = ?" for at in key)
+    insert = f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(names))})"
+    play(ledger, ask, 0)
+    tried = 0
+    with place.intruder() as run:
+        read = f"SELECT {', '.join(names)} FROM {table.name}"
+        earlier = {tuple(row[at] for at in key): row for row in run(read)}
+        play(ledger, ask, 1)
+        for at in [tuple(row[at] for at in key) for row in run(read)]:
+            # What uses the row may have passed other steps before: read it as it is now.
+            (row,) = run(f"{read} WHERE {where}", *at)
+            old = earlier.get(at)
+            if change == "put back" and old in (None, row):
+                continue  # there is no other copy of it
+            run(f"DELETE FROM {table.name} WHERE {where}", *at)
+            if change == "put back":
+                run(insert, *old)
+            assert not ledger.verify().ok, row
+            with pytest.raises(DpflowError) as refusal:
+                use(ledger, ask, 2 + tried)
+            assert isinstance(refusal.value, LedgerCorrupt), (row, refusal.value)
+            run(f"DELETE FROM {table.name} WHERE {where}", *at)
+            run(insert, *row)
+            assert ledger.verify().ok, "what a refused charge left behind"
+            tried += 1
+    expected = {"dpflow_slot": 0, "dpflow_answer": 0}.get(table.name, 1)
+    assert tried >= (expected if change == "put back" else 1)
+
+
+@pytest.mark.parametrize("change", ["put back", "deleted"])
+def test_an_earlier_node_is_not_believed(ledger, place, ask, change):
+    """The index is no better guarded than the rows: its root is."""
+    with place.intruder() as run:
+        (old,) = run("SELECT prefix, body FROM dpflow_node WHERE prefix = ''")
+        ask.reserve(ledger, "next")
+        run("DELETE FROM dpflow_node WHERE prefix = ''")
+        if change == "put back":
+            run("INSERT INTO dpflow_node VALUES (?, ?)", *old)
+    with pytest.raises(LedgerCorrupt, match="dpflow_node is not what"):
+        ask.reserve(ledger, "last")
+    assert not ledger.verify().ok
+
+
+def test_a_refusal_on_a_false_row_is_no_refusal(ledger, place, ask):
+    """A row that would have a charge refused is named as what it is, not as a lack of budget."""
+    ask.reserve(ledger, "first", slot="run/0")
+    with pytest.raises(RetryConflict):
+        ask.reserve(ledger, "changed", "0.2", slot="run/0")
+    place.sql("UPDATE dpflow_account SET epsilon = 1000000000000")
+    with pytest.raises(LedgerCorrupt, match="dpflow_account is not what"):
+        ask.reserve(ledger, "second")
+
+
+class Memory:
+    """The nodes of a trie without a database."""
+
+    dialect = "sqlite"
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, str] = {}
+
+    def text(self, sql: str, parameters: Any) -> list[Any]:
+        import json
+
+        return [
+            (name, self.nodes[name]) for name in json.loads(parameters[0]) if name in self.nodes
+        ]
+
+    def many(self, statement: Any, rows: list[dict[str, str]]) -> None:
+        self.nodes |= {row["prefix"]: row["body"] for row in rows}
+
+
+def test_the_root_depends_on_the_items_alone():
+    """In whatever order and in however many steps items come and change, root and nodes are those
+    of all of them at once.
+    """
+    draw, memory, root = random.Random(3), Memory(), state.EMPTY_ROOT
+    items: dict[str, str] = {}
+    for _ in range(60):
+        books = state.State(memory, root)
+        for _ in range(draw.choice([1, 1, 5, 60])):
+            name = draw.choice([*items, None, None]) or f"{draw.getrandbits(256):064x}"
+            # Some share many digits, so that branches have only one child.
+            name = "0000" + name[4:] if draw.random() < 0.3 else name
+            books._reads[name] = items.get(name), "test"
+            items[name] = books._writes[name] = f"{draw.getrandbits(256):064x}"
+        # Reads are of before this step: what was written twice is read as it was then.
+        books._reads = {name: (stored(memory, root, name), "t") for name in books._writes}
+        root = books.store_root()
+        nodes: dict[str, str] = {}
+        whole = state.build_nodes(
+            sorted(name + digest for name, digest in items.items()), nodes.__setitem__
+        )
+        assert root == whole and nodes == memory.nodes
+
+
+def stored(memory: Memory, root: str, name: str) -> str | None:
+    return state.State(memory, root)._load_paths([name])[name].get(name)
