@@ -46,7 +46,7 @@ def seal_state(anchor: Anchor, secret: str) -> str:
 
 
 def find_session(state: State, anchor: Anchor, session_id: str) -> tuple[Any, str | None]:
-    """A session's row, and its secret state while it is open.
+    """A session's row, and its secret state; None after an import, which closed it.
 
     Raises:
         UnknownName: no such session.
@@ -56,8 +56,7 @@ def find_session(state: State, anchor: Anchor, session_id: str) -> tuple[Any, st
     row = state.find_handle(schema.release, session_id)
     if row is None or row.state not in ("open", "closed"):
         raise UnknownName("session", session_id, ())
-    # A closed session gives no new answers, and after an import it has no state.
-    if row.state == "closed":
+    if row.secret_digest is None:
         return row, None
     secret = state.transaction.first(_SECRET, id=row.id).secret
     if secret is None or seal_state(anchor, str(secret)) != row.secret_digest:
@@ -69,7 +68,7 @@ def find_session(state: State, anchor: Anchor, session_id: str) -> tuple[Any, st
 
 
 def make_session(row: Any, secret: str | None) -> SessionRecord:
-    """A session with its secret state, if it is open."""
+    """A session with its secret state; a closed one needs none, and after an import has none."""
     return SessionRecord(
         row.id,
         row.version,
