@@ -37,7 +37,7 @@ from dpflow.ledger.books.records import (
 from dpflow.ledger.books.releases import R, ReleaseCharge
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor, Mark, default_folder
-from dpflow.ledger.history.state import State
+from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
 from dpflow.ledger.storage.statements import (
@@ -634,7 +634,7 @@ class Ledger:
         with self._database.begin_reading() as transaction:
             if scope is not None:
                 # Nothing is proved: a damaged ledger must show its history, too.
-                charges.get_scope(State(transaction, ""), scope)
+                charges.get_scope(LedgerState(transaction, ""), scope)
             which = {} if scope is None else {"scope": scope}
             rows = transaction.rows(_NEWEST_OF if which else _NEWEST, limit=limit, **which)
         names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
@@ -719,7 +719,7 @@ class Ledger:
                 chain.require_entry(transaction, other)
 
     @contextlib.contextmanager
-    def _begin_reading(self) -> Iterator[State]:
+    def _begin_reading(self) -> Iterator[LedgerState]:
         """A reading transaction, whose rows are proved before anything of them is given out."""
         with self._database.begin_reading() as transaction:
             state = chain.read_state(transaction, self._anchor)
@@ -727,7 +727,7 @@ class Ledger:
                 yield state
             state.prove_reads()
 
-    def _make_session(self, state: State, session_id: str) -> SessionRecord:
+    def _make_session(self, state: LedgerState, session_id: str) -> SessionRecord:
         return sessions.make_session(*sessions.find_session(state, self._anchor, session_id))
 
     def _seal_state(self, secret: str) -> str:

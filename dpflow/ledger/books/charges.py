@@ -14,7 +14,7 @@ from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger.books.records import Remaining, Scope, checked_name, path_of, stored_json
-from dpflow.ledger.history.state import State
+from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction
 
@@ -55,18 +55,18 @@ def _sum_costs(row: Any, events: tuple[Event, ...]) -> tuple[Scope, Cost]:
     return scope, cost
 
 
-def find_scope(state: State, name: str) -> Scope | None:
+def find_scope(state: LedgerState, name: str) -> Scope | None:
     """A granted scope, or None."""
     row = state.find(schema.scope, name=name)
     return None if row is None else _parse_scope(row)
 
 
-def get_scope(state: State, name: str) -> Scope:
+def get_scope(state: LedgerState, name: str) -> Scope:
     """A granted scope. Raises `UnknownName` with the names that exist."""
     return _parse_scope(_scope_row(state, name))
 
 
-def _scope_row(state: State, name: str) -> Any:
+def _scope_row(state: LedgerState, name: str) -> Any:
     row = state.find(schema.scope, name=name)
     if row is None:
         names = [row.name for row in state.transaction.rows(_SCOPES)]
@@ -79,7 +79,7 @@ def all_scopes(transaction: Transaction) -> list[Scope]:
     return [_parse_scope(row) for row in transaction.rows(_SCOPES)]
 
 
-def list_costs(state: State, scope: str) -> list[tuple[str, Cost]]:
+def list_costs(state: LedgerState, scope: str) -> list[tuple[str, Cost]]:
     """What each budget of a scope has spent, by block, none of them left out: empty before the
     first charge.
     """
@@ -92,7 +92,7 @@ def _cost_of(row: Any) -> Cost:
 
 
 def make_bill(
-    state: State, scope: str, events: Sequence[Event], blocks: Sequence[str]
+    state: LedgerState, scope: str, events: Sequence[Event], blocks: Sequence[str]
 ) -> list[Charge]:
     """What every budget on the scope's path pays for these events together; a block named twice
     pays once.
@@ -150,19 +150,19 @@ def merge_charges(charges: Sequence[Charge]) -> list[Charge]:
     return list(sums.values())
 
 
-def find_refusal(state: State, charges: Sequence[Charge]) -> BudgetExceeded | None:
+def find_refusal(state: LedgerState, charges: Sequence[Charge]) -> BudgetExceeded | None:
     """Why these charges cannot be paid, or None."""
     return _add_charges(state, charges)[1]
 
 
-def require_budget(state: State, charges: Sequence[Charge]) -> None:
+def require_budget(state: LedgerState, charges: Sequence[Charge]) -> None:
     """Raises `BudgetExceeded` unless every budget can pay."""
     refusal = find_refusal(state, charges)
     if refusal is not None:
         raise refusal
 
 
-def debit_accounts(state: State, charges: Sequence[Charge]) -> None:
+def debit_accounts(state: LedgerState, charges: Sequence[Charge]) -> None:
     """Charge every budget or none; the caller holds the write lock. Raises `BudgetExceeded`."""
     debits, refusal = _add_charges(state, charges)
     if refusal is not None:
@@ -176,7 +176,7 @@ def debit_accounts(state: State, charges: Sequence[Charge]) -> None:
 
 
 def _add_charges(
-    state: State, charges: Sequence[Charge]
+    state: LedgerState, charges: Sequence[Charge]
 ) -> tuple[list[tuple[Charge, Any, Cost]], BudgetExceeded | None]:
     """Each charge with its budget's row, if it has one, and the sums after it; and the first budget
     that cannot pay.

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpflow.errors import LedgerCorrupt, PlanRefused, SessionClosed
-from dpflow.ledger.history.state import State
+from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 
 JOINED = "joined "
@@ -44,7 +44,7 @@ def _split_names(scope: str, named: tuple[str, ...]) -> tuple[tuple[str, ...], t
     return tuple(bound_names), tuple(name for name in also if name not in bound_names)
 
 
-def _read_claims(state: State, scope: str, named: Sequence[str]) -> dict[str, Any]:
+def _read_claims(state: LedgerState, scope: str, named: Sequence[str]) -> dict[str, Any]:
     """What is known of this data, by name, in the order of the names: a refusal names the same data
     each time.
     """
@@ -53,14 +53,14 @@ def _read_claims(state: State, scope: str, named: Sequence[str]) -> dict[str, An
     return {name: row for name, row in rows.items() if row is not None}
 
 
-def is_fresh(state: State, release_id: str, scope: str, named: Sequence[str]) -> bool:
+def is_fresh(state: LedgerState, release_id: str, scope: str, named: Sequence[str]) -> bool:
     """Whether nothing was charged before this release on any of these names."""
     bound_names = claim_names(scope, named)
     return all(row.first == release_id for row in _read_claims(state, scope, bound_names).values())
 
 
 def require_access(
-    state: State, scope: str, named: Sequence[str], partition: str = ""
+    state: LedgerState, scope: str, named: Sequence[str], partition: str = ""
 ) -> dict[str, Any]:
     """What is known of this data, for `record`, if a release may read it.
 
@@ -94,7 +94,7 @@ def require_access(
 
 
 def record_claims(
-    state: State,
+    state: LedgerState,
     release_id: str,
     scope: str,
     named: Sequence[str],

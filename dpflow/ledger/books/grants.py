@@ -17,7 +17,7 @@ from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger.books import charges
 from dpflow.ledger.books.records import Scope, checked_name
 from dpflow.ledger.history.chain import Writer, canonical_json
-from dpflow.ledger.history.state import State
+from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 
 
@@ -63,7 +63,7 @@ class Terms:
         )
 
 
-def find_parent(state: State, scope: str) -> Scope | None:
+def find_parent(state: LedgerState, scope: str) -> Scope | None:
     """The scope above a quota, None for a scope without a slash. Raises `GrantConflict` if it has
     no grant.
     """

@@ -24,7 +24,7 @@ from dpflow.ledger.books.records import (
     stored_json,
 )
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.state import State
+from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns
 
@@ -122,7 +122,7 @@ def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
     raise RetryConflict(_explain_conflict(ask, ask.slot, before[-1]))
 
 
-def find_by_key(state: State, key: ReleaseKey) -> Any:
+def find_by_key(state: LedgerState, key: ReleaseKey) -> Any:
     """The release of a key, or None. One that schema version 5 stored has its former digest."""
     row = state.find(schema.release, **key.columns)
     if row is None and key.former_digest not in ("", key.digest):
@@ -305,7 +305,7 @@ def resolve_release(
     writer.add_entry("resolve", row.scope, row.id, principal, body)
 
 
-def get_row(state: State, release_id: str) -> Any:
+def get_row(state: LedgerState, release_id: str) -> Any:
     """A release's row. Raises `InvalidInput`."""
     row = state.find_handle(schema.release, release_id)
     if row is None:
@@ -327,7 +327,7 @@ def encode_ordered(value: Mapping[str, Any]) -> str:
         ) from None
 
 
-def proved_record(state: State, row: Any) -> ReleaseRecord:
+def proved_record(state: LedgerState, row: Any) -> ReleaseRecord:
     """A proved row with its result, which is the one that was settled. Raises `LedgerCorrupt`."""
     settled = row.state == "settled"
     return make_record(row, settled_result(state.transaction, row) if settled else None)

@@ -14,7 +14,7 @@ from dpflow.ledger.books.records import AnswerRecord, SessionRecord, checked_nam
 from dpflow.ledger.books.releases import encode_ordered
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor
-from dpflow.ledger.history.state import State
+from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, match_columns
 
@@ -45,7 +45,7 @@ def seal_state(anchor: Anchor, secret: str) -> str:
     return anchor.commitment(secret.encode(), "state")
 
 
-def find_session(state: State, anchor: Anchor, session_id: str) -> tuple[Any, str | None]:
+def find_session(state: LedgerState, anchor: Anchor, session_id: str) -> tuple[Any, str | None]:
     """A session's row, and its secret state; None after an import, which closed it.
 
     Raises:
@@ -77,19 +77,19 @@ def make_session(row: Any, secret: str | None) -> SessionRecord:
     )
 
 
-def stored_answer(state: State, session_id: str, query: str) -> AnswerRecord | None:
+def stored_answer(state: LedgerState, session_id: str, query: str) -> AnswerRecord | None:
     """The answer this query got, or None."""
     row = state.find(schema.answer, session_id=session_id, query=query)
     return None if row is None else AnswerRecord(query, stored_json(row.answer))
 
 
-def list_answers(state: State, session_id: str) -> list[AnswerRecord]:
+def list_answers(state: LedgerState, session_id: str) -> list[AnswerRecord]:
     """All answers of a session, in order. Raises `LedgerCorrupt` if one is missing."""
     rows = _rows_after(state, session_id, 0)
     return [AnswerRecord(row.query, stored_json(row.answer)) for row in rows]
 
 
-def _rows_after(state: State, session_id: str, after: int) -> list[Any]:
+def _rows_after(state: LedgerState, session_id: str, after: int) -> list[Any]:
     """What led to the versions of a session above this one, none left out."""
     rows = state.transaction.rows(_ANSWERS, session_id=session_id, after=after)
     session = state.find_handle(schema.release, session_id)
@@ -153,7 +153,7 @@ def _advance_session(
     writer.add_entry("answer", row.scope, row.id, asker, body)
 
 
-def list_batches(state: State, session_id: str, after: int) -> list[dict[str, Any]]:
+def list_batches(state: LedgerState, session_id: str, after: int) -> list[dict[str, Any]]:
     """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is
     missing.
     """

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
-from dpflow.ledger.history.state import EMPTY_ROOT, State
+from dpflow.ledger.history.state import EMPTY_ROOT, LedgerState
 from dpflow.ledger.storage.schema import entry
 from dpflow.ledger.storage.statements import (
     Prepared,
@@ -91,11 +91,11 @@ class Writer:
         self.transaction = transaction
         self._anchor, self._mark = anchor, mark
         self._entries: list[dict[str, Any]] = []
-        self._started: tuple[Seen, State] | None = None
+        self._started: tuple[Seen, LedgerState] | None = None
         self.added: Seen | None = None  # the newest entry that it made
 
     @property
-    def state(self) -> State:
+    def state(self) -> LedgerState:
         """Reads rows, to be proved, and changes them.
 
         Raises:
@@ -109,10 +109,10 @@ class Writer:
         """The number of the entry that is added next."""
         return self._start_state()[0][0] + len(self._entries) + 1
 
-    def _start_state(self) -> tuple[Seen, State]:
+    def _start_state(self) -> tuple[Seen, LedgerState]:
         if self._started is None:
             newest, root = _check_newest(self.transaction, self._anchor, self._mark)
-            self._started = newest, State(self.transaction, root)
+            self._started = newest, LedgerState(self.transaction, root)
         return self._started
 
     def add_entry(
@@ -154,11 +154,11 @@ class Writer:
             self._started, self._entries = (self.added, state), []
 
 
-def read_state(transaction: Transaction, anchor: Anchor) -> State:
-    """The rows of a reading transaction, to be proved by `State.prove_reads`. Raises
+def read_state(transaction: Transaction, anchor: Anchor) -> LedgerState:
+    """The rows of a reading transaction, to be proved by `LedgerState.prove_reads`. Raises
     `LedgerCorrupt`.
     """
-    return State(transaction, _check_newest(transaction, anchor, NOTHING)[1])
+    return LedgerState(transaction, _check_newest(transaction, anchor, NOTHING)[1])
 
 
 def _check_newest(transaction: Transaction, anchor: Anchor, mark: Seen) -> tuple[Seen, str]:

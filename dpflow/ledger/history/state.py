@@ -70,7 +70,7 @@ def _digest_rows(rows: Sequence[Sequence[Any]]) -> str | None:
 EMPTY_ROOT = _digest_text(_LEAF)
 
 
-class Indexed:
+class RowIndex:
     """How the rows of one table become items: what identifies a group of rows, and what of them is
     digested.
     """
@@ -125,13 +125,13 @@ class Indexed:
 
 
 TABLES = {
-    table.name: Indexed(table)
+    table.name: RowIndex(table)
     for table in schema.metadata.sorted_tables
     if "identity" in table.info
 }
 
 
-class State:
+class LedgerState:
     """Rows of one transaction. Reads are believed until `prove_reads`, which must pass before
     anything leaves; writes are collected for `store_root`.
 
@@ -185,7 +185,7 @@ class State:
         return known[0]
 
     def list_rows(self, table: sa.Table, value: Any) -> list[Any]:
-        """All rows whose `Indexed.listed` column has this value, with none left out."""
+        """All rows whose `RowIndex.listed` column has this value, with none left out."""
         form = TABLES[table.name]
         rows = self._lists.get((table.name, value))
         if rows is None:
@@ -224,15 +224,15 @@ class State:
         self._put_rows(form, key, rows)
         return changed
 
-    def _put_rows(self, form: Indexed, key: tuple[Any, ...], rows: list[Any]) -> None:
+    def _put_rows(self, form: RowIndex, key: tuple[Any, ...], rows: list[Any]) -> None:
         self._rows[form.table.name, key] = rows
         self._writes[form.name_item(key)] = form.digest_rows(rows)
 
-    def _note_rows(self, form: Indexed, key: tuple[Any, ...], rows: list[Any]) -> None:
+    def _note_rows(self, form: RowIndex, key: tuple[Any, ...], rows: list[Any]) -> None:
         self._rows[form.table.name, key] = rows
         self._note(form, form.name_item(key), form.digest_rows(rows))
 
-    def _note(self, form: Indexed, path: str, digest: str | None) -> None:
+    def _note(self, form: RowIndex, path: str, digest: str | None) -> None:
         self._reads[path] = digest, form.table.name
 
     # --- proofs -------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class State:
 
     def _load_paths(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
         """By path: the items of the leaf where it belongs."""
-        levels, leaves = range(State._depth + 1), {}
+        levels, leaves = range(LedgerState._depth + 1), {}
         self._read_nodes({path[:level] for path in paths for level in levels})
         for path in paths:
             prefix, body = "", self._proved_body("", self.root)
@@ -279,7 +279,7 @@ class State:
                         deeper = range(len(prefix), len(prefix) + _FEW)
                         self._read_nodes({path[:level] for level in deeper})
                     body = self._proved_body(prefix, child)
-            State._depth = max(State._depth, len(prefix))
+            LedgerState._depth = max(LedgerState._depth, len(prefix))
             leaves[path] = _leaf_items(body)
         return leaves
 

@@ -205,7 +205,7 @@ def test_the_root_depends_on_the_items_alone():
     draw, memory, root = random.Random(3), Memory(), state.EMPTY_ROOT
     items: dict[str, str] = {}
     for _ in range(60):
-        books = state.State(memory, root)
+        books = state.LedgerState(memory, root)
         for _ in range(draw.choice([1, 1, 5, 60])):
             name = draw.choice([*items, None, None]) or f"{draw.getrandbits(256):064x}"
             # Some share many digits, so that branches have only one child.
@@ -223,4 +223,4 @@ def test_the_root_depends_on_the_items_alone():
 
 
 def stored(memory: Memory, root: str, name: str) -> str | None:
-    return state.State(memory, root)._load_paths([name])[name].get(name)
+    return state.LedgerState(memory, root)._load_paths([name])[name].get(name)
