@@ -17,6 +17,7 @@ from dpflow.airflow.task_context import (
 
 if TYPE_CHECKING:
     from dpflow.engine.releases.request import ReleaseRequest
+    from dpflow.engine.releases.run_identity import RunIdentity
 
 
 def list_releases(release: Any) -> list[Any]:
@@ -48,11 +49,12 @@ class ReleaseOperator(BaseOperator):
         before.
 
     Charges the release's scope when the task first runs; a retry, clear or backfill of the same
-    interval costs nothing. The releases of a list are charged and drawn one after the other: if one
-    is refused, those before it stand, and a retry replays them and pays only for the rest. An entry
-    that asks for the release of an earlier one in other words is refused, too. Returns a receipt,
-    or a list of them for a list: release id, privacy cost, what it protects, whether it was
-    replayed. Never the result.
+    interval costs nothing. A list is charged whole before any row is read: if one is refused, none
+    is charged. Then its releases are drawn one after the other, and a retry draws those that have
+    no result. A release that takes bounds from one of the list is charged after that one was drawn,
+    with those behind it. An entry that asks for the release of an earlier one in other words is
+    refused, too. Returns a receipt, or a list of them for a list: release id, privacy cost, what it
+    protects, whether it was replayed. Never the result.
     """
 
     template_fields: Sequence[str] = ("release", "blocks")
@@ -79,19 +81,28 @@ class ReleaseOperator(BaseOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any] | list[dict[str, Any]]:
         """Run the release, or those of the list in their order; see the class."""
-        from dpflow.engine import insert_bounds, make_plan, release
+        from dpflow.engine import Plan, insert_bounds, make_plan, release_all
         from dpflow.errors import PlanRefused
         from dpflow.registry import Registry
 
         registry, folder = Registry.load(), dag_folder(context)
         # All are read before the first is charged: a mistake in the last costs nothing.
         requests = [read_request(one, self.blocks, folder) for one in list_releases(self.release)]
-        ledger, receipts = open_ledger(self.ledger_conn_id), []
+        ledger = open_ledger(self.ledger_conn_id)
+        receipts: list[dict[str, Any]] = []
+        waiting: list[tuple[Plan, RunIdentity]] = []
         names: dict[tuple[str, int], str] = {}
-        single = isinstance(self.release, str | Mapping)
+
+        def release_waiting() -> None:
+            done = release_all(waiting, ledger, registry, spend_again=self.spend_again)
+            receipts.extend(receipt.to_json() for receipt in done)
+            waiting.clear()
+
         for n, (request, ordinal) in enumerate(zip(requests, number_equal(requests))):
-            # A release may take bounds from one before it, so it is planned after that.
             run = identify_run(context, self.ordinal + ordinal, f"#{n}" if n else "")
+            # Its plan needs what these search for, so they come first.
+            if {plan.request.name for plan, _ in waiting} & set(request.bounds):
+                release_waiting()
             plan = make_plan(request, registry, insert_bounds(request, ledger, run))
             # A database's path is in no digest: a second file would get the first one's result.
             other = names.setdefault((plan.digest, ordinal), request.name)
@@ -101,9 +112,6 @@ class ReleaseOperator(BaseOperator):
                     f"though written otherwise; write both the same way to draw twice, and give "
                     f"the declarations of two tables two names"
                 )
-            receipts.append(
-                release(
-                    plan, ledger, registry, run_identity=run, spend_again=self.spend_again
-                ).to_json()
-            )
-        return receipts[0] if single else receipts
+            waiting.append((plan, run))
+        release_waiting()
+        return receipts[0] if isinstance(self.release, str | Mapping) else receipts

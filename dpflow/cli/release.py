@@ -11,13 +11,20 @@ import typer
 
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.core.contract.results import Result
-from dpflow.engine import insert_bounds, load_request, make_plan, release
+from dpflow.engine import (
+    Receipt,
+    RunIdentity,
+    insert_bounds,
+    load_request,
+    make_plan,
+    release_all,
+)
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
 
 def command(
-    file: Annotated[Path | None, typer.Argument(help="A release file (YAML).")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Release files (YAML).")] = None,
     ledger: LedgerOption = None,
     listing: Annotated[bool, typer.Option("--list", help="List past releases instead.")] = False,
     shown: Annotated[
@@ -25,22 +32,32 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Charge, draw, settle and publish one release; list past ones.
+    """Charge, draw, settle and publish releases; list past ones.
 
-    The same file again prints the stored result and costs nothing.
+    The same file again prints the stored result and costs nothing. Several files are charged
+    together before any row is read: all of them, or none.
     """
-    if (file is not None) + listing + (shown is not None) != 1:
-        raise InvalidInput("give either a release file, or --list, or --show ID")
+    if bool(files) + listing + (shown is not None) != 1:
+        raise InvalidInput("give either release files, or --list, or --show ID")
     if listing:
         return _list_releases(ledger, as_json)
     if shown is not None:
         return _show_release(ledger, shown, as_json)
-    assert file is not None
-    registry, request = Registry.load(), load_request(file)
-    book = open_ledger(ledger)
-    receipt = release(make_plan(request, registry, insert_bounds(request, book)), book, registry)
+    registry, book = Registry.load(), open_ledger(ledger)
+    plans = [
+        make_plan(request, registry, insert_bounds(request, book))
+        for request in map(load_request, files or ())
+    ]
+    planned = [(plan, RunIdentity.of_request(plan.request)) for plan in plans]
+    receipts = list(release_all(planned, book, registry))
     if as_json:
-        return show_json(receipt.to_json() | receipt.result.to_json())
+        shown_receipts = [receipt.to_json() | receipt.result.to_json() for receipt in receipts]
+        return show_json(shown_receipts if len(receipts) > 1 else shown_receipts[0])
+    for receipt in receipts:
+        _show_receipt(receipt)
+
+
+def _show_receipt(receipt: Receipt) -> None:
     cost = (
         "replayed, nothing charged"
         if receipt.replayed

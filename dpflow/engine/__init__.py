@@ -2,7 +2,7 @@
 together.
 """
 
-from dpflow.engine.releases.execute import Receipt, release
+from dpflow.engine.releases.execute import Receipt, release, release_all
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.released_bounds import insert_bounds
 from dpflow.engine.releases.request import ReleaseRequest, load_request
@@ -17,4 +17,5 @@ __all__ = [
     "load_request",
     "make_plan",
     "release",
+    "release_all",
 ]

@@ -18,12 +18,14 @@ from dpflow.ledger.books.records import (
     VerificationReport,
     make_slot,
 )
+from dpflow.ledger.books.releases import ReleaseCharge
 from dpflow.ledger.ledger import Ledger
 
 __all__ = [
     "AnswerRecord",
     "Entry",
     "Ledger",
+    "ReleaseCharge",
     "ReleaseKey",
     "ReleaseRecord",
     "Remaining",

@@ -330,15 +330,31 @@ class Ledger:
             data,
             protects=protects,
         )
+        return self.reserve_many([ask])[0]
+
+    def reserve_many(self, asks: Sequence[ReleaseCharge]) -> list[Reservation]:
+        """Charge many releases as `reserve` does, in one transaction: all of them, or none.
+
+        Those that were charged before come first, so that a list which grew at its front finds its
+        own before the new one asks whether it may pay.
+
+        Raises:
+            DpflowError: as `reserve`; then none of them was charged.
+        """
+        reservations: dict[ReleaseKey, Reservation] = {}
         with self._begin_writing() as writer:
-            row = releases.find_release(writer, ask)
-            if row is None:
-                reservation = Reservation(releases.charge_release(writer, ask), 1, False)
-            else:
-                reservation = releases.take_over(writer, row, principal)
+            for ask in releases.sort_known_first(writer.state, asks):
+                if ask.key in reservations:
+                    continue
+                row = releases.find_release(writer, ask)
+                reservations[ask.key] = (
+                    Reservation(releases.charge_release(writer, ask), 1, False)
+                    if row is None
+                    else releases.take_over(writer, row, ask.principal)
+                )
             fault_points.pass_point("reserve.before-commit")
         fault_points.pass_point("reserve.after-commit")
-        return reservation
+        return [reservations[ask.key] for ask in asks]
 
     def settle(
         self,
@@ -358,12 +374,31 @@ class Ledger:
         Raises:
             RetryConflict: the attempt was fenced; its result is discarded.
         """
-        text = releases.encode_ordered(result)
+        return self.settle_many([(reservation, result, snapshot)], principal=principal)[0]
+
+    def settle_many(
+        self,
+        results: Sequence[tuple[Reservation, Mapping[str, Any], str | None]],
+        *,
+        principal: str = "",
+    ) -> list[Reservation]:
+        """Store many results as `settle` does, in one transaction: all of them, or none.
+
+        Args:
+            results: reservations with their results and snapshots.
+        """
+        texts = [releases.encode_ordered(result) for _, result, _ in results]
         with self._begin_writing() as writer:
-            stored = releases.settle_release(writer, reservation, text, snapshot, principal)
+            stored = [
+                releases.settle_release(writer, reservation, text, snapshot, principal)
+                for (reservation, _, snapshot), text in zip(results, texts)
+            ]
             fault_points.pass_point("settle.before-commit")
         fault_points.pass_point("settle.after-commit")
-        return Reservation(reservation.release_id, reservation.attempt, True, stored_json(stored))
+        return [
+            Reservation(reservation.release_id, reservation.attempt, True, stored_json(text))
+            for (reservation, _, _), text in zip(results, stored)
+        ]
 
     def resolve(
         self,

@@ -81,19 +81,25 @@ def test_one_release_in_two_words_is_no_replay(tiny: Tiny, twin: dict[str, Any])
     (tiny.folder / "south.yml").write_text(text.replace("visits.duckdb", "south.duckdb"))
     with pytest.raises(AirflowFailException, match="is the same release as 'visits' before it"):
         pay(tiny, [count("0.1"), twin])
-    assert spent(tiny) == "0.1"
+    assert spent(tiny) == "0"
     assert len(pay(tiny, [count("0.1"), count("0.1")])) == 2 and spent(tiny) == "0.2"
 
 
 @pytest.mark.parametrize(
-    ("point", "replays"),
-    [("draw.after", [True, False, False]), ("settle.after-commit", [True, True, False])],
+    ("point", "paid", "replays"),
+    [
+        ("reserve.before-commit", "0.1", [True, False, False]),
+        ("reserve.after-commit", "0.6", [True, False, False]),
+        ("draw.after", "0.6", [True, False, False]),
+        ("settle.before-commit", "0.6", [True, False, False]),
+        ("settle.after-commit", "0.6", [True, True, False]),
+    ],
 )
-def test_a_task_killed_in_the_middle_pays_only_for_the_rest(
-    tiny: Tiny, point: str, replays: list[bool]
+def test_a_task_killed_in_the_middle_is_paid_whole_or_not_at_all(
+    tiny: Tiny, point: str, paid: str, replays: list[bool]
 ) -> None:
-    """The second of three dies after its draw, or just settled: the next try draws what was not
-    settled, and pays for the third alone.
+    """The second of three dies after its draw, or just settled: all three are charged by then, and
+    the next try draws what was not settled.
     """
     releases = [count("0.1"), count("0.2"), count("0.3")]
     pid = os.fork()
@@ -105,16 +111,16 @@ def test_a_task_killed_in_the_middle_pays_only_for_the_rest(
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert spent(tiny) == "0.3"
+    assert spent(tiny) == paid
     receipts = pay(tiny, releases)
     assert [receipt["replayed"] for receipt in receipts] == replays and spent(tiny) == "0.6"
     assert all(receipt["replayed"] for receipt in pay(tiny, releases)) and spent(tiny) == "0.6"
     assert Ledger(tiny.ledger).verify().ok
 
 
-def test_a_refusal_in_the_middle_stops_the_task(tiny: Tiny) -> None:
-    """What was released before stands; what comes after is not tried, though it would fit. A raised
-    grant lets the same task go on.
+def test_a_refused_list_costs_nothing(tiny: Tiny) -> None:
+    """If one of the list does not fit, none is charged and no row is read. A raised grant lets the
+    same task go on.
     """
     from airflow_names import AirflowFailException
 
@@ -124,11 +130,45 @@ def test_a_refusal_in_the_middle_stops_the_task(tiny: Tiny) -> None:
     for _ in range(2):
         with pytest.raises(AirflowFailException, match="BudgetExceeded"):
             pay(tiny, releases)
-        assert spent(tiny) == "0.4" and len(Ledger(tiny.ledger).releases()) == 1
+        assert spent(tiny) == "0" and Ledger(tiny.ledger).releases() == []
     table = load_table(tiny.folder / "visits.yml")
     Ledger(tiny.ledger).grant("visits", 2, "1e-6", filter="basic", table=table, principal="owner")
-    assert [r["replayed"] for r in pay(tiny, releases)] == [True, False, False]
+    assert [r["replayed"] for r in pay(tiny, releases)] == [False] * 3
     assert spent(tiny) == "1.2"
+
+
+def test_a_list_that_grows_at_its_front_pays_for_the_new_one(tiny: Tiny) -> None:
+    """What was paid finds its release first, whatever its place; then the new one is one more."""
+    pay(tiny, [count("0.1"), count("0.2")])
+    grown = pay(tiny, [count("0.3"), count("0.1"), count("0.2")])
+    assert [r["replayed"] for r in grown] == [False, True, True] and spent(tiny) == "0.6"
+
+
+def test_bounds_from_the_same_list_come_first(tiny: Tiny) -> None:
+    """A release that takes bounds from one before it is charged once that one is drawn."""
+    from dpflow.tables.access.declarations import load_table
+
+    table = load_table(tiny.declare(columns={"age": {}}))
+    Ledger(tiny.ledger).grant("visits", 99, "1e-6", filter="basic", table=table, principal="owner")
+    search = count("0.1", "search") | {"mechanism": "bounds"}
+    search["params"] = {"column": "age", "epsilon": "20"}
+    mean = count("0.1", "mean", bounds="search") | {"mechanism": "sum"}
+    mean["params"] = {"column": "age", "epsilon": "0.2"}
+    releases = [search, count("0.3"), mean]
+    for replayed in (False, True):
+        assert [r["replayed"] for r in pay(tiny, releases)] == [replayed] * 3
+    assert spent(tiny) == "20.5"
+    kinds = [entry.kind for entry in Ledger(tiny.ledger).history()]
+    assert kinds == [
+        "grant",
+        "grant",
+        "reserve",
+        "reserve",
+        "settle",
+        "settle",
+        "reserve",
+        "settle",
+    ]
 
 
 def test_a_changed_release_in_a_list_is_refused(tiny: Tiny) -> None:

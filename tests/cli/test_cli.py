@@ -34,6 +34,7 @@ def environment(tiny: Tiny, ledger: bool = True) -> dict[str, str]:
 
 def dpflow(tiny: Tiny, *words: object, ledger: bool = True) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, through the console script's own entry point."""
+    clean = environment(tiny, ledger)
     with inside(tiny.folder):
         clean = environment(tiny, ledger)
         os.environ.clear()
@@ -325,3 +326,16 @@ def test_an_empty_day_and_a_lone_unit_are_answered(tiny: Tiny) -> None:
             )
             done = json.loads(dpflow(tiny, "release", file, "--json").stdout)
             assert done["rows"] and not done["replayed"]
+
+
+def test_several_files_are_charged_together(tiny: Tiny) -> None:
+    """All of them or none; each keeps its own result, and the same command again is free."""
+    files = []
+    for name, epsilon in (("one", "0.4"), ("two", "0.5"), ("three", "0.3")):
+        files.append(tiny.folder / f"{name}.yml")
+        tiny.file(name=name, params={"epsilon": epsilon}).rename(files[-1])
+    assert "cannot pay" in dpflow(tiny, "release", *files).stderr
+    assert json.loads(dpflow(tiny, "release", "--list", "--json").stdout) == []
+    for replayed in (False, True):
+        done = json.loads(dpflow(tiny, "release", *files[:2], "--json").stdout)
+        assert [(r["name"], r["replayed"]) for r in done] == [("one", replayed), ("two", replayed)]

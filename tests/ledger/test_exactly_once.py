@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from dpflow.errors import InvalidInput, RetryConflict
-from dpflow.ledger import Reservation, make_slot
+from dpflow.errors import BudgetExceeded, InvalidInput, RetryConflict
+from dpflow.ledger import ReleaseCharge, Reservation, make_slot
 from dpflow.ledger.books.records import split_slot
 
 
@@ -120,6 +120,26 @@ def test_a_refusal_says_what_changed(ledger, ask):
         ask.reserve(ledger, "B", slot="one/-1", family="B", request=asked)
     with pytest.raises(RetryConflict, match=r"changed: ordinal\)"):
         ask.reserve(ledger, "A", slot="one/-1", family="B", ordinal=1, request=asked)
+
+
+def test_many_are_reserved_and_settled_whole(ledger, ask):
+    """All of a batch, or none; each has its key, its entry and its result; the batch again is free."""
+    asks = [ReleaseCharge(ask.key(f"d{n}"), **ask.terms("0.3")) for n in range(4)]
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve_many(asks)
+    assert ask.spent(ledger) == {"": "0"} and ledger.releases() == []
+    held = ledger.reserve_many([asks[0], *asks[:3]])
+    assert held[0] == held[1] and len({one.release_id for one in held}) == 3
+    assert ask.spent(ledger) == {"": "0.9"}
+    ledger.settle(held[1], {"value": "first"})
+    results = [(one, {"value": n}, f"rows {n}") for n, one in enumerate(held[1:])]
+    settled = ledger.settle_many(results, principal="p")
+    assert [one.result["value"] for one in settled] == ["first", 1, 2]
+    with pytest.raises(InvalidInput, match="no release 'feed'"):
+        ledger.settle_many([(held[1], {}, None), (Reservation("feed", 1, False), {}, None)])
+    assert ledger.reserve_many(asks[:3]) == settled and ask.spent(ledger) == {"": "0.9"}
+    kinds = [entry.kind for entry in ledger.history()]
+    assert kinds == ["grant", *["reserve"] * 3, *["settle"] * 3] and ledger.verify().ok
 
 
 def test_slots_are_unambiguous():

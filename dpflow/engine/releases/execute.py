@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import PlanRefused
-from dpflow.ledger import Ledger, Reservation, Scope
+from dpflow.ledger import Ledger, ReleaseCharge, ReleaseRecord, Reservation, Scope
 from dpflow.ledger.books.data_claims import JOINED
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable, PublishedRelease, publish
@@ -97,51 +98,89 @@ def release(
         RetryConflict: a retry that asks for something else.
         TableBusy, NotPublished, LedgerUnavailable: try again later; nothing is charged twice.
     """
+    run_identity = run_identity or RunIdentity.of_request(plan.request)
+    asked = [(plan, run_identity)]
+    (receipt,) = release_all(asked, ledger, registry, spend_again=spend_again)
+    return receipt
+
+
+def release_all(
+    planned: Sequence[tuple[Plan, RunIdentity]],
+    ledger: Ledger,
+    registry: Registry,
+    *,
+    spend_again: bool = False,
+) -> Iterator[Receipt]:
+    """Run many plans, each with its run identity, as `release` does: all are charged in one
+    transaction before a row is read, or none is. Then they are drawn, settled and published one
+    after the other.
+
+    Raises:
+        DpflowError: as `release`. Before the first receipt nothing was charged, unless the error
+        is retryable.
+    """
+    if not planned:
+        return
+    with ExitStack() as open_tables:
+        checked = [
+            (plan, run, _check_table(plan, ledger.find(run.key(plan)), ledger, open_tables))
+            for plan, run in planned
+        ]
+        reservations = ledger.reserve_many(
+            [_make_charge(plan, run, ledger, spend_again) for plan, run in planned]
+        )
+        for (plan, run, private), reservation in zip(checked, reservations):
+            # Somebody may have settled this key since we looked.
+            replayed = reservation.result is not None
+            settled = (
+                reservation
+                if replayed
+                else _draw_and_settle(plan, private, ledger, reservation, run.principal)
+            )
+            # After settling: a table that cannot be written costs nothing, and a retry writes it.
+            receipt = _publish_result(plan, _make_receipt(plan, settled, replayed))
+            # The release is settled: an observer that fails can no longer undo it.
+            for observer in registry.notify_observers(receipt):
+                log.warning("observer %s failed; the release stands", observer)
+            yield receipt
+
+
+def _check_table(
+    plan: Plan, stored: ReleaseRecord | None, ledger: Ledger, open_tables: ExitStack
+) -> PrivateTable:
+    """The plan's table, checked, and open if it will be read: what was checked is what is read."""
     if not isinstance(plan.mechanism, Mechanism):
         raise PlanRefused(
             f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session"
         )
-    run_identity = run_identity or RunIdentity.of_request(plan.request)
     check_scope(plan, ledger)
     private = PrivateTable(
         plan.table, plan.request.where, lambda data: ledger.commitment(data, "partial")
     )
     # A stored result is returned without a look at the table, which may be gone by now.
-    key = run_identity.key(plan)
-    stored = ledger.find(key)
-    unread = stored is None or not stored.settled
-    # One open table for check and read: what was checked is what is read.
-    with private.hold_open() if unread else nullcontext():
-        if unread:
-            private.check_request(
-                plan.mechanism.data_request(plan.params, plan.table), plan.request.blocks
-            )
-        reservation = ledger.reserve(
-            key,
-            event=plan.event,
-            blocks=plan.charged_blocks,
-            family=plan.version_independent_digest,
-            former_family=plan.former_digests[0],
-            slot=run_identity.slot,
-            principal=run_identity.principal,
-            spend_again=spend_again,
-            request=plan.ledger_entry(),
-            data=data_names(plan, ledger),
-            protects=plan.table.protection_text,
-        )
-        # Somebody may have settled this key since we looked.
-        replayed = reservation.result is not None
-        settled = (
-            reservation
-            if replayed
-            else _draw_and_settle(plan, private, ledger, reservation, run_identity.principal)
-        )
-    # After settling: a table that cannot be written costs nothing, and a retry writes it.
-    receipt = _publish_result(plan, _make_receipt(plan, settled, replayed))
-    # The release is settled: an observer that fails can no longer undo it.
-    for observer in registry.notify_observers(receipt):
-        log.warning("observer %s failed; the release stands", observer)
-    return receipt
+    if stored is None or not stored.settled:
+        open_tables.enter_context(private.hold_open())
+        statistic = plan.mechanism.data_request(plan.params, plan.table)
+        private.check_request(statistic, plan.request.blocks)
+    return private
+
+
+def _make_charge(
+    plan: Plan, run_identity: RunIdentity, ledger: Ledger, spend_again: bool
+) -> ReleaseCharge:
+    return ReleaseCharge(
+        run_identity.key(plan),
+        event=plan.event,
+        blocks=plan.charged_blocks,
+        family=plan.version_independent_digest,
+        former_family=plan.former_digests[0],
+        slot=run_identity.slot,
+        principal=run_identity.principal,
+        spend_again=spend_again,
+        request=plan.ledger_entry(),
+        data=data_names(plan, ledger),
+        protects=plan.table.protection_text,
+    )
 
 
 def check_scope(plan: Plan, ledger: Ledger) -> None:

@@ -168,6 +168,13 @@ def _list_changes(ask: ReleaseCharge, before: Any) -> list[str]:
     return ["ordinal" if same else f"the declaration of table {asked.get('table')}"]
 
 
+def sort_known_first(state: LedgerState, asks: Sequence[ReleaseCharge]) -> Sequence[ReleaseCharge]:
+    """These asks in their order, those whose key has a release before all others."""
+    if len(asks) == 1:
+        return asks
+    return sorted(asks, key=lambda ask: find_by_key(state, ask.key) is None)
+
+
 def charge_release(
     writer: chain.Writer,
     ask: ReleaseCharge,

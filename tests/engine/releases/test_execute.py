@@ -60,10 +60,10 @@ def spent(tiny: Tiny) -> Fraction:
 def test_nothing_is_read_before_the_charge(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are read after reserve returned, and not at all when the budget refuses."""
     order: list[str] = []
-    read, reserve = PrivateTable.answer, Ledger.reserve
+    read, reserve = PrivateTable.answer, Ledger.reserve_many
     monkeypatch.setattr(PrivateTable, "answer", lambda *a: order.append("read") or read(*a))
     monkeypatch.setattr(
-        Ledger, "reserve", lambda *a, **k: (reserve(*a, **k), order.append("charged"))[0]
+        Ledger, "reserve_many", lambda *a, **k: (reserve(*a, **k), order.append("charged"))[0]
     )
     release(planned(tiny), Ledger(tiny.ledger))
     assert order == ["charged", "read"]
