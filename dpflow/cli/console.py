@@ -37,14 +37,20 @@ LedgerOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None = None) -> Ledger:
-    """The ledger a command works on. There is no default place: two ledgers for one table would
-    spend its budget twice.
-    """
+def require_place(target: str | None) -> str:
+    """Where the ledger is. Raises `InvalidInput` if nobody said."""
     if not target:
         raise InvalidInput(
             "no ledger was named; give --ledger FILE or set DPFLOW_LEDGER, the same one for every run"
         )
+    return target
+
+
+def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None = None) -> Ledger:
+    """The ledger a command works on. There is no default place: two ledgers for one table would
+    spend its budget twice.
+    """
+    target = require_place(target)
     if not create:
         return Ledger(target, anchor=anchor)
     # Where there is a ledger it is opened as it is: only a new one is worth a word.

@@ -14,6 +14,7 @@ from dpflow.cli.console import (
     LedgerOption,
     open_ledger,
     open_output,
+    require_place,
     show_json,
     show_table,
 )
@@ -184,6 +185,15 @@ def verify(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     restored.
     """
     _show_verification(open_ledger(ledger).verify(), as_json)
+
+
+@app.command()
+def upgrade(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
+    """Take a ledger of an earlier schema version to this one, verified before and after. Runs that
+    are queued meanwhile wait.
+    """
+    report = Ledger.upgrade(require_place(ledger), principal=current_principal())
+    _show_verification(report, as_json)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
-from dpflow.ledger.audit import export, recheck, verify
+from dpflow.ledger.audit import export, migrations, recheck, verify
 from dpflow.ledger.books import charges, data_claims, grants, releases, sessions
 from dpflow.ledger.books.records import (
     AnswerRecord,
@@ -721,6 +721,57 @@ class Ledger:
                 "import", "", "", principal, {"entries": len(exported.entries), "closed": closed}
             )
         return len(exported.entries)
+
+    @classmethod
+    def upgrade(
+        cls, target: str | Path, *, anchor: Path | str | None = None, principal: str
+    ) -> VerificationReport:
+        """Take a ledger of an earlier schema version to this one, verified before and after.
+
+        It is one transaction: whoever charges meanwhile waits, and is refused retryably before it. An
+        anchor that lay beside a SQLite file goes to the default place. On PostgreSQL the roles must
+        be made again (roles.sql). A ledger of this version is only verified.
+
+        Raises:
+            LedgerCorrupt: the ledger does not verify; nothing is changed.
+            InvalidInput: there is no ledger.
+        """
+        checked_name("a principal", principal)
+        ledger = cls.__new__(cls)
+        ledger._database = database = Database(target)
+        version = database.stored_version()
+        if version is None:
+            raise InvalidInput(f"there is no ledger at {database!r}; name the right file")
+        named = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
+        beside = Path(named or f"{database.path}.anchor")
+        if version in schema.UPGRADABLE:
+            ledger._anchor = Anchor(beside)
+            ledger._upgrade_tables(version, principal)
+        # Also after an upgrade that was killed right before it.
+        if not named and (beside / "key").exists():
+            Anchor(beside).move_default()
+        return cls(target, anchor=anchor).verify()
+
+    def _upgrade_tables(self, version: str, principal: str) -> None:
+        fingerprint = self._meta_values()["anchor"]
+        with self._begin_writing() as writer:
+            transaction = writer.transaction
+            stored = transaction.text("SELECT name, value FROM dpflow_meta")
+            meta = {name: value for name, value in stored}
+            if meta.get("anchor") != fingerprint:
+                raise LedgerCorrupt(
+                    f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one: "
+                    f"DPFLOW_LEDGER_ANCHOR=DIR"
+                )
+            # Asked inside the turn: another upgrade may have been first.
+            if meta.get("schema") != version:
+                return
+            self._anchor.complete()
+            number, root = migrations.upgrade_tables(transaction, self._anchor, self._seal_state)
+            rows = [{"name": name, "value": value} for name, value in self._meta_values().items()]
+            transaction.many(_META, rows)
+            writer.state.root = root
+            writer.add_entry("upgrade", "", "", principal, {"from": version, "entries": number})
 
     def commitment(self, data: bytes, purpose: str) -> str:
         """HMAC of something private under the ledger's key: the only form in which its digest may

@@ -9,7 +9,7 @@ sessions closed: their charge and answers stay.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -117,14 +117,18 @@ def restore_tables(
         raise LedgerCorrupt(f"the export does not verify under this anchor: {wrong[0]}")
     closed = sorted(name for name, row in expected.releases.items() if row.state == "open")
     expected.close_sessions()
-    for table, values in _table_rows(expected, exported):
+    return closed, fill_tables(transaction, expected, exported, {})
+
+
+def fill_tables(
+    transaction: Transaction, expected: Recheck, exported: Exported, secrets: Mapping[str, str]
+) -> str:
+    """Write all rows, with these secret states of sessions, and the nodes above them; returns their
+    root. Raises `LedgerCorrupt` if a result or batch is not the one that the history names.
+    """
+    for table, values in _table_rows(expected, exported, secrets):
         transaction.many(_INSERTS[table], values)
     transaction.many(_INSERTS[schema.entry], exported.entries)
-    return closed, write_nodes(transaction)
-
-
-def write_nodes(transaction: Transaction) -> str:
-    """The root of all rows, whose nodes are written."""
     items = sorted(list_items(lambda table: transaction.stream(TABLES[table.name].select_all)))
     nodes: list[dict[str, Any]] = []
     root = build_nodes(items, lambda prefix, body: nodes.append({"prefix": prefix, "body": body}))
@@ -133,7 +137,7 @@ def write_nodes(transaction: Transaction) -> str:
 
 
 def _table_rows(
-    expected: Recheck, exported: Exported
+    expected: Recheck, exported: Exported, secrets: Mapping[str, str]
 ) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
     yield schema.scope, [{"name": name, **row} for name, row in expected.scopes.items()]
     yield (
@@ -155,9 +159,10 @@ def _table_rows(
         # The chain seals only the digest of a result; the text beside it must match.
         if (None if result is None else chain.digest_json(result)) != row.result_digest:
             raise LedgerCorrupt(
-                f"the export's result of release {name} is not the one that was settled"
+                f"the stored result of release {name} is not the one that was settled"
             )
-        releases.append({**row.fixed, **row.changing(), "result": result, "secret": None})
+        apart = {"result": result, "secret": secrets.get(name)}
+        releases.append({**row.fixed, **row.changing(), **apart})
     yield schema.release, releases
     yield schema.data, [{"name": name, **row} for name, row in expected.data.items()]
     names = ("run", "instance", "release_id")
@@ -167,7 +172,7 @@ def _table_rows(
         batch = exported.batches.get((name, version), {})
         if batch_digest(batch) != digest:
             raise LedgerCorrupt(
-                f"the export's answers of session {name} are not those that were given"
+                f"the stored answers of session {name} are not those that were given"
             )
         answers |= {(name, query): (version, text) for query, text in batch.items()}
     yield (

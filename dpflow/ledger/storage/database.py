@@ -284,8 +284,30 @@ class Database:
         return engine
 
     def exists(self) -> bool:
-        """Whether there is a ledger. Raises `LedgerCorrupt` for another schema version or a file
-        that is no ledger.
+        """Whether there is a ledger of this schema version.
+
+        Raises:
+            LedgerUnavailable: it has an earlier version and waits for its upgrade (retryable), or is
+                out of reach.
+            LedgerCorrupt: another version, or a file that is no ledger.
+        """
+        shown = self.stored_version()
+        if shown in schema.UPGRADABLE:
+            # Retryable: whoever waits in a queue goes on when the owner has upgraded.
+            raise LedgerUnavailable(
+                f"{self!r} has ledger schema version {shown}, this dpflow uses {schema.VERSION}; nothing was recorded. "
+                f"Have its owner run: dpflow ledger upgrade"
+            )
+        if shown not in (None, schema.VERSION):
+            raise LedgerCorrupt(
+                f"{self!r} has ledger schema version {shown}, this dpflow reads only {schema.VERSION}; "
+                f"use the dpflow that made it"
+            )
+        return shown is not None
+
+    def stored_version(self) -> str | None:
+        """The schema version of the ledger here; None if there is none. Raises `LedgerCorrupt` for a
+        file that is no ledger.
         """
         if self.path is not None:
             try:
@@ -294,9 +316,9 @@ class Database:
                     raise InvalidInput(f"{self!r} is a directory or a device; name a file")
                 # An empty file is what `make_place` leaves before the tables are there.
                 if status.st_size == 0:
-                    return False
+                    return None
             except (FileNotFoundError, NotADirectoryError):
-                return False
+                return None
             except OSError as error:
                 raise LedgerUnavailable(
                     f"{self!r} cannot be reached ({error.strerror}); correct its place"
@@ -307,21 +329,9 @@ class Database:
                     raise LedgerCorrupt(
                         f"{self!r} is a database but no dpflow ledger; name another file"
                     )
-                return False
+                return None
             versions = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'schema'")
-        shown = str(versions[0][0]) if versions else "unknown"
-        if shown in schema.UPGRADABLE:
-            # Retryable: whoever waits in a queue goes on when the owner has upgraded.
-            raise LedgerUnavailable(
-                f"{self!r} has ledger schema version {shown}, this dpflow uses {schema.VERSION}; nothing was recorded. "
-                f"Have its owner run: dpflow ledger upgrade"
-            )
-        if shown != schema.VERSION:
-            raise LedgerCorrupt(
-                f"{self!r} has ledger schema version {shown}, this dpflow reads only {schema.VERSION}; "
-                f"use the dpflow that made it"
-            )
-        return True
+        return str(versions[0][0]) if versions else "unknown"
 
     def make_place(self) -> None:
         """Make the SQLite file and its directory, for this user only. Raises `LedgerUnavailable`."""

@@ -1,0 +1,134 @@
+"""Ledgers outlive versions: each past version's fixture comes to the newest one, whole."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from dpflow.core.accounting.events import Pure
+from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, SessionClosed
+from dpflow.ledger import Ledger, ReleaseKey
+
+V5 = Path(__file__).parents[1] / "fixtures" / "v5"
+TABLES = ("meta", "scope", "account", "release", "data", "slot", "answer", "entry")
+
+
+class Old:
+    """A copy of the version-5 fixture on either database."""
+
+    def __init__(self, target: str, anchor: Path) -> None:
+        self.target, self.anchor = target, anchor
+
+    def sql(self, statement: str) -> Any:
+        if "://" in self.target:
+            with psycopg.connect(
+                self.target.replace("+psycopg", ""), autocommit=True
+            ) as connection:
+                connection.execute("SET session_replication_role = replica")
+                cursor = connection.execute(statement)
+                return cursor.fetchall() if cursor.description else []
+        with sqlite3.connect(self.target) as connection:
+            return connection.execute(statement).fetchall()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Old:
+    shutil.copytree(V5 / "anchor", tmp_path / "anchor")
+    path = tmp_path / "ledger.sqlite"
+    shutil.copy(V5 / "ledger.sqlite", path)
+    if request.param == "sqlite":
+        return Old(str(path), tmp_path / "anchor")
+    target = request.getfixturevalue("postgres")()
+    with (
+        psycopg.connect(target.replace("+psycopg", ""), autocommit=True) as server,
+        sqlite3.connect(path) as file,
+    ):
+        server.execute((V5 / "postgresql.sql").read_text())
+        for table in TABLES:
+            rows = file.execute(f"SELECT * FROM dpflow_{table}").fetchall()
+            marks = ", ".join(["%s"] * len(rows[0]))
+            with server.cursor() as cursor:
+                cursor.executemany(f"INSERT INTO dpflow_{table} VALUES ({marks})", rows)
+    return Old(target, tmp_path / "anchor")
+
+
+def ask(ledger: Ledger, digest: str, family: str, scope: str, **changes: Any) -> Any:
+    terms = {
+        "event": Pure(Fraction(1, 10)),
+        "blocks": (),
+        "family": family,
+        "slot": None,
+        "principal": "ann",
+        "request": {"name": "r"},
+    }
+    key = ReleaseKey(scope, "d", "t", "2026-01-01", digest)
+    return ledger.reserve(key, **terms | changes)
+
+
+def test_a_ledger_of_version_5_comes_to_the_newest(old: Old) -> None:
+    """Queued runs wait; afterwards results replay, sessions go on, gates stay, sums are the same."""
+    sums = sorted(old.sql("SELECT scope, block, epsilon, delta, renyi FROM dpflow_account"))
+    with pytest.raises(LedgerUnavailable, match="dpflow ledger upgrade"):
+        Ledger(old.target, anchor=old.anchor)
+    assert LedgerUnavailable.retryable
+    report = Ledger.upgrade(old.target, anchor=old.anchor, principal="owner")
+    assert report.ok and report.entries == 32
+    assert sorted(old.sql("SELECT scope, block, epsilon, delta, renyi FROM dpflow_account")) == sums
+    ledger = Ledger(old.target, anchor=old.anchor)
+    assert ask(ledger, "p1", "f1", "flights/team-a").result == {"count": 12, "n": [1, 2]}
+    assert ask(ledger, "p2", "f2", "flights").attempt == 3
+    (session,) = [r for r in ledger.releases("flights/team-a") if r.state == "open"]
+    held = ledger.session(session.release_id)
+    assert held.version == 2 and held.state == {"left": 2}
+    assert ledger.stored_answer(held.session_id, "q1").answer == {"label": 3}
+    assert ledger.batches(held.session_id) == [{"x": 1, "y": 0}]
+    assert ledger.answer_batch(held.session_id, {"z": 1}, expected_version=2, state={"left": 1})
+    with pytest.raises(SessionClosed, match="a gate session is open"):
+        ask(ledger, "new", "new", "flights", data=("table cars",))
+    assert ledger.verify().ok
+    again = Ledger.upgrade(old.target, anchor=old.anchor, principal="owner")
+    assert again.ok and again.entries == ledger.verify().entries
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE dpflow_entry SET principal = 'me' WHERE seq = 3",
+        "DELETE FROM dpflow_entry WHERE seq = 31",
+        "UPDATE dpflow_release SET result = '{}' WHERE result IS NOT NULL",
+        "UPDATE dpflow_release SET secret = secret || 'x' WHERE secret IS NOT NULL",
+        "UPDATE dpflow_answer SET answer = '{}' WHERE version = 2",
+    ],
+)
+def test_what_does_not_verify_is_not_upgraded(old: Old, change: str) -> None:
+    """Nothing is changed then: the version before it is there to look into."""
+    if "://" not in old.target:
+        for trigger in ("dpflow_entry_no_update", "dpflow_entry_no_delete"):
+            old.sql(f"DROP TRIGGER {trigger}")
+    old.sql(change)
+    with pytest.raises(LedgerCorrupt):
+        Ledger.upgrade(old.target, anchor=old.anchor, principal="owner")
+    assert old.sql("SELECT value FROM dpflow_meta WHERE name = 'schema'") == [("5",)]
+    assert old.sql("SELECT count(*) FROM dpflow_release") == [(10,)]
+
+
+def test_an_anchor_beside_the_file_moves(tmp_path: Path) -> None:
+    """Without a named anchor it goes to the default place, which later calls look into."""
+    path = tmp_path / "ledger.sqlite"
+    shutil.copy(V5 / "ledger.sqlite", path)
+    shutil.copytree(V5 / "anchor", tmp_path / "ledger.sqlite.anchor")
+    assert Ledger.upgrade(path, principal="owner").ok
+    assert not (tmp_path / "ledger.sqlite.anchor").exists()
+    assert ask(Ledger(path), "p1", "f1", "flights/team-a").settled
+
+
+def test_an_upgrade_needs_a_ledger(tmp_path: Path) -> None:
+    """It makes none."""
+    with pytest.raises(InvalidInput, match="there is no ledger"):
+        Ledger.upgrade(tmp_path / "none.sqlite", principal="owner")
