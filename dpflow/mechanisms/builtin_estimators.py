@@ -184,80 +184,56 @@ SCORES = (
         model="two",
     ),
 )
+
+
+def _of_columns(name: str, summary: str, function: Any, **more: Any) -> Estimator:
+    """An estimator that applies no model; a group without rows has 0."""
+    return Estimator(name, summary, 0.0, function, model="", **more)
+
+
+MEAN = FromMoments(("n", "x"), lambda m: m["x"] / m["n"])
+VARIANCE = FromMoments(("n", "xx"), lambda m: m["xx"] / (m["n"] * (m["n"] - 1)))
+DEVIATION = FromMoments(("n", "xx"), lambda m: np.sqrt(m["xx"] / (m["n"] * (m["n"] - 1))))
 COLUMNS = (
-    Estimator(
+    _of_columns(
         "column_agreement",
         "share of rows in which two columns are equal: the accuracy of stored predictions",
-        0.0,
         _column_agreement,
-        model="",
         columns=2,
         moments=FromMoments(("n", "equal"), lambda m: m["equal"] / m["n"]),
     ),
-    Estimator(
-        "column_mean",
-        "mean of a column",
-        0.0,
-        _column_mean,
-        model="",
-        moments=FromMoments(("n", "x"), lambda m: m["x"] / m["n"]),
+    _of_columns("column_mean", "mean of a column", _column_mean, moments=MEAN),
+    _of_columns("column_variance", "variance of a column", _column_variance, moments=VARIANCE),
+    _of_columns(
+        "column_deviation", "standard deviation of a column", _column_deviation, moments=DEVIATION
     ),
-    Estimator(
-        "column_variance",
-        "variance of a column",
-        0.0,
-        _column_variance,
-        model="",
-        moments=FromMoments(("n", "xx"), lambda m: m["xx"] / (m["n"] * (m["n"] - 1))),
+    _of_columns(
+        "column_quantile", "p-quantile of a column", _column_quantile, options={"p": Fraction(1, 2)}
     ),
-    Estimator(
-        "column_deviation",
-        "standard deviation of a column",
-        0.0,
-        _column_deviation,
-        model="",
-        moments=FromMoments(("n", "xx"), lambda m: np.sqrt(m["xx"] / (m["n"] * (m["n"] - 1)))),
-    ),
-    Estimator(
-        "column_quantile",
-        "p-quantile of a column",
-        0.0,
-        _column_quantile,
-        {"p": Fraction(1, 2)},
-        model="",
-    ),
-    Estimator(
+    _of_columns(
         "column_correlation",
         "correlation of two columns",
-        0.0,
         _column_correlation,
-        model="",
         columns=2,
         moments=FromMoments(("xx", "yy", "xy"), lambda m: m["xy"] / np.sqrt(m["xx"] * m["yy"])),
     ),
-    Estimator(
+    _of_columns(
         "column_slope",
         "regression slope of the first column on the second",
-        0.0,
         _regression_slope,
-        model="",
         columns=2,
         moments=FromMoments(("yy", "xy"), lambda m: m["xy"] / m["yy"]),
     ),
-    Estimator(
+    _of_columns(
         "best_loss",
         "least squared error inside a group, first column on the others",
-        0.0,
         _best_loss,
-        model="",
         columns=2,
     ),
-    Estimator(
+    _of_columns(
         "trained_loss",
         "least squares on half a group, error on the other half",
-        0.0,
         _trained_loss,
-        model="",
         columns=2,
     ),
 )
