@@ -118,16 +118,8 @@ class QuasiConcaveRelease(common.ReadsValues, Mechanism[QuasiConcaveParams]):
     def _recursion_step(self, params: QuasiConcaveParams, table: Table) -> tuple[int, Step]:
         _, _, end = common.domain(table, params.column)
         epsilon, delta = common.per_row(params.epsilon, params.delta, table)
-        return end, plan_step(
-            end,
-            params.levels,
-            params.budget,
-            params.alpha,
-            params.beta,
-            epsilon,
-            delta,
-            params.selection,
-        )
+        aim = (params.alpha, params.beta, epsilon, delta)
+        return end, plan_step(end, params.levels, params.budget, *aim, params.selection)
 
     def event(self, params: QuasiConcaveParams, table: Table) -> Event:
         return step_event(*self._recursion_step(params, table), params, table)

@@ -99,18 +99,8 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
             block_log = SpendLog(source)
             moves = common.moves(table)
             values, (counts,) = common.group_distinct(x, [np.ones(len(x), bool)])
-            synopsis = sanitize_column(
-                params.rules,
-                values,
-                counts,
-                end,
-                size,
-                params.alpha,
-                params.beta,
-                epsilon,
-                moves,
-                block_log,
-            )
+            aim = (params.alpha, params.beta, epsilon, moves)
+            synopsis = sanitize_column(params.rules, values, counts, end, size, *aim, block_log)
             small, succeeded = reduce_column(
                 params.rules, synopsis, params.alpha, params.beta / 2, source
             )

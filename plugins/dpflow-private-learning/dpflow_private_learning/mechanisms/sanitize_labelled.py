@@ -179,18 +179,8 @@ class Labelled(common.ReadsLabels):
 
         def inner(values: Array, counts: NDArray[np.int64], rows: int) -> Synopsis:
             # Moves of 2: in a half of fixed size a row that comes replaces padding.
-            return sanitize_column(
-                params.rules,
-                values,
-                counts,
-                end,
-                rows,
-                params.alpha / 9,
-                params.beta / 5,
-                epsilon,
-                2,
-                calls,
-            )
+            aim = (params.alpha / 9, params.beta / 5, epsilon, 2)
+            return sanitize_column(params.rules, values, counts, end, rows, *aim, calls)
 
         x = offsets(answer.columns[params.column], low)
         labels = common.positive_rows(answer.columns[params.label])

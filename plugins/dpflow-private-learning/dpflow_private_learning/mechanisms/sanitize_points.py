@@ -97,15 +97,8 @@ def plan_rounds(
     count = math.ceil(2 / share)
     # Two calls a round: one chooses a value, one counts it.
     round_epsilon = epsilon / (2 * count)
-    pure = Rounds(
-        "exponential",
-        count,
-        round_epsilon,
-        Fraction(0),
-        share,
-        rows,
-        peeling_rows(size, share, beta, epsilon),
-    )
+    peeling = peeling_rows(size, share, beta, epsilon)
+    pure = Rounds("exponential", count, round_epsilon, Fraction(0), share, rows, peeling)
     if method == "exponential" or not delta:
         return pure
     small, chance = call_epsilon(epsilon, delta / 5, 2 * count, budget), 2 * delta / (5 * count)
@@ -197,17 +190,8 @@ class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
         if params.method == "san-points":
             common.need_delta(params, "san-points")
         epsilon, delta = common.per_row(params.epsilon, params.delta, table)
-        plan = plan_rounds(
-            params.method,
-            size,
-            params.k,
-            params.alpha,
-            params.beta,
-            params.n,
-            epsilon,
-            delta,
-            params.budget,
-        )
+        aim = (params.k, params.alpha, params.beta, params.n, epsilon, delta)
+        plan = plan_rounds(params.method, size, *aim, params.budget)
         if plan.method == "san-points":
             common.need_rows(
                 minimum_rows(plan.alpha, plan.epsilon, plan.delta, 1), params.n, "san-points"
