@@ -25,6 +25,7 @@ from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
 from dpflow.errors import UnknownName
 
 Keys = NDArray[np.int64]
+Ends = tuple[int, int]
 
 #: Entry-point group whose objects are `PrivateMedian` classes.
 GROUP = "dpflow_stable_median.building_blocks.private_medians"
@@ -41,16 +42,9 @@ class PrivateMedian(ABC):
 
     @abstractmethod
     def draw(
-        self,
-        keys: Keys,
-        first: int,
-        last: int,
-        p: Fraction,
-        epsilon: Fraction,
-        changed: int,
-        source: Source,
+        self, keys: Keys, ends: Ends, p: Fraction, epsilon: Fraction, changed: int, source: Source
     ) -> int:
-        """One key of [first, last]."""
+        """One key of the range with these ends, both included."""
 
 
 class Exponential(PrivateMedian):
@@ -62,16 +56,9 @@ class Exponential(PrivateMedian):
         return BoundedRange(epsilon)
 
     def draw(
-        self,
-        keys: Keys,
-        first: int,
-        last: int,
-        p: Fraction,
-        epsilon: Fraction,
-        changed: int,
-        source: Source,
+        self, keys: Keys, ends: Ends, p: Fraction, epsilon: Fraction, changed: int, source: Source
     ) -> int:
-        return draw_quantile(keys, first, last, p, rate_for(epsilon, p, changed), source)
+        return draw_quantile(keys, *ends, p, rate_for(epsilon, p, changed), source)
 
 
 class BinarySearch(PrivateMedian):
@@ -93,16 +80,9 @@ class BinarySearch(PrivateMedian):
         return int(discrete_laplace(probes * changed / epsilon, 1, source)[0])
 
     def draw(
-        self,
-        keys: Keys,
-        first: int,
-        last: int,
-        p: Fraction,
-        epsilon: Fraction,
-        changed: int,
-        source: Source,
+        self, keys: Keys, ends: Ends, p: Fraction, epsilon: Fraction, changed: int, source: Source
     ) -> int:
-        ordered, m = np.sort(keys), len(keys)
+        ordered, m, (first, last) = np.sort(keys), len(keys), ends
         # A function of the range alone: how many counts share epsilon must not follow the rows.
         steps = (last - first).bit_length()
         low, high = first, last

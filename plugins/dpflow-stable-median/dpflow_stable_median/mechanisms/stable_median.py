@@ -175,15 +175,10 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         # a unit's block is the hash that decides its group, looked at modulo more: groups stay what
         # they are
         values = np.sort(answer.values.reshape(query.blocks, -1), axis=0)[(query.blocks - 1) // 2]
-        key = find_median(params.median).draw(
-            span.nearest_keys(values),
-            span.first_key,
-            span.last_key,
-            query.p,
-            params.epsilon,
-            self.touched_groups(table),
-            source,
-        )
+        keys, ends = span.nearest_keys(values), (span.first_key, span.last_key)
+        changed = self.touched_groups(table)
+        median = find_median(params.median)
+        key = median.draw(keys, ends, query.p, params.epsilon, changed, source)
         # the verdict shows counts of queries only, which are public
         left = params.queries - answer_count - 1
         body = {
