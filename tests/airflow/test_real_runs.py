@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import yaml
 from page_runner import examples
 
@@ -90,8 +91,10 @@ run(2)                                   # the same of an interval that the firs
 """
 
 
-def ran(tiny: Tiny, dag_file: str, runs: str, **more: str) -> list[dict[str, Any]]:
-    """What the runs of a DAG ended as."""
+def ran(
+    tiny: Tiny, dag_file: str, runs: str, output: list[str] | None = None, **more: str
+) -> list[dict[str, Any]]:
+    """What the runs of a DAG ended as; what they wrote to streams is added to ``output``."""
     (tiny.folder / "d.py").write_text(dag_file)
     home = tiny.folder / "airflow"
     environment = {
@@ -116,6 +119,8 @@ def ran(tiny: Tiny, dag_file: str, runs: str, **more: str) -> list[dict[str, Any
             [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        if output is not None:
+            output += [done.stdout, done.stderr]
     found: list[dict[str, Any]] = json.loads((tiny.folder / "seen.json").read_text())
     return found
 
@@ -259,3 +264,42 @@ def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny) -> None:
     expected: list[set[str]] = [{"deploy"}, {"rethink"}, {"collect_fresh_data"}, {"deploy"}]
     assert taken == [branch | {"note"} for branch in expected], seen
     assert len(Ledger(tiny.ledger).releases()) == 1 and Ledger(tiny.ledger).verify().ok
+
+
+FAILING_DAG = """
+from datetime import datetime
+from airflow.sdk import DAG
+from dpflow.airflow import DataContractOperator, ReleaseOperator
+
+with DAG("d", schedule=None, start_date=datetime(2020, 1, 1), catchup=False):
+    DataContractOperator(task_id="contract", table="visits.yml", blocks="{{ '2020-01-01' }}")
+    ReleaseOperator(task_id="release", release={"name": "a", "mechanism": "sum", "table": "visits.yml", "scope": "visits",
+        "blocks": ["2020-01-01"], "params": {"column": "age", "epsilon": "0.2"}})
+    ReleaseOperator(task_id="refused", release={"name": "b", "mechanism": "histogram", "table": "visits.yml", "scope": "visits",
+        "blocks": ["2020-01-01"], "params": {"by": "clinic", "epsilon": "0.2"}})
+"""
+
+
+@pytest.mark.slow
+def test_no_row_is_in_a_tasks_log(tiny: Tiny) -> None:
+    """A relation whose own SQL fails on every row, with DuckDB's text that quotes it: neither the
+    logs nor the database of Airflow, with XComs and rendered templates, hold a word of it.
+    """
+    secret = "QX7canary7XQ"
+    tiny.declare()
+    tiny.fill(
+        f"""CREATE TABLE base AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, 'Oslo' AS city,
+            '{secret}' AS clinic, '{secret}' || i AS note FROM range(80) t(i);
+            CREATE VIEW visits AS SELECT *, CAST(note AS INTEGER) AS age FROM base"""
+    )
+    output: list[str] = []
+    (run,) = ran(tiny, FAILING_DAG, "run(2)\n", output)
+    states = {task: state for task, _, state, _ in run["tasks"]}
+    # What fails on rows is the result none, and stands; the contract cannot be checked.
+    assert states == {"contract": "failed", "release": "success", "refused": "failed"}
+    assert "TableUnreadable: the contract of table" in "".join(output)
+    places = [path for path in (tiny.folder / "airflow").rglob("*") if path.is_file()]
+    assert any(path.suffix == ".db" for path in places)
+    texts = [*output, tiny.ledger.read_bytes().decode("latin-1")]
+    texts += [path.read_bytes().decode("latin-1") for path in places]
+    assert not any(word in text for text in texts for word in (secret, "Conversion Error"))
