@@ -83,9 +83,8 @@ def _bind_rules(
     examples: Sequence[Example] | None,
     rules: Sequence[Callable[..., None]],
 ) -> Iterator[Check]:
-    yield Check(
-        f"{mechanism.name}: class_describes_itself", partial(class_describes_itself, mechanism)
-    )
+    about = f"{mechanism.name}: class_describes_itself"
+    yield Check(about, partial(class_describes_itself, mechanism))
     for number, example in enumerate(examples or examples_for(mechanism)):
         for rule in rules:
             name = f"{mechanism.name}: {rule.__name__} [{number} {example.table.neighbours}]"
@@ -192,22 +191,12 @@ def bad_columns_are_errors(mechanism: AnyMechanism, example: Example) -> None:
         bounded, keyed = _required_columns(request)
         for column in bounded:
             table = _strip_column(example.table, column, lower=None, upper=None)
-            require_refusal(
-                example.params,
-                mechanism,
-                table,
-                f"{column} without bounds must be refused",
-                example.queries,
-            )
+            what = f"{column} without bounds must be refused"
+            require_refusal(example.params, mechanism, table, what, example.queries)
         for column in keyed:
             table = _strip_column(example.table, column, public_keys=None)
-            require_refusal(
-                example.params,
-                mechanism,
-                table,
-                f"{column} without public keys must be refused",
-                example.queries,
-            )
+            what = f"{column} without public keys must be refused"
+            require_refusal(example.params, mechanism, table, what, example.queries)
 
 
 def request_is_within_bounds(mechanism: AnyMechanism, example: Example) -> None:

@@ -46,15 +46,14 @@ SECONDS = 1.5
 
 def draw_never_raises(mechanism: Mechanism[Any], example: Example) -> None:
     """Rows never cause an error or output; results are finite, survive JSON and leave no trace."""
-    params, event = plan_mechanism(mechanism, example.table, example.params)
-    for name, answer in possible_answers(
-        mechanism.data_request(params, example.table), example.table
-    ).items():
+    table = example.table
+    params, event = plan_mechanism(mechanism, table, example.params)
+    for name, answer in possible_answers(mechanism.data_request(params, table), table).items():
         # Copied first, or a mechanism that changes its answer would be compared with the change.
         before, attributes = copy.deepcopy(answer), copy.deepcopy(vars(mechanism))
         with capture_output() as output:
             try:
-                result = mechanism.draw(params, example.table, answer, SystemSource())
+                result = mechanism.draw(params, table, answer, SystemSource())
             except Exception as error:
                 raise NotConformant(
                     f"draw raised {type(error).__name__} on the answer {name!r}"
@@ -66,26 +65,24 @@ def draw_never_raises(mechanism: Mechanism[Any], example: Example) -> None:
             deep_equal(attributes, vars(mechanism)), "draw must not keep anything in the mechanism"
         )
     require(
-        mechanism.event(params, example.table) == event,
+        mechanism.event(params, table) == event,
         "the event changed after a draw: rows must not matter",
     )
 
 
 def accepted_plans_draw(mechanism: Mechanism[Any], example: Example) -> None:
     """Planning refuses an epsilon, or drawing with it works: an error after the charge wastes budget."""
+    table = example.table
     # Both ends: noise beyond what samplers draw, and next to none.
-    for epsilon in (
-        ("1e-12", "1e-6", "1/7", "1e6") if "epsilon" in mechanism.Params.model_fields else ()
-    ):
+    ends = ("1e-12", "1e-6", "1/7", "1e6")
+    for epsilon in ends if "epsilon" in mechanism.Params.model_fields else ():
         try:
-            params, _ = plan_mechanism(
-                mechanism, example.table, {**example.params, "epsilon": epsilon}
-            )
+            params, _ = plan_mechanism(mechanism, table, {**example.params, "epsilon": epsilon})
         except InvalidInput:
             continue
-        answer = typical_answer(mechanism.data_request(params, example.table), example.table)
+        answer = typical_answer(mechanism.data_request(params, table), table)
         try:
-            mechanism.draw(params, example.table, answer, SystemSource())
+            mechanism.draw(params, table, answer, SystemSource())
         except Exception as error:
             raise NotConformant(
                 f"epsilon {epsilon} plans, but draw raised {type(error).__name__}"
@@ -103,16 +100,11 @@ def order_is_public(mechanism: Mechanism[Any], example: Example) -> None:
     # The database may return private keys in any order, so the answer has them backwards.
     if request.keys is None:
         answer = replace(answer, keys=answer.keys[::-1])
-    released_keys = [
-        *dict.fromkeys(
-            row.key for row in mechanism.draw(params, example.table, answer, SystemSource()).rows
-        )
-    ]
-    public_order = (
-        [key for key in request.keys if key in released_keys]
-        if request.keys is not None
-        else sorted(released_keys)
-    )
+    result = mechanism.draw(params, example.table, answer, SystemSource())
+    released_keys = [*dict.fromkeys(row.key for row in result.rows)]
+    public_order = sorted(released_keys)
+    if request.keys is not None:
+        public_order = [key for key in request.keys if key in released_keys]
     require(
         released_keys == public_order,
         "rows must come in the order of declared keys, or sorted where keys are private",

@@ -77,18 +77,17 @@ def round_trip(state: State) -> State:
 
 def state_is_secret(mechanism: Interactive, example: Example) -> None:
     """The state survives JSON, is never changed in place, and nothing is printed, logged or stored."""
+    table = example.table
     attributes = copy.deepcopy(vars(mechanism))
     with capture_output() as output:
         session = MemorySession(mechanism, example, SystemSource())
         # Whoever logs an object by its repr must not log the secret.
         require(repr(session.state) == "State()", "the repr of a state must show nothing")
         for query in session.queries:
-            request = mechanism.data_request(session.params, query, example.table)
+            request = mechanism.data_request(session.params, query, table)
             before = copy.deepcopy(session.state)
-            answer = typical_answer(request, example.table)
-            mechanism.answer(
-                session.params, example.table, session.state, query, answer, SystemSource()
-            )
+            answer = typical_answer(request, table)
+            mechanism.answer(session.params, table, session.state, query, answer, SystemSource())
             require(
                 deep_equal(before, session.state),
                 "answer must return a new state: a crashed answer is asked again",
