@@ -80,6 +80,46 @@ def test_what_cannot_be_in_a_table(name: str) -> None:
         load_column(connection, REFUSED[name]())
 
 
+def _through_parquet(kind: str, folder: Path) -> tuple[list[Any], list[Any]]:
+    """Hashes of a type's values as Arrow brings them, and as a Parquet file does."""
+    file = folder / "raw.parquet"
+    with duckdb.connect() as connection:
+        KINDS[kind].load(connection, KINDS[kind].values)
+        connection.execute(f"COPY source TO '{file}' (FORMAT parquet)")
+        query = "SELECT i, typeof(x), hash(x) FROM {} ORDER BY i"
+        return tuple(
+            connection.execute(query.format(where)).fetchall() for where in ("source", f"'{file}'")
+        )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "DATE",
+        "TIMESTAMP",
+        "TIMESTAMPTZ",
+        "TIMESTAMP_NS",
+        "UUID",
+        "DECIMAL(4,2)",
+        "DECIMAL(18,18)",
+        "DECIMAL(38,0)",
+        "DOUBLE",
+        "VARCHAR",
+    ],
+)
+def test_parquet_brings_the_same(kind: str, tmp_path: Path) -> None:
+    """So the matrix stands for tables that are made of Parquet files, too."""
+    arrow, parquet = _through_parquet(kind, tmp_path)
+    assert arrow == parquet
+
+
+@pytest.mark.parametrize("kind", ["TIME", "TIME_NS"])
+def test_parquet_brings_no_time_beyond_a_day(kind: str, tmp_path: Path) -> None:
+    """DuckDB looks at times in Parquet files, though not in Arrow data."""
+    with pytest.raises(duckdb.InvalidInputException):
+        _through_parquet(kind, tmp_path)
+
+
 OWN = ("own", "private key")
 PRIVATE = Case(OWN, "sums by private key", "", "off", "sorted")
 VALUE = Case(("own", "value"), "sums", "", "off", "queried")
