@@ -179,7 +179,7 @@ class Recheck:
         self._require_open(claims + joined)
         for claim in claims:
             parts = self.data.get(claim, {}).get("partition") or body["partition"]
-            _require(not body["partition"] or parts == body["partition"], "partitions data anew")
+            _require(not body["partition"] or parts == body["partition"], "partitions otherwise")
         is_session = kind == "session"
         _require(is_session == (body["state"] is not None), "has a state that does not belong here")
         _require(is_session or not body["exclusive"], "closes data without being a session")
