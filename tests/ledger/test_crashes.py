@@ -32,7 +32,7 @@ from dpflow import fault_points
 from dpflow.errors import LedgerUnavailable
 from dpflow.ledger import Ledger
 from dpflow.ledger.storage import database as connections
-from dpflow.ledger.storage.postgres_pipeline import WireTransaction
+from dpflow.ledger.storage.statements import PostgresTransaction
 
 UNIT = Fraction("1e-6")
 
@@ -249,16 +249,16 @@ def test_a_connection_lost_while_committing(postgres, tmp_path, ask, life, monke
     """
     ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
     ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
-    commit = WireTransaction.commit
+    commit = PostgresTransaction.commit
 
-    def lost(transaction: WireTransaction) -> None:
+    def lost(transaction: PostgresTransaction) -> None:
         commit(transaction)
         transaction._connection.close()
         raise psycopg.OperationalError("lost")
 
     for n in range(4):
         with monkeypatch.context() as patch:
-            patch.setattr(WireTransaction, "commit", lost)
+            patch.setattr(PostgresTransaction, "commit", lost)
             with pytest.raises(LedgerUnavailable, match="may or may not be recorded"):
                 life(ledger, ask, n)
         assert life(ledger, ask, n) == life(ledger, ask, n)

@@ -21,8 +21,7 @@ import stat
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,20 +33,21 @@ from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavai
 from dpflow.extras import require_extra
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.sqlite_turns import Queue
-from dpflow.ledger.storage.statements import Read, Transaction
+from dpflow.ledger.storage.statements import PostgresTransaction, Transaction
 
 if TYPE_CHECKING:
     import psycopg
 
 _LOCK = 0x6470666C6F77  # "dpflow": names the advisory lock on PostgreSQL
 _PATIENCE = 60.0  # seconds a writer waits inside the database
-_BEGIN = (
-    "BEGIN ISOLATION LEVEL READ COMMITTED",  # it sees what was committed before its turn, whatever the server's default
+_TAKE_TURN = (
     # A writer that stands still inside its transaction loses it, so that others can go on. What
     # comes before the flush is committed without one.
     f"SELECT set_config('idle_in_transaction_session_timeout', '{int(_PATIENCE * 500)}', true), "
-    f"set_config('synchronous_commit', 'off', true), pg_advisory_xact_lock({_LOCK})",
+    f"set_config('synchronous_commit', 'off', true), pg_advisory_xact_lock({_LOCK})"
 )
+# An empty record, which carries all before it to the disk.
+_FLUSH = "SELECT pg_logical_emit_message(true, 'dpflow', '')"
 _ON_DISK = """SELECT CASE WHEN pg_is_in_recovery() THEN true ELSE current_setting('synchronous_standby_names') = ''
     AND pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn() END"""
 _UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
@@ -94,24 +94,15 @@ class Database:
                 self._engine.dispose()
 
     @contextlib.contextmanager
-    def begin_writing(
-        self, ahead: Callable[[], Sequence[Read]] | None = None
-    ) -> Iterator[Transaction]:
-        """A transaction that no other writer runs beside; commits at the end, or leaves nothing.
-
-        Args:
-            ahead: says what it will read for certain, which is asked for in one round trip where
-            that saves any.
-        """
+    def begin_writing(self) -> Iterator[Transaction]:
+        """A transaction that no other writer runs beside; commits at the end, or leaves nothing."""
         committing, queue = False, self._thread_queue()
         try:
             try:
                 # Only fairness depends on it: the database's own lock does the rest.
                 if queue is not None:
                     queue.enter()
-                connection, transaction = self._begin_transaction(
-                    partial(self._start_writing, ahead)
-                )
+                connection, transaction = self._begin_transaction(self._start_writing)
                 try:
                     # Nothing counts as flushed, should a signal come between commit and flush.
                     flushed = connection.info.pop("flushed", None)
@@ -126,7 +117,7 @@ class Database:
                 if queue is not None:
                     queue.leave()
             # After the turn: the next writer works while this one waits for the disk.
-            self._flush_log(connection)
+            self._flush_log(connection, transaction)
             connection.info["flushed"] = flushed
             self._spare.append(connection)
         except _all_failures() as error:
@@ -143,16 +134,13 @@ class Database:
                 transaction.commit()
                 # What was read may be committed and not flushed: nothing leaves before it is.
                 if not self.sqlite and not seen:
-                    from dpflow.ledger.storage.postgres_pipeline import FLUSH
-
-                    transaction.text(FLUSH)
-                    transaction.commit()
+                    self._flush_log(connection, transaction)
             except BaseException:
                 self._undo_transaction(connection, transaction)
                 raise
             # Others committed since this connection's last flush.
             if self.sqlite and seen != connection.info.get("flushed"):
-                self._flush_log(connection)
+                self._flush_log(connection, transaction)
                 connection.info["flushed"] = seen
             self._spare.append(connection)
         except _all_failures() as error:
@@ -208,27 +196,19 @@ class Database:
         fault_points.pass_statement()
         return Transaction(connection.driver_connection, "sqlite" if self.sqlite else "postgresql")
 
-    def _start_writing(
-        self, ahead: Callable[[], Sequence[Read]] | None, connection: sa.PoolProxiedConnection
-    ) -> Transaction:
-        driver: Any = connection.driver_connection
-        if not self.sqlite:
-            from dpflow.ledger.storage.postgres_pipeline import Wire, WireTransaction
-
-            return WireTransaction(
-                driver,
-                Wire(driver, connection.info.setdefault("prepared", {})),
-                _BEGIN,
-                ahead() if ahead else (),
-            )
-        driver.execute("BEGIN IMMEDIATE")
+    def _start_writing(self, connection: sa.PoolProxiedConnection) -> Transaction:
+        connection.cursor().execute("BEGIN IMMEDIATE" if self.sqlite else _TAKE_TURN)
         fault_points.pass_statement()
-        return Transaction(driver, "sqlite")
+        driver = connection.driver_connection
+        return Transaction(driver, "sqlite") if self.sqlite else PostgresTransaction(driver)
 
-    def _flush_log(self, connection: sa.PoolProxiedConnection) -> None:
-        """Put the SQLite log on the disk. A commit on PostgreSQL has already done it."""
-        if not self.sqlite or "log" not in connection.info:
-            return
+    def _flush_log(self, connection: sa.PoolProxiedConnection, transaction: Transaction) -> None:
+        """Put all that was committed on the disk."""
+        if not self.sqlite:
+            transaction.text(_FLUSH)
+            return transaction.commit()
+        if "log" not in connection.info:
+            return None
         try:
             # The kernel forgets what it failed to write: this writes it a second time, elsewhere.
             if self._torn:
@@ -397,14 +377,16 @@ def _close_log(_: object, record: Any) -> None:
 
 def _harden_session(connection: psycopg.Connection[Any], _: object) -> None:
     """What the ledger relies on, whatever the server's or the role's defaults are."""
-    # What psycopg prepares for itself it drops at a rollback by DEALLOCATE ALL, which would take
-    # ours, too.
-    connection.prepare_threshold = None
+    from psycopg import IsolationLevel
+
+    # A transaction sees what was committed before its turn, whatever the server's default.
+    connection.isolation_level = IsolationLevel.READ_COMMITTED
+    connection.prepare_threshold = 0  # each statement, at its first use
     with connection.transaction():
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
         )
-        connection.execute("SET client_encoding TO 'UTF8'")  # what the wire speaks
+        connection.execute("SET client_encoding TO 'UTF8'")
         connection.execute(f"SET lock_timeout = {int(_PATIENCE * 1000)}")
 
 

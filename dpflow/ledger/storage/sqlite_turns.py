@@ -1,16 +1,12 @@
-"""Turns among the writers of one SQLite file: two at work at a time, each for one slice.
+"""Turns among the writers of one SQLite file, in the order in which they came.
 
 SQLite's own waiting is a lottery: a writer that comes back at once nearly always wins, and the
-others sleep longer and longer. Passing the turn on to the next in line after every transaction is
-fair but slow, because each time another process wakes up with cold caches, and the more processes
-are awake, the oftener one is pushed from its processor in the middle of a turn. So who writes in a
-loop must have one of two seats: one of them works while the other waits for the disk, and everybody
-else sleeps until a seat is free. A writer that comes once in a while takes none, and passes in line
-whenever one is free.
+others sleep longer and longer. So writers line up at one lock on a file, and only who is next looks
+whether the turn, another one, is free. A turn is short, so it looks often.
 
-Only fairness and speed depend on all this. The database's own lock keeps writers apart. Who is next
-holds a lock that has no time limit: a process that is stopped just then (SIGSTOP, a paused
-container) holds up all others until it goes on or is killed.
+Only fairness depends on this. The database's own lock keeps writers apart. Who is next holds a lock
+that has no time limit: a process that is stopped just then (SIGSTOP, a paused container) holds up
+all others until it goes on or is killed.
 """
 
 from __future__ import annotations
@@ -18,58 +14,45 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import struct
 import time
 import weakref
 
-SEATS = min(2, os.cpu_count() or 1)
-SLICE = 0.05  # seconds for which a writer keeps its seat at most
-AWAY = 0.01  # and how long at most if it does not come back
-BACK = 0.001  # who comes back so soon writes in a loop
-#: For how long to look all the time: a turn is mostly shorter than falling asleep and waking up.
-SPIN = 0.001
-LOOK = 0.0003  # how often after that
-#: How long who is next waits for a seat, and then for its turn, before it goes on without.
+LOOK = 0.0002  # seconds between looks at the turn
+#: How long who is next waits for its turn before it goes on without.
 PATIENCE = 60.0
-#: When a seat is free again, in seconds of this machine's monotonic clock.
-_END = struct.Struct("=d")
 
 
 class Queue:
-    """One thread's place among the writers. Locks on two empty files: the turn, and who is next;
-    and a file of seats.
-    """
+    """One thread's place among the writers: locks on two empty files, the turn and who is next."""
 
     def __init__(self, path: str) -> None:
         self.pid = os.getpid()
         self._files: list[int] = []
-        self._seat, self._until, self._kept, self._left = 0, 0.0, 0.0, 0.0
         _OPEN.add(self)
         with contextlib.suppress(OSError):  # a place that cannot be written: no turns, no fairness
-            for name in ("turn", "queue", "seats"):
+            for name in ("turn", "queue"):
                 self._files.append(
                     os.open(f"{path}.{name}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
                 )
 
     def enter(self) -> None:
         """Wait for a turn."""
-        if len(self._files) < 3:
+        if len(self._files) < 2:
             return
-        now = time.monotonic()
         with contextlib.suppress(OSError):  # such as a file system without locks
-            if now >= self._kept:
-                self._line_up(in_a_loop=now < self._left + BACK)
-            else:
-                if self._kept < min(self._until, now + AWAY / 2):
-                    self._keep_seat(now)
-                self._take_turn(now + SPIN)
+            try:
+                fcntl.flock(self._files[1], fcntl.LOCK_EX)
+                end = time.monotonic() + PATIENCE
+                while not self._try_turn() and time.monotonic() < end:
+                    time.sleep(LOOK)
+            finally:
+                fcntl.flock(self._files[1], fcntl.LOCK_UN)
 
     def leave(self) -> None:
         """Give the turn back."""
-        if len(self._files) == 3:
+        if len(self._files) == 2:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._files[0], fcntl.LOCK_UN)
-            self._left = time.monotonic()
 
     def close(self) -> None:
         """Let go of the files."""
@@ -77,52 +60,6 @@ class Queue:
             os.close(self._files.pop())
 
     __del__ = close
-
-    def _line_up(self, in_a_loop: bool) -> None:
-        """Wait in line until a seat is free. Who writes in a loop takes it, others only their turn."""
-        try:
-            fcntl.flock(self._files[1], fcntl.LOCK_EX)
-            end = time.monotonic() + PATIENCE
-            while (now := time.monotonic()) < end:
-                until, self._seat = self._find_seat(now)
-                if not until:
-                    break
-                time.sleep(until - now)
-            if in_a_loop:
-                self._until = now + SLICE
-                self._keep_seat(now)
-            else:
-                self._take_turn(now)
-        finally:
-            fcntl.flock(self._files[1], fcntl.LOCK_UN)
-        # With a seat the line is left first, so that the next one can look for the other seat.
-        if in_a_loop:
-            self._take_turn(now)
-
-    def _find_seat(self, now: float) -> tuple[float, int]:
-        """When the first seat is free, 0 for now, and which. A time after AWAY is of a clock before
-        the last boot.
-        """
-        ends = os.pread(self._files[2], SEATS * _END.size, 0).ljust(SEATS * _END.size, b"\0")
-        return min(
-            (until if now < until <= now + AWAY else 0.0, n)
-            for n, (until,) in enumerate(_END.iter_unpack(ends))
-        )
-
-    def _keep_seat(self, now: float) -> None:
-        """Say until when the seat is taken."""
-        self._kept = min(self._until, now + AWAY)
-        os.pwrite(self._files[2], _END.pack(self._kept), self._seat * _END.size)
-
-    def _take_turn(self, spin: float) -> None:
-        """Take the turn when it is free: look all the time until then, and now and then from then
-        on.
-        """
-        while not self._try_turn() and (now := time.monotonic()) < spin + PATIENCE:
-            if now < spin:
-                os.sched_yield()
-            else:
-                time.sleep(LOOK)
 
     def _try_turn(self) -> bool:
         try:

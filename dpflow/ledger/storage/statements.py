@@ -169,3 +169,47 @@ class Transaction:
                 self.text(str(CreateIndex(index).compile(dialect=dialect)))
         for statement in schema.APPEND_ONLY[dialect.name]:
             self.text(statement)
+
+
+class PostgresTransaction(Transaction):
+    """Changes wait until something is read or committed, and go out together: a network is slow."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection, "postgresql")
+        self._waiting: list[tuple[str, tuple[Any, ...]]] = []
+
+    def run(self, statement: Prepared, **parameters: Any) -> None:
+        self._waiting.append(statement.bind_values(self._driver, parameters))
+
+    def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
+        self._waiting += [statement.bind_values(self._driver, row) for row in parameters]
+
+    def _send_changes(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if len(waiting) > 1 and fault_points.after_statement is None:
+            with self._connection.pipeline():
+                for sql, values in waiting:
+                    self._cursor.execute(sql, values)
+        else:
+            for sql, values in waiting:
+                self._cursor.execute(sql, values)
+
+    def first(self, statement: Prepared, **parameters: Any) -> Any:
+        self._send_changes()
+        return super().first(statement, **parameters)
+
+    def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
+        self._send_changes()
+        return super().rows(statement, **parameters)
+
+    def stream(self, statement: Prepared, **parameters: Any) -> Any:
+        self._send_changes()
+        return super().stream(statement, **parameters)
+
+    def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        self._send_changes()
+        return super().text(sql, parameters)
+
+    def commit(self) -> None:
+        self._send_changes()
+        super().commit()

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from dpflow.ledger import Ledger
-from dpflow.ledger.storage import postgres_pipeline
+from dpflow.ledger.storage import database as databases
 from dpflow.ledger.storage.database import Database
 
 
@@ -199,6 +199,6 @@ def test_postgresql_has_written_its_log(postgres, tmp_path, ask, monkeypatch):
         flushed(url, lambda n: ask.reserve(ledger, f"a{n}", "0.001")) >= 18
     )  # the server may write for itself meanwhile
     assert flushed(url, lambda n: ledger.remaining("flights")) >= 18
-    monkeypatch.setattr(postgres_pipeline, "FLUSH", "SELECT 1")
+    monkeypatch.setattr(databases, "_FLUSH", "SELECT 1")
     assert flushed(url, lambda n: ask.reserve(ledger, f"b{n}", "0.001")) < 18
     assert flushed(url, lambda n: ledger.remaining("flights")) < 18
