@@ -166,7 +166,9 @@ def test_a_connection_lost_inside_a_transaction_is_retryable(postgres, tmp_path,
         "pass_point",
         lambda point: _disconnect_all(url) if "before" in point else None,
     )
-    with pytest.raises(LedgerUnavailable, match="nothing was recorded|is never charged twice") as caught:
+    with pytest.raises(
+        LedgerUnavailable, match="nothing was recorded|is never charged twice"
+    ) as caught:
         ask.reserve(ledger)
     assert caught.value.retryable
     monkeypatch.undo()

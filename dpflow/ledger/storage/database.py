@@ -117,7 +117,11 @@ class Database:
                 if queue is not None:
                     queue.leave()
             # After the turn: the next writer works while this one waits for the disk.
-            self._flush_log(connection, transaction)
+            try:
+                self._flush_log(connection, transaction)
+            except _driver_errors():
+                connection.invalidate()
+                raise
             connection.info["flushed"] = flushed
             self._spare.append(connection)
         except _all_failures() as error:

@@ -15,12 +15,10 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from dpflow import fault_points
 from dpflow.ledger.storage import schema
 
-#: How each driver wants its parameters: sqlite3, psycopg's cursors, and the wire protocol of
-#: PostgreSQL.
+#: How each driver wants its parameters: sqlite3, and psycopg's cursors.
 DIALECTS: dict[str, sa.Dialect] = {
     "sqlite": sqlite.dialect(paramstyle="qmark"),
     "postgresql": postgresql.dialect(paramstyle="format"),  # type: ignore[no-untyped-call]
-    "wire": postgresql.dialect(paramstyle="numeric_dollar"),  # type: ignore[no-untyped-call]
 }
 
 
@@ -123,10 +121,9 @@ class Transaction:
 
     def stream(self, statement: Prepared, **parameters: Any) -> Iterator[Any]:
         """All rows, a few at a time: for reading more than fits into memory."""
-        driver = "sqlite" if self._driver == "sqlite" else "postgresql"
-        sql, ordered = statement.on[driver]
+        sql, ordered = statement.on[self._driver]
         # On PostgreSQL only a cursor with a name stays at the server.
-        name = () if driver == "sqlite" else (f"dpflow_{next(_cursor_number)}",)
+        name = () if self._driver == "sqlite" else (f"dpflow_{next(_cursor_number)}",)
         cursor = self._connection.cursor(*name)
         try:
             cursor.execute(sql, ordered(parameters))
