@@ -29,6 +29,7 @@ Seen = tuple[int, str]  # an entry's number and hash
 NOTHING: Seen = 0, "0" * 64
 _LONGEST = 512  # bytes of a record
 _SECRETS = ("wrap", "sign")  # beside the key
+_OLD = "wrap.old"  # while a rotation is not complete
 
 
 def default_folder(ledger_id: str) -> Path:
@@ -53,6 +54,7 @@ class Anchor:
         #: on it.
         self.valid: tuple[bytes, Seen] = b"", NOTHING
         self._secret = b""
+        self._wrap: tuple[object, tuple[str, bytes]] | None = None
 
     @classmethod
     def create_default(cls) -> Anchor:
@@ -150,6 +152,54 @@ class Anchor:
             raise LedgerCorrupt(f"the ledger's {name} in {self.folder} is damaged; restore it")
         return key
 
+    def newest_wrap_key(self) -> tuple[str, bytes]:
+        """The key under which keys are wrapped now, and its name."""
+        try:
+            status = os.stat(self.folder / "wrap")
+        except FileNotFoundError:
+            status = None
+        except OSError as error:
+            raise self.explain_failure(error) from None
+        # A rotation puts another file there; as long as it is this one, it need not be read.
+        identity = status and (status.st_ino, status.st_mtime_ns)
+        if self._wrap is None or self._wrap[0] != identity:
+            key = self.stored_key("wrap")
+            self._wrap = identity, (_key_name(key), key)
+        return self._wrap[1]
+
+    def wrap_key(self, name: str) -> bytes:
+        """The wrap key of this name. Raises `LedgerCorrupt` if it is neither the newest nor the one
+        before, which is there while a rotation is not complete.
+        """
+        newest = self.newest_wrap_key()
+        if name == newest[0]:
+            return newest[1]
+        if (self.folder / _OLD).exists() and _key_name(old := self.stored_key(_OLD)) == name:
+            return old
+        raise LedgerCorrupt(
+            f"the key {name[:8]!r} that opens stored results is not in {self.folder}; restore its file wrap"
+        )
+
+    def begin_rotation(self) -> None:
+        """Put a new wrap key in place and keep the old one; nothing if a rotation is not complete."""
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(self.folder / "wrap", self.folder / _OLD)
+            if (self.folder / "wrap").samefile(self.folder / _OLD):
+                _write_flushed(self.folder / "wrap.new", secrets.token_bytes(32))
+                (self.folder / "wrap.new").rename(self.folder / "wrap")
+            self._flush_folder()
+        except OSError as error:
+            raise self.explain_failure(error) from None
+
+    def end_rotation(self) -> None:
+        """Destroy the old wrap key: nothing that is stored needs it."""
+        try:
+            (self.folder / _OLD).unlink()
+            self._flush_folder()
+        except OSError as error:
+            raise self.explain_failure(error) from None
+
     def commitment(self, data: bytes, purpose: str) -> str:
         """HMAC-SHA256 under the key, separated by purpose."""
         return _keyed_digest(self._cached_key, data, purpose)
@@ -205,6 +255,10 @@ def _keyed_digest(key: bytes, data: bytes, purpose: str) -> str:
 
 def _ledger_id(key: bytes) -> str:
     return _keyed_digest(key, b"", "fingerprint")[:16]
+
+
+def _key_name(key: bytes) -> str:
+    return _keyed_digest(key, b"", "name")[:8]
 
 
 def _open_private(path: Path) -> BinaryIO:

@@ -1,0 +1,211 @@
+"""Checkpoints: a small signed text that says how far the history went and what was spent.
+
+It is a signed note of the C2SP specifications (signed-note, tlog-checkpoint; Ed25519): first the
+ledger, the number of entries and the hash of the last one in base64, then lines of our own, then
+one signature or more. Kept elsewhere (mailed, committed, in an object store) it proves later that
+the ledger was not cut back behind it, even to somebody who has lost the anchor.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpflow.core.accounting.privacy_filters import Cost
+from dpflow.errors import InvalidInput, LedgerCorrupt
+
+_ED25519 = b"\x01"  # the algorithm's number in signed notes
+_DASH = "\u2014 "
+_PRIVATE = "PRIVATE+KEY+"
+_ORIGIN = "dpflow.ledger/"
+
+
+@dataclass(frozen=True)
+class Signer:
+    """An Ed25519 key pair with a name that says whose it is.
+
+    Attributes:
+        name: without spaces and plus signs.
+        seed: the private half.
+    """
+
+    name: str
+    seed: bytes
+
+    @classmethod
+    def create(cls, name: str) -> Signer:
+        """A new pair. Raises `InvalidInput` for a name that no note can hold."""
+        if not name or not name.isprintable() or any(sign in name for sign in " +"):
+            raise InvalidInput(
+                "a key's name is one word without plus signs, such as example.org/witness; correct it"
+            )
+        return cls(name, secrets.token_bytes(32))
+
+    @classmethod
+    def parse(cls, text: str) -> Signer:
+        """The pair that `private_text` wrote. Raises `InvalidInput`."""
+        try:
+            name, number, data = text.strip().removeprefix(_PRIVATE).split("+", 2)
+            key = base64.b64decode(data, validate=True)
+            signer = cls(name, key[1:])
+            if not text.startswith(_PRIVATE) or key[:1] != _ED25519 or len(key) != 33:
+                raise ValueError
+            if signer.number.hex() != number:
+                raise ValueError
+        except ValueError:
+            raise InvalidInput(
+                "this file holds no private key of a signed note; make one: dpflow ledger key FILE --name NAME"
+            ) from None
+        return signer
+
+    @property
+    def public_key(self) -> bytes:
+        """The public half."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self.seed).public_key().public_bytes_raw()
+
+    @property
+    def number(self) -> bytes:
+        """Four bytes that tell keys of one name apart."""
+        return _key_number(self.name, self.public_key)
+
+    @property
+    def private_text(self) -> str:
+        """One line for a file that only the signer reads."""
+        return f"{_PRIVATE}{self.name}+{self.number.hex()}+{_encode(_ED25519 + self.seed)}\n"
+
+    @property
+    def public_text(self) -> str:
+        """One line for whoever verifies: a verifier key of signed notes."""
+        return f"{self.name}+{self.number.hex()}+{_encode(_ED25519 + self.public_key)}"
+
+    def sign(self, text: str) -> str:
+        """A signed note of a text."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        signature = Ed25519PrivateKey.from_private_bytes(self.seed).sign(text.encode())
+        return f"{text}\n{_DASH}{self.name} {_encode(self.number + signature)}\n"
+
+
+def open_note(note: str, public_texts: Sequence[str]) -> tuple[str, str]:
+    """The text of a signed note, and the name of a trusted key that signed it.
+
+    Args:
+        public_texts: the verifier keys that are trusted.
+
+    Raises:
+        LedgerCorrupt: no trusted key signed this text.
+        InvalidInput: a verifier key that is none.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    trusted = [_parse_public(text) for text in public_texts]
+    text, _, signatures = note.rpartition("\n\n")
+    for line in signatures.splitlines():
+        name, _, signature = line.removeprefix(_DASH).partition(" ")
+        try:
+            data = base64.b64decode(signature, validate=True)
+        except ValueError:
+            continue
+        for known, key in trusted:
+            if known == name and data[:4] == _key_number(name, key):
+                try:
+                    Ed25519PublicKey.from_public_bytes(key).verify(data[4:], f"{text}\n".encode())
+                except InvalidSignature:
+                    continue
+                return f"{text}\n", name
+    raise LedgerCorrupt(
+        "no trusted key signed this checkpoint; name the verifier key of whoever did: --key KEY"
+    )
+
+
+def _parse_public(text: str) -> tuple[str, bytes]:
+    try:
+        name, number, data = text.strip().split("+", 2)
+        key = base64.b64decode(data, validate=True)
+        if key[:1] != _ED25519 or len(key) != 33 or _key_number(name, key[1:]).hex() != number:
+            raise ValueError
+    except ValueError:
+        raise InvalidInput(
+            "a verifier key reads name+number+base64, as dpflow ledger key prints it; correct it"
+        ) from None
+    return name, key[1:]
+
+
+def _key_number(name: str, public_key: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + _ED25519 + public_key).digest()[:4]
+
+
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a ledger held when somebody signed it.
+
+    Attributes:
+        ledger_id: which ledger.
+        size: number of the last entry.
+        head: its hash, which covers all before it.
+        root: the digest of every row that decides, as the last entry has it.
+        at: when the last entry was written.
+        scopes: name, filter as JSON text, what is protected, whether by blocks.
+        spent: cost by scope and block.
+    """
+
+    ledger_id: str
+    size: int
+    head: str
+    root: str
+    at: str
+    scopes: tuple[tuple[str, str, str, int], ...]
+    spent: tuple[tuple[str, str, Cost], ...]
+
+    @property
+    def text(self) -> str:
+        """The lines that are signed."""
+        head = _encode(bytes.fromhex(self.head))
+        lines = [f"{_ORIGIN}{self.ledger_id}", str(self.size), head]
+        lines += [f"state {self.root}", f"at {self.at}"]
+        lines += [f"scope {_line(scope)}" for scope in self.scopes]
+        lines += [
+            f"spent {_line((scope, block, cost.epsilon, cost.delta, cost.renyi))}"
+            for scope, block, cost in self.spent
+        ]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> Checkpoint:
+        """What `text` says. Raises `InvalidInput`."""
+        try:
+            origin, size, head, state, at, *more = text.splitlines()
+            scopes = [json.loads(line[6:]) for line in more if line.startswith("scope ")]
+            spent = [json.loads(line[6:]) for line in more if line.startswith("spent ")]
+            parsed = cls(
+                origin.removeprefix(_ORIGIN),
+                int(size),
+                base64.b64decode(head, validate=True).hex(),
+                state.removeprefix("state "),
+                at.removeprefix("at "),
+                tuple((str(a), str(b), str(c), int(d)) for a, b, c, d in scopes),
+                tuple((str(a), str(b), Cost(*map(int, units))) for a, b, *units in spent),
+            )
+            if parsed.text != text:
+                raise ValueError
+        except (ValueError, TypeError):
+            raise InvalidInput(
+                "this is no checkpoint of a ledger; make one with: dpflow ledger checkpoint"
+            ) from None
+        return parsed
+
+
+def _line(values: Sequence[Any]) -> str:
+    return json.dumps(values, separators=(",", ":"))

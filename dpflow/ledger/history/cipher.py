@@ -1,0 +1,138 @@
+"""Encryption at rest: nothing that was drawn reaches the database in the clear.
+
+Each settled result, and each answer of a session with the state after it, has a key of its own
+(AES-256-GCM). The key is stored only wrapped under the anchor's ``wrap`` key, and it is the last
+thing that a transaction writes: a database writes pages of a large transaction to its log before
+the commit, and what a killed one leaves there is ciphertext without any key. A retry draws under a
+new key, so nobody can open what the first try left.
+
+Plaintexts begin with fresh salt. Their digest stands in the history, and without the salt it could
+be searched: a count has few values.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from dpflow.errors import LedgerCorrupt
+from dpflow.ledger.history.anchor import Anchor
+from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns, prepare_insert
+
+_K = schema.key.c
+_INSERT = prepare_insert(schema.key)
+_FIND = Prepared(sa.select(schema.key).where(match_columns(_K.release_id, _K.version)))
+_ALL = Prepared(sa.select(schema.key).order_by(_K.release_id, _K.version))
+_REWRAP = Prepared(
+    schema.key.update()
+    .where(match_columns(_K.release_id, _K.version))
+    .values(wrapped=sa.bindparam("new_wrapped", type_=sa.Text))
+)
+#: Hexadecimal digits of salt before the text.
+SALT = 32
+_NONCE = 12  # bytes, drawn for every message
+
+
+def add_salt(text: str) -> str:
+    """A text behind fresh salt: equal texts have digests that do not show it."""
+    return secrets.token_hex(SALT // 2) + text
+
+
+def strip_salt(text: str) -> str:
+    """The text behind its salt."""
+    return text[SALT:]
+
+
+def _encrypt(key: bytes, data: bytes, place: object) -> str:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    nonce = secrets.token_bytes(_NONCE)
+    sealed = AESGCM(key).encrypt(nonce, data, json.dumps(place).encode())
+    return base64.b64encode(nonce + sealed).decode()
+
+
+def _decrypt(key: bytes, text: object, place: object) -> bytes:
+    """Raises `LedgerCorrupt` for what was not encrypted under this key for this place."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        data = base64.b64decode(str(text), validate=True)
+        return AESGCM(key).decrypt(data[:_NONCE], data[_NONCE:], json.dumps(place).encode())
+    except (InvalidTag, ValueError):
+        raise LedgerCorrupt(
+            "a stored result, answer or state is not what this ledger encrypted there; run dpflow ledger verify"
+        ) from None
+
+
+@dataclass(frozen=True)
+class DataKey:
+    """The key of one result (version 0), or of one answer and the state after it (its version).
+    What it encrypts opens only in its own place.
+    """
+
+    release_id: str
+    version: int
+    _secret: bytes = field(repr=False)
+
+    def encrypt(self, text: str, what: str) -> str:
+        """Ciphertext as base64."""
+        return _encrypt(self._secret, text.encode(), [self.release_id, self.version, what])
+
+    def decrypt(self, text: object, what: str) -> str:
+        """The text. Raises `LedgerCorrupt`."""
+        return _decrypt(self._secret, text, [self.release_id, self.version, what]).decode()
+
+
+class Cipher:
+    """What makes, stores and finds the keys of one ledger."""
+
+    def __init__(self, anchor: Anchor) -> None:
+        self._anchor = anchor
+
+    def make_key(self, release_id: str, version: int) -> DataKey:
+        """A new key, nowhere stored yet."""
+        return DataKey(release_id, version, secrets.token_bytes(32))
+
+    def store_keys(self, transaction: Transaction, keys: Iterable[DataKey]) -> None:
+        """Store keys: the last thing before the commit. The caller has the turn."""
+        rows = [self._wrap_key(key) for key in keys]
+        if rows:
+            transaction.many(_INSERT, rows)
+
+    def find_key(self, transaction: Transaction, release_id: str, version: int) -> DataKey:
+        """A stored key. Raises `LedgerCorrupt` if there is none, or none of this place."""
+        row = transaction.first(_FIND, release_id=release_id, version=version)
+        if row is None:
+            raise LedgerCorrupt(
+                f"the key of release {release_id} is gone, so what is stored cannot be read; "
+                f"run dpflow ledger verify, and bring the newest copy back"
+            )
+        return self._unwrap_key(row)
+
+    def rewrap_keys(self, transaction: Transaction) -> int:
+        """Wrap every key under the anchor's newest wrap key; returns how many there are."""
+        keys = [self._unwrap_key(row) for row in transaction.rows(_ALL)]
+        for key in keys:
+            row = self._wrap_key(key)
+            transaction.run(_REWRAP, new_wrapped=row.pop("wrapped"), **row)
+        return len(keys)
+
+    def _wrap_key(self, key: DataKey) -> dict[str, object]:
+        # Read inside the turn: a rotation may have put another one there meanwhile.
+        name, wrap = self._anchor.newest_wrap_key()
+        place = [key.release_id, key.version]
+        wrapped = f"{name}:{_encrypt(wrap, key._secret, place)}"
+        return {"release_id": key.release_id, "version": key.version, "wrapped": wrapped}
+
+    def _unwrap_key(self, row: object) -> DataKey:
+        release_id, version, wrapped = row  # type: ignore[misc]
+        name, _, sealed = str(wrapped).partition(":")
+        secret = _decrypt(self._anchor.wrap_key(name), sealed, [release_id, version])
+        return DataKey(release_id, version, secret)
