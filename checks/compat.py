@@ -28,12 +28,13 @@ SETS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "newest": ("highest", ("apache-airflow==3.3.*", "sqlalchemy==2.1.*")),
 }
-#: Operators and tables, and whatever else calls SQLAlchemy, MLflow, scikit-learn or Great
+#: Operators and tables, and whatever else calls SQLAlchemy, cryptography, MLflow, scikit-learn or Great
 #: Expectations itself.
 TESTS = (
     "tests/airflow",
     "tests/tables",
     "tests/quality",
+    "tests/ledger/history",
     "tests/ledger/storage",
     "tests/engine/sessions",
 )

@@ -37,6 +37,7 @@ from dpflow.ledger.books.records import (
 from dpflow.ledger.books.releases import R, ReleaseCharge
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor, Mark, default_folder
+from dpflow.ledger.history.cipher import Cipher, add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
@@ -53,7 +54,11 @@ _NEWEST_OF = Prepared(
     sa.select(schema.entry).where(match_columns(_E.scope)).order_by(_E.seq.desc()).limit(_LIMIT)
 )
 _META = prepare_insert(schema.meta)
-_CHARGED = sa.select(*releases.PUBLIC).order_by(R.seq)
+_CHARGED = (
+    sa.select(*releases.PUBLIC, schema.key.c.wrapped)
+    .outerjoin(schema.key, releases.WITH_KEY)
+    .order_by(R.seq)
+)
 _RELEASES, _RELEASES_OF = Prepared(_CHARGED), Prepared(_CHARGED.where(match_columns(R.scope)))
 _NAMED = _CHARGED.where(match_columns(R.scope, R.name))
 _RELEASES_NAMED, _RELEASES_OF_RUN = (
@@ -101,6 +106,7 @@ class Ledger:
                 "SELECT coalesce(max(value), '') FROM dpflow_meta WHERE name = 'anchor'"
             )
         self._anchor = named or Anchor(default_folder(fingerprint[:16]))
+        self._cipher = Cipher(self._anchor)
         # Only a commitment is stored there: the database must not tell the key.
         if fingerprint != self._meta_values()["anchor"]:
             raise LedgerCorrupt(
@@ -353,6 +359,8 @@ class Ledger:
                     else releases.take_over(writer, row, ask.principal)
                 )
             fault_points.pass_point("reserve.before-commit")
+        if reservation.attempt > 1 and not reservation.settled:
+            self._database.empty_log()
         fault_points.pass_point("reserve.after-commit")
         return [reservations[ask.key] for ask in asks]
 
@@ -426,7 +434,7 @@ class Ledger:
         """What a key has, without taking it over."""
         with self._begin_reading() as state:
             row = releases.find_by_key(state, key)
-            return None if row is None else releases.proved_record(state, row)
+            return None if row is None else releases.proved_record(self._cipher, state, row)
 
     def is_paid(self, scope: str, dag_id: str, run_identity: str, *digests: str) -> bool:
         """Whether any task of a DAG run has paid for the plan of these digests."""
@@ -437,7 +445,7 @@ class Ledger:
     def release(self, release_id: str) -> ReleaseRecord:
         """One release by id. Raises `InvalidInput`."""
         with self._begin_reading() as state:
-            return releases.proved_record(state, releases.get_row(state, release_id))
+            return releases.proved_record(self._cipher, state, releases.get_row(state, release_id))
 
     def releases(self, scope: str | None = None) -> list[ReleaseRecord]:
         """All releases and sessions, in the order they were charged."""
@@ -447,7 +455,7 @@ class Ledger:
                 if scope is None
                 else transaction.rows(_RELEASES_OF, scope=scope)
             )
-        return [releases.make_record(row, row.result) for row in rows]
+        return [self._make_record(row) for row in rows]
 
     def releases_by_name(
         self, scope: str, name: str, run: tuple[str, str] | None = None
@@ -467,9 +475,7 @@ class Ledger:
                 for at in path_of(scope)
                 for row in transaction.rows(statement, scope=at, **parameters)
             ]
-        return [
-            releases.make_record(row, row.result) for row in sorted(rows, key=lambda row: row.seq)
-        ]
+        return [self._make_record(row) for row in sorted(rows, key=lambda row: row.seq)]
 
     # --- sessions -----------------------------------------------------------------------------------------------
 
@@ -519,9 +525,9 @@ class Ledger:
             partition,
             protects,
         )
-        secret = sessions.add_salt(state)
+        secret = add_salt(releases.encode_ordered(state))
         with self._begin_writing() as writer:
-            row = releases.find_release(writer, ask)
+            row, resumed = releases.find_release(writer, ask), False
             if row is None:
                 options: dict[str, Any] = {
                     "state": "open",
@@ -531,10 +537,13 @@ class Ledger:
                 name = releases.charge_release(
                     writer, ask, commitment=self._seal_state(secret), **options
                 )
-                row = releases.get_row(writer.state, name)
-            # What was just written is checked, too, as at every later opening.
-            session = self._make_session(writer.state, row.id)
+                session = SessionRecord(name, 0, False, stored_json(strip_salt(secret)))
+            else:
+                session = self._make_session(writer.state, row.id)
+                resumed = not session.closed
             fault_points.pass_point("session.before-commit")
+        if resumed:
+            self._database.empty_log()
         fault_points.pass_point("session.after-commit")
         return session
 
@@ -577,7 +586,6 @@ class Ledger:
         with self._begin_writing() as writer:
             record = sessions.store_answer(
                 writer,
-                self._anchor,
                 session_id,
                 query,
                 expected_version,
@@ -616,7 +624,6 @@ class Ledger:
         with self._begin_writing() as writer:
             stored = sessions.store_batch(
                 writer,
-                self._anchor,
                 session_id,
                 batch,
                 expected_version,
@@ -631,17 +638,17 @@ class Ledger:
     def batches(self, session_id: str, after: int = 0) -> list[dict[str, Any]]:
         """The batches that led to versions of the session above this one, in order."""
         with self._begin_reading() as state:
-            return sessions.list_batches(state, session_id, after)
+            return sessions.list_batches(self._cipher, state, session_id, after)
 
     def stored_answer(self, session_id: str, query: str) -> AnswerRecord | None:
         """The answer this query got, or None."""
         with self._begin_reading() as state:
-            return sessions.stored_answer(state, session_id, query)
+            return sessions.stored_answer(self._cipher, state, session_id, query)
 
     def answers(self, session_id: str) -> list[AnswerRecord]:
         """All answers of a session, in the order they were given."""
         with self._begin_reading() as state:
-            return sessions.list_answers(state, session_id)
+            return sessions.list_answers(self._cipher, state, session_id)
 
     # --- history ------------------------------------------------------------------------------------------------
 
@@ -686,14 +693,14 @@ class Ledger:
         with self._database.begin_reading() as transaction:
             entries = auditor.pass_entries(transaction.stream(verify.ENTRIES))
             expected = recheck.recheck_entries(entries)
-            tables = verify.TableCheck(transaction, expected, self._seal_state)
+            tables = verify.TableCheck(transaction, expected, self._cipher, self._seal_state)
             found = tables.find_problems(self._meta_values())
         return VerificationReport(expected.entries, (*auditor.problems, *expected.problems, *found))
 
     def export(self, stream: TextIO) -> int:
         """Write the whole ledger but secret state as JSON lines; returns the number of entries."""
         with self._database.begin_reading() as transaction:
-            return export.write_export(transaction, stream, self._anchor.ledger_id)
+            return export.write_export(transaction, stream, self._cipher)
 
     def import_(self, stream: TextIO, *, principal: str) -> int:
         """Fill this empty ledger from an export, under the anchor of the ledger that wrote it.
@@ -714,7 +721,7 @@ class Ledger:
             # Asked inside the turn: another import may have been first.
             if transaction.rows(_NEWEST, limit=1):
                 raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
-            closed, root = export.restore_tables(transaction, self._anchor, exported)
+            closed, root = export.restore_tables(transaction, self._cipher, exported)
             # Sessions are closed now, so the newest entry's root is not that of the tables.
             writer.state.root = root
             writer.add_entry(
@@ -813,8 +820,15 @@ class Ledger:
                 yield state
             state.prove_reads()
 
+    def _make_record(self, row: Any) -> ReleaseRecord:
+        settled = row.state == "settled"
+        result = (
+            releases.open_result(self._cipher, row, row.result, row.wrapped) if settled else None
+        )
+        return releases.make_record(row, result)
+
     def _make_session(self, state: LedgerState, session_id: str) -> SessionRecord:
-        return sessions.make_session(*sessions.find_session(state, self._anchor, session_id))
+        return sessions.make_session(*sessions.find_session(state, self._cipher, session_id))
 
     def _seal_state(self, secret: str) -> str:
         return sessions.seal_state(self._anchor, secret)

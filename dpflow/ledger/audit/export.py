@@ -17,18 +17,15 @@ import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.audit import verify
-from dpflow.ledger.audit.recheck import Recheck, batch_digest, recheck_entries
-from dpflow.ledger.books.records import stored_json
+from dpflow.ledger.audit.recheck import Recheck, recheck_entries
+from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, answer_digest, open_answer
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.anchor import Anchor
+from dpflow.ledger.history.cipher import Cipher, DataKey
 from dpflow.ledger.history.state import STORE_NODE, TABLES, build_nodes, list_items
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared, Transaction, prepare_insert
+from dpflow.ledger.storage.statements import Transaction, prepare_insert
 
 FORMAT = "dpflow-ledger"
-# Without an order in SQL: a broken index is not asked.
-_RELEASES = Prepared(sa.select(schema.release.c.id, schema.release.c.result))
-_ANSWERS = Prepared(sa.select(schema.answer))
 _INSERTS = {table: prepare_insert(table) for table in schema.metadata.sorted_tables}
 
 
@@ -37,27 +34,21 @@ def make_header(ledger_id: str) -> dict[str, Any]:
     return {"line": "header", "format": FORMAT, "schema": schema.VERSION, "ledger": ledger_id}
 
 
-def write_export(transaction: Transaction, stream: TextIO, ledger_id: str) -> int:
+def write_export(transaction: Transaction, stream: TextIO, cipher: Cipher) -> int:
     """Write everything but secrets, as it comes from the database; returns the number of entries."""
-    number, batches = 0, set[tuple[str, int]]()
-    _write_line(stream, make_header(ledger_id))
+    number = 0
+    _write_line(stream, make_header(cipher.anchor.ledger_id))
     for entry in transaction.stream(verify.ENTRIES):
         _write_line(stream, {"line": "entry", **entry._asdict()})
         number += 1
-        if entry.kind == "answer" and "answers" in (body := stored_json(entry.body)):
-            batches.add((entry.release_id, body["version"]))
-    for release in transaction.stream(_RELEASES):
-        if release.result is not None:
-            line = {"line": "result", "release_id": release.id, "result": release.result}
-            _write_line(stream, line)
-    # Most ledgers have no batches: then the answers, which may be many, are not read.
-    answers: dict[tuple[str, int], dict[str, str]] = {key: {} for key in sorted(batches)}
-    for row in transaction.stream(_ANSWERS) if batches else ():
-        if (row.session_id, row.version) in answers:
-            answers[row.session_id, row.version][row.query] = row.answer
-    for (session, version), batch in answers.items():
-        line = {"line": "answers", "session_id": session, "version": version, "answers": batch}
-        _write_line(stream, line)
+    # In the clear, because it was released; with the salt that its digest covers.
+    for row in transaction.stream(verify.RELEASES):
+        if row.result is not None:
+            text = cipher.open_key(row.id, 0, row.wrapped).decrypt(row.result, "result")
+            _write_line(stream, {"line": "result", "release_id": row.id, "result": text})
+    for row in transaction.stream(ANSWERS_WITH_KEYS):
+        answer = {"session_id": row.session_id, "query": row.query}
+        _write_line(stream, {"line": "answer", **answer, "answer": open_answer(cipher, row)})
     return number
 
 
@@ -67,13 +58,13 @@ def _write_line(stream: TextIO, line: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Exported:
-    """What `read_export` reads: entries in order, results by release, batches of answers by session and
-    version.
+    """What `read_export` reads: entries in order, results by release, answers by session and query,
+    both with their salt.
     """
 
     entries: list[dict[str, Any]]
     results: dict[str, str]
-    batches: dict[tuple[str, int], dict[str, str]]
+    answers: dict[tuple[str, str], str]
 
 
 def read_export(stream: TextIO) -> Exported:
@@ -90,8 +81,8 @@ def read_export(stream: TextIO) -> Exported:
                 exported.entries.append(
                     {name: line[name] for name in (*chain.FIELDS, "hash", "seal")}
                 )
-            elif line["line"] == "answers":
-                exported.batches[line["session_id"], line["version"]] = line["answers"]
+            elif line["line"] == "answer":
+                exported.answers[line["session_id"], line["query"]] = line["answer"]
             else:
                 exported.results[line["release_id"]] = line["result"]
     # An export is a file from elsewhere: whatever its lines hold, the answer is one refusal.
@@ -101,7 +92,7 @@ def read_export(stream: TextIO) -> Exported:
 
 
 def restore_tables(
-    transaction: Transaction, anchor: Anchor, exported: Exported
+    transaction: Transaction, cipher: Cipher, exported: Exported
 ) -> tuple[list[str], str]:
     """Fill the empty tables; returns the sessions that could not be kept open, and the root of what
     is there now.
@@ -110,25 +101,32 @@ def restore_tables(
         LedgerCorrupt: chain, seals or mark do not hold under this anchor, or an entry was illegal.
     """
     # The tables are rebuilt from entries, never copied: no export can carry sums of its own.
-    auditor = chain.Auditor(anchor)
+    auditor = chain.Auditor(cipher.anchor)
     rows = (verify.ENTRIES.row(**entry) for entry in exported.entries)
     expected = recheck_entries(auditor.pass_entries(rows), whole=True)
     if wrong := [*auditor.problems, *expected.problems]:
         raise LedgerCorrupt(f"the export does not verify under this anchor: {wrong[0]}")
     closed = sorted(name for name, row in expected.releases.items() if row.state == "open")
     expected.close_sessions()
-    return closed, fill_tables(transaction, expected, exported, {})
+    return closed, fill_tables(transaction, cipher, expected, exported, {})
 
 
 def fill_tables(
-    transaction: Transaction, expected: Recheck, exported: Exported, secrets: Mapping[str, str]
+    transaction: Transaction,
+    cipher: Cipher,
+    expected: Recheck,
+    exported: Exported,
+    secrets: Mapping[str, str],
 ) -> str:
-    """Write all rows, with these secret states of sessions, and the nodes above them; returns their
-    root. Raises `LedgerCorrupt` if a result or batch is not the one that the history names.
+    """Write all rows, encrypted, with these secret states of sessions, and the nodes above them;
+    returns their root. Raises `LedgerCorrupt` if a result or answer is not the one that the history
+    names.
     """
-    for table, values in _table_rows(expected, exported, secrets):
+    keys = {name: cipher.make_key(*name) for name in sorted(expected.keys)}
+    for table, values in _table_rows(expected, exported, secrets, keys):
         transaction.many(_INSERTS[table], values)
     transaction.many(_INSERTS[schema.entry], exported.entries)
+    cipher.store_keys(transaction, keys.values())
     items = sorted(list_items(lambda table: transaction.stream(TABLES[table.name].select_all)))
     nodes: list[dict[str, Any]] = []
     root = build_nodes(items, lambda prefix, body: nodes.append({"prefix": prefix, "body": body}))
@@ -137,7 +135,10 @@ def fill_tables(
 
 
 def _table_rows(
-    expected: Recheck, exported: Exported, secrets: Mapping[str, str]
+    expected: Recheck,
+    exported: Exported,
+    secrets: Mapping[str, str],
+    keys: Mapping[tuple[str, int], DataKey],
 ) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
     yield schema.scope, [{"name": name, **row} for name, row in expected.scopes.items()]
     yield (
@@ -161,24 +162,24 @@ def _table_rows(
             raise LedgerCorrupt(
                 f"the stored result of release {name} is not the one that was settled"
             )
-        apart = {"result": result, "secret": secrets.get(name)}
+        secret = secrets.get(name)
+        apart = {
+            "result": None if result is None else keys[name, 0].encrypt(result, "result"),
+            "secret": None if secret is None else keys[name, row.version].encrypt(secret, "state"),
+        }
         releases.append({**row.fixed, **row.changing(), **apart})
     yield schema.release, releases
     yield schema.data, [{"name": name, **row} for name, row in expected.data.items()]
     names = ("run", "instance", "release_id")
     yield schema.slot, [dict(zip(names, slot)) for slot in sorted(expected.slots)]
-    answers = dict(expected.answers)
-    for (name, version), digest in expected.batches.items():
-        batch = exported.batches.get((name, version), {})
-        if batch_digest(batch) != digest:
+    answers = []
+    for (name, query), (version, digest) in expected.answers.items():
+        text = exported.answers.get((name, query), "")
+        if answer_digest(query, text) != digest:
             raise LedgerCorrupt(
                 f"the stored answers of session {name} are not those that were given"
             )
-        answers |= {(name, query): (version, text) for query, text in batch.items()}
-    yield (
-        schema.answer,
-        [
-            {"session_id": name, "query": query, "version": version, "answer": text}
-            for (name, query), (version, text) in answers.items()
-        ],
-    )
+        sealed = keys[name, version].encrypt(text, "answer")
+        row_of = {"session_id": name, "query": query, "version": version}
+        answers.append({**row_of, "answer": sealed, "answer_digest": digest})
+    yield schema.answer, answers

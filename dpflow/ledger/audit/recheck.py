@@ -24,7 +24,7 @@ from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import DpflowError
 from dpflow.ledger.books import data_claims
 from dpflow.ledger.books.records import path_of, split_slot
-from dpflow.ledger.history import chain
+from dpflow.ledger.books.sessions import answer_digest, batch_name
 from dpflow.ledger.history.state import TABLES
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
@@ -112,7 +112,6 @@ class Recheck:
         self.slots: set[tuple[str, str, str]] = set()
         self.data: dict[str, dict[str, Any]] = {}
         self.answers: dict[tuple[str, str], tuple[int, str]] = {}
-        self.batches: dict[tuple[str, int], str] = {}
         self.root, self.entries = "", 0
         self._keys: set[bytes] = set()
         self._runs: dict[str, tuple[str, str, str]] = {}
@@ -288,12 +287,11 @@ class Recheck:
         session, name = self._release_of(entry, "open"), entry.release_id
         _require(body["version"] == session.version + 1, "answers from a state that was gone")
         _require(body["becomes"] in ("open", "closed"), "leaves a session in no state")
-        if "answers" in body:
-            self.batches[name, body["version"]] = body["answers"]
-        else:
-            query = name, body["query"]
-            _require(query not in self.answers, "answers a query a second time")
-            self.answers[query] = body["version"], body["answer"]
+        query = body.get("query", batch_name(body["version"]))
+        _require((name, query) not in self.answers, "answers a query a second time")
+        # Version 5 held the text of a single answer.
+        digest = body["answers"] if "answers" in body else answer_digest(query, body["answer"])
+        self.answers[name, query] = body["version"], str(digest)
         session.version, session.state = body["version"], body["becomes"]
         session.secret_digest = str(body["state"])
 
@@ -327,11 +325,6 @@ def recheck_entries(rows: Any, *, whole: bool = False) -> Recheck:
     for row in rows:
         recheck.apply_entry(row)
     return recheck
-
-
-def batch_digest(answers: Mapping[str, str]) -> str:
-    """What the history holds of a batch of answers."""
-    return chain.digest_json(dict(answers))
 
 
 def _binding(scope: Mapping[str, Any] | None) -> tuple[Any, Any]:

@@ -9,14 +9,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.ledger.audit.recheck import Recheck, batch_digest, digest_values, fixed_part
-from dpflow.ledger.history import chain
+from dpflow.errors import LedgerCorrupt
+from dpflow.ledger.audit.recheck import Recheck, digest_values, fixed_part
+from dpflow.ledger.books.releases import WITH_KEY, open_result
+from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, open_answer
+from dpflow.ledger.history.cipher import Cipher
 from dpflow.ledger.history.state import EMPTY_ROOT, TABLES, build_nodes, list_items
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction
 
 ENTRIES = Prepared(sa.select(schema.entry).order_by(schema.entry.c.seq))
-_RELEASES = Prepared(sa.select(schema.release))
+RELEASES = Prepared(sa.select(schema.release, schema.key.c.wrapped).outerjoin(schema.key, WITH_KEY))
 _META = Prepared(sa.select(schema.meta))
 _NODES = Prepared(sa.select(schema.node))
 _CHANGED = {
@@ -25,19 +28,28 @@ _CHANGED = {
 }
 
 
+def _open_result(cipher: Cipher, row: Any) -> str:
+    return open_result(cipher, row, row.result, row.wrapped)
+
+
 class TableCheck:
     """Compares rows with what the rules left, table by table, and computes the root they give.
 
     Args:
+        cipher: opens results, answers and states.
         seal: the commitment to a session's secret state.
     """
 
     def __init__(
-        self, transaction: Transaction, expected: Recheck, seal: Callable[[str], str]
+        self,
+        transaction: Transaction,
+        expected: Recheck,
+        cipher: Cipher,
+        seal: Callable[[str], str],
     ) -> None:
         self.problems: list[str] = []
         self._transaction, self._expected, self._seal = transaction, expected, seal
-        self._batches: dict[tuple[str, int], dict[str, str]] = {k: {} for k in expected.batches}
+        self._cipher = cipher
 
     def find_problems(self, meta: Mapping[str, str]) -> list[str]:
         """Every difference between the tables and what the history says."""
@@ -57,11 +69,6 @@ class TableCheck:
         # Values of a type that no ledger writes: the comparison has told which row holds them.
         except TypeError:
             items = []
-        for key, batch in self._batches.items():
-            if batch_digest(batch) != self._expected.batches[key]:
-                self.problems.append(
-                    f"the answers of batch {key[0]}/{key[1]} are not those that were given"
-                )
         if not self.problems:
             self._compare_nodes(items)
         return self.problems
@@ -70,7 +77,9 @@ class TableCheck:
         """The rows of a table as they come, each compared."""
         compare: Any = getattr(self, "_compare_" + table.name.removeprefix("dpflow_"))
         if table is schema.release:
-            return compare(self._transaction.stream(_RELEASES))
+            return compare(self._transaction.stream(RELEASES))
+        if table is schema.answer:
+            return compare(self._transaction.stream(ANSWERS_WITH_KEYS))
         return compare(self._transaction.stream(TABLES[table.name].select_all))
 
     def _compare_scope(self, rows: Iterator[Any]) -> Iterator[Any]:
@@ -101,16 +110,14 @@ class TableCheck:
         return self._compare_simple(rows, expected, 3, "task instance {} did not ask for that")
 
     def _compare_answer(self, rows: Iterator[Any]) -> Iterator[Any]:
-        expected = self._expected.answers
+        expected, visible = self._expected.answers, TABLES["dpflow_answer"].select.row
         for row in rows:
-            batch = self._batches.get((row.session_id, row.version))
             key = row.session_id, row.query
-            if batch is not None:
-                batch[row.query] = row.answer
             # An answer is there once, so what is taken out cannot be found a second time.
-            elif expected.pop(key, None) != (row.version, row.answer):
+            given = expected.pop(key, None)
+            if given != (row.version, row.answer_digest) or self._is_other(open_answer, row):
                 self._tell("answer {} is not the one that was given", key)
-            yield row
+            yield visible(*[getattr(row, name) for name in visible._fields])
         for key in sorted(expected):
             self._tell("answer {} is not the one that was given", key)
 
@@ -119,13 +126,27 @@ class TableCheck:
         visible = TABLES["dpflow_release"].select.row
         for row in rows:
             values = row._asdict()
-            result, secret = values.pop("result"), values.pop("secret")
+            del values["result"], values["secret"], values["wrapped"]
             missing.pop(row.id, None)
-            self._compare_one_release(values, result, secret)
+            self._compare_one_release(values, row)
             yield visible(**values)
         self.problems += [f"release {name} was charged and is gone" for name in missing]
 
-    def _compare_one_release(self, row: Mapping[str, Any], result: Any, secret: Any) -> None:
+    def _is_other(self, open_text: Callable[[Cipher, Any], object], row: Any) -> bool:
+        try:
+            open_text(self._cipher, row)
+        except LedgerCorrupt:
+            return True
+        return False
+
+    def _open_state(self, cipher: Cipher, row: Any) -> None:
+        key = cipher.open_key(row.id, row.version, row.wrapped)
+        if self._seal(key.decrypt(row.secret, "state")) != row.secret_digest:
+            raise LedgerCorrupt(
+                f"the state of session {row.id} is another; run dpflow ledger verify"
+            )
+
+    def _compare_one_release(self, row: Mapping[str, Any], stored: Any) -> None:
         name = row["id"]
         expected = self._expected.releases.get(name)
         if expected is None:
@@ -133,12 +154,17 @@ class TableCheck:
             return
         if fixed_part(row) != expected.fixed:
             self.problems.append(f"what was asked of release {name} is not what the history says")
-        # The history holds digests and commitments, so what it names is brought to that form.
-        digest = None if result is None else chain.digest_json(str(result))
-        commitment = None if secret is None else self._seal(str(secret))
+        texts: dict[str, tuple[Any, Callable[[Cipher, Any], object]]] = {
+            "result_digest": (stored.result, _open_result),
+            "secret_digest": (stored.secret, self._open_state),
+        }
         for column, value in expected.changing().items():
-            apart = {"result_digest": digest, "secret_digest": commitment}.get(column, value)
-            if row[column] != value or apart != value:
+            sealed, open_text = texts.get(column, (None, _open_result))
+            # The history holds digests and commitments: what they are of is opened and compared.
+            wrong = row[column] != value or (
+                column in texts and (sealed is None) != (value is None)
+            )
+            if wrong or (sealed is not None and self._is_other(open_text, stored)):
                 sentence = "the {name} of release {id} is not what the history says"
                 self.problems.append(_CHANGED.get(column, sentence).format(name=column, id=name))
 

@@ -24,13 +24,21 @@ from dpflow.ledger.books.records import (
     stored_json,
 )
 from dpflow.ledger.history import chain
+from dpflow.ledger.history.cipher import Cipher, add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns
 
 R, _L = schema.release.c, schema.slot.c
 PUBLIC = [column for column in schema.release.columns if column.name != "secret"]
-_RESULT = Prepared(sa.select(R.result).where(match_columns(R.id)))
+_K = schema.key.c
+#: The key of a release's result, and of a session's state.
+WITH_KEY = sa.and_(_K.release_id == R.id, _K.version == R.version)
+_RESULT = Prepared(
+    sa.select(R.result, _K.wrapped)
+    .select_from(schema.release.outerjoin(schema.key, WITH_KEY))
+    .where(match_columns(R.id))
+)
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -205,10 +213,11 @@ def charge_release(
         partition=ask.partition,
     )
     public = ask.public | {"exclusive": int(exclusive)}
+    sealed = None if secret is None else writer.make_key(release_id, 0).encrypt(secret, "state")
     books.insert(
         schema.release, id=release_id, state=state, attempts=1, fenced_below=0, principal=ask.principal, version=0,
         name=str(ask.request.get("name") or ""), seq=writer.next_seq,
-        result=None, result_digest=None, snapshot=None, secret=secret, secret_digest=commitment, **public,
+        result=None, result_digest=None, snapshot=None, secret=sealed, secret_digest=commitment, **public,
     )  # fmt: skip
     if ask.slot is not None:
         books.insert(schema.slot, **vars(ask.slot), release_id=release_id)
@@ -232,7 +241,7 @@ def charge_release(
 def take_over(writer: chain.Writer, row: Any, principal: str) -> Reservation:
     """What a known release offers its next try. Raises `RetryConflict` if an owner closed it."""
     if row.state == "settled":
-        result = stored_json(settled_result(writer.state.transaction, row))
+        result = stored_json(settled_result(writer.cipher, writer.state.transaction, row))
         return Reservation(row.id, row.attempts, True, result)
     if row.state == "fenced":
         raise RetryConflict(
@@ -247,17 +256,27 @@ def take_over(writer: chain.Writer, row: Any, principal: str) -> Reservation:
     return Reservation(row.id, attempt, False)
 
 
-def settled_result(transaction: Transaction, row: Any) -> str:
+def settled_result(cipher: Cipher, transaction: Transaction, row: Any) -> str:
     """The stored result of a settled release. Raises `LedgerCorrupt` if it is not the one that was
     settled.
     """
     stored = transaction.first(_RESULT, id=row.id)
-    if stored is None or chain.digest_json(str(stored.result)) != row.result_digest:
+    if stored is None:
+        raise LedgerCorrupt(f"release {row.id} is gone; run dpflow ledger verify")
+    return open_result(cipher, row, stored.result, stored.wrapped)
+
+
+def open_result(cipher: Cipher, row: Any, sealed: object, wrapped: object) -> str:
+    """The JSON text of an encrypted result. Raises `LedgerCorrupt` if it is not the one that was
+    settled.
+    """
+    text = cipher.open_key(row.id, 0, wrapped).decrypt(sealed, "result")
+    if chain.digest_json(text) != row.result_digest:
         raise LedgerCorrupt(
             f"the result of release {row.id} is not the one that was settled, so it is not given out; "
             f"run dpflow ledger verify, and bring the newest copy back"
         )
-    return str(stored.result)
+    return strip_salt(text)
 
 
 def settle_release(
@@ -271,14 +290,15 @@ def settle_release(
     row = get_row(writer.state, reservation.release_id)
     # The first result stays: a second draw for one charge would be a second output.
     if row.state == "settled":
-        return settled_result(writer.state.transaction, row)
+        return settled_result(writer.cipher, writer.state.transaction, row)
     # An owner gave up the attempts below this one: only later tries may settle.
     if row.state != "reserved" or not row.fenced_below <= reservation.attempt <= row.attempts:
         raise RetryConflict(
             f"release {row.id} was fenced by an owner; this late result is discarded"
         )
-    digest = chain.digest_json(result)
-    settled = {"state": "settled", "result": result, "result_digest": digest, "snapshot": snapshot}
+    salted = add_salt(result)
+    digest, sealed = chain.digest_json(salted), writer.make_key(row.id, 0).encrypt(salted, "result")
+    settled = {"state": "settled", "result": sealed, "result_digest": digest, "snapshot": snapshot}
     writer.state.update(schema.release, row, **settled)
     body = {"result": digest, "snapshot": snapshot, "attempt": reservation.attempt}
     writer.add_entry(
@@ -334,10 +354,10 @@ def encode_ordered(value: Mapping[str, Any]) -> str:
         ) from None
 
 
-def proved_record(state: LedgerState, row: Any) -> ReleaseRecord:
+def proved_record(cipher: Cipher, state: LedgerState, row: Any) -> ReleaseRecord:
     """A proved row with its result, which is the one that was settled. Raises `LedgerCorrupt`."""
     settled = row.state == "settled"
-    return make_record(row, settled_result(state.transaction, row) if settled else None)
+    return make_record(row, settled_result(cipher, state.transaction, row) if settled else None)
 
 
 def make_record(row: Any, result: str | None) -> ReleaseRecord:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,31 +10,31 @@ import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt, SessionClosed, UnknownName
 from dpflow.ledger.books.records import AnswerRecord, SessionRecord, checked_name, stored_json
-from dpflow.ledger.books.releases import encode_ordered
+from dpflow.ledger.books.releases import WITH_KEY, R, encode_ordered
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor
+from dpflow.ledger.history.cipher import Cipher, add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, match_columns
 
-_SECRET = Prepared(sa.select(schema.release.c.secret).where(match_columns(schema.release.c.id)))
-_A = schema.answer.c
-_ANSWERS = Prepared(
-    sa.select(schema.answer)
-    .where(match_columns(_A.session_id), _A.version > sa.bindparam("after", type_=sa.Integer))
-    .order_by(_A.version)
+_K = schema.key.c
+_SECRET = Prepared(
+    sa.select(R.secret, _K.wrapped)
+    .select_from(schema.release.outerjoin(schema.key, WITH_KEY))
+    .where(match_columns(R.id))
 )
-
-
-#: Hexadecimal digits before the JSON of a stored state.
-_SALT = 32
-
-
-def add_salt(state: Mapping[str, Any]) -> str:
-    """A state as its row holds it: behind fresh salt, so that equal states have commitments that do
-    not show it.
-    """
-    return secrets.token_hex(_SALT // 2) + encode_ordered(state)
+_A = schema.answer.c
+_WITH_KEY = sa.select(schema.answer, _K.wrapped).outerjoin(
+    schema.key, sa.and_(_K.release_id == _A.session_id, _K.version == _A.version)
+)
+ANSWERS_WITH_KEYS = Prepared(_WITH_KEY)
+_ANSWER = Prepared(_WITH_KEY.where(match_columns(_A.session_id, _A.query)))
+_ANSWERS = Prepared(
+    _WITH_KEY.where(
+        match_columns(_A.session_id), _A.version > sa.bindparam("after", type_=sa.Integer)
+    ).order_by(_A.version)
+)
 
 
 def seal_state(anchor: Anchor, secret: str) -> str:
@@ -45,7 +44,12 @@ def seal_state(anchor: Anchor, secret: str) -> str:
     return anchor.commitment(secret.encode(), "state")
 
 
-def find_session(state: LedgerState, anchor: Anchor, session_id: str) -> tuple[Any, str | None]:
+def answer_digest(query: str, salted: str) -> str:
+    """What the history holds of an answer."""
+    return chain.digest_json({query: salted})
+
+
+def find_session(state: LedgerState, cipher: Cipher, session_id: str) -> tuple[Any, str | None]:
     """A session's row, and its secret state; None after an import, which closed it.
 
     Raises:
@@ -58,13 +62,14 @@ def find_session(state: LedgerState, anchor: Anchor, session_id: str) -> tuple[A
         raise UnknownName("session", session_id, ())
     if row.secret_digest is None:
         return row, None
-    secret = state.transaction.first(_SECRET, id=row.id).secret
-    if secret is None or seal_state(anchor, str(secret)) != row.secret_digest:
+    stored = state.transaction.first(_SECRET, id=row.id)
+    secret = cipher.open_key(row.id, row.version, stored.wrapped).decrypt(stored.secret, "state")
+    if seal_state(cipher.anchor, secret) != row.secret_digest:
         raise LedgerCorrupt(
             f"the state of session {row.id} is not the one its last answer left, so it gives no answers; "
             f"run dpflow ledger verify, and bring the newest copy back"
         )
-    return row, str(secret)
+    return row, secret
 
 
 def make_session(row: Any, secret: str | None) -> SessionRecord:
@@ -73,20 +78,37 @@ def make_session(row: Any, secret: str | None) -> SessionRecord:
         row.id,
         row.version,
         row.state == "closed",
-        stored_json("{}" if secret is None else secret[_SALT:]),
+        stored_json("{}" if secret is None else strip_salt(secret)),
     )
 
 
-def stored_answer(state: LedgerState, session_id: str, query: str) -> AnswerRecord | None:
+def stored_answer(cipher: Cipher, state: LedgerState, session_id: str, query: str) -> AnswerRecord | None:
     """The answer this query got, or None."""
-    row = state.find(schema.answer, session_id=session_id, query=query)
-    return None if row is None else AnswerRecord(query, stored_json(row.answer))
+    if state.find(schema.answer, session_id=session_id, query=query) is None:
+        return None
+    row = state.transaction.first(_ANSWER, session_id=session_id, query=query)
+    return AnswerRecord(query, stored_json(strip_salt(open_answer(cipher, row))))
 
 
-def list_answers(state: LedgerState, session_id: str) -> list[AnswerRecord]:
+def open_answer(cipher: Cipher, row: Any) -> str:
+    """The salted text of an encrypted answer. Raises `LedgerCorrupt` if it is not the one that was
+    given.
+    """
+    text = cipher.open_key(row.session_id, row.version, row.wrapped).decrypt(row.answer, "answer")
+    if answer_digest(row.query, text) != row.answer_digest:
+        raise LedgerCorrupt(
+            f"a stored answer of session {row.session_id} is not the one that was given, so it is not given out; "
+            f"run dpflow ledger verify, and bring the newest copy back"
+        )
+    return text
+
+
+def list_answers(cipher: Cipher, state: LedgerState, session_id: str) -> list[AnswerRecord]:
     """All answers of a session, in order. Raises `LedgerCorrupt` if one is missing."""
     rows = _rows_after(state, session_id, 0)
-    return [AnswerRecord(row.query, stored_json(row.answer)) for row in rows]
+    return [
+        AnswerRecord(row.query, stored_json(strip_salt(open_answer(cipher, row)))) for row in rows
+    ]
 
 
 def _rows_after(state: LedgerState, session_id: str, after: int) -> list[Any]:
@@ -100,12 +122,13 @@ def _rows_after(state: LedgerState, session_id: str, after: int) -> list[Any]:
             f"a stored answer of session {session_id} is missing, or is one too many, so it gives no answers; "
             f"run dpflow ledger verify, and bring the newest copy back"
         )
-    return [state.take(schema.answer, row) for row in rows]
+    for row in rows:
+        state.take(schema.answer, row)
+    return rows
 
 
 def store_answer(
     writer: chain.Writer,
-    anchor: Anchor,
     session_id: str,
     query: str,
     expected: int,
@@ -115,8 +138,8 @@ def store_answer(
     principal: str,
 ) -> AnswerRecord | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
-    row, _ = find_session(writer.state, anchor, session_id)
-    earlier = stored_answer(writer.state, session_id, checked_name("a query", query))
+    row, _ = find_session(writer.state, writer.cipher, session_id)
+    earlier = stored_answer(writer.cipher, writer.state, session_id, checked_name("a query", query))
     if earlier is not None:
         return earlier
     if row.state == "closed":
@@ -125,14 +148,12 @@ def store_answer(
     if row.version != expected:
         return None
     text = encode_ordered(body)
-    note = {"query": query, "answer": text}
-    _advance_session(writer, anchor, row, query, text, note, state, closed, principal)
+    _advance_session(writer, row, query, text, {"query": query}, state, closed, principal)
     return AnswerRecord(query, json.loads(text))
 
 
 def _advance_session(
     writer: chain.Writer,
-    anchor: Anchor,
     row: Any,
     query: str,
     text: str,
@@ -142,33 +163,40 @@ def _advance_session(
     principal: str,
 ) -> None:
     """Write an answer, the state after it, and the entry that names both."""
-    version, secret, becomes = row.version + 1, add_salt(state), "closed" if closed else "open"
-    digest = seal_state(anchor, secret)
-    advanced = {"version": version, "state": becomes, "secret": secret, "secret_digest": digest}
+    version, becomes = row.version + 1, "closed" if closed else "open"
+    key, secret = writer.make_key(row.id, version), add_salt(encode_ordered(state))
+    digest, salted = seal_state(writer.cipher.anchor, secret), add_salt(text)
+    sealed = key.encrypt(secret, "state")
+    advanced = {"version": version, "state": becomes, "secret": sealed, "secret_digest": digest}
     writer.state.update(schema.release, row, **advanced)
-    stored = {"session_id": row.id, "query": query, "version": version, "answer": text}
-    writer.state.insert(schema.answer, **stored)
-    body = {**note, "version": version, "state": digest, "becomes": becomes}
+    given = answer_digest(query, salted)
+    stored = {"session_id": row.id, "query": query, "version": version, "answer_digest": given}
+    writer.state.insert(schema.answer, **stored, answer=key.encrypt(salted, "answer"))
+    # Only digests: the text of an answer that is never committed must be in no file.
+    body = {**note, "answers": given, "version": version, "state": digest, "becomes": becomes}
     asker = checked_name("a principal", principal or row.principal)
     writer.add_entry("answer", row.scope, row.id, asker, body)
 
 
-def list_batches(state: LedgerState, session_id: str, after: int) -> list[dict[str, Any]]:
+def list_batches(cipher: Cipher, state: LedgerState, session_id: str, after: int) -> list[dict[str, Any]]:
     """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is
     missing.
     """
     rows = _rows_after(state, session_id, after)
-    return [stored_json(row.answer) for row in rows if row.query == _batch_name(row.version)]
+    return [
+        stored_json(strip_salt(open_answer(cipher, row)))
+        for row in rows
+        if row.query == batch_name(row.version)
+    ]
 
 
-def _batch_name(version: int) -> str:
+def batch_name(version: int) -> str:
     """What a batch is stored under: digits, so that every collation orders batches by version."""
     return f"{version:020d}"
 
 
 def store_batch(
     writer: chain.Writer,
-    anchor: Anchor,
     session_id: str,
     batch: Mapping[str, Any],
     expected: int,
@@ -179,13 +207,12 @@ def store_batch(
     """Store a batch and the state it leads to; the history keeps its digest. See
     `Ledger.answer_batch`.
     """
-    row, _ = find_session(writer.state, anchor, session_id)
+    row, _ = find_session(writer.state, writer.cipher, session_id)
     # Version before state: whoever lost the race looks up the batches, even if they closed it.
     if row.version != expected:
         return False
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
-    name, text = _batch_name(row.version + 1), encode_ordered(batch)
-    note = {"answers": chain.digest_json({name: text})}
-    _advance_session(writer, anchor, row, name, text, note, state, closed, principal)
+    name, text = batch_name(row.version + 1), encode_ordered(batch)
+    _advance_session(writer, row, name, text, {}, state, closed, principal)
     return True

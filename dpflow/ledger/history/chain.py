@@ -21,6 +21,7 @@ import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
+from dpflow.ledger.history.cipher import Cipher, DataKey
 from dpflow.ledger.history.state import EMPTY_ROOT, LedgerState
 from dpflow.ledger.storage.schema import entry
 from dpflow.ledger.storage.statements import (
@@ -90,6 +91,8 @@ class Writer:
     def __init__(self, transaction: Transaction, anchor: Anchor, mark: Seen) -> None:
         self.transaction = transaction
         self._anchor, self._mark = anchor, mark
+        self.cipher = Cipher(anchor)
+        self._keys: list[DataKey] = []
         self._entries: list[dict[str, Any]] = []
         self._started: tuple[Seen, LedgerState] | None = None
         self.added: Seen | None = None  # the newest entry that it made
@@ -131,6 +134,12 @@ class Writer:
             }
         )
 
+    def make_key(self, release_id: str, version: int) -> DataKey:
+        """A new key, to be stored behind all else that this transaction writes."""
+        key = self.cipher.make_key(release_id, version)
+        self._keys.append(key)
+        return key
+
     def prove_reads(self) -> None:
         """Raises `LedgerCorrupt` unless what was read is what the newest entry left."""
         if self._started is not None:
@@ -152,6 +161,9 @@ class Writer:
         if self._entries:
             self.added = self._entries[-1]["seq"], previous
             self._started, self._entries = (self.added, state), []
+        # Last: pages that were written before the commit hold ciphertext without a key.
+        self.cipher.store_keys(self.transaction, self._keys)
+        self._keys = []
 
 
 def read_state(transaction: Transaction, anchor: Anchor) -> LedgerState:

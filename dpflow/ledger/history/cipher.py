@@ -27,7 +27,6 @@ from dpflow.ledger.storage.statements import Prepared, Transaction, match_column
 
 _K = schema.key.c
 _INSERT = prepare_insert(schema.key)
-_FIND = Prepared(sa.select(schema.key).where(match_columns(_K.release_id, _K.version)))
 _ALL = Prepared(sa.select(schema.key).order_by(_K.release_id, _K.version))
 _REWRAP = Prepared(
     schema.key.update()
@@ -45,8 +44,8 @@ def add_salt(text: str) -> str:
 
 
 def strip_salt(text: str) -> str:
-    """The text behind its salt."""
-    return text[SALT:]
+    """The JSON object behind its salt; one that schema version 5 stored has none."""
+    return text if text.startswith("{") else text[SALT:]
 
 
 def _encrypt(key: bytes, data: bytes, place: object) -> str:
@@ -94,7 +93,7 @@ class Cipher:
     """What makes, stores and finds the keys of one ledger."""
 
     def __init__(self, anchor: Anchor) -> None:
-        self._anchor = anchor
+        self.anchor = anchor
 
     def make_key(self, release_id: str, version: int) -> DataKey:
         """A new key, nowhere stored yet."""
@@ -106,19 +105,20 @@ class Cipher:
         if rows:
             transaction.many(_INSERT, rows)
 
-    def find_key(self, transaction: Transaction, release_id: str, version: int) -> DataKey:
+    def open_key(self, release_id: str, version: int, wrapped: object) -> DataKey:
         """A stored key. Raises `LedgerCorrupt` if there is none, or none of this place."""
-        row = transaction.first(_FIND, release_id=release_id, version=version)
-        if row is None:
+        if wrapped is None:
             raise LedgerCorrupt(
                 f"the key of release {release_id} is gone, so what is stored cannot be read; "
                 f"run dpflow ledger verify, and bring the newest copy back"
             )
-        return self._unwrap_key(row)
+        name, _, sealed = str(wrapped).partition(":")
+        secret = _decrypt(self.anchor.wrap_key(name), sealed, [release_id, version])
+        return DataKey(release_id, version, secret)
 
     def rewrap_keys(self, transaction: Transaction) -> int:
         """Wrap every key under the anchor's newest wrap key; returns how many there are."""
-        keys = [self._unwrap_key(row) for row in transaction.rows(_ALL)]
+        keys = [self.open_key(*row) for row in transaction.rows(_ALL)]
         for key in keys:
             row = self._wrap_key(key)
             transaction.run(_REWRAP, new_wrapped=row.pop("wrapped"), **row)
@@ -126,13 +126,7 @@ class Cipher:
 
     def _wrap_key(self, key: DataKey) -> dict[str, object]:
         # Read inside the turn: a rotation may have put another one there meanwhile.
-        name, wrap = self._anchor.newest_wrap_key()
+        name, wrap = self.anchor.newest_wrap_key()
         place = [key.release_id, key.version]
         wrapped = f"{name}:{_encrypt(wrap, key._secret, place)}"
         return {"release_id": key.release_id, "version": key.version, "wrapped": wrapped}
-
-    def _unwrap_key(self, row: object) -> DataKey:
-        release_id, version, wrapped = row  # type: ignore[misc]
-        name, _, sealed = str(wrapped).partition(":")
-        secret = _decrypt(self._anchor.wrap_key(name), sealed, [release_id, version])
-        return DataKey(release_id, version, secret)

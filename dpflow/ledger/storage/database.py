@@ -228,6 +228,31 @@ class Database:
             connection.info.pop("flushed", None)
             raise LedgerUnavailable(_explain_loss(repr(self), str(error.strerror))) from None
 
+    def empty_log(self) -> None:
+        """Destroy what a killed writer may have left in the log of a SQLite file: a try that goes on
+        draws afresh, and nothing of the former draw may stay. PostgreSQL keeps no part of a
+        transaction without its commit that anybody but its superuser can read.
+
+        Raises `LedgerUnavailable` while others keep the log in use.
+        """
+        if not self.sqlite:
+            return
+        try:
+            connection: Any = self._open_connection(self.engine)
+            try:
+                ((busy, _, _),) = connection.driver_connection.execute(
+                    "PRAGMA wal_checkpoint(TRUNCATE)"
+                )
+            finally:
+                connection.close()
+        except _driver_errors() as error:
+            raise _translate_error(error, repr(self), False) from None
+        if busy:
+            raise LedgerUnavailable(
+                f"{self!r} is read all the time, so what a killed try left cannot be destroyed; try again, "
+                f"which is never charged twice"
+            )
+
     def _thread_queue(self) -> Queue | None:
         """This thread's place among the writers of the SQLite file."""
         if self.path is None:

@@ -126,7 +126,19 @@ answer = sa.Table(
     Column("query", Text, primary_key=True),
     _required_column("version", BigInteger),
     _required_column("answer"),
-    info={"identity": ("session_id", "query")},
+    _required_column("answer_digest"),
+    info={"identity": ("session_id", "query"), "apart": ("answer",)},
+)
+
+#: The wrapped key of a settled result (version 0), or of an answer and the state after it: see
+#: `history.cipher`.
+key = sa.Table(
+    "dpflow_key",
+    metadata,
+    Column("release_id", Text, primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    _required_column("wrapped"),
+    **_SLIM,
 )
 
 entry = sa.Table(

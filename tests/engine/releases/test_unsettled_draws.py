@@ -1,0 +1,186 @@
+"""What a killed release leaves behind: no file shows a draw that nobody paid for by settling it.
+
+The draws are random whole numbers of 52 bits, which the test knows. It looks for them in every file
+below the folder that holds the ledger, its anchor, the output table and all temporary files, as
+text, as 64-bit integers and floats, and inside base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DRIVER = """
+import json, random, sys
+from pathlib import Path
+from dpflow import Ledger, fault_points, plan, release
+from dpflow.core.contract.results import Result, Row
+from dpflow.engine.releases import execute
+from dpflow.engine.releases.request import Publish
+from dpflow.fault_points import pass_point
+
+folder, target, number, seed, point = Path(sys.argv[1]), sys.argv[2], *map(str, sys.argv[3:])
+
+def draw(*_):
+    source = random.Random(seed)
+    rows = tuple(Row(f"k{n}", "count", source.getrandbits(52), 1.0) for n in range(int(number)))
+    print("drawn", flush=True)
+    pass_point("draw.after")
+    return Result(rows)
+
+execute.draw_result = draw
+wanted = plan("count", folder / "visits.yml", name="r", epsilon="0.001", scope="visits", blocks=["2020-01-01"],
+              publish=Publish(database=folder / "out.duckdb") if int(number) < 5000 else None)
+ledger = Ledger(target, anchor=f"{target}.anchor")
+fault_points.armed = point and point + ":kill"
+print(json.dumps([len(release(wanted, ledger).result.rows)]), flush=True)
+"""
+POINTS = (
+    "reserve.before-commit",
+    "reserve.after-commit",
+    "draw.after",
+    "settle.before-commit",
+    "settle.after-commit",
+    "publish.before-commit",
+)
+#: Fewer may be chance; the rule to be kept speaks of eight in a row.
+FEW = 8
+
+
+def drawn_values(number: int, seed: str) -> np.ndarray:
+    source = random.Random(seed)
+    return np.sort(np.array([source.getrandbits(52) for _ in range(number)], np.int64))
+
+
+def shown_values(data: bytes, values: np.ndarray) -> int:
+    """How many of these values some bytes show, in any of the encodings."""
+    # Runs of base64 are joined, so that each is searched once and not page by page.
+    pieces = [data]
+    for start in range(4):
+        runs = (run[start:] for run in re.findall(rb"[A-Za-z0-9+/]{40,}", data))
+        pieces.append(b"?".join(base64.b64decode(run[: len(run) // 4 * 4]) for run in runs))
+    floats = values.astype(np.float64)
+    found = 0
+    for piece in pieces:
+        texts = [int(text) for text in re.findall(rb"\d{10,16}", piece)]
+        found += _count(np.array(texts, np.int64), values)
+        for start in range(8):
+            size = max(0, (len(piece) - start) // 8)
+            found += _count(np.frombuffer(piece, np.int64, size, start if size else 0), values)
+            found += _count(np.frombuffer(piece, np.float64, size, start if size else 0), floats)
+    return found
+
+
+def _count(words: np.ndarray, values: np.ndarray) -> int:
+    # Most words are no values by their size alone.
+    words = words[(words >= values[0]) & (words <= values[-1])]
+    places = np.searchsorted(values, words).clip(max=len(values) - 1)
+    return int((values[places] == words).sum())
+
+
+def test_the_search_finds_each_encoding() -> None:
+    """The instrument itself: it sees draws in every form that it claims to look for."""
+    values = drawn_values(50, "s")
+    text = json.dumps([["k", "count", int(value), 1.0] for value in values]).encode()
+    for data in (
+        text,
+        b"?" + values.tobytes(),
+        values.astype(float).tobytes(),
+        b"??" + base64.b64encode(b"x" + text),
+        base64.b64encode(values.tobytes()),
+    ):
+        assert shown_values(data, values) >= 49  # the end of base64 is not in whole groups
+    assert shown_values(random.Random(1).randbytes(10**5), values) == 0
+
+
+def state_files(folder: Path) -> Iterator[Path]:
+    # The test's own inputs hold no draws.
+    return (path for path in folder.rglob("*") if path.is_file() and path.name[:7] != "visits.")
+
+
+def start_release(folder: Path, target: str, number: int, seed: str, point: str = ""):
+    (folder / "tmp").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(folder), target, str(number), seed, point],
+        stdout=subprocess.PIPE, env={"TMPDIR": str(folder / "tmp"), "HOME": str(folder), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+
+
+def require_hidden(folder: Path, values: np.ndarray, settled: bool) -> None:
+    """No file shows the draw. What is settled may be published, but is encrypted in the ledger."""
+    for path in state_files(folder):
+        if not (settled and path.name.startswith("out.duckdb")):
+            shown = shown_values(path.read_bytes(), values)
+            assert shown < FEW, f"{path.name} shows {shown} of {len(values)} draws"
+
+
+@pytest.fixture
+def world(tiny, tmp_path):
+    """A ledger of its own anchor, whose place the driver knows."""
+    from dpflow import Ledger, load_table
+
+    def made(target: str) -> tuple[Path, str]:
+        Ledger(target, anchor=f"{target}.anchor", create=True).grant(
+            "visits", 1, "1e-6", filter="basic", table=load_table(tmp_path / "visits.yml"), principal="owner",
+        )  # fmt: skip
+        return tmp_path, target
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("number", "points"),
+    [
+        # More than SQLite's cache holds: pages of the draw reach the log before the commit.
+        pytest.param(100_000, ["settle.before-commit"], id="spilled"),
+        pytest.param(2_000, ["settle.after-commit", "publish.before-commit"], id="settled"),
+        pytest.param(1_000_000, POINTS[:5], id="a-million", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_a_point(world, tmp_path, number, points):
+    for point in points:
+        folder, target = world(str(tmp_path / f"{point}.sqlite"))
+        child = start_release(folder, target, number, point, point)
+        child.communicate()
+        assert child.returncode == -9
+        values = drawn_values(number, point)
+        require_hidden(folder, values, settled="publish" in point)
+        # The retry destroys what is left, draws afresh and is paid.
+        again = start_release(folder, target, number, point + "again")
+        assert json.loads(again.communicate()[0].split(b"\n")[-2]) == [number]
+        require_hidden(folder, values, settled=True)
+        require_hidden(folder, drawn_values(number, point + "again"), settled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [100_000])
+def test_killed_at_random_times(world, tmp_path, number):
+    """Two hundred deaths between the draw and the end."""
+    times = random.Random(7)
+    longest = 0.0
+    for n in range(201):
+        folder, target = world(str(tmp_path / f"{n}.sqlite"))
+        child = start_release(folder, target, number, str(n))
+        assert child.stdout is not None and child.stdout.readline() == b"drawn\n"
+        if n == 0:
+            start = time.monotonic()
+            child.wait()
+            longest = time.monotonic() - start
+            continue
+        time.sleep(times.random() * longest)
+        child.kill()
+        child.communicate()
+        require_hidden(folder, drawn_values(number, str(n)), settled=True)
+        for path in tmp_path.glob(f"{n}.sqlite*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
