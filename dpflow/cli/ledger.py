@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger, Scope, VerificationReport
 from dpflow.ledger.history.anchor import default_folder
+from dpflow.ledger.history.checkpoint import Signer
 from dpflow.tables.access.declarations import load_table
 
 app = typer.Typer(
@@ -42,6 +44,11 @@ ShareOption = Annotated[
     typer.Option(
         help="Part of delta for Renyi divergence (renyi, hybrid); the rest pays mechanisms' own deltas."
     ),
+]
+ReasonOption = Annotated[str, typer.Option(help="Why; kept in the history.")]
+KeysOption = Annotated[
+    list[str] | None,
+    typer.Option("--key", help="Verifier key of a witness who may have signed; may be repeated."),
 ]
 
 
@@ -180,11 +187,95 @@ def history(
 
 
 @app.command()
-def verify(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
-    """Recompute the hash chain and every sum; exit 1 if anything was changed, dropped, reordered or
-    restored.
+def verify(
+    since: Annotated[
+        Path | None, typer.Option(help="A checkpoint that the history must extend.")
+    ] = None,
+    key: KeysOption = None,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold every entry against the rules, and every row against the entries; exit 1 if anything was
+    changed, dropped, reordered or restored.
     """
-    _show_verification(open_ledger(ledger).verify(), as_json)
+    note = None if since is None else _read_text(since)
+    _show_verification(open_ledger(ledger).verify(since=note, keys=key or ()), as_json)
+
+
+@app.command()
+def checkpoint(
+    key: Annotated[
+        Path | None,
+        typer.Option(help="A witness's private key; the owner's, in the anchor, if left out."),
+    ] = None,
+    ledger: LedgerOption = None,
+) -> None:
+    """Verify everything, then print a signed note of how far the history goes and what was spent.
+
+    Keep it elsewhere: mail it, commit it, put it into an object store.
+    """
+    signer = None if key is None else Signer.parse(_read_text(key))
+    print(open_ledger(ledger).checkpoint(signer), end="")
+
+
+@app.command("key")
+def make_key(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Where a witness's new private key goes; none: show the owner's."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Whose key it is, such as example.org/nightly.")
+    ] = None,
+    ledger: LedgerOption = None,
+) -> None:
+    """Print the verifier key of the owner, or make a key pair for a witness and print its verifier
+    key.
+    """
+    if file is None:
+        print(open_ledger(ledger).signer.public_text)
+        return
+    signer = Signer.create(name or "")
+    try:
+        with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
+            stream.write(signer.private_text)
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be made ({error.strerror}); name a new file") from None
+    print(signer.public_text)
+
+
+@app.command()
+def reanchor(reason: ReasonOption, ledger: LedgerOption = None) -> None:
+    """Accept the history as it is after the anchor's high-water mark was lost."""
+    open_ledger(ledger).reanchor(reason=reason, principal=current_principal())
+    print("the history is accepted as it is, and its newest entry is the mark")
+
+
+@app.command()
+def recover(
+    reason: ReasonOption,
+    checkpoint: Annotated[Path | None, typer.Option(help="The newest checkpoint.")] = None,
+    key: KeysOption = None,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on after entries were lost for good. Scopes that they may have charged are closed until
+    granted anew.
+    """
+    note = None if checkpoint is None else _read_text(checkpoint)
+    closed = open_ledger(ledger).recover(
+        reason=reason, principal=current_principal(), checkpoint=note, keys=key or ()
+    )
+    if as_json:
+        return show_json({"closed": closed})
+    print(f"recovered; closed until granted anew: {', '.join(closed) or 'none'}")
+
+
+@app.command()
+def rotate(ledger: LedgerOption = None) -> None:
+    """Encrypt the keys of results, and the states of open sessions, under new keys."""
+    number = open_ledger(ledger).rotate(principal=current_principal())
+    print(f"{number} keys are wrapped under a new one, and the old one is destroyed")
 
 
 @app.command()
@@ -199,7 +290,7 @@ def upgrade(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def resolve(
     release_id: Annotated[str, typer.Argument(help="The unsettled release.")],
-    reason: Annotated[str, typer.Option(help="Why; kept in the history.")],
+    reason: ReasonOption,
     decision: Annotated[
         Literal["close", "retry"],
         typer.Option(help="close: no later try either; retry: a new try may finish it."),
@@ -270,6 +361,13 @@ def import_(
     with file.open(encoding="utf-8", errors="replace") as stream:
         book.import_(stream, principal=current_principal())
     _show_verification(book.verify(), as_json)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError):
+        raise InvalidInput(f"{file} cannot be read; name a file that is there") from None
 
 
 def _usual_anchor(file: Path) -> Path:

@@ -17,7 +17,7 @@ from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
-from dpflow.ledger.audit import export, migrations, recheck, verify
+from dpflow.ledger.audit import export, migrations, recheck, recovery, verify
 from dpflow.ledger.books import charges, data_claims, grants, releases, sessions
 from dpflow.ledger.books.records import (
     AnswerRecord,
@@ -36,13 +36,15 @@ from dpflow.ledger.books.records import (
 )
 from dpflow.ledger.books.releases import R, ReleaseCharge
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.anchor import Anchor, Mark, default_folder
+from dpflow.ledger.history.anchor import Anchor, Mark, Seen, default_folder
+from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 from dpflow.ledger.history.cipher import Cipher, add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
 from dpflow.ledger.storage.statements import (
     Prepared,
+    Transaction,
     match_columns,
     prepare_insert,
 )
@@ -685,17 +687,162 @@ class Ledger:
             for row in reversed(rows)
         ]
 
-    def verify(self) -> VerificationReport:
+    def verify(self, *, since: str | None = None, keys: Sequence[str] = ()) -> VerificationReport:
         """Recompute chain and seals, compare with the anchor, and rebuild every table from the
         entries.
+
+        Args:
+            since: a signed checkpoint, which the history must extend.
+            keys: verifier keys that may have signed it, beside the owner's own.
+
+        Raises:
+            LedgerCorrupt: no trusted key signed the checkpoint.
         """
-        auditor = chain.Auditor(self._anchor)
+        point = None if since is None else self._open_checkpoint(since, keys)[0]
         with self._database.begin_reading() as transaction:
-            entries = auditor.pass_entries(transaction.stream(verify.ENTRIES))
-            expected = recheck.recheck_entries(entries)
-            tables = verify.TableCheck(transaction, expected, self._cipher, self._seal_state)
-            found = tables.find_problems(self._meta_values())
-        return VerificationReport(expected.entries, (*auditor.problems, *expected.problems, *found))
+            passage, expected, problems = self._verify_within(transaction, point)
+        return VerificationReport(expected.entries, (*problems, *passage.problems))
+
+    def _verify_within(
+        self, transaction: Transaction, point: Checkpoint | None = None, marked: bool = True
+    ) -> tuple[recovery.Passage, recheck.Recheck, list[str]]:
+        """What goes by, what the entries leave, and all that is wrong; without the mark's own
+        problems if ``marked`` is false.
+        """
+        auditor = chain.Auditor(self._anchor, marked=marked)
+        passage = recovery.Passage(point, self._anchor.ledger_id)
+        rows = passage.pass_entries(transaction.stream(verify.ENTRIES))
+        expected = recheck.recheck_entries(auditor.pass_entries(rows))
+        tables = verify.TableCheck(transaction, expected, self._cipher, self._seal_state)
+        found = tables.find_problems(self._meta_values())
+        return passage, expected, [*auditor.problems, *expected.problems, *found]
+
+    def _open_checkpoint(self, note: str, keys: Sequence[str]) -> tuple[Checkpoint, str]:
+        """A checkpoint and whose trusted key signed it."""
+        own = []
+        with contextlib.suppress(LedgerCorrupt):  # who only spends may have no key to sign
+            own = [recovery.make_signer(self._anchor).public_text]
+        text, signer = open_note(note, [*own, *keys])
+        return Checkpoint.parse(text), signer
+
+    @property
+    def signer(self) -> Signer:
+        """The owner's key pair. Raises `LedgerCorrupt` where the anchor has no private half."""
+        return recovery.make_signer(self._anchor)
+
+    def checkpoint(self, signer: Signer | None = None) -> str:
+        """Verify everything, and sign how far the history goes and what was spent.
+
+        Args:
+            signer: a witness; the owner if left out.
+
+        Returns:
+            A signed note. Keep it where whoever can write the ledger and its anchor cannot.
+
+        Raises:
+            LedgerCorrupt: the ledger does not verify.
+        """
+        with self._database.begin_reading() as transaction:
+            passage, expected, problems = self._verify_within(transaction)
+        if problems:
+            raise LedgerCorrupt(f"nothing is signed that does not verify: {problems[0]}")
+        point = recovery.make_checkpoint(self._anchor, expected, passage)
+        return (signer or self.signer).sign(point.text)
+
+    def reanchor(self, *, reason: str, principal: str) -> None:
+        """An owner's decision after the high-water mark was lost: the history is accepted as it is.
+
+        Raises:
+            InvalidInput: the mark is there.
+            LedgerCorrupt: the history does not verify.
+        """
+        checked_name("a reason", reason, longest=1000)
+        checked_name("a principal", principal)
+        with self._database.begin_writing() as transaction:
+            if self._find_mark() is not None:
+                raise InvalidInput(
+                    "the high-water mark is there; if it knows entries that are gone, see dpflow ledger recover"
+                )
+            passage, expected, problems = self._verify_within(transaction, marked=False)
+            if problems:
+                raise LedgerCorrupt(
+                    f"a history that does not verify is not accepted: {problems[0]}"
+                )
+            writer = chain.Writer(transaction, self._anchor, passage.head)
+            body = {"reason": reason, "entries": expected.entries}
+            writer.add_entry("reanchor", "", "", principal, body)
+            writer.write_entries()
+        self._replace_mark(writer)
+
+    def recover(
+        self,
+        *,
+        reason: str,
+        principal: str,
+        checkpoint: str | None = None,
+        keys: Sequence[str] = (),
+    ) -> list[str]:
+        """An owner's decision after entries were lost for good: go on with what is left.
+
+        What a checkpoint says beyond the history is taken over: scopes and what they spent. Scopes
+        that a lost entry may have charged are closed until they are granted anew: all of them,
+        unless the mark stands at the very entry that was signed. Reservations are fenced and
+        sessions closed, because the lost entries may have settled or answered them.
+
+        Args:
+            checkpoint: the newest signed one. An empty new ledger takes over one of another ledger.
+            keys: verifier keys that may have signed it, beside the owner's own.
+
+        Returns:
+            The scopes that are closed now.
+
+        Raises:
+            InvalidInput: neither mark nor checkpoint knows more than the history.
+            LedgerCorrupt: what is left does not verify, or nobody trusted signed the checkpoint.
+        """
+        checked_name("a reason", reason, longest=1000)
+        checked_name("a principal", principal)
+        point, signer = (
+            (None, "") if checkpoint is None else self._open_checkpoint(checkpoint, keys)
+        )
+        with self._database.begin_writing() as transaction:
+            passage, expected, problems = self._verify_within(transaction, marked=False)
+            if problems:
+                raise LedgerCorrupt(f"what is left does not verify: {problems[0]}")
+            if point is not None and expected.entries and point.ledger_id != self._anchor.ledger_id:
+                raise InvalidInput("the checkpoint is of another ledger; name this one's")
+            writer = chain.Writer(transaction, self._anchor, passage.head)
+            body = recovery.recover_state(
+                writer, passage.head, self._find_mark(), point, signer, reason, principal
+            )
+            writer.write_entries()
+        self._replace_mark(writer)
+        return list(body["closed"])
+
+    def rotate(self, *, principal: str) -> int:
+        """Encrypt the keys of all results and answers, and the states of open sessions, under new
+        keys, and destroy the old one. Returns how many keys there are. Harmless when repeated.
+        """
+        checked_name("a principal", principal)
+        self._anchor.begin_rotation()
+        with self._begin_writing() as writer:
+            sessions.renew_states(writer)
+            number = self._cipher.rewrap_keys(writer.transaction)
+            writer.add_entry("rotate", "", "", principal, {"keys": number})
+        self._database.empty_log()
+        self._anchor.end_rotation()
+        return number
+
+    def _find_mark(self) -> Seen | None:
+        """The mark; None if it is missing or was not written under this key."""
+        self._anchor.stored_key()
+        with contextlib.suppress(LedgerCorrupt):
+            return self._anchor.read_mark()
+        return None
+
+    def _replace_mark(self, writer: chain.Writer) -> None:
+        assert writer.added is not None
+        self._anchor.replace_mark(*writer.added)
 
     def export(self, stream: TextIO) -> int:
         """Write the whole ledger but secret state as JSON lines; returns the number of entries."""

@@ -29,7 +29,7 @@ from dpflow.ledger.history.state import TABLES
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
 RESERVED_KINDS = frozenset(
-    {"grant", "reserve", "session", "join", "retry", "settle", "resolve", "answer", "import", "upgrade"}
+    {"grant", "reserve", "session", "join", "retry", "settle", "resolve", "answer", "import", "upgrade", "reanchor", "recover", "rotate"}
 )  # fmt: skip
 
 #: What an entry of version 5 calls otherwise.
@@ -161,7 +161,7 @@ class Recheck:
             )
             fits = all(Filter.admits(limits, cost) for cost in costs)
             _require(fits, "grants less than is spent")
-        self.scopes[name] = body
+        self.scopes[name] = body | {"closed": 0}
 
     # --- charges ------------------------------------------------------------------------------
 
@@ -226,6 +226,7 @@ class Recheck:
             granted = self.scopes.get(at)
             _require(granted is not None, "charges a scope without a grant")
             assert granted is not None
+            _require(not granted["closed"], "charges a scope that a recovery closed")
             _require(_binding(granted) == _binding(self.scopes[path[0]]), "charges two tables")
             _require(
                 (blocks == [""]) != bool(granted["blocks"]), "charges blocks that do not exist"
@@ -308,6 +309,34 @@ class Recheck:
         for release in self.releases.values():
             release.secret_digest = None
             release.state = "closed" if release.state == "open" else release.state
+
+    def _apply_recover(self, entry: Any, body: dict[str, Any]) -> None:
+        for name, filter, protects, blocks, closed in body["scopes"]:
+            terms = {"filter": filter, "protects": protects, "blocks": blocks, "closed": closed}
+            self.scopes[name] = terms
+        for scope, block, *units in body["spent"]:
+            sums, after = self.accounts.setdefault(scope, {}), Cost(*units)
+            pairs = zip(astuple(sums.get(block, Cost())), astuple(after), strict=True)
+            _require(all(before <= now for before, now in pairs), "takes a charge back")
+            sums[block] = after
+        # The mark stood at the very entry that was signed: then nothing came after it.
+        witnessed = body["checkpoint"] is not None and body["marked"] == body["checkpoint"][1:3]
+        closed = [] if witnessed else sorted(self.scopes)
+        _require(body["closed"] == closed, "leaves scopes open that nobody witnesses")
+        for name in closed:
+            self.scopes[name] = self.scopes[name] | {"closed": 1}
+        unsettled = {
+            n: row for n, row in self.releases.items() if row.state in ("reserved", "open")
+        }
+        _require(body["unsettled"] == sorted(unsettled), "leaves a reservation or session open")
+        for release in unsettled.values():
+            release.state = "fenced" if release.state == "reserved" else "closed"
+
+    def _apply_reanchor(self, entry: Any, body: dict[str, Any]) -> None:
+        _require(body["entries"] == entry.seq - 1, "accepts a history of another length")
+
+    def _apply_rotate(self, entry: Any, body: dict[str, Any]) -> None:
+        """Keys are wrapped under another one; no row that decides anything changes."""
 
     def _apply_upgrade(self, entry: Any, body: dict[str, Any]) -> None:
         _require(body["entries"] == entry.seq - 1, "upgrades a history of another length")

@@ -84,7 +84,7 @@ class TableCheck:
 
     def _compare_scope(self, rows: Iterator[Any]) -> Iterator[Any]:
         expected = {
-            name: (name, row["filter"], row["protects"], row["blocks"])
+            name: (name, row["filter"], row["protects"], row["blocks"], row["closed"])
             for name, row in self._expected.scopes.items()
         }
         return self._compare_simple(rows, expected, 1, "scope {} is not what was granted")

@@ -37,7 +37,11 @@ class Charge:
 @functools.lru_cache(maxsize=1024)
 def _parse_scope(row: Any) -> Scope:
     return Scope(
-        row.name, Filter.from_json(stored_json(row.filter)), row.protects, bool(row.blocks)
+        row.name,
+        Filter.from_json(stored_json(row.filter)),
+        row.protects,
+        bool(row.blocks),
+        bool(row.closed),
     )
 
 
@@ -214,6 +218,11 @@ def _explain_refusal(charge: Charge, used: Cost) -> str:
         paths.append(
             f"Renyi divergence {float(request['renyi_spent']):.4g} at order {order:.4g} is asked, "
             f"{float(row['renyi_left']):.4g} is left"
+        )
+    if charge.scope.closed:
+        return (
+            f"{account} is closed: entries were lost that may have charged it. Have its owner grant "
+            f"it again, knowing what may be spent: dpflow ledger grant {charge.scope.scope}"
         )
     verb = "quota" if "/" in charge.scope.scope else "grant"
     return (

@@ -144,9 +144,9 @@ def _write_scope(writer: Writer, granted: Scope, principal: str) -> None:
     }
     before = writer.state.find(schema.scope, name=granted.scope)
     if before is None:
-        writer.state.insert(schema.scope, name=granted.scope, **row)
+        writer.state.insert(schema.scope, name=granted.scope, **row, closed=0)
     else:
-        writer.state.update(schema.scope, before, **row)
+        writer.state.update(schema.scope, before, **row, closed=0)
     # In whole units: an auditor then needs no formula for what a grant holds.
     body = row | {"capacity": list(astuple(granted.capacity))}
     writer.add_entry("grant", granted.scope, "", principal, body)

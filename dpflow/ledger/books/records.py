@@ -203,6 +203,8 @@ class Scope:
     filter: Filter
     protects: str
     blocks: bool
+    #: Since entries were lost that may have charged it; it pays nothing until a new grant.
+    closed: bool = False
 
     @property
     def epsilon(self) -> Fraction:
@@ -217,7 +219,7 @@ class Scope:
     @functools.cached_property
     def capacity(self) -> Capacity:
         """What each budget is compared with, in whole units."""
-        return self.filter.capacity()
+        return Capacity(*[CLOSED] * 4) if self.closed else self.filter.capacity()
 
     def used_share(self, spent: Cost) -> float:
         """From 0 to 1, for people: the fullest sum on the path that has most left. Exact amounts

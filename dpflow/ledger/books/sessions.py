@@ -28,6 +28,8 @@ _A = schema.answer.c
 _WITH_KEY = sa.select(schema.answer, _K.wrapped).outerjoin(
     schema.key, sa.and_(_K.release_id == _A.session_id, _K.version == _A.version)
 )
+_OPEN = Prepared(sa.select(R.id).where(R.state == sa.literal_column("'open'")))
+_NEWEST = Prepared(_WITH_KEY.where(match_columns(_A.session_id, _A.version)))
 ANSWERS_WITH_KEYS = Prepared(_WITH_KEY)
 _ANSWER = Prepared(_WITH_KEY.where(match_columns(_A.session_id, _A.query)))
 _ANSWERS = Prepared(
@@ -216,3 +218,18 @@ def store_batch(
     name, text = batch_name(row.version + 1), encode_ordered(batch)
     _advance_session(writer, row, name, text, {}, state, closed, principal)
     return True
+
+
+def renew_states(writer: chain.Writer) -> None:
+    """Encrypt the state of every open session, and its newest answer, under a new key."""
+    for found in writer.transaction.rows(_OPEN):
+        row, secret = find_session(writer.state, writer.cipher, found.id)
+        assert secret is not None
+        key = writer.cipher.make_key(row.id, row.version)
+        writer.state.update(schema.release, row, secret=key.encrypt(secret, "state"))
+        for answer in writer.transaction.rows(_NEWEST, session_id=row.id, version=row.version):
+            sealed = key.encrypt(open_answer(writer.cipher, answer), "answer")
+            writer.state.update(
+                schema.answer, writer.state.take(schema.answer, answer), answer=sealed
+            )
+        writer.cipher.replace_key(writer.transaction, key)

@@ -204,15 +204,15 @@ def _explain_loss(seq: int) -> str:
 
 class Auditor:
     """Checks a whole history. It takes the mark when it is made: make it before the history is
-    read, because others go on.
+    read, because others go on. If ``marked`` is false, an owner decides without one.
     """
 
-    def __init__(self, anchor: Anchor) -> None:
+    def __init__(self, anchor: Anchor, *, marked: bool = True) -> None:
         self._anchor, self._damaged = anchor, ""
         self.problems: list[str] = []
-        self._mark: Seen | None = None
+        self._mark = NOTHING
         try:
-            self._mark = anchor.read_mark()
+            self._mark = anchor.read_mark() if marked else NOTHING
         except LedgerCorrupt as error:
             self._damaged = str(error)
 
@@ -232,10 +232,10 @@ class Auditor:
             if fault := find_fault(self._anchor, row):
                 found.append(fault)
             previous = row.hash
-            if self._mark is not None and number == self._mark[0]:
+            if number == self._mark[0]:
                 at_mark = row.hash
             yield row
         if self._damaged:
             found.append(self._damaged)
-        elif self._mark and self._mark[1] not in (FIRST, at_mark):
+        elif self._mark[1] not in (FIRST, at_mark):
             found.append(_explain_loss(self._mark[0]))

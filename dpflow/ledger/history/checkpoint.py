@@ -157,7 +157,7 @@ class Checkpoint:
         head: its hash, which covers all before it.
         root: the digest of every row that decides, as the last entry has it.
         at: when the last entry was written.
-        scopes: name, filter as JSON text, what is protected, whether by blocks.
+        scopes: name, filter as JSON text, what is protected, whether by blocks, whether closed.
         spent: cost by scope and block.
     """
 
@@ -166,7 +166,7 @@ class Checkpoint:
     head: str
     root: str
     at: str
-    scopes: tuple[tuple[str, str, str, int], ...]
+    scopes: tuple[tuple[str, str, str, int, int], ...]
     spent: tuple[tuple[str, str, Cost], ...]
 
     @property
@@ -195,7 +195,7 @@ class Checkpoint:
                 base64.b64decode(head, validate=True).hex(),
                 state.removeprefix("state "),
                 at.removeprefix("at "),
-                tuple((str(a), str(b), str(c), int(d)) for a, b, c, d in scopes),
+                tuple((str(a), str(b), str(c), int(d), int(e)) for a, b, c, d, e in scopes),
                 tuple((str(a), str(b), Cost(*map(int, units))) for a, b, *units in spent),
             )
             if parsed.text != text:

@@ -120,9 +120,13 @@ class Cipher:
         """Wrap every key under the anchor's newest wrap key; returns how many there are."""
         keys = [self.open_key(*row) for row in transaction.rows(_ALL)]
         for key in keys:
-            row = self._wrap_key(key)
-            transaction.run(_REWRAP, new_wrapped=row.pop("wrapped"), **row)
+            self.replace_key(transaction, key)
         return len(keys)
+
+    def replace_key(self, transaction: Transaction, key: DataKey) -> None:
+        """Store a key in the place of an earlier one."""
+        row = self._wrap_key(key)
+        transaction.run(_REWRAP, new_wrapped=row.pop("wrapped"), **row)
 
     def _wrap_key(self, key: DataKey) -> dict[str, object]:
         # Read inside the turn: a rotation may have put another one there meanwhile.
