@@ -172,6 +172,8 @@ def _table_rows(
     yield schema.data, [{"name": name, **row} for name, row in expected.data.items()]
     names = ("run", "instance", "release_id")
     yield schema.slot, [dict(zip(names, slot)) for slot in sorted(expected.slots)]
+    if exported.answers.keys() - expected.answers.keys():
+        raise LedgerCorrupt("the export has an answer that was never given")
     answers = []
     for (name, query), (version, digest) in expected.answers.items():
         text = exported.answers.get((name, query), "")

@@ -112,6 +112,8 @@ class Recheck:
         self.slots: set[tuple[str, str, str]] = set()
         self.data: dict[str, dict[str, Any]] = {}
         self.answers: dict[tuple[str, str], tuple[int, str]] = {}
+        #: Release and version of everything that was encrypted.
+        self.keys: set[tuple[str, int]] = set()
         self.root, self.entries = "", 0
         self._keys: set[bytes] = set()
         self._runs: dict[str, tuple[str, str, str]] = {}
@@ -197,6 +199,8 @@ class Recheck:
         body |= {"id": name, "principal": entry.principal, "name": said, "seq": entry.seq}
         fixed = self._pack({column: body[column] for column in _FIXED})
         state = "open" if is_session else "reserved"
+        if is_session:
+            self.keys.add((name, 0))
         self.releases[name] = ReleaseState(fixed, scope, kind, state, body["state"])
 
     def _read_slot(self, release_id: str, body: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -275,6 +279,7 @@ class Recheck:
         _require(attempt >= release.fenced_below, "settles an attempt that was fenced")
         release.state, release.snapshot = "settled", body["snapshot"]
         release.result_digest = str(body["result"])
+        self.keys.add((entry.release_id, 0))
 
     def _apply_resolve(self, entry: Any, body: dict[str, Any]) -> None:
         release = self._release_of(entry, "reserved", "open")
@@ -293,6 +298,7 @@ class Recheck:
         # Version 5 held the text of a single answer.
         digest = body["answers"] if "answers" in body else answer_digest(query, body["answer"])
         self.answers[name, query] = body["version"], str(digest)
+        self.keys.add((name, body["version"]))
         session.version, session.state = body["version"], body["becomes"]
         session.secret_digest = str(body["state"])
 
@@ -306,7 +312,9 @@ class Recheck:
 
     def close_sessions(self) -> None:
         """Secret states are in no export, so an import leaves none."""
-        for release in self.releases.values():
+        for name, release in self.releases.items():
+            if release.kind == "session":
+                self.keys.discard((name, 0))
             release.secret_digest = None
             release.state = "closed" if release.state == "open" else release.state
 

@@ -21,11 +21,16 @@ from dpflow.ledger.storage.statements import Prepared, Transaction
 ENTRIES = Prepared(sa.select(schema.entry).order_by(schema.entry.c.seq))
 RELEASES = Prepared(sa.select(schema.release, schema.key.c.wrapped).outerjoin(schema.key, WITH_KEY))
 _META = Prepared(sa.select(schema.meta))
+_KEYS = Prepared(sa.select(schema.key))
 _NODES = Prepared(sa.select(schema.node))
 _CHANGED = {
     "result_digest": "the result of release {id} is not the one that was settled",
     "secret_digest": "the state of session {id} is not the one its last answer left",
 }
+
+
+def _open_key(cipher: Cipher, row: Any) -> object:
+    return cipher.open_key(*row)
 
 
 def _open_result(cipher: Cipher, row: Any) -> str:
@@ -69,6 +74,7 @@ class TableCheck:
         # Values of a type that no ledger writes: the comparison has told which row holds them.
         except TypeError:
             items = []
+        self._compare_keys()
         if not self.problems:
             self._compare_nodes(items)
         return self.problems
@@ -183,6 +189,22 @@ class TableCheck:
     def _tell(self, sentence: str, key: Any) -> None:
         shown = "/".join(map(str, filter(None, key))) if isinstance(key, tuple) else key
         self.problems.append(sentence.format(shown))
+
+    def _compare_keys(self) -> None:
+        """Every key opens something or did. What is stored was opened with its own."""
+        expected = self._expected.keys
+        for row in self._transaction.stream(_KEYS):
+            name = row.release_id, row.version
+            known = name in expected
+            expected.discard(name)
+            release = self._expected.releases.get(row.release_id)
+            # The first state of a session is gone with the first answer; its key is still there.
+            if known and row.version == 0 and release is not None and release.version:
+                known = not self._is_other(_open_key, row)
+            if not known:
+                self._tell("the key of {} is not one that this ledger made", name)
+        for name in sorted(expected):
+            self._tell("the key of {} is gone", name)
 
     def _compare_nodes(self, items: list[str]) -> None:
         """The rows are right here, so a root or node that they do not give was changed."""

@@ -84,7 +84,9 @@ def make_session(row: Any, secret: str | None) -> SessionRecord:
     )
 
 
-def stored_answer(cipher: Cipher, state: LedgerState, session_id: str, query: str) -> AnswerRecord | None:
+def stored_answer(
+    cipher: Cipher, state: LedgerState, session_id: str, query: str
+) -> AnswerRecord | None:
     """The answer this query got, or None."""
     if state.find(schema.answer, session_id=session_id, query=query) is None:
         return None
@@ -180,7 +182,9 @@ def _advance_session(
     writer.add_entry("answer", row.scope, row.id, asker, body)
 
 
-def list_batches(cipher: Cipher, state: LedgerState, session_id: str, after: int) -> list[dict[str, Any]]:
+def list_batches(
+    cipher: Cipher, state: LedgerState, session_id: str, after: int
+) -> list[dict[str, Any]]:
     """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is
     missing.
     """

@@ -277,8 +277,7 @@ def result_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def batch_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = [line for line in lines if line["line"] == "answers"]
-    return found
+    return next(line for line in lines if line["line"] == "answer")
 
 
 FORGERIES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
@@ -297,8 +296,8 @@ FORGERIES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
         }
     ),
     "no result": lambda lines: lines.remove(result_of(lines)),
-    "another answer": lambda lines: batch_of(lines)["answers"].update(a='{"y":2}'),
-    "one answer more": lambda lines: batch_of(lines)["answers"].update(c='{"y":3}'),
+    "another answer": lambda lines: batch_of(lines).update(answer='{"y":2}'),
+    "one answer more": lambda lines: lines.append(batch_of(lines) | {"query": "c"}),
     "no answers": lambda lines: lines.remove(batch_of(lines)),
     "another version": lambda lines: lines[0].update(schema="1"),
     "no header": lambda lines: lines.pop(0),

@@ -181,19 +181,13 @@ def test_a_session_cannot_be_set_back(used, place, ask, column):
         "DELETE FROM dpflow_answer",
     )
     for version in (0, 1):
-        with pytest.raises(
-            LedgerCorrupt, match="not the one its last answer left|not what the newest entry"
-        ):
+        with pytest.raises(LedgerCorrupt, match="not the one its last answer left|not what"):
             used.answer(
                 held.session_id, query="two", expected_version=version, state={"left": 8}, answer={}
             )
-    with pytest.raises(
-        LedgerCorrupt, match="not the one its last answer left|not what the newest entry"
-    ):
+    with pytest.raises(LedgerCorrupt, match="not the one its last answer left|not what"):
         used.session(held.session_id)
-    with pytest.raises(
-        LedgerCorrupt, match="not the one its last answer left|not what the newest entry"
-    ):
+    with pytest.raises(LedgerCorrupt, match="not the one its last answer left|not what"):
         used.open_session(ask.key("other"), **ask.terms(), state={"left": 9}, exclusive=False)
 
 
@@ -227,9 +221,7 @@ def test_a_closed_session_cannot_be_opened_again(used, place, ask, tmp_path, end
     place.sql(
         f"UPDATE dpflow_release SET state = 'open', secret = '{{\"left\":9}}' WHERE id = '{held.session_id}'"
     )
-    with pytest.raises(
-        LedgerCorrupt, match="not the one its last answer left|not what the newest entry"
-    ):
+    with pytest.raises(LedgerCorrupt, match="not the one its last answer left|not what"):
         used.session(held.session_id)
 
 
