@@ -20,6 +20,7 @@ KEYS = {
     "name",
     "scope",
     "id",
+    "release_id",
     "run",
     "instance",
     "session_id",
