@@ -361,7 +361,7 @@ class Ledger:
                     else releases.take_over(writer, row, ask.principal)
                 )
             fault_points.pass_point("reserve.before-commit")
-        if reservation.attempt > 1 and not reservation.settled:
+        if any(held.attempt > 1 and not held.settled for held in reservations.values()):
             self._database.empty_log()
         fault_points.pass_point("reserve.after-commit")
         return [reservations[ask.key] for ask in asks]
@@ -900,7 +900,10 @@ class Ledger:
         beside = Path(named or f"{database.path}.anchor")
         if version in schema.UPGRADABLE:
             ledger._anchor = Anchor(beside)
+            ledger._cipher = Cipher(ledger._anchor)
             ledger._upgrade_tables(version, principal)
+            # Pages that the old rows have left hold results and states in the clear.
+            database.empty_log(rewrite=True)
         # Also after an upgrade that was killed right before it.
         if not named and (beside / "key").exists():
             Anchor(beside).move_default()
@@ -921,7 +924,7 @@ class Ledger:
             if meta.get("schema") != version:
                 return
             self._anchor.complete()
-            number, root = migrations.upgrade_tables(transaction, self._anchor, self._seal_state)
+            number, root = migrations.upgrade_tables(transaction, self._cipher, self._seal_state)
             rows = [{"name": name, "value": value} for name, value in self._meta_values().items()]
             transaction.many(_META, rows)
             writer.state.root = root

@@ -12,9 +12,8 @@ from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.audit import export, verify
 from dpflow.ledger.audit.export import Exported
 from dpflow.ledger.audit.recheck import recheck_entries
-from dpflow.ledger.books.records import stored_json
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.anchor import Anchor
+from dpflow.ledger.history.cipher import Cipher
 from dpflow.ledger.storage.statements import Transaction
 
 _TABLES = ("meta", "scope", "account", "release", "data", "slot", "answer", "entry")
@@ -26,7 +25,7 @@ _FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "pre
 
 
 def upgrade_tables(
-    transaction: Transaction, anchor: Anchor, seal: Callable[[str], str]
+    transaction: Transaction, cipher: Cipher, seal: Callable[[str], str]
 ) -> tuple[int, str]:
     """Rewrite the tables of a version-5 ledger; returns the number of entries and the root of what
     is there now.
@@ -38,7 +37,7 @@ def upgrade_tables(
         LedgerCorrupt: the old ledger does not verify; nothing is changed.
     """
     exported, secrets = _read_tables(transaction)
-    auditor = chain.Auditor(anchor)
+    auditor = chain.Auditor(cipher.anchor)
     rows = (verify.ENTRIES.row(**entry) for entry in exported.entries)
     expected = recheck_entries(auditor.pass_entries(rows), whole=True)
     wrong = [*auditor.problems, *expected.problems]
@@ -56,7 +55,9 @@ def upgrade_tables(
     if transaction.dialect == "postgresql":
         transaction.text("DROP FUNCTION dpflow_append_only() CASCADE")
     transaction.create_tables()
-    return len(exported.entries), export.fill_tables(transaction, expected, exported, secrets)
+    return len(exported.entries), export.fill_tables(
+        transaction, cipher, expected, exported, secrets
+    )
 
 
 def _read_tables(transaction: Transaction) -> tuple[Exported, dict[str, str]]:
@@ -69,14 +70,8 @@ def _read_tables(transaction: Transaction) -> tuple[Exported, dict[str, str]]:
             exported.results[name] = result
         if secret is not None:
             secrets[name] = secret
-    batches = {
-        (entry["release_id"], stored_json(entry["body"]).get("version"))
-        for entry in entries
-        if entry["kind"] == "answer" and "answers" in stored_json(entry["body"])
-    }
-    for session, query, version, answer in transaction.text(
-        "SELECT session_id, query, version, answer FROM dpflow_answer"
+    for session, query, answer in transaction.text(
+        "SELECT session_id, query, answer FROM dpflow_answer"
     ):
-        if (session, version) in batches:
-            exported.batches.setdefault((session, version), {})[query] = answer
+        exported.answers[session, query] = answer
     return exported, secrets
