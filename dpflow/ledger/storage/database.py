@@ -20,6 +20,7 @@ import sqlite3
 import stat
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -244,9 +245,14 @@ class Database:
             try:
                 if rewrite:
                     connection.driver_connection.execute("VACUUM")
-                ((busy, _, _),) = connection.driver_connection.execute(
-                    "PRAGMA wal_checkpoint(TRUNCATE)"
-                )
+                busy, end = 1, time.monotonic() + _PATIENCE
+                # SQLite waits for readers and writers, but not for another who does the same.
+                while busy and time.monotonic() < end:
+                    ((busy, _, _),) = connection.driver_connection.execute(
+                        "PRAGMA wal_checkpoint(TRUNCATE)"
+                    )
+                    if busy:
+                        time.sleep(0.005)
             finally:
                 connection.close()
         except _driver_errors() as error:
