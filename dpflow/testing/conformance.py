@@ -32,6 +32,11 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
 )
 from dpflow.errors import InvalidInput
+from dpflow.testing.exact_checks import (
+    guarantee_holds_exactly,
+    randomness_has_a_law,
+    tiny_examples,
+)
 from dpflow.testing.examples import (
     AnyMechanism,
     Example,
@@ -86,9 +91,13 @@ def _bind_rules(
     about = f"{mechanism.name}: class_describes_itself"
     yield Check(about, partial(class_describes_itself, mechanism))
     for number, example in enumerate(examples or examples_for(mechanism)):
-        for rule in rules:
+        for rule in (*rules, guarantee_holds_exactly) if examples else rules:
             name = f"{mechanism.name}: {rule.__name__} [{number} {example.table.neighbours}]"
             yield Check(name, partial(rule, mechanism, example))
+    # Standard parameters plan on tables that are small enough for an enumeration, too.
+    for number, example in enumerate(() if examples else tiny_examples(mechanism)):
+        name = f"{mechanism.name}: guarantee_holds_exactly [{number} {example.table.neighbours}]"
+        yield Check(name, partial(guarantee_holds_exactly, mechanism, example))
 
 
 def class_describes_itself(mechanism: AnyMechanism) -> None:
@@ -234,6 +243,7 @@ SHARED = (
     bad_amounts_are_errors,
     bad_columns_are_errors,
     request_is_within_bounds,
+    randomness_has_a_law,
 )
 
 

@@ -9,12 +9,15 @@ less than ``tail`` is left of each number.
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from itertools import permutations
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +33,10 @@ from dpflow.testing.neighbours import answer_fingerprint
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 
+#: Values of one number of noise, and numbers drawn at once, at most.
+WIDEST = 1000
+
+
 class NotEnumerable(Exception):
     """The code takes raw words, or has more paths than allowed."""
 
@@ -37,13 +44,15 @@ class NotEnumerable(Exception):
 class Enumerator(Source):
     """A source that follows a scripted path, and takes the first alternative beyond its end."""
 
-    def __init__(self, path: Sequence[int], tail: float) -> None:
-        self.path, self.tail = list(path), tail
+    def __init__(self, path: Sequence[int], tail: float, end: float = math.inf) -> None:
+        self.path, self.tail, self.end = list(path), tail, end
         self.sizes: list[int] = []
         self.weight = 1.0
 
     def pick(self, law: Mapping[int, float]) -> int:
         """The next choice, by a law over integers."""
+        if time.thread_time() > self.end:
+            raise NotEnumerable("the time for the enumeration is over")
         step, items = len(self.sizes), list(law.items())
         # Beyond the script the first alternative, which makes the order depth-first.
         if step == len(self.path):
@@ -77,14 +86,28 @@ class Enumerator(Source):
 
 
 def enumerate_outputs(
-    draw: Callable[[Source], Outcome], tail: float = exact_divergence.TAIL, paths: int = 500_000
+    draw: Callable[[Source], Outcome],
+    tail: float = exact_divergence.TAIL,
+    paths: int = 500_000,
+    seconds: float = math.inf,
 ) -> dict[Outcome, float]:
-    """Every outcome of ``draw`` with its probability. Raises `NotEnumerable`."""
+    """Every outcome of ``draw`` with its probability.
+
+    Args:
+        draw: takes all of its randomness from the source that it is given.
+        tail: probability that each number of noise may leave out.
+        paths: how many random paths there may be.
+        seconds: CPU time of this thread that may pass.
+
+    Raises:
+        NotEnumerable: raw words were drawn, or a limit was reached.
+    """
     law: dict[Outcome, float] = defaultdict(float)
     path: list[int] = []
+    end = time.thread_time() + seconds
     with _patch_samplers():
         for _ in range(paths):
-            source = Enumerator(path, tail)
+            source = Enumerator(path, tail, end)
             outcome = draw(source)
             law[outcome] += source.weight
             following = source.next_path()
@@ -128,6 +151,9 @@ def _repeat_law(
     law: Callable[[Fraction, float], Mapping[int, float]],
 ) -> Callable[[Any, int, Enumerator], Any]:
     def sample_vector(scale: Any, size: int, source: Enumerator) -> Any:
+        # Of sigma^2 or a scale: either way there are at least so many values.
+        if math.sqrt(scale) > WIDEST or size > WIDEST:
+            raise NotEnumerable(f"{size} numbers of noise at scale {float(scale):.3g} are too many")
         one = law(Fraction(scale), source.tail)
         return np.array([source.pick(one) for _ in range(size)], dtype=np.int64)
 
@@ -189,25 +215,47 @@ _LAWS: dict[str, Callable[..., Any]] = {
 }
 
 
+def register_law(sampler: Callable[..., Any], law: Callable[..., Any]) -> None:
+    """State the law of a sampler that takes raw words, so that the exact check can follow it.
+
+    Args:
+        sampler: a function whose last argument is the source.
+        law: takes the same arguments, the source being an `Enumerator`, and makes every choice by
+            ``source.pick({value: probability, ...})``.
+    """
+    _REGISTERED[sampler] = law
+
+
+def is_sampler(code: CodeType) -> bool:
+    """Whether this is the code of a sampler whose law is stated."""
+    return code.co_filename == samplers.__file__ or any(
+        sampler.__code__ is code for sampler in _REGISTERED
+    )
+
+
+_REGISTERED: dict[Any, Callable[..., Any]] = {}
+
+
 @contextmanager
 def _patch_samplers() -> Iterator[None]:
     """Every module that imported a sampler by name gets one that also understands an `Enumerator`."""
-    real = {name: getattr(samplers, name) for name in _LAWS}
+    laws = {getattr(samplers, name): law for name, law in _LAWS.items()} | _REGISTERED
+    names = {sampler.__name__ for sampler in laws}
     patched = [
-        (module, name)
+        (module, name, vars(module)[name])
         for module in list(sys.modules.values())
         # One look at the names: thousands of modules are loaded, few hold a sampler.
-        for name in real.keys() & getattr(module, "__dict__", {}).keys()
-        if vars(module)[name] is real[name]
+        for name in names & getattr(module, "__dict__", {}).keys()
+        if isinstance(vars(module)[name], FunctionType) and vars(module)[name] in laws
     ]
     # Modules import samplers by name, so patching `samplers` alone would reach nobody.
-    for module, name in patched:
-        setattr(module, name, _draw_or_enumerate(real[name], _LAWS[name]))
+    for module, name, real in patched:
+        setattr(module, name, _draw_or_enumerate(real, laws[real]))
     try:
         yield
     finally:
-        for module, name in patched:
-            setattr(module, name, real[name])
+        for module, name, real in patched:
+            setattr(module, name, real)
 
 
 def _draw_or_enumerate(real: Callable[..., Any], law: Callable[..., Any]) -> Callable[..., Any]:

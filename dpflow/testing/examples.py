@@ -136,7 +136,14 @@ def examples_for(
     """Examples from the standard names. Raises `InvalidInput` if a required field has another name."""
     fields = mechanism.Params.model_fields
     unknown = [name for name, info in fields.items() if info.is_required() and name not in VALUES]
-    queries = _fill_queries(mechanism.Query) if isinstance(mechanism, InteractiveMechanism) else ()
+    queries: tuple[dict[str, Any], ...] = ()
+    if isinstance(mechanism, InteractiveMechanism):
+        required = mechanism.Query.model_fields.items()
+        unknown += [n for n, i in required if i.is_required() and n not in QUERY_VALUES]
+        queries = _fill_queries(mechanism.Query)
+        # Checks of a session without a question would check nothing.
+        if not queries:
+            unknown += [*mechanism.Query.model_fields][:1]
     examples: list[Example] = []
     for fillings in () if unknown else _fill_params(mechanism.Params):
         for table in tables:
@@ -158,7 +165,9 @@ def examples_for(
             if unknown
             else "no standard parameters plan"
         )
-        raise InvalidInput(f"{mechanism.name}: {hint}; pass examples=[Example(table, params), ...]")
+        raise InvalidInput(
+            f"{mechanism.name}: {hint}; pass examples=[Example(table, params, queries), ...]"
+        )
     return examples
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import hashlib
 import io
 import logging
+import os
 import random
 import secrets
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -98,13 +102,37 @@ def forbid_hidden_randomness() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def capture_output() -> Iterator[Callable[[], str]]:
-    """Catch what the block prints and logs; the value is a function that returns it."""
+    """Catch what the block prints, logs and warns of, and the files it opens; the value is a
+    function that returns it.
+    """
     captured, root = io.StringIO(), logging.getLogger()
     handler, level = logging.StreamHandler(captured), root.level
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)  # a debug line with rows in it leaks as well as a warning
+
+    def note_call(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            # An import reads modules, which says nothing about rows.
+            if "importlib" not in sys._getframe(1).f_code.co_filename:
+                captured.write(f"{name} was called")
+            return real(*args, **named)
+
+        return call
+
     try:
-        with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(captured))
+            stack.enter_context(contextlib.redirect_stderr(captured))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("always")
+            stack.enter_context(
+                mock.patch.object(
+                    warnings, "showwarning", lambda message, *_: captured.write(str(message))
+                )
+            )
+            for module, name in ((builtins, "open"), (io, "open"), (os, "open")):
+                fake = note_call(f"{module.__name__}.{name}", getattr(module, name))
+                stack.enter_context(mock.patch.object(module, name, fake))
             yield captured.getvalue
     finally:
         root.setLevel(level)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
-from dpflow.core.contract.requests import Answer
+from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.sampling.randomness import Source, SystemSource
-from dpflow.testing.audit import affordable_draws, audit_with_confirmation
+from dpflow.testing.audit import (
+    SUSPICION,
+    affordable_draws,
+    audit_pair,
+    audit_with_confirmation,
+)
 from dpflow.testing.examples import (
     Example,
+    make_groups,
     neighbouring_answers,
     plan_mechanism,
     possible_answers,
@@ -30,6 +37,12 @@ from dpflow.testing.harness import (
 )
 
 Interactive = InteractiveMechanism[Any, Any]
+#: Answers a data request, on one of two neighbouring tables.
+Pick = Callable[[Any], Answer]
+#: An adversary: the next query, from the verdicts so far, or None to stop.
+Game = Callable[[Sequence[Any], Sequence[str]], Any]
+#: Questions of a game.
+LONGEST = 30
 #: Sessions per side of an audit.
 DRAWS = 1200
 #: CPU seconds of an audit of one pair of neighbours.
@@ -54,17 +67,45 @@ class MemorySession:
         self.state, self.closed = round_trip(state), verdict.closed
         return verdict
 
-    def transcript(self, pick: Callable[[Any], Answer]) -> tuple[str, ...]:
-        """All verdicts as JSON, padded after the session closed; ``pick`` answers each request."""
-        verdicts = []
-        for query in self.queries:
-            if not self.closed:
-                verdict = self.ask_query(
-                    query, pick(self.mechanism.data_request(self.params, query, self.table))
-                )
-                verdicts.append(json.dumps([verdict.body, verdict.closed], sort_keys=True))
+    def transcript(self, pick: Pick, game: Game | None = None) -> tuple[str, ...]:
+        """All verdicts as JSON, padded after the session closed.
+
+        Args:
+            pick: answers each data request.
+            game: chooses each query from the verdicts so far; by default they come in order.
+        """
+        play = game or play_in_order
+        verdicts: list[str] = []
+        while not self.closed and (query := play(self.queries, verdicts)) is not None:
+            request = self.mechanism.data_request(self.params, query, self.table)
+            verdict = self.ask_query(query, pick(request))
+            verdicts.append(json.dumps([verdict.body, verdict.closed], sort_keys=True))
         # Padding makes transcripts as long as each other, which the audit needs.
-        return tuple(verdicts + ["closed"] * (len(self.queries) - len(verdicts)))
+        longest = len(self.queries) if game is None else LONGEST
+        return tuple(verdicts + ["closed"] * (longest - len(verdicts)))
+
+
+def play_in_order(queries: Sequence[Any], verdicts: Sequence[str]) -> Any:
+    """Each query once."""
+    return queries[len(verdicts)] if len(verdicts) < len(queries) else None
+
+
+def list_games(queries: int) -> list[Game]:
+    """Adversaries of `LONGEST` questions: one query again and again; all in turn; and another one
+    after each change of the verdict.
+    """
+
+    def repeat_query(at: int) -> Game:
+        return lambda queries, verdicts: queries[at] if len(verdicts) < LONGEST else None
+
+    def take_turns(queries: Sequence[Any], verdicts: Sequence[str]) -> Any:
+        return queries[len(verdicts) % len(queries)] if len(verdicts) < LONGEST else None
+
+    def follow_changes(queries: Sequence[Any], verdicts: Sequence[str]) -> Any:
+        changes = sum(one != other for one, other in itertools.pairwise(verdicts))
+        return queries[changes % len(queries)] if len(verdicts) < LONGEST else None
+
+    return [*map(repeat_query, range(min(queries, 3))), take_turns, follow_changes]
 
 
 def round_trip(state: State) -> State:
@@ -163,28 +204,71 @@ def event_covers_the_session(mechanism: Interactive, example: Example) -> None:
 
 
 def guarantee_survives_audit(mechanism: Interactive, example: Example) -> None:
-    """Transcripts on neighbouring tables do not refute the event of the whole session."""
-    _, event = plan_mechanism(mechanism, example.table, example.params)
-    epsilon, delta = epsilon_delta(event)
+    """Transcripts on neighbouring tables do not refute the event of the whole session, whatever is
+    asked, and however often.
+    """
+    epsilon, delta = epsilon_delta(plan_mechanism(mechanism, example.table, example.params)[1])
     source = SystemSource()
-    params = validate_model(mechanism.Params, example.params)
-    first = mechanism.data_request(
-        params, validate_model(mechanism.Query, example.queries[0]), example.table
-    )
+    sides = neighbouring_sides(mechanism, example)
     # Each pair is audited over whole sessions: the loss adds up over answers.
-    for number in range(len(neighbouring_answers(first, example.table))):
-        # ``number`` is bound now: a closure over the loop's variable would see its last value.
-        def session_sampler(side: int, number: int = number) -> Callable[[], tuple[str, ...]]:
-            def pick_answer(request: Any) -> Answer:
-                return neighbouring_answers(request, example.table)[number][side]
+    for number, picks in enumerate(sides):
+        seconds = SECONDS / len(sides)
 
-            return lambda: MemorySession(mechanism, example, source).transcript(pick_answer)
+        def bind_game(
+            game: Game | None, picks: Sequence[Pick] = picks
+        ) -> list[Callable[[], tuple[str, ...]]]:
+            def bind_side(pick: Pick) -> Callable[[], tuple[str, ...]]:
+                return lambda: MemorySession(mechanism, example, source).transcript(pick, game)
 
-        draws = affordable_draws(session_sampler(0), DRAWS, SECONDS)
-        audit = audit_with_confirmation(
-            session_sampler(0), session_sampler(1), epsilon, delta, draws=draws
-        )
+            return [bind_side(pick) for pick in picks]
+
+        # A short audit of each game chooses the one that gains most; its draws are not used again.
+        games = [None, *list_games(len(example.queries))]
+        gains = []
+        for game in games:
+            a, b = bind_game(game)
+            draws = affordable_draws(a, DRAWS // 6, seconds / 2 / len(games))
+            gains.append(
+                audit_pair(a, b, epsilon, delta, draws=draws, confidence=SUSPICION).lower_epsilon
+            )
+        a, b = bind_game(games[gains.index(max(gains))])
+        draws = affordable_draws(a, DRAWS, seconds / 2)
+        audit = audit_with_confirmation(a, b, epsilon, delta, draws=draws)
         require(audit.passed, f"neighbouring answers {number}: {audit}")
+
+
+def neighbouring_sides(mechanism: Interactive, example: Example) -> list[tuple[Pick, Pick]]:
+    """Pairs of neighbouring tables as functions from a request to its exact answer."""
+    params = validate_model(mechanism.Params, example.params)
+    requests = [
+        mechanism.data_request(params, validate_model(mechanism.Query, query), example.table)
+        for query in example.queries
+    ]
+
+    def pick_numbered(number: int, side: int) -> Pick:
+        return lambda request: neighbouring_answers(request, example.table)[number][side]
+
+    sides = [
+        (pick_numbered(number, 0), pick_numbered(number, 1))
+        for number in range(len(neighbouring_answers(requests[0], example.table)))
+    ]
+    keys = [
+        request.keys[0]
+        for request in requests
+        if isinstance(request, GroupedSums) and request.by is not None and request.keys
+    ]
+    if example.table.neighbours == "replace" and len(set(keys)) > 1:
+        # A replaced unit leaves the first key's group for the others.
+        def pick_moved(there: bool) -> Pick:
+            def answer_count(request: GroupedSums) -> Answer:
+                here = (request.keys or ("",))[0] == keys[0]
+                rows = 4 * request.rows_per_group + request.rows_per_group * (here == there)
+                return make_groups(request, request.keys or ("",), rows)
+
+            return answer_count
+
+        sides.append((pick_moved(True), pick_moved(False)))
+    return sides
 
 
 SESSION = (
