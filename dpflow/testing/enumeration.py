@@ -161,13 +161,20 @@ def _repeat_law(
 
 
 def _pick_truncated(scale: Any, radius: int, size: int, source: Enumerator) -> Any:
+    _require_few(radius)
     return _repeat_law(lambda b, _: exact_divergence.truncated_laplace(b, radius))(
         scale, size, source
     )
 
 
+def _require_few(alternatives: int, most: int = 10 * WIDEST) -> None:
+    if alternatives > most:
+        raise NotEnumerable(f"a choice among {alternatives} is too wide to enumerate")
+
+
 def _pick_ring(n: int, source: Enumerator) -> Any:
     """Each circle once: it starts with 0 and goes round towards the smaller of its neighbours."""
+    _require_few(n, 9)
     circles = [
         (0, *rest)[:n] for rest in permutations(range(1, n)) if not rest or rest[0] <= rest[-1]
     ]
@@ -178,14 +185,17 @@ def _pick_ring(n: int, source: Enumerator) -> Any:
 def _pick_interval(
     lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source: Enumerator
 ) -> int:
+    _require_few(len(costs))
     return source.pick(exact_divergence.exponential_choice(lengths, costs, rate))
 
 
 def _permute_and_flip(costs: Any, rate: Fraction, source: Enumerator) -> int:
+    _require_few(len(costs), 12)
     return source.pick(exact_divergence.permute_and_flip(np.asarray(costs).tolist(), rate))
 
 
 def _choose_rows(costs: Any, rate: Fraction, source: Enumerator) -> Any:
+    _require_few(np.asarray(costs).size)
     rows = [
         source.pick(exact_divergence.exponential_choice([1] * len(row), row, rate))
         for row in np.asarray(costs).tolist()
@@ -194,6 +204,7 @@ def _choose_rows(costs: Any, rate: Fraction, source: Enumerator) -> Any:
 
 
 def _pick_uniform(n: int, size: int, source: Enumerator) -> Any:
+    _require_few(size)
     return np.array([source.draw_below(n) for _ in range(size)], dtype=np.int64)
 
 

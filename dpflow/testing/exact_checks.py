@@ -8,20 +8,23 @@ chance. Samplers are taken at their stated laws; they have tests of their own.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.interactive import InteractiveMechanism, State
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
 from dpflow.errors import InvalidInput
-from dpflow.testing import exact_divergence
+from dpflow.testing import exact_divergence, harness
 from dpflow.testing.enumeration import NotEnumerable, enumerate_outputs, is_sampler
 from dpflow.testing.examples import (
     AnyMechanism,
@@ -31,6 +34,7 @@ from dpflow.testing.examples import (
     plan_mechanism,
     possible_answers,
     typical_answer,
+    validate_model,
 )
 from dpflow.testing.harness import epsilon_delta, require
 from dpflow.testing.neighbours import (
@@ -40,13 +44,24 @@ from dpflow.testing.neighbours import (
     possible_units,
     reference_answer,
 )
-from dpflow.testing.outcomes import freeze_outcome
-from dpflow.testing.session_checks import MemorySession, Pick, neighbouring_sides
+from dpflow.testing.outcomes import digest_outcome
+from dpflow.testing.session_checks import (
+    LONGEST,
+    Game,
+    MemorySession,
+    Pick,
+    list_games,
+    neighbouring_sides,
+)
 
 #: CPU seconds for all distributions of one example.
 SECONDS = 1.0
 #: What truncated noise may add to a computed delta.
-SLACK = 2e-4
+SLACK = 1e-6
+#: The same for sessions, whose many questions each leave a tail out.
+SESSION_TAIL, SESSION_SLACK = 1e-7, 5e-4
+#: States times transcripts of a session, at most.
+MOST_PATHS = 200_000
 #: Pairs of neighbouring tables with the same number of other units, at most.
 PAIRS = 40
 #: Much noise has many values, and little noise shows a wrong scale best.
@@ -99,6 +114,7 @@ class ExactComparison:
         epsilon_found: the least epsilon that they keep at delta.
         pairs: neighbouring answers that were compared; 0 if none could be enumerated.
         obstacle: why some could not, or "".
+        passed: whether no pair refutes the guarantee; the tails that were left out are granted.
     """
 
     epsilon: float
@@ -107,11 +123,7 @@ class ExactComparison:
     epsilon_found: float
     pairs: int
     obstacle: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether no pair refutes the guarantee; the tails that were left out are granted."""
-        return self.delta_found <= self.delta + SLACK
+    passed: bool = True
 
 
 def tiny_examples(mechanism: AnyMechanism) -> list[Example]:
@@ -143,34 +155,35 @@ def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> 
     epsilon, delta = epsilon_delta(event)
     # A tail counts e^epsilon times.
     tail = SLACK / 20 * math.exp(-min(epsilon, 40))
-    end = time.thread_time() + seconds
-    laws: dict[Any, dict[Hashable, float]] = {}
     worst_delta, worst_epsilon, pairs, obstacle = 0.0, 0.0, 0, ""
-    for draws in _list_pairs(mechanism, example, params):
-        try:
-            for name, draw in draws:
-                # One enumeration per distinct answer: most of the time goes there.
-                if name not in laws:
-                    laws[name] = enumerate_outputs(
-                        draw, tail=tail, seconds=end - time.thread_time()
-                    )
-        except NotEnumerable as error:
-            obstacle = str(error)
-            break
-        first, second = (laws[name] for name, _ in draws)
-        pairs += 1
-        worst_delta = max(worst_delta, exact_divergence.divergence(first, second, epsilon))
-        # Only a pair that is worse than all before is worth the search for its epsilon.
-        if exact_divergence.divergence(first, second, worst_epsilon) > delta + SLACK:
-            worst_epsilon = exact_divergence.smallest_epsilon(first, second, delta + SLACK)
-    return ExactComparison(epsilon, delta, worst_delta, worst_epsilon, pairs, obstacle)
+    end = time.thread_time() + seconds
+    laws = (
+        _session_laws(mechanism, example, params, max(tail, SESSION_TAIL), end)
+        if isinstance(mechanism, InteractiveMechanism)
+        else _release_laws(mechanism, example, params, tail, end)
+    )
+    slack = SLACK if isinstance(mechanism, Mechanism) else SESSION_SLACK
+    try:
+        for first, second in laws:
+            pairs += 1
+            worst_delta = max(worst_delta, exact_divergence.divergence(first, second, epsilon))
+            # Only a pair that is worse than all before is worth the search for its epsilon.
+            if exact_divergence.divergence(first, second, worst_epsilon) > delta + slack:
+                worst_epsilon = exact_divergence.smallest_epsilon(first, second, delta + slack)
+            if worst_delta > delta + slack:
+                break  # refuted
+    except NotEnumerable as error:
+        obstacle = str(error)
+    return ExactComparison(
+        epsilon, delta, worst_delta, worst_epsilon, pairs, obstacle, worst_delta <= delta + slack
+    )
 
 
 def guarantee_holds_exactly(mechanism: AnyMechanism, example: Example) -> None:
     """Output distributions on neighbouring tables keep the event's (epsilon, delta), over the
     whole result.
     """
-    found = compare_exactly(mechanism, example)
+    found = compare_exactly(mechanism, example, SECONDS * harness.effort)
     require(
         found.passed,
         f"at epsilon {found.epsilon:g} the output distributions need delta {found.delta_found:.4g}, "
@@ -238,30 +251,34 @@ def _widen_epsilon(mechanism: AnyMechanism, example: Example) -> Iterator[dict[s
     yield dict(example.params)
 
 
-Draw = Callable[[Source], Hashable]
+Law = Mapping[Hashable, float]
 
 
-def _list_pairs(
-    mechanism: AnyMechanism, example: Example, params: Any
-) -> Iterator[list[tuple[Any, Draw]]]:
-    """Neighbouring answers, each with a name and what draws its outcome; equal ones are left out."""
-    if isinstance(mechanism, InteractiveMechanism):
-        yield from _session_pairs(mechanism, example)
-        return
+def _release_laws(
+    mechanism: Mechanism[Any], example: Example, params: Any, tail: float, end: float
+) -> Iterator[tuple[Law, Law]]:
+    """Output distributions on neighbouring answers; equal answers are left out."""
     request = mechanism.data_request(params, example.table)
+    laws: dict[Any, Law] = {}
 
-    def bind_draw(answer: Answer) -> tuple[Any, Draw]:
-        return answer_fingerprint(answer), lambda source: freeze_outcome(
-            mechanism.draw(params, example.table, answer, source)
-        )
+    def output_law(name: Any, answer: Answer) -> Law:
+        # One enumeration per distinct answer: most of the time goes there.
+        if name not in laws:
+            laws[name] = enumerate_outputs(
+                lambda source: digest_outcome(
+                    mechanism.draw(params, example.table, answer, source)
+                ),
+                tail=tail,
+                seconds=end - time.thread_time(),
+            )
+        return laws[name]
 
     compared: set[frozenset[Any]] = set()
     for pair in _neighbouring_pairs(request, example.table):
-        draws = [bind_draw(answer) for answer in pair]
-        names = frozenset(name for name, _ in draws)
-        if len(names) == 2 and names not in compared:
-            compared.add(names)
-            yield draws
+        names = [answer_fingerprint(answer) for answer in pair]
+        if names[0] != names[1] and frozenset(names) not in compared:
+            compared.add(frozenset(names))
+            yield output_law(names[0], pair[0]), output_law(names[1], pair[1])
 
 
 def _neighbouring_pairs(request: Any, table: Table) -> Iterator[tuple[Answer, Answer]]:
@@ -298,20 +315,84 @@ def _measure_distance(pair: tuple[SmallTable, SmallTable]) -> int:
     return sum(abs(totals[0][name] - totals[1][name]) for name in totals[0])
 
 
-def _session_pairs(
-    mechanism: InteractiveMechanism[Any, Any], example: Example
-) -> Iterator[list[tuple[Any, Draw]]]:
-    """Transcripts of the first two queries, of the first one asked twice, and of all."""
-    for queries in ([*example.queries[:1]] * 2, [*example.queries[:2]], [*example.queries]):
-        short = replace(example, queries=queries)
-        for number, picks in enumerate(neighbouring_sides(mechanism, short)):
-            yield [
-                ((str(queries), number, side), _bind_transcript(mechanism, short, pick))
-                for side, pick in enumerate(picks)
-            ]
+def _session_laws(
+    mechanism: InteractiveMechanism[Any, Any],
+    example: Example,
+    params: Any,
+    tail: float,
+    end: float,
+) -> Iterator[tuple[Law, Law]]:
+    """Distributions of whole transcripts: every game on all neighbours, one question more in each
+    round, as long as time allows.
+    """
+    queries = [validate_model(mechanism.Query, query) for query in example.queries]
+    walks = [
+        [
+            _walk_session(mechanism, example, params, queries, game, pick, tail, end)
+            for pick in picks
+        ]
+        for picks in neighbouring_sides(mechanism, example)
+        for game in list_games(len(queries))
+    ]
+    for _ in range(LONGEST):
+        for walk in walks:
+            first, second = (next(side) for side in walk)
+            yield first, second
 
 
-def _bind_transcript(
-    mechanism: InteractiveMechanism[Any, Any], example: Example, pick: Pick
-) -> Draw:
-    return lambda source: MemorySession(mechanism, example, source).transcript(pick)
+def _walk_session(
+    mechanism: InteractiveMechanism[Any, Any],
+    example: Example,
+    params: Any,
+    queries: Sequence[Any],
+    game: Game,
+    pick: Pick,
+    tail: float,
+    end: float,
+) -> Iterator[Law]:
+    """The distribution of transcripts after each question.
+
+    What a session does next depends on its state alone, and a state is JSON: so paths that lead to
+    one state are merged, and long transcripts can be followed.
+    """
+    table, steps = example.table, dict[Any, Law]()
+
+    def enumerate_step(draw: Callable[[Source], Hashable]) -> Law:
+        return enumerate_outputs(draw, tail=tail, seconds=end - time.thread_time())
+
+    def advance_state(state: str, query: Any) -> Law:
+        answer = pick(mechanism.data_request(params, query, table))
+
+        def draw_step(source: Source) -> tuple[str, bool, str]:
+            verdict, after = mechanism.answer(
+                params, table, State(json.loads(state)), query, answer, source
+            )
+            body = json.dumps([verdict.body, verdict.closed], sort_keys=True)
+            return body, verdict.closed, json.dumps(after.data, sort_keys=True)
+
+        name = state, query.model_dump_json()
+        if name not in steps:
+            steps[name] = enumerate_step(draw_step)
+        return steps[name]
+
+    opened = enumerate_step(
+        lambda source: json.dumps(mechanism.open(params, table, source).data, sort_keys=True)
+    )
+    paths: dict[Any, float] = {(state, False, ()): mass for state, mass in opened.items()}
+    while True:
+        longer: dict[Any, float] = defaultdict(float)
+        for (state, closed, verdicts), mass in paths.items():
+            query = None if closed else game(queries, verdicts)
+            if query is None:
+                longer[state, closed, verdicts] += mass
+                continue
+            step: Mapping[Any, float] = advance_state(state, query)
+            for (body, closes, after), share in step.items():
+                longer[after, closes, (*verdicts, body)] += mass * share
+        paths = longer
+        if len(paths) > MOST_PATHS:
+            raise NotEnumerable(f"a session has more than {MOST_PATHS} paths")
+        transcripts: dict[Hashable, float] = defaultdict(float)
+        for (_, _, verdicts), mass in paths.items():
+            transcripts[verdicts] += mass
+        yield transcripts

@@ -25,6 +25,9 @@ import numpy as np
 from dpflow.core.accounting.events import Event
 from dpflow.core.sampling.randomness import RandomWords, Source
 
+#: How much longer than usual checks may look; see `spend_effort`.
+effort = 1.0
+
 #: Words hashed at once.
 BUFFER = 512
 
@@ -73,6 +76,17 @@ _MODULES: tuple[tuple[Any, str], ...] = (
     (secrets, "randbelow randbits token_bytes token_hex choice"),
     (time, "time time_ns monotonic perf_counter"),
 )
+
+
+@contextlib.contextmanager
+def spend_effort(factor: float) -> Iterator[None]:
+    """Let the checks inside draw and enumerate this many times longer: they see smaller mistakes."""
+    global effort
+    before, effort = effort, factor
+    try:
+        yield
+    finally:
+        effort = before
 
 
 @contextlib.contextmanager

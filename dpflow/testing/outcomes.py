@@ -6,6 +6,8 @@ are, their order, a row that comes twice, the document, the synthetic table. Not
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
@@ -19,9 +21,11 @@ Features = dict[Path, Hashable]
 MOST = 60
 
 
-def freeze_outcome(result: Result) -> Hashable:
-    """Everything in a result, hashable; equal only for results that print alike."""
-    return _freeze_json(result.to_json())
+def digest_outcome(result: Result) -> str:
+    """A digest of everything in a result, in order; equal only for results that print alike."""
+    # JSON writes 1, 1.0 and true differently, and a reader sees which one it is.
+    text = json.dumps(result.to_json(), allow_nan=False, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def list_features(result: Result) -> Features:
@@ -32,7 +36,7 @@ def list_features(result: Result) -> Features:
     the sums of columns and how often each value occurs. ``("all",)`` stands for the whole.
     """
     features: Features = {
-        ("all",): hash(freeze_outcome(result)),
+        ("all",): digest_outcome(result),
         ("order",): hash(tuple((row.key, row.measure) for row in result.rows)),
         ("rows",): len(result.rows),
     }
@@ -40,7 +44,7 @@ def list_features(result: Result) -> Features:
     for row in result.rows:
         name = row.key, row.measure
         features["row", *name, occurrences[name]] = row.value
-        features["error", *name, occurrences[name]] = row.error_95
+        features["error", *name, occurrences[name]] = row.half_width_95
         occurrences[name] += 1
     features |= {("document", *path): leaf for path, leaf in _list_leaves(result.document)}
     if result.synthetic is not None:
@@ -70,15 +74,6 @@ def choose_paths(samples: Iterable[Features]) -> list[Path]:
 def make_outcome(features: Features, paths: Iterable[Path]) -> tuple[Hashable, ...]:
     """The coordinates of one result; None where it has none of that name."""
     return tuple(features.get(path) for path in paths)
-
-
-def _freeze_json(value: Any) -> Hashable:
-    # By type: 1, 1.0 and True are equal, and a reader of JSON sees which one it is.
-    if isinstance(value, Mapping):
-        return "object", tuple((name, _freeze_json(item)) for name, item in value.items())
-    if isinstance(value, list | tuple):
-        return "list", tuple(map(_freeze_json, value))
-    return type(value).__name__, repr(value)
 
 
 def _list_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Hashable]]:

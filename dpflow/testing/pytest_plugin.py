@@ -11,8 +11,8 @@ from dpflow.testing.examples import AnyMechanism, Example
 from dpflow.testing.harness import StreamSource
 from dpflow.testing.scripted_sources import ScriptedSource
 
-#: What the names of black-box audits, which draw thousands of times, have in common.
-AUDIT = ": guarantee_survives_audit ["
+#: Checks that take seconds an example: black-box audits and enumerations.
+LONG = (": guarantee_survives_audit [", ": guarantee_holds_exactly [")
 
 
 def parametrize_with_checks(
@@ -25,15 +25,18 @@ def parametrize_with_checks(
     Args:
         mechanisms: instances.
         examples: by mechanism name, for those whose parameters have no standard names.
-        slow_audits: give all audits but one of each mechanism the mark ``slow``, which the project
+        slow_audits: give all audits and all enumerations but one of each mechanism the mark ``slow``, which the project
             must register. Mechanisms take turns in which of their examples stays.
     """
     cases = []
     for number, mechanism in enumerate(mechanisms):
         checks = list(conformance_checks(mechanism, (examples or {}).get(mechanism.name)))
-        audits = [check for check in checks if AUDIT in check.name]
-        slow = audits[: number % len(audits)] + audits[number % len(audits) + 1 :]
-        marks = {check.name: pytest.mark.slow for check in slow if slow_audits}
+        marks = {}
+        for kind in LONG if slow_audits else ():
+            audits = [check for check in checks if kind in check.name]
+            stays = number % len(audits) if audits else 0
+            for check in audits[:stays] + audits[stays + 1 :]:
+                marks[check.name] = pytest.mark.slow
         cases += [pytest.param(c, id=c.name, marks=marks.get(c.name, ())) for c in checks]
     return pytest.mark.parametrize("check", cases)
 

@@ -15,6 +15,7 @@ from dpflow.core.contract.requests import Answer, GroupedSums, Groups
 from dpflow.core.contract.results import Result
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
+from dpflow.testing import harness
 from dpflow.testing.audit import (
     RARE,
     affordable_draws,
@@ -192,7 +193,13 @@ def guarantee_survives_audit(mechanism: Mechanism[Any], example: Example) -> Non
         paths = choose_paths(list_features(draw()) for draw in draws for _ in range(20))
         a, b = (_outcome_sampler(draw, paths) for draw in draws)
         audit = audit_with_confirmation(
-            a, b, epsilon, delta, draws=affordable_draws(a, DRAWS, SECONDS / len(pairs))
+            a,
+            b,
+            epsilon,
+            delta,
+            draws=affordable_draws(
+                a, int(DRAWS * harness.effort), SECONDS * harness.effort / len(pairs)
+            ),
         )
         require(audit.passed, f"neighbouring answers {number}: {audit}")
 

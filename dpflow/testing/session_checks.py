@@ -11,6 +11,7 @@ from typing import Any
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.sampling.randomness import Source, SystemSource
+from dpflow.testing import harness
 from dpflow.testing.audit import (
     SUSPICION,
     affordable_draws,
@@ -45,8 +46,8 @@ Game = Callable[[Sequence[Any], Sequence[str]], Any]
 LONGEST = 30
 #: Sessions per side of an audit.
 DRAWS = 1200
-#: CPU seconds of an audit of one pair of neighbours.
-SECONDS = 1.0
+#: CPU seconds of the audits of one example.
+SECONDS = 1.5
 
 
 class MemorySession:
@@ -212,7 +213,7 @@ def guarantee_survives_audit(mechanism: Interactive, example: Example) -> None:
     sides = neighbouring_sides(mechanism, example)
     # Each pair is audited over whole sessions: the loss adds up over answers.
     for number, picks in enumerate(sides):
-        seconds = SECONDS / len(sides)
+        seconds = SECONDS * harness.effort / len(sides)
 
         def bind_game(
             game: Game | None, picks: Sequence[Pick] = picks
@@ -227,12 +228,12 @@ def guarantee_survives_audit(mechanism: Interactive, example: Example) -> None:
         gains = []
         for game in games:
             a, b = bind_game(game)
-            draws = affordable_draws(a, DRAWS // 6, seconds / 2 / len(games))
+            draws = affordable_draws(a, int(DRAWS * harness.effort) // 6, seconds / 2 / len(games))
             gains.append(
                 audit_pair(a, b, epsilon, delta, draws=draws, confidence=SUSPICION).lower_epsilon
             )
         a, b = bind_game(games[gains.index(max(gains))])
-        draws = affordable_draws(a, DRAWS, seconds / 2)
+        draws = affordable_draws(a, int(DRAWS * harness.effort), seconds / 2)
         audit = audit_with_confirmation(a, b, epsilon, delta, draws=draws)
         require(audit.passed, f"neighbouring answers {number}: {audit}")
 

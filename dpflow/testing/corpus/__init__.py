@@ -68,12 +68,6 @@ CONTROLS = (
     Control(releases.KeepsNoise(), _NEVER),
     Control(releases.OrderOfRows(), "order_is_public"),
     Control(releases.BoastfulError(), "error_bound_holds"),
-    Control(sessions.NeverCounts(), _AUDIT),
-    Control(sessions.NoQueryNoise(), _AUDIT),
-    Control(sessions.TellsThreshold(), _AUDIT),
-    Control(sessions.TellsNoisyValue(), _EXACT),
-    Control(sessions.NoiseOfOneAnswer(), _EXACT),
-    Control(sessions.HalfTheNoise(), _EXACT),
-    Control(sessions.KeepsThreshold(), _EXACT),
+    Control(sessions.FixedNoise(), _SOURCE),
     Control(sessions.ChangesState(), "state_is_secret"),
 )

@@ -202,7 +202,10 @@ class RowsInError(Count):
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         rows = super().draw(params, table, answer, source).rows
         return Result(
-            tuple(replace(row, error_95=1.0 + int(exact)) for row, exact in zip(rows, answer.rows))
+            tuple(
+                replace(row, half_width_95=1.0 + int(exact))
+                for row, exact in zip(rows, answer.rows)
+            )
         )
 
 
@@ -313,7 +316,7 @@ class RedrawsBadOnes(Count):
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         scale = scale_for(table.contribution_bounds.rows, params.epsilon)
-        for _ in range(20):
+        for _ in range(2):
             noise = int(discrete_laplace(scale, 1, source)[0])
             if abs(noise) <= table.contribution_bounds.rows:
                 return _count_result(int(answer.rows[0]) + noise)

@@ -251,7 +251,7 @@ def train_shards(
         default: the model for a shard's targets where no other can be had.
     """
     # 31 bits fit every seed of scikit-learn; each shard has one, whatever it holds.
-    seeds = (source.draw_words(len(cuts) - 1) & np.uint64(0x7FFFFFFF)).astype(np.int64).tolist()
+    seeds = uniform_integers(2**31, len(cuts) - 1, source).tolist()
 
     def fit(number: int) -> Constant | Model:
         mine = slice(cuts[number], cuts[number + 1])
