@@ -30,7 +30,7 @@ from dpflow.mechanisms.aggregates import Aggregates
 from dpflow.registry import Registry
 from dpflow.testing import exact_divergence, examples, neighbours
 from dpflow.testing.audit import refutes_probability
-from dpflow.testing.corpus.releases import FloatLaplace
+from dpflow.testing.corpus.broken_releases import FloatLaplace
 from dpflow.testing.examples import plan_mechanism
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
