@@ -955,11 +955,13 @@ class Ledger:
                 with _proving(writer.prove_reads):
                     yield writer
                 writer.write_entries()
-            other = None if writer.added is None else mark.advance(*writer.added)
-        if other is not None:
-            with self._database.begin_reading() as transaction:
+            while writer.added and (other := mark.advance(writer.added, writer.known)):
                 # Another writer's entry, or one of a copy that is in use elsewhere.
-                chain.require_entry(transaction, other)
+                with self._database.begin_reading() as transaction:
+                    chain.require_entry(transaction, other)
+                if other[0] > writer.added[0]:
+                    break
+                writer.known.add(other)
 
     @contextlib.contextmanager
     def _begin_reading(self) -> Iterator[LedgerState]:

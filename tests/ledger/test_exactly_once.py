@@ -164,6 +164,16 @@ def test_a_release_of_schema_version_5_is_found_by_its_former_digest(ledger, ask
     assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
 
 
+def test_a_former_release_pays_for_no_other_privacy_cost(ledger, ask):
+    """A new mechanism version that costs more took over what schema version 5 had charged less
+    for.
+    """
+    ask.reserve(ledger, "old", family="W", slot="one/-1")
+    with pytest.raises(RetryConflict, match="released something else"):
+        ask.reserve(ledger, "new", "0.9", family="U", former_family="W", slot="one/-1")
+    assert ask.spent(ledger) == {"": "0.1"}
+
+
 def test_resolve_closes_an_orphan(ledger, ask):
     """After an owner's decision the late settle is discarded, later tries are refused, and the
     charge stays.

@@ -118,8 +118,8 @@ def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
     same = [
         other
         for other in before
-        if (other.family, other.event) == (ask.family, event) or other.family == ask.former_family
-        if other.scope == ask.key.scope
+        if other.family in (ask.family, ask.former_family)
+        if (other.scope, other.event) == (ask.key.scope, event)
     ]
     if same:
         return same[0]

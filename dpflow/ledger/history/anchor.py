@@ -18,7 +18,7 @@ import hmac
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -304,18 +304,25 @@ class Mark:
         with self._hold_lock(fcntl.LOCK_SH):
             return self._read_record()
 
-    def advance(self, seq: int, digest: str) -> Seen | None:
-        """Raise the mark after a commit; it never goes down, whoever comes last. Returns a mark
-        that says something else.
+    def advance(self, newest: Seen, known: Collection[Seen]) -> Seen | None:
+        """Raise the mark after a commit; it never goes down, whoever comes last.
+
+        Args:
+            newest: the entry that was committed.
+            known: further entries that are in the same history for certain.
+
+        Returns: a mark that is none of these, which stays: it may be of a copy in use elsewhere.
         """
-        record = self._anchor.mark_record(seq, digest)
+        record = self._anchor.mark_record(*newest)
         with self._hold_lock(fcntl.LOCK_EX):
             marked = self._read_record()
+            # Also a lower one: raised over the mark of a copy, it would hide what was charged there.
+            if marked != newest and marked not in known:
+                return marked
             # A mark that goes down would accept an older copy of the database.
-            if marked[0] >= seq:
-                return None if marked == (seq, digest) else marked
-            os.pwrite(self._file, record, 0)
-        self._anchor.valid = record, (seq, digest)
+            if marked[0] < newest[0]:
+                os.pwrite(self._file, record, 0)
+                self._anchor.valid = record, newest
         return None
 
     def close(self) -> None:

@@ -96,6 +96,7 @@ class Writer:
         self._entries: list[dict[str, Any]] = []
         self._started: tuple[Seen, LedgerState] | None = None
         self.added: Seen | None = None  # the newest entry that it made
+        self.known = {mark}  # what its history held before, for certain
 
     @property
     def state(self) -> LedgerState:
@@ -116,6 +117,7 @@ class Writer:
         if self._started is None:
             newest, root = _check_newest(self.transaction, self._anchor, self._mark)
             self._started = newest, LedgerState(self.transaction, root)
+            self.known.add(newest)
         return self._started
 
     def add_entry(

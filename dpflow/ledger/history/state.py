@@ -102,7 +102,8 @@ class RowIndex:
 
     def name_list(self, value: Any) -> str:
         """The path of the item that lists what identifies the rows of a column's value."""
-        return _digest_text(_encode([self.table.name, "all", value]))
+        # A list where items have names: no name reads like that, whatever it is called.
+        return _digest_text(_encode([self.table.name, [value]]))
 
     def digest_rows(self, rows: Sequence[Sequence[Any]]) -> str | None:
         """What the item says of its rows; None if there are none."""

@@ -10,6 +10,7 @@ import fcntl
 import io
 import json
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from dpflow import fault_points
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger import Ledger
+from dpflow.ledger.books.releases import ReleaseCharge
 from dpflow.ledger.history import anchor as marks
 from dpflow.ledger.history.anchor import Anchor, Mark
 
@@ -131,7 +134,7 @@ def test_a_mark_is_read_whole_while_others_write(tmp_path, monkeypatch):
     def writes() -> None:
         mark = Mark(anchor)
         for n in range(1, 301):
-            assert mark.advance(n, hashes[n]) is None
+            assert mark.advance((n, hashes[n]), {(n - 1, hashes[n - 1])}) is None
         mark.close()
         done.set()
 
@@ -212,3 +215,28 @@ def test_an_anchor_that_was_half_made_is_made_again(tmp_path, monkeypatch):
         Anchor(folder).create()
         assert Anchor(folder).read_mark() == marks.NOTHING
     assert names == [False, False, False, False, True]
+
+
+def test_two_copies_at_once_do_not_both_pay(tmp_path, ask, monkeypatch):
+    """A writer that read the mark before another copy raised it, and commits more entries than
+    that one: it raised the mark over the other's entry, and 2 of 1 were paid.
+    """
+    path, copied = tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite"
+    ledger = Ledger(path, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+    with contextlib.closing(sqlite3.connect(path)) as source:
+        with contextlib.closing(sqlite3.connect(copied)) as target:
+            source.backup(target)
+    copy = Ledger(copied, anchor=tmp_path / "anchor")
+
+    def pays_meanwhile(name: str) -> None:
+        monkeypatch.undo()
+        ask.reserve(ledger, "all", "1")
+
+    monkeypatch.setattr(fault_points, "pass_point", pays_meanwhile)
+    halves = [ReleaseCharge(ask.key(f"half {n}"), **ask.terms("0.5")) for n in (1, 2)]
+    with pytest.raises(LedgerCorrupt, match="another copy is in use"):
+        copy.reserve_many(halves)
+    with pytest.raises(LedgerCorrupt, match="another copy is in use"):
+        ask.reserve(copy, "half 1", "0.5")
+    assert ledger.verify().ok and not copy.verify().ok

@@ -224,3 +224,13 @@ def test_the_root_depends_on_the_items_alone():
 
 def stored(memory: Memory, root: str, name: str) -> str | None:
     return state.LedgerState(memory, root)._load_paths([name])[name].get(name)
+
+
+def test_names_cannot_be_taken_for_lists(ledger, ask):
+    """A block called like a scope, in a scope called like the list of all blocks, stood in the
+    place of that scope's list: no first charge to that scope ever passed.
+    """
+    ledger.grant("all", 1, 0, table=None, filter="basic", protects="u", blocks=True, principal="o")
+    ask.reserve(ledger, "first", scope="all", blocks=["flights", "all"])
+    ask.reserve(ledger, "second")
+    assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
