@@ -55,6 +55,12 @@ class Place:
             return [run(statement) for statement in statements][-1]
 
 
+@pytest.fixture
+def make_place() -> type[Place]:
+    """Makes a place where no fixture of one test can."""
+    return Place
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "sqlite":
