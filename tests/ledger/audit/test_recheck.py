@@ -37,7 +37,10 @@ def credulous(monkeypatch: pytest.MonkeyPatch) -> None:
 def draw_twice(ledger: Ledger, place: Any, ask: Any) -> None:
     held = ask.reserve(ledger, "paid")
     ledger.settle(held, {"value": 7})
-    place.sql("UPDATE dpflow_release SET state = 'reserved', result = NULL, result_digest = NULL")
+    place.sql(
+        "UPDATE dpflow_release SET state = 'reserved', result = NULL, result_digest = NULL",
+        "DELETE FROM dpflow_key",
+    )
     ledger.settle(ask.reserve(ledger, "paid"), {"value": 8})
 
 
@@ -92,25 +95,6 @@ def pass_gate(ledger: Ledger, place: Any, ask: Any) -> None:
     place.sql("UPDATE dpflow_release SET state = 'open' WHERE version = 0 AND exclusive = 1")
 
 
-def set_session_back(ledger: Ledger, place: Any, ask: Any) -> None:
-    held = ledger.open_session(ask.key("s"), **ask.terms(), state={"left": 1}, exclusive=False)
-    with place.intruder() as run:
-        (old,) = run("SELECT version, secret, secret_digest, state FROM dpflow_release")
-        for query in ("one", "two"):
-            ledger.answer(
-                held.session_id,
-                query=query,
-                expected_version=0,
-                state={"left": 0},
-                answer={},
-                closed=True,
-            )
-            run(
-                "UPDATE dpflow_release SET version = ?, secret = ?, secret_digest = ?, state = ?",
-                *old,
-            )
-
-
 ATTACKS = {
     draw_twice: "follows a release that is settled",
     empty_balance: "charges more than scope flights was granted",
@@ -120,7 +104,6 @@ ATTACKS = {
     charge_key_twice: "charges the same key a second time",
     lower_too_far: "grants less than is spent",
     pass_gate: "reads data that an open gate closes",
-    set_session_back: "follows a release that is closed",
 }
 
 
