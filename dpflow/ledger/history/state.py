@@ -148,6 +148,7 @@ class LedgerState:
         # Groups of rows by table and identity, as they are in the database now.
         self._rows: dict[tuple[str, tuple[Any, ...]], list[Any]] = {}
         self._lists: dict[tuple[str, Any], list[Any]] = {}
+        self._grown: set[tuple[str, Any]] = set()  # lists to be digested once, however many rows
         # Items as they were read, not proved so far; and as they are to be.
         self._reads: dict[str, tuple[str | None, str]] = {}
         self._writes: dict[str, str | None] = {}
@@ -202,15 +203,13 @@ class LedgerState:
         form = TABLES[table.name]
         key = tuple(row[name] for name in form.identity)
         rows = self.rows(table, **{name: row[name] for name in form.identity})
-        if form.listed:
-            others = self.list_rows(table, row[form.listed])
+        others = self.list_rows(table, row[form.listed]) if form.listed else []
         self.transaction.run(form.insert, **row)
         added = form.select.row._make([row[name] for name in form.names])
         self._put_rows(form, key, [*rows, added])
         if form.listed:
-            self._lists[table.name, row[form.listed]] = [*others, added]
-            path = form.name_list(row[form.listed])
-            self._writes[path] = form.digest_list([*others, added])
+            others.append(added)
+            self._grown.add((table.name, row[form.listed]))
 
     def update(self, table: sa.Table, row: Any, **changes: Any) -> Any:
         """Change columns of a row that was read; returns it as it is now."""
@@ -253,6 +252,10 @@ class LedgerState:
     def store_root(self) -> str:
         """The root with all changes, which are written to the nodes."""
         self.prove_reads()
+        for name, value in self._grown:
+            rows = self._lists[name, value]
+            self._writes[TABLES[name].name_list(value)] = TABLES[name].digest_list(rows)
+        self._grown.clear()
         if self._writes:
             changes, self._writes = self._writes, {}
             items = [(path, digest) for path, digest in changes.items() if digest is not None]
