@@ -339,7 +339,7 @@ def test_a_file_that_cannot_grow(on_disk, ask, tmp_path):
 def test_a_process_with_too_many_open_files(ledger, place, ask):
     """However few are left, a charge is recorded or refused retryably, and the retry completes."""
     codes = []
-    for left in range(8):
+    for left in range(12):
 
         def crowded(left: int = left) -> Any:
             resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -356,7 +356,7 @@ def test_a_process_with_too_many_open_files(ledger, place, ask):
         kept = one_shot(ledger, ask, left)
         assert code == 75 or shown == kept
     assert set(codes) == {0, 75}
-    assert books(ledger) == (8, 8 * 10**6) and ledger.verify().ok
+    assert books(ledger) == (12, 12 * 10**6) and ledger.verify().ok
 
 
 FULL = """
