@@ -239,8 +239,8 @@ class Ledger:
 
     def scopes(self) -> list[Scope]:
         """All granted scopes, by name."""
-        with self._database.begin_reading() as transaction:
-            return charges.all_scopes(transaction)
+        with self._begin_reading() as state:
+            return charges.all_scopes(state)
 
     def remaining(self, scope: str) -> Remaining:
         """What is left in a scope, by block."""
@@ -441,8 +441,9 @@ class Ledger:
     def is_paid(self, scope: str, dag_id: str, run_identity: str, *digests: str) -> bool:
         """Whether any task of a DAG run has paid for the plan of these digests."""
         run = {"scope": scope, "dag_id": dag_id, "run_identity": run_identity}
-        with self._database.begin_reading() as transaction:
-            return any(transaction.first(_PAID, **run, digest=one) for one in digests)
+        with self._begin_reading() as state:
+            found = [state.transaction.first(_PAID, **run, digest=one) for one in digests]
+            return any(state.find_handle(schema.release, row.id) for row in found if row)
 
     def release(self, release_id: str) -> ReleaseRecord:
         """One release by id. Raises `InvalidInput`."""
@@ -450,14 +451,14 @@ class Ledger:
             return releases.proved_record(self._cipher, state, releases.get_row(state, release_id))
 
     def releases(self, scope: str | None = None) -> list[ReleaseRecord]:
-        """All releases and sessions, in the order they were charged."""
-        with self._database.begin_reading() as transaction:
-            rows = (
-                transaction.rows(_RELEASES)
-                if scope is None
-                else transaction.rows(_RELEASES_OF, scope=scope)
-            )
-        return [self._make_record(row) for row in rows]
+        """All releases and sessions, in the order they were charged.
+
+        Each is what the history says; that none was deleted by hand, only `verify` says.
+        """
+        which = {} if scope is None else {"scope": scope}
+        with self._begin_reading() as state:
+            rows = state.transaction.rows(_RELEASES_OF if which else _RELEASES, **which)
+            return [self._make_record(state, row) for row in rows]
 
     def releases_by_name(
         self, scope: str, name: str, run: tuple[str, str] | None = None
@@ -471,13 +472,14 @@ class Ledger:
         if run is not None:
             parameters |= {"dag_id": run[0], "run_identity": run[1]}
         statement = _RELEASES_NAMED if run is None else _RELEASES_OF_RUN
-        with self._database.begin_reading() as transaction:
+        with self._begin_reading() as state:
             rows = [
                 row
                 for at in path_of(scope)
-                for row in transaction.rows(statement, scope=at, **parameters)
+                for row in state.transaction.rows(statement, scope=at, **parameters)
             ]
-        return [self._make_record(row) for row in sorted(rows, key=lambda row: row.seq)]
+            rows.sort(key=lambda row: row.seq)
+            return [self._make_record(state, row) for row in rows]
 
     # --- sessions -----------------------------------------------------------------------------------------------
 
@@ -972,7 +974,8 @@ class Ledger:
                 yield state
             state.prove_reads()
 
-    def _make_record(self, row: Any) -> ReleaseRecord:
+    def _make_record(self, state: LedgerState, row: Any) -> ReleaseRecord:
+        state.take(schema.release, row)
         settled = row.state == "settled"
         result = (
             releases.open_result(self._cipher, row, row.result, row.wrapped) if settled else None

@@ -16,7 +16,7 @@ from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger.books.records import Remaining, Scope, checked_name, path_of, stored_json
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared, Transaction
+from dpflow.ledger.storage.statements import Prepared
 
 _SCOPES = Prepared(sa.select(schema.scope).order_by(schema.scope.c.name))
 
@@ -78,9 +78,10 @@ def _scope_row(state: LedgerState, name: str) -> Any:
     return row
 
 
-def all_scopes(transaction: Transaction) -> list[Scope]:
-    """Every granted scope, by name."""
-    return [_parse_scope(row) for row in transaction.rows(_SCOPES)]
+def all_scopes(state: LedgerState) -> list[Scope]:
+    """Every granted scope, by name; one that was deleted by hand is not missed."""
+    rows = state.transaction.rows(_SCOPES)
+    return [_parse_scope(state.take(schema.scope, row)) for row in rows]
 
 
 def list_costs(state: LedgerState, scope: str) -> list[tuple[str, Cost]]:

@@ -128,7 +128,7 @@ def store_grant(
     _require_covers(granted, used)
     _write_scope(writer, granted, principal)
     # Whatever a quota pays, the scope above it pays too: nothing was charged to these either.
-    for quota in charges.all_scopes(state.transaction) if binds else ():
+    for quota in charges.all_scopes(state) if binds else ():
         if quota.scope.startswith(scope + "/"):
             quota = Scope(quota.scope, quota.filter, protects, blocks)
             _write_scope(writer, quota, principal)

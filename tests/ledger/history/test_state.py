@@ -252,3 +252,27 @@ def test_many_new_blocks_are_listed_once(ledger, ask, monkeypatch):
     ask.reserve(ledger, "many", scope="b", blocks=blocks)
     assert len(calls) <= 2  # as it was, and as it is now
     assert ask.spent(ledger, "b") == dict.fromkeys(blocks, "0.1") and ledger.verify().ok
+
+
+EDITS = {
+    "request": "UPDATE dpflow_release SET request = replace(request, 'n', 'm')",
+    "name": "UPDATE dpflow_release SET name = 'n' WHERE name <> 'n'",
+    "scope": "UPDATE dpflow_scope SET protects = 'nobody'",
+    "paid": "UPDATE dpflow_release SET digest = 'unpaid' WHERE name = 'n'",
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_lists_hold_no_edited_row(ledger, place, ask, edit):
+    """Lists of releases and scopes were given out as they were found, and republished so."""
+    ask.reserve(ledger, "d", request={"name": "n", "epsilon": "0.1"})
+    ask.reserve(ledger, "e", request={"name": "other"})
+    place.sql(EDITS[edit])
+    lists = {
+        "request": lambda: ledger.releases("flights"),
+        "name": lambda: ledger.releases_by_name("flights", "n"),
+        "scope": ledger.scopes,
+        "paid": lambda: ledger.is_paid("flights", "dag", "o", "unpaid"),
+    }
+    with pytest.raises(LedgerCorrupt, match="not what the newest entry"):
+        lists[edit]()
