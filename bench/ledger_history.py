@@ -23,7 +23,7 @@ from bench.timing import show
 from dpflow.core.accounting.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey, Slot
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.anchor import Anchor, Mark
+from dpflow.ledger.history.anchor import Anchor
 from dpflow.ledger.storage import schema
 
 FEW, MANY, TURNS = 10, 1_000_000, 400
@@ -99,7 +99,7 @@ def fill(ledger: Ledger, target: str, anchor: Path, scope: str, number: int) -> 
     else:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
-    Mark(Anchor(anchor)).advance(last["seq"], last["hash"])
+    Anchor(anchor).replace_mark(last["seq"], last["hash"])
 
 
 def charge(ledger: Ledger, scope: str, name: str) -> None:

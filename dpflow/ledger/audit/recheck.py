@@ -23,7 +23,7 @@ from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import DpflowError
 from dpflow.ledger.books import data_claims
-from dpflow.ledger.books.records import path_of, split_slot
+from dpflow.ledger.books.records import name_in_request, path_of, split_slot
 from dpflow.ledger.books.sessions import answer_digest, batch_name
 from dpflow.ledger.history.state import TABLES
 
@@ -195,7 +195,7 @@ class Recheck:
             row["partition"] = row["partition"] or body["partition"] or None
         for claim in joined:
             self.data.setdefault(claim, {"first": name, "gate": None, "partition": None})
-        said = str(json.loads(body["request"]).get("name") or "")
+        said = name_in_request(body["request"])
         body |= {"id": name, "principal": entry.principal, "name": said, "seq": entry.seq}
         fixed = self._pack({column: body[column] for column in _FIXED})
         state = "open" if is_session else "reserved"

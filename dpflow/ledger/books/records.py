@@ -50,6 +50,13 @@ def stored_json(text: Any) -> Any:
         ) from None
 
 
+def name_in_request(text: str) -> str:
+    """The name that a request's JSON gives, "" if none. Read from its text alone, so that whoever
+    verifies reads the same.
+    """
+    return str(json.loads(text).get("name") or "")
+
+
 def path_of(scope: str) -> tuple[str, ...]:
     """A scope's name and those of the scopes above it, the widest first."""
     parts = scope.split("/")

@@ -21,6 +21,7 @@ from dpflow.ledger.books.records import (
     Reservation,
     Slot,
     checked_name,
+    name_in_request,
     stored_json,
 )
 from dpflow.ledger.history import chain
@@ -216,7 +217,7 @@ def charge_release(
     sealed = None if secret is None else writer.make_key(release_id, 0).encrypt(secret, "state")
     books.insert(
         schema.release, id=release_id, state=state, attempts=1, fenced_below=0, principal=ask.principal, version=0,
-        name=str(ask.request.get("name") or ""), seq=writer.next_seq,
+        name=name_in_request(public["request"]), seq=writer.next_seq,
         result=None, result_digest=None, snapshot=None, secret=sealed, secret_digest=commitment, **public,
     )  # fmt: skip
     if ask.slot is not None:

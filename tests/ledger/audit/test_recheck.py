@@ -164,3 +164,10 @@ def test_a_legal_history_passes_both(ledger: Ledger, place: Any, ask: Any, tmp_p
         command = [sys.executable, "-I", "-S", "audit.py", place.target]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert "all within the rules" in done.stderr
+
+
+@pytest.mark.parametrize("name", [("a", "b"), {"a": 1}, 1.5, None])
+def test_any_name_of_a_request_verifies(ledger, ask, name):
+    """A name that reads otherwise as JSON than as text: every later verification failed."""
+    ask.reserve(ledger, "d", request={"name": name})
+    assert ledger.verify().ok

@@ -73,7 +73,7 @@ def test_an_edited_result_is_not_given_out(ledger, place, ask):
         lambda: ledger.release(held.release_id),
         lambda: ledger.find(ask.key("paid")),
     ):
-        with pytest.raises(LedgerCorrupt, match="not the one that was settled"):
+        with pytest.raises(LedgerCorrupt, match="not what this ledger encrypted there"):
             read()
 
 
