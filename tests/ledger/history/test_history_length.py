@@ -78,7 +78,8 @@ def test_sqlite_does_the_same_steps(tmp_path, monkeypatch):
             steps[0] = 0
             everyday(ledger)
             taken[number] = steps[0]
-    assert 1000 < taken[10] <= taken[3000] < 1.05 * taken[10]
+    # The trie of 3,000 releases is two levels deeper; one scan of them takes more steps than this.
+    assert 1000 < taken[10] <= taken[3000] < taken[10] + 3000
 
 
 def in_a_child(work: Callable[[], None]) -> None:
