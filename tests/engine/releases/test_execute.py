@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
 from fractions import Fraction
@@ -21,6 +23,7 @@ from dpflow.engine.releases.request import Publish
 from dpflow.errors import (
     BudgetExceeded,
     DpflowError,
+    LedgerCorrupt,
     NotSealed,
     PlanRefused,
     PluginError,
@@ -137,6 +140,17 @@ def test_publishing_is_repaired_from_the_ledger(tiny: Tiny) -> None:
     assert publish_missing(Ledger(tiny.ledger), out, "releases") == 1
     assert published_ids(out, "releases") == {paid.release_id}
     assert publish_missing(Ledger(tiny.ledger), out, "releases") == 0
+
+
+def test_an_edited_row_is_not_published(tiny: Tiny) -> None:
+    """A release whose row was edited was copied as one of another privacy cost."""
+    release(planned(tiny), Ledger(tiny.ledger))
+    with contextlib.closing(sqlite3.connect(tiny.ledger)) as connection, connection:
+        connection.execute(
+            "UPDATE dpflow_release SET request = json_set(request, '$.epsilon', '0.001')"
+        )
+    with pytest.raises(LedgerCorrupt, match="dpflow_release is not what"):
+        publish_missing(Ledger(tiny.ledger), tiny.folder / "out.duckdb", "releases")
 
 
 def test_a_result_without_rows_does_not_stay_missing(

@@ -77,6 +77,54 @@ def test_an_edited_result_is_not_given_out(ledger, place, ask):
             read()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE dpflow_release SET state = 'reserved'",
+        "UPDATE dpflow_release SET run_identity = 'other'",
+        "UPDATE dpflow_release SET seq = 9, snapshot = 'x'",
+        "UPDATE dpflow_release SET request = replace(request, '\"m\"', '\"bounds\"')",
+        "put back",
+    ],
+)
+def test_releases_by_name_are_proved(ledger, place, ask, change):
+    """Bounds are taken from a release that a name means: an edited row gave other ones."""
+    request = {"name": "look", "mechanism": "m"}
+    held = ask.reserve(ledger, "paid", request=request)
+    with place.intruder() as run:
+        names = ", ".join(column.name for column in schema.release.columns)
+        (old,) = run(f"SELECT {names} FROM dpflow_release")
+        ledger.settle(held, {"value": 7})
+        (found,) = ledger.releases_by_name("flights", "look")
+        assert found == ledger.release(held.release_id) and found.result == {"value": 7}
+        if change == "put back":
+            run("DELETE FROM dpflow_release")
+            run(f"INSERT INTO dpflow_release ({names}) VALUES ({', '.join('?' * len(old))})", *old)
+        else:
+            run(change)
+    with pytest.raises(LedgerCorrupt, match="dpflow_release is not what"):
+        ledger.releases_by_name("flights", "look")
+    if "run_identity" not in change:
+        with pytest.raises(LedgerCorrupt, match="dpflow_release is not what"):
+            ledger.releases_by_name("flights", "look", ("dag", "o"))
+
+
+def test_what_a_run_has_paid_for_is_proved(ledger, place, ask):
+    """A row moved into a run had its precheck pass as paid; one that was deleted is still to pay,
+    which its own charge refuses.
+    """
+    ask.reserve(ledger, "paid", run_identity="o")
+    assert ledger.is_paid("flights", "dag", "o", "paid", "former")
+    assert not ledger.is_paid("flights", "dag", "p", "paid", "former")
+    place.sql("UPDATE dpflow_release SET run_identity = 'p'")
+    with pytest.raises(LedgerCorrupt, match="dpflow_release is not what"):
+        ledger.is_paid("flights", "dag", "p", "former", "paid")
+    place.sql("DELETE FROM dpflow_release")
+    assert not ledger.is_paid("flights", "dag", "o", "paid")
+    with pytest.raises(LedgerCorrupt, match="dpflow_release is not what"):
+        ask.reserve(ledger, "paid", run_identity="o")
+
+
 def play(ledger: Any, ask: Any, round: int) -> None:
     """Each verb once more; it touches rows of every table."""
     ledger.grant("flights", 2 + round, 0, table=None, filter="basic", principal="owner")
