@@ -439,7 +439,11 @@ class Ledger:
             return None if row is None else releases.proved_record(self._cipher, state, row)
 
     def is_paid(self, scope: str, dag_id: str, run_identity: str, *digests: str) -> bool:
-        """Whether any task of a DAG run has paid for the plan of these digests."""
+        """Whether any task of a DAG run has paid for the plan of these digests.
+
+        A yes is proved. A release that was deleted by hand counts as still to pay, and its own
+        charge refuses.
+        """
         run = {"scope": scope, "dag_id": dag_id, "run_identity": run_identity}
         with self._begin_reading() as state:
             found = [state.transaction.first(_PAID, **run, digest=one) for one in digests]
@@ -466,7 +470,10 @@ class Ledger:
         """Releases of a scope and those above it whose request has this name, in the order they
         were charged.
 
-        ``run``: only those of one DAG and run identity.
+        Each is what the history says; one that was deleted by hand is not missed.
+
+        Args:
+            run: only those of one DAG and run identity.
         """
         parameters: dict[str, Any] = {"name": name}
         if run is not None:
