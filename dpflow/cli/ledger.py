@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import datetime as dt
 import json
 import os
 import sys
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +28,7 @@ from dpflow.core.accounting.amounts import short_text as short
 from dpflow.core.accounting.privacy_filters import FilterName
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
-from dpflow.ledger import Ledger, Scope, VerificationReport
+from dpflow.ledger import Entry, Ledger, Scope, VerificationReport
 from dpflow.ledger.history.anchor import default_folder
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.tables.access.declarations import load_table
@@ -43,6 +47,12 @@ ShareOption = Annotated[
     str | None,
     typer.Option(
         help="Part of delta for Renyi divergence (renyi, hybrid); the rest pays mechanisms' own deltas."
+    ),
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="From an entry's number on, or from a date or time, such as 2026-01-31; UTC without a zone."
     ),
 ]
 ReasonOption = Annotated[str, typer.Option(help="Why; kept in the history.")]
@@ -172,18 +182,48 @@ def odometer(
 
 @app.command()
 def history(
-    scope: ScopeFilter = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many of the newest entries.")] = 50,
+    scope: Annotated[
+        str | None, typer.Option(help="Only this scope and the quotas below it.")
+    ] = None,
+    since: SinceOption = None,
+    principal: Annotated[str | None, typer.Option(help="Only what this principal did.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many of the newest; 50 in a table, else all, if left out."),
+    ] = None,
+    form: Annotated[
+        Literal["table", "json", "csv"],
+        typer.Option("--format", help="json and csv hold whole entries, the oldest first."),
+    ] = "table",
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The newest entries of the append-only history."""
-    entries = open_ledger(ledger).history(scope, limit=limit)
-    rows = [e.to_json() for e in entries]
-    if as_json:
-        return show_json(rows)
-    columns = ("seq", "at", "kind", "scope", "principal", "release_id")
-    show_table("history", columns, ([row.get(c) for c in columns] for row in rows))
+    """The entries of the append-only history: who did what, and when."""
+    form = "json" if as_json else form
+    book, first = open_ledger(ledger), 1 if since is None else _parse_since(since)
+    if limit is None and form == "table":
+        limit = 50
+    entries: Iterable[Entry] = (
+        book.stream_history(scope, since=first, principal=principal)
+        if limit is None
+        else book.history(scope, since=first, principal=principal, limit=limit)
+    )
+    if form == "json":
+        # An array, written as it comes: a history may not fit into memory.
+        start = "["
+        for entry in entries:
+            print(start, json.dumps(entry.to_json(), ensure_ascii=False), sep="\n", end="")
+            start = ","
+        print("[]" if start == "[" else "\n]")
+    elif form == "csv":
+        rows = csv.writer(sys.stdout, lineterminator="\n")
+        rows.writerow(field.name for field in fields(Entry))
+        for entry in entries:
+            text = json.dumps(entry.body, ensure_ascii=False)
+            rows.writerow((entry.to_json() | {"body": text}).values())
+    else:
+        columns = ("seq", "at", "kind", "scope", "principal", "release_id")
+        show_table("history", columns, ([getattr(e, c) for c in columns] for e in entries))
 
 
 @app.command()
@@ -361,6 +401,21 @@ def import_(
     with file.open(encoding="utf-8", errors="replace") as stream:
         book.import_(stream, principal=current_principal())
     _show_verification(book.verify(), as_json)
+
+
+def _parse_since(text: str) -> int | dt.datetime:
+    """An entry's number, or a time."""
+    try:
+        if text.isdecimal():
+            # No database numbers further, and no ledger comes near.
+            return min(int(text), 2**62)
+        time = dt.datetime.fromisoformat(text)
+        return (time if time.tzinfo else time.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
+    except (ValueError, OverflowError):
+        raise InvalidInput(
+            f"since is {text[:80]!r}; give an entry's number, or a date or time such as "
+            "2026-01-31 or 2026-01-31T12:00+01:00"
+        ) from None
 
 
 def _read_text(file: Path) -> str:

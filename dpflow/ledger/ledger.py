@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -52,9 +54,8 @@ from dpflow.ledger.storage.statements import (
 _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
 _NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
-_NEWEST_OF = Prepared(
-    sa.select(schema.entry).where(match_columns(_E.scope)).order_by(_E.seq.desc()).limit(_LIMIT)
-)
+_FROM = sa.select(schema.entry).where(_E.seq >= sa.bindparam("first", type_=sa.BigInteger))
+_FORWARD, _BACKWARD = (Prepared(_FROM.order_by(order)) for order in (_E.seq, _E.seq.desc()))
 _META = prepare_insert(schema.meta)
 _CHARGED = (
     sa.select(*releases.PUBLIC, schema.key.c.wrapped)
@@ -680,21 +681,66 @@ class Ledger:
         with self._begin_writing() as writer:
             writer.add_entry(kind, scope, "", principal, note)
 
-    def history(self, scope: str | None = None, *, limit: int = 100) -> list[Entry]:
-        """The newest entries, oldest of them first. Raises `UnknownName` for a scope that nobody
-        granted.
+    def history(
+        self,
+        scope: str | None = None,
+        *,
+        since: int | dt.datetime = 1,
+        principal: str | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """The newest entries, oldest of them first; arguments and errors as of `stream_history`."""
+        with contextlib.closing(
+            self._select_entries(_BACKWARD, scope, since, principal)
+        ) as entries:
+            return list(itertools.islice(entries, limit))[::-1]
+
+    def stream_history(
+        self,
+        scope: str | None = None,
+        *,
+        since: int | dt.datetime = 1,
+        principal: str | None = None,
+    ) -> Generator[Entry, None, None]:
+        """All entries, the oldest first, as they come from the database.
+
+        Args:
+            scope: only those of this scope and the quotas below it.
+            since: the number of the first entry, or a time with its zone. Entries hold their
+                writers' clocks, in whole seconds.
+            principal: only those of this principal.
+
+        Raises:
+            UnknownName: nobody granted the scope.
+            LedgerCorrupt: a row is none that a ledger wrote. Nothing else is verified: a damaged
+                ledger must show its history, too.
         """
+        return self._select_entries(_FORWARD, scope, since, principal)
+
+    def _select_entries(
+        self,
+        statement: Prepared,
+        scope: str | None,
+        since: int | dt.datetime,
+        principal: str | None,
+    ) -> Generator[Entry, None, None]:
+        first, earliest = since if isinstance(since, int) else 1, ""
+        if isinstance(since, dt.datetime):
+            earliest = since.astimezone(dt.UTC).isoformat(timespec="seconds")
+        names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
         with self._database.begin_reading() as transaction:
             if scope is not None:
-                # Nothing is proved: a damaged ledger must show its history, too.
                 charges.get_scope(LedgerState(transaction, ""), scope)
-            which = {} if scope is None else {"scope": scope}
-            rows = transaction.rows(_NEWEST_OF if which else _NEWEST, limit=limit, **which)
-        names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
-        return [
-            Entry(**{n: getattr(row, n) for n in names}, body=stored_json(row.body))
-            for row in reversed(rows)
-        ]
+            with contextlib.closing(transaction.stream(statement, first=first)) as rows:
+                for row in rows:
+                    # Not where it ends: clocks may go back, so that an earlier one may follow.
+                    if (
+                        str(row.at) >= earliest
+                        and (scope is None or scope in path_of(row.scope))
+                        and principal in (None, row.principal)
+                    ):
+                        fields = {name: getattr(row, name) for name in names}
+                        yield Entry(**fields, body=stored_json(row.body))
 
     def verify(self, *, since: str | None = None, keys: Sequence[str] = ()) -> VerificationReport:
         """Recompute chain and seals, compare with the anchor, and rebuild every table from the

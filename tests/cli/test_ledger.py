@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import datetime as dt
 import json
 import os
 from collections.abc import Callable
@@ -222,7 +224,7 @@ def test_orphans_are_resolved_either_way(tiny: Tiny, run: Run) -> None:
         == "reserved"
     )
     assert "stays closed" in run("resolve", orphan, "--reason", "host lost")
-    newest = run("history", "visits", "--limit", "1", "--json")[0]
+    newest = run("history", "--scope", "visits", "--limit", "1", "--json")[0]
     assert (newest["kind"], newest["principal"], newest["body"]["reason"]) == (
         "resolve",
         "tester",
@@ -293,8 +295,54 @@ def test_a_first_grant_without_a_table_is_no_trap(tiny: Tiny, run: Run) -> None:
     charge(tiny, "one", "s")
     with pytest.raises(GrantConflict, match="granted to protect"):
         run(*terms, "--no-table")
-    assert [entry["kind"] for entry in run("history", "s", "--json")] == [
+    assert [entry["kind"] for entry in run("history", "--scope", "s", "--json")] == [
         "grant",
         "grant",
         "reserve",
     ]
+
+
+def test_an_auditor_filters_the_history(tiny: Tiny, run: Run) -> None:
+    """By scope with its quotas, principal, entry number and time; as a table, JSON or CSV."""
+    run("grant", "other", "--epsilon", "1", "--table", "visits.yml")
+    run("quota", "visits/a", "--epsilon", "0.5")
+    charge(tiny, "one", "visits/a")
+    entries = run("history", "--json")
+    assert [entry["kind"] for entry in entries] == ["grant"] * 3 + ["reserve"]
+    assert json.loads(run("history", "--format", "json")) == entries
+
+    def numbers(*words: object) -> list[int]:
+        return [entry["seq"] for entry in run("history", *words, "--json")]
+
+    assert numbers("--scope", "visits") == [1, 3, 4] and numbers("--scope", "visits/a") == [3, 4]
+    assert numbers("--principal", "spender") == [4] and numbers("--principal", "nobody") == []
+    assert numbers("--since", 3) == [3, 4] and numbers("--since", "9" * 30) == []
+    assert numbers("--since", 2, "--scope", "visits", "--limit", 1) == [4]
+    assert numbers("--since", entries[0]["at"]) == [1, 2, 3, 4]
+    assert numbers("--since", "2020-01-01") == [1, 2, 3, 4]
+    first, last = (dt.datetime.fromisoformat(entries[n]["at"]) for n in (0, -1))
+    for hours in (-12, 14):
+        zone = dt.timezone(dt.timedelta(hours=hours))
+        assert numbers("--since", first.astimezone(zone).isoformat()) == [1, 2, 3, 4]
+        after = last + dt.timedelta(seconds=1)
+        assert numbers("--since", after.astimezone(zone).isoformat()) == []
+    rows = list(csv.DictReader(run("history", "--format", "csv").splitlines()))
+    assert [row | {"seq": int(row["seq"]), "body": json.loads(row["body"])} for row in rows] == (
+        entries
+    )
+    assert "spender" in run("history", "--since", 4) and "other" not in run("history", "--since", 4)
+    for wrong in ("yesterday", "-1", "2026-13-01", "0001-01-01T00:00+10:00", "9" * 5000):
+        with pytest.raises(InvalidInput, match="give an entry's number"):
+            run("history", "--since", wrong)
+    with pytest.raises(UnknownName, match="did you mean 'visits'"):
+        run("history", "--scope", "vists", "--json")
+
+
+def test_a_million_entries_need_no_memory(tiny: Tiny) -> None:
+    """The history is read as it is asked for, and an abandoned reading keeps nobody waiting."""
+    book = Ledger(tiny.ledger)
+    entries = book.stream_history()
+    assert next(entries).kind == "grant"
+    charge(tiny, "one")
+    entries.close()
+    assert [entry.kind for entry in book.stream_history(since=2)] == ["reserve"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -119,7 +119,7 @@ class Transaction:
         self._cursor.execute(sql, ordered(parameters))
         return [statement.row._make(row) for row in self._cursor.fetchall()]
 
-    def stream(self, statement: Prepared, **parameters: Any) -> Iterator[Any]:
+    def stream(self, statement: Prepared, **parameters: Any) -> Generator[Any, None, None]:
         """All rows, a few at a time: for reading more than fits into memory."""
         sql, ordered = statement.on[self._driver]
         # On PostgreSQL only a cursor with a name stays at the server.
