@@ -200,7 +200,7 @@ def history(
 ) -> None:
     """The entries of the append-only history: who did what, and when."""
     form = "json" if as_json else form
-    book, first = open_ledger(ledger), 1 if since is None else _parse_since(since)
+    book, first = open_ledger(ledger), 1 if since is None else _parse_point("since", since)
     if limit is None and form == "table":
         limit = 50
     entries: Iterable[Entry] = (
@@ -369,6 +369,34 @@ def export(
     print(f"{number} entries written to {file}")
 
 
+@app.command("report")
+def write_report(
+    scope: ScopeArgument,
+    file: Annotated[
+        Path | None, typer.Argument(help="The page to write; standard output if left out.")
+    ] = None,
+    since: SinceOption = None,
+    until: Annotated[
+        str | None, typer.Option(help="To before an entry's number, or before a date or time.")
+    ] = None,
+    ledger: LedgerOption = None,
+) -> None:
+    """Verify everything, then write a page about a scope and a period: grants, spend by DAG and
+    principal, orphans, decisions of owners.
+    """
+    points = {
+        name: None if text is None else _parse_point(name, text)
+        for name, text in (("since", since), ("until", until))
+    }
+    page = open_ledger(ledger).report(scope, **points)
+    if file is None:
+        print(page, end="")
+        return
+    with open_output(file) as stream:
+        stream.write(page)
+    print(f"the report on {scope} is in {file}")
+
+
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="An export.")],
@@ -403,7 +431,7 @@ def import_(
     _show_verification(book.verify(), as_json)
 
 
-def _parse_since(text: str) -> int | dt.datetime:
+def _parse_point(name: str, text: str) -> int | dt.datetime:
     """An entry's number, or a time."""
     try:
         if text.isdecimal():
@@ -413,7 +441,7 @@ def _parse_since(text: str) -> int | dt.datetime:
         return (time if time.tzinfo else time.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
     except (ValueError, OverflowError):
         raise InvalidInput(
-            f"since is {text[:80]!r}; give an entry's number, or a date or time such as "
+            f"{name} is {text[:80]!r}; give an entry's number, or a date or time such as "
             "2026-01-31 or 2026-01-31T12:00+01:00"
         ) from None
 

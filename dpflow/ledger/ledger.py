@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import itertools
 import json
 import os
@@ -20,10 +19,12 @@ from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, 
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger.audit import export, migrations, recheck, recovery, verify
+from dpflow.ledger.audit.audit_page import AuditPage
 from dpflow.ledger.books import charges, data_claims, grants, releases, sessions
 from dpflow.ledger.books.records import (
     AnswerRecord,
     Entry,
+    Point,
     ReleaseKey,
     ReleaseRecord,
     Remaining,
@@ -35,6 +36,7 @@ from dpflow.ledger.books.records import (
     checked_name,
     path_of,
     stored_json,
+    utc_text,
 )
 from dpflow.ledger.books.releases import R, ReleaseCharge
 from dpflow.ledger.history import chain
@@ -685,7 +687,7 @@ class Ledger:
         self,
         scope: str | None = None,
         *,
-        since: int | dt.datetime = 1,
+        since: Point = 1,
         principal: str | None = None,
         limit: int = 100,
     ) -> list[Entry]:
@@ -699,7 +701,7 @@ class Ledger:
         self,
         scope: str | None = None,
         *,
-        since: int | dt.datetime = 1,
+        since: Point = 1,
         principal: str | None = None,
     ) -> Generator[Entry, None, None]:
         """All entries, the oldest first, as they come from the database.
@@ -717,16 +719,36 @@ class Ledger:
         """
         return self._select_entries(_FORWARD, scope, since, principal)
 
+    def report(self, scope: str, *, since: Point | None = None, until: Point | None = None) -> str:
+        """One HTML page for an auditor: grants, spend, orphans and decisions of a scope in a period.
+
+        Args:
+            scope: a granted scope; the quotas below it are part of it.
+            since, until: from this entry or time on, and before that one; no bound if None.
+
+        Raises:
+            UnknownName: nobody granted the scope.
+            LedgerCorrupt: the ledger does not verify.
+        """
+        self.scope(scope)
+        checked = self.verify()
+        if not checked.ok:
+            raise LedgerCorrupt(f"nothing is reported that does not verify: {checked.problems[0]}")
+        page = AuditPage(scope, since, until)
+        # What was written since was not verified.
+        page.add_entries(itertools.islice(self.stream_history(), checked.entries))
+        return page.render_html()
+
     def _select_entries(
         self,
         statement: Prepared,
         scope: str | None,
-        since: int | dt.datetime,
+        since: Point,
         principal: str | None,
     ) -> Generator[Entry, None, None]:
         first, earliest = since if isinstance(since, int) else 1, ""
-        if isinstance(since, dt.datetime):
-            earliest = since.astimezone(dt.UTC).isoformat(timespec="seconds")
+        if not isinstance(since, int):
+            earliest = utc_text(since)
         names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
         with self._database.begin_reading() as transaction:
             if scope is not None:

@@ -6,6 +6,7 @@ import csv
 import datetime as dt
 import json
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -346,3 +347,72 @@ def test_a_million_entries_need_no_memory(tiny: Tiny) -> None:
     charge(tiny, "one")
     entries.close()
     assert [entry.kind for entry in book.stream_history(since=2)] == ["reserve"]
+
+
+def test_a_report_is_one_page_for_an_auditor(tiny: Tiny, run: Run) -> None:
+    """Grants, spend, orphans and decisions of one scope and period; every text escaped, nothing
+    loaded, and nothing of another scope.
+    """
+    odd = "visits/<img src=x>&'\""
+    run("quota", odd, "--epsilon", "0.5")
+    run("grant", "elsewhere", "--epsilon", "1", "--table", "visits.yml")
+    charge(tiny, "one", odd)
+    charge(tiny, "two", epsilon="0.2", block="2020-01-02")
+    charge(tiny, "three", "elsewhere", "0.7")
+    closed = charge(tiny, "four", epsilon="0.05")
+    orphan = charge(tiny, "five", epsilon="0.05")
+    run("resolve", closed, "--reason", "<script>lost</script>")
+    page = run("report", "visits")
+    assert "<script" not in page and "<img" not in page and "://" not in page
+    assert "&lt;script&gt;lost" in page and "&lt;img src=x&gt;&amp;&#x27;&quot;" in page
+    assert "prefers-color-scheme: dark" in page and "default-src 'none'" in page
+    assert "elsewhere" not in page and "0.7" not in page
+    # By principal: four releases, and no block paid more than the 0.2 of one and the 0.2 of three.
+    assert "<td>spender</td><td>4</td><td>0.2</td>" in page
+    assert "<td>outside Airflow</td><td>4</td><td>0.2</td>" in page
+    assert "<td>2020-01-01</td><td>0.2</td>" in page and "<td>2020-01-02</td><td>0.2</td>" in page
+    pending = page.partition("not settled")[2].partition("</table>")[0]
+    assert orphan in pending and closed not in pending and "orphan" in pending
+    assert run("history", "--json")[-1]["hash"] in page
+    # A quota's page holds its own charges; a period holds what was charged in it, and the sum.
+    assert "<td>spender</td><td>1</td><td>0.1</td>" in run("report", odd)
+    later = run("report", "visits", "--since", 8, "--until", 9)
+    assert "<td>spender</td><td>1</td><td>0.05</td>" in later
+    assert closed in later.partition("not settled")[2], "the decision came after the period"
+    assert "<td>2020-01-01</td><td>0.05</td>" in later and "From entry 8 to before entry 9" in later
+    empty = run("report", "visits", "--since", "9990-01-01")
+    assert "<td>spender</td>" not in empty.partition("Spend by block")[0].partition("by DAG")[2]
+    assert "is in page.html" in run("report", "visits", "page.html", "--since", 1)
+    assert Path("page.html").read_text().startswith("<!doctype html>")
+    with pytest.raises(UnknownName, match="did you mean 'visits'"):
+        run("report", "vists")
+    with pytest.raises(InvalidInput, match="until is 'soon'"):
+        run("report", "visits", "--until", "soon")
+
+
+def test_a_report_shows_the_paths_that_count(tiny: Tiny, run: Run) -> None:
+    """Under basic no divergence is counted, under renyi no sum of epsilons, under hybrid both; zero
+    would be a claim.
+    """
+    amounts = {}
+    for name in ("basic", "renyi", "hybrid"):
+        words = ["grant", name, "--epsilon", "1", "--delta", "1e-6", "--table", "visits.yml"]
+        run(*words, "--filter", name)
+        charge(tiny, name, name)
+        page = run("report", name)
+        row = page.partition("<td>spender</td>")[2].partition("</tr>")[0]
+        amounts[name] = [cell.removeprefix("<td>") for cell in row.split("</td>")[1:4]]
+    assert amounts["basic"] == ["0.1", "0", "not counted"]
+    assert amounts["renyi"][0] == "not counted" and float(amounts["renyi"][2]) > 0
+    assert amounts["hybrid"] == ["0.1", "0", amounts["hybrid"][2]]
+    assert float(amounts["hybrid"][2]) > 0
+
+
+def test_no_report_of_a_changed_ledger(tiny: Tiny, run: Run) -> None:
+    """A page that an auditor believes is made of what verifies, or not at all."""
+    charge(tiny, "one")
+    with sqlite3.connect(tiny.ledger) as connection:
+        connection.execute("UPDATE dpflow_account SET epsilon = 0")
+    with pytest.raises(LedgerCorrupt, match="nothing is reported that does not verify"):
+        run("report", "visits", "page.html")
+    assert not Path("page.html").exists() and "reserve" in run("history")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import json
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from dpflow.core.accounting.privacy_filters import (
 )
 from dpflow.errors import InvalidInput, LedgerCorrupt
 
+Point = int | dt.datetime  # in the history: an entry's number, or a time with its zone
 State = Literal["reserved", "settled", "fenced", "open", "closed"]
 
 
@@ -55,6 +57,11 @@ def name_in_request(text: str) -> str:
     verifies reads the same.
     """
     return str(json.loads(text).get("name") or "")
+
+
+def utc_text(time: dt.datetime) -> str:
+    """A time with its zone, as entries write theirs: in UTC, to the second below."""
+    return time.astimezone(dt.UTC).isoformat(timespec="seconds")
 
 
 def path_of(scope: str) -> tuple[str, ...]:
@@ -201,6 +208,12 @@ class Entry:
         """All fields as JSON."""
         return asdict(self)
 
+    def precedes(self, point: Point) -> bool:
+        """Whether it comes before an entry's number, or was written before a time."""
+        if isinstance(point, int):
+            return self.seq < point
+        return self.at < utc_text(point)
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -279,18 +292,18 @@ class Remaining:
             "scope": self.scope.scope,
             "block": block,
             "epsilon_granted": exact_text(granted.epsilon),
-            "epsilon_spent": _units_text(spent.epsilon, EPSILON_UNIT) if sums else None,
-            "epsilon_left": _units_text(capacity.epsilon - spent.epsilon, EPSILON_UNIT)
+            "epsilon_spent": units_text(spent.epsilon, EPSILON_UNIT) if sums else None,
+            "epsilon_left": units_text(capacity.epsilon - spent.epsilon, EPSILON_UNIT)
             if sums
             else None,
             "delta_granted": exact_text(granted.delta),
             # Either path may pay, so the larger rest is what a release can still ask for.
-            "delta_left": _units_text(
+            "delta_left": units_text(
                 max(capacity.delta, capacity.renyi_delta) - spent.delta, DELTA_UNIT
             ),
             "renyi_order": exact_text(granted.order) if granted.order is not None else None,
-            "renyi_spent": _units_text(spent.renyi, EPSILON_UNIT) if divergence else None,
-            "renyi_left": _units_text(capacity.renyi - spent.renyi, EPSILON_UNIT)
+            "renyi_spent": units_text(spent.renyi, EPSILON_UNIT) if divergence else None,
+            "renyi_left": units_text(capacity.renyi - spent.renyi, EPSILON_UNIT)
             if divergence
             else None,
             "used": self.scope.used_share(spent),
@@ -299,7 +312,7 @@ class Remaining:
         }
 
 
-def _units_text(units: int, unit: Fraction) -> str:
+def units_text(units: int, unit: Fraction) -> str:
     """Units as text; a sum that cannot be paid on a path is infinite there, and nothing is left
     below zero.
     """

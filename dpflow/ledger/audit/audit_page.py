@@ -1,0 +1,204 @@
+"""One page for an auditor: what a scope was granted and what it paid in a period, from the entries
+alone. It holds no result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
+from dpflow.core.accounting.privacy_filters import Cost, Filter
+from dpflow.ledger.books.records import Entry, Point, path_of, units_text
+
+#: Owners' acts on the whole ledger.
+_ACTS = ("import", "recover", "reanchor", "rotate", "upgrade")
+_HEAD = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+  :root { --text: #1a1a1a; --page: #ffffff; --line: #999999; }
+  @media (prefers-color-scheme: dark) {
+    :root { --text: #e4e4e4; --page: #15181c; --line: #666666; }
+  }
+  body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto;
+    padding: 0 1rem; color: var(--text); background: var(--page); overflow-wrap: anywhere; }
+  table { border-collapse: collapse; font-size: .9rem; }
+  th, td { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top; }
+  th { border-bottom: 1px solid var(--line); }
+</style>
+"""
+
+
+@dataclass
+class _Spend:
+    """What groups of releases paid, by group and block."""
+
+    releases: Counter[str] = field(default_factory=Counter)
+    costs: dict[str, dict[str, Cost]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, group: str, charges: Sequence[tuple[str, Cost]]) -> None:
+        self.releases[group] += 1
+        paid = self.costs[group]
+        for block, cost in charges:
+            paid[block] = paid.get(block, Cost()) + cost
+
+    def largest(self, group: str) -> Cost:
+        """The most that one block paid, of each amount: no unit of a block lost more."""
+        costs = self.costs[group].values()
+        return Cost(*(max(getattr(c, n) for c in costs) for n in ("epsilon", "delta", "renyi")))
+
+
+class AuditPage:
+    """Reads entries from the first on; `render_html` then writes the page.
+
+    Args:
+        scope: what the page is about; its quotas' charges are among its own.
+        since, until: the period, from the first on and before the second; None is no bound.
+    """
+
+    def __init__(self, scope: str, since: Point | None, until: Point | None) -> None:
+        self._scope, self._since, self._until = scope, since, until
+        self._grants: list[Entry] = []
+        self._in_force: dict[str, Entry] = {}  # the newest grant of each scope before the period
+        self._spends = {name: _Spend() for name in ("DAG", "principal", "scope that asked")}
+        self._period, self._total = _Spend(), _Spend()
+        self._counted_by: Filter | None = None
+        self._pending: dict[str, Entry] = {}
+        self._decisions: list[Entry] = []
+        self._entries, self._newest = 0, "none"
+
+    def add_entries(self, entries: Iterable[Entry]) -> None:
+        """Read the history, which must have been verified."""
+        for entry in entries:
+            self._newest = f"entry {entry.seq}, {entry.at}, hash {entry.hash}"
+            if self._until is not None and not entry.precedes(self._until):
+                continue
+            within = self._since is None or not entry.precedes(self._since)
+            if entry.kind == "import":
+                # It closes the sessions, whose secret states no export holds.
+                self._pending = {n: e for n, e in self._pending.items() if e.kind != "session"}
+            if entry.kind in _ACTS and within:
+                self._decisions.append(entry)
+            if self._scope in path_of(entry.scope):
+                self._entries += within
+                self._add_entry(entry, within)
+
+    def _add_entry(self, entry: Entry, within: bool) -> None:
+        body = entry.body
+        if entry.kind == "grant":
+            if entry.scope == self._scope:
+                self._counted_by = _read_filter(entry)
+            if within:
+                self._grants.append(entry)
+            else:
+                self._in_force[entry.scope] = entry
+        elif entry.kind in ("reserve", "session"):
+            self._pending[entry.release_id] = entry
+            charges = [(b, Cost(*units)) for at, b, *units in body["charges"] if at == self._scope]
+            self._total.add("", charges)
+            if within:
+                self._period.add("", charges)
+                groups = (body["dag_id"] or "outside Airflow", entry.principal, entry.scope)
+                for spend, group in zip(self._spends.values(), groups):
+                    spend.add(group, charges)
+        elif entry.kind == "settle" or body.get("becomes") in ("fenced", "closed"):
+            self._pending.pop(entry.release_id, None)
+        if entry.kind == "resolve" and within:
+            self._decisions.append(entry)
+
+    def render_html(self) -> str:
+        """The page: every text escaped, nothing loaded from elsewhere."""
+        title = f"Privacy budget of {self._scope}"
+        period = f"From {_point_text(self._since, 'the first entry')} to before "
+        period += f"{_point_text(self._until, 'the time of this report')}: {self._entries} entries."
+        sums = [
+            (block or "all rows", *self._amounts(self._period.costs[""].get(block, Cost())), *rest)
+            for block, cost in sorted(self._total.costs[""].items())
+            for rest in [self._amounts(cost)]
+        ]
+        return "".join(
+            [
+                _HEAD,
+                f"<title>{escape(title)}</title>\n<h1>{escape(title)}</h1>\n<p>{escape(period)}</p>\n",
+                f"<p>The whole history was verified for this page. Newest: {escape(self._newest)}. ",
+                "Compare it with a signed checkpoint: <code>dpflow ledger verify --since</code>.</p>\n",
+                "<p>Refusals are not in the ledger: whoever is refused leaves no entry.</p>\n",
+                _render_table("Grants", _GRANT, self._grant_rows()),
+                *(self._render_spend(name, spend) for name, spend in self._spends.items()),
+                _render_table(
+                    "Spend by block",
+                    ("block", *_PERIOD_AMOUNTS, "epsilon in all", "delta in all", "Renyi in all"),
+                    sums,
+                ),
+                _render_table("Charged and not settled at its end", _ENTRY, self._pending_rows()),
+                _render_table(
+                    "Decisions of owners",
+                    ("entry", "at", "kind", "release", "principal", "reason"),
+                    [
+                        (e.seq, e.at, e.kind, e.release_id, e.principal, e.body.get("reason", ""))
+                        for e in self._decisions
+                    ],
+                ),
+            ]
+        )
+
+    def _amounts(self, cost: Cost) -> tuple[str, str, str]:
+        """As text; a path that the scope's filter does not have is not counted."""
+        granted = self._counted_by
+        epsilon, renyi = (
+            units_text(units, EPSILON_UNIT) if counts else "not counted"
+            for units, counts in (
+                (cost.epsilon, granted is None or granted.name != "renyi"),
+                (cost.renyi, granted is None or granted.order is not None),
+            )
+        )
+        return epsilon, units_text(cost.delta, DELTA_UNIT), renyi
+
+    def _grant_rows(self) -> Iterable[tuple[object, ...]]:
+        for entry in [*self._in_force.values(), *self._grants]:
+            rule = _read_filter(entry)
+            amounts = exact_text(rule.epsilon), exact_text(rule.delta), rule.name
+            protects = entry.body["protects"] + (", in every block" * bool(entry.body["blocks"]))
+            yield entry.seq, entry.at, entry.scope, *amounts, protects, entry.principal
+
+    def _pending_rows(self) -> Iterable[tuple[object, ...]]:
+        for e in self._pending.values():
+            what = "orphan, or still running" if e.kind == "reserve" else "open session"
+            task = f"{e.body['dag_id']}.{e.body['task_id']}" if e.body["dag_id"] else ""
+            yield e.seq, e.at, what, e.scope, e.release_id, e.principal, task
+
+    def _render_spend(self, name: str, spend: _Spend) -> str:
+        rows = [(g, n, *self._amounts(spend.largest(g))) for g, n in sorted(spend.releases.items())]
+        heads = (name, "releases and sessions", *_PERIOD_AMOUNTS)
+        return _render_table(f"Spend by {name}, in the block that paid most", heads, rows)
+
+
+_PERIOD_AMOUNTS = ("epsilon", "delta", "Renyi divergence")
+_GRANT = ("entry", "at", "scope", "epsilon", "delta", "filter", "protects", "principal")
+_ENTRY = ("entry", "at", "what", "scope", "release", "principal", "task")
+
+
+def _read_filter(grant: Entry) -> Filter:
+    return Filter.from_json(json.loads(grant.body["filter"]))
+
+
+def _point_text(point: Point | None, otherwise: str) -> str:
+    if point is None:
+        return otherwise
+    return f"entry {point}" if isinstance(point, int) else point.isoformat()
+
+
+def _render_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = ["".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows]
+    if not lines:
+        return f"<h2>{escape(title)}</h2>\n<p>None.</p>\n"
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    return f"<h2>{escape(title)}</h2>\n<table>\n<tr>{head}</tr>\n{body}</table>\n"
