@@ -12,4 +12,6 @@ import tempfile
 if "DPFLOW_TEST_STATE" not in os.environ:
     folder = tempfile.mkdtemp(prefix="dpflow-state-")
     os.environ |= {"DPFLOW_TEST_STATE": folder, "XDG_STATE_HOME": folder}
+    # Their login on PostgreSQL is a superuser.
+    os.environ["DPFLOW_LEDGER_OWNER"] = "1"
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

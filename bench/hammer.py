@@ -87,7 +87,7 @@ class Anvil:
         what was seen.
         """
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        ledger = patiently(lambda: Ledger(self.target, anchor=self.anchor))
+        ledger = patiently(lambda: Ledger(self.target, anchor=self.anchor, owner=True))
         for n in range(self.asks):
             name, begun = f"{number}-{n}", time.perf_counter()
             seen = patiently(lambda name=name: self.ask(ledger, name))  # type: ignore[misc]
@@ -123,7 +123,7 @@ def start(work: Callable[[], None]) -> int:
 
 def hammer(anvil: Anvil, dice: random.Random) -> Outcome:
     """One round on a scope of its own, checked."""
-    ledger = Ledger(anvil.target, anchor=anvil.anchor, create=True)
+    ledger = Ledger(anvil.target, anchor=anvil.anchor, create=True, owner=True)
     ledger.grant(anvil.scope, anvil.fits * PRICE, 0, table=None, filter="basic", principal="owner")
     begun, killed = time.perf_counter(), 0
     with tempfile.TemporaryDirectory() as folder:

@@ -46,7 +46,7 @@ def worker(
     """Charge in a closed loop until the time is up, then settle for a quarter of it: charges, the
     seconds that each transaction took, processor seconds a charge, settles a second.
     """
-    ledger = Ledger(place, anchor=anchor)
+    ledger = Ledger(place, anchor=anchor, owner=True)
 
     def charge(name: str) -> list[Reservation]:
         return ledger.reserve_many([ask(f"{name}-{n}") for n in range(size)])

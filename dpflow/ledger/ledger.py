@@ -83,6 +83,8 @@ class Ledger:
             for a SQLite file this user's state directory (`default_folder`). Keep it where whoever
             can write the database cannot.
         create: make a new ledger if there is none.
+        owner: spend although this login can change what it spends from; also by
+            DPFLOW_LEDGER_OWNER=1. See `reserve`.
 
     Raises:
         LedgerCorrupt: not a ledger, of another schema version, or not this anchor's.
@@ -91,9 +93,15 @@ class Ledger:
     """
 
     def __init__(
-        self, target: str | Path, *, anchor: Path | str | None = None, create: bool = False
+        self,
+        target: str | Path,
+        *,
+        anchor: Path | str | None = None,
+        create: bool = False,
+        owner: bool = False,
     ) -> None:
         self._database = Database(target)
+        self._may_spend = owner or os.environ.get("DPFLOW_LEDGER_OWNER") == "1"
         folder = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
         named = Anchor(Path(folder)) if folder else None
         if named is None and self._database.path is None:
@@ -323,6 +331,8 @@ class Ledger:
                 to protect just this, or nothing named. None: the caller asks for no such check.
 
         Raises:
+            InvalidInput: on PostgreSQL this login is a superuser, owns the tables, can delete rows,
+                or can write grants or change the history, and does not say that it is the owner.
             PlanRefused: a scope that pays protects something else.
             BudgetExceeded: a scope or block cannot pay; nothing was charged.
             RetryConflict: this slot released something else before, or an owner closed the release.
@@ -352,6 +362,7 @@ class Ledger:
         Raises:
             DpflowError: as `reserve`; then none of them was charged.
         """
+        self._require_spender()
         reservations: dict[ReleaseKey, Reservation] = {}
         with self._begin_writing() as writer:
             for ask in releases.sort_known_first(writer.state, asks):
@@ -522,7 +533,7 @@ class Ledger:
             protects: as for `reserve`.
 
         Raises:
-            BudgetExceeded, RetryConflict, SessionClosed: as for `reserve`.
+            InvalidInput, BudgetExceeded, RetryConflict, SessionClosed: as for `reserve`.
             PlanRefused: the data is partitioned otherwise.
         """
         ask = ReleaseCharge(
@@ -539,6 +550,7 @@ class Ledger:
             partition,
             protects,
         )
+        self._require_spender()
         secret = add_salt(releases.encode_ordered(state))
         with self._begin_writing() as writer:
             row, resumed = releases.find_release(writer, ask), False
@@ -1056,6 +1068,16 @@ class Ledger:
             releases.open_result(self._cipher, row, row.result, row.wrapped) if settled else None
         )
         return releases.make_record(row, result)
+
+    def _require_spender(self) -> None:
+        """Whoever spends should not be able to change budgets or history; asked once."""
+        if not self._may_spend and (power := self._database.find_power()):
+            raise InvalidInput(
+                f"nothing was charged, because this login can do more than spend: it {power}. Give the ledger a login with "
+                f"the role dpflow_spender or dpflow_interactive alone (see roles.sql); an owner who spends says so with "
+                f"DPFLOW_LEDGER_OWNER=1 or Ledger(..., owner=True)"
+            )
+        self._may_spend = True
 
     def _make_session(self, state: LedgerState, session_id: str) -> SessionRecord:
         return sessions.make_session(*sessions.find_session(state, self._cipher, session_id))

@@ -51,6 +51,17 @@ _TAKE_TURN = (
 _FLUSH = "SELECT pg_logical_emit_message(true, 'dpflow', '')"
 _ON_DISK = """SELECT CASE WHEN pg_is_in_recovery() THEN true ELSE current_setting('synchronous_standby_names') = ''
     AND pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn() END"""
+# What a login, or a role that it may take, can do that nobody who spends should. Both functions take
+# several privileges, of which one is enough.
+_POWERS = """SELECT CASE WHEN r.rolsuper THEN 'is a superuser'
+    WHEN pg_has_role(r.oid, c.relowner, 'MEMBER') THEN 'owns ' || c.relname
+    WHEN has_table_privilege(r.oid, c.oid, 'DELETE, TRUNCATE') THEN 'can delete rows of ' || c.relname
+    WHEN c.relname = 'dpflow_entry' AND has_any_column_privilege(r.oid, c.oid, 'UPDATE')
+        OR c.relname = 'dpflow_scope' AND has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE')
+    THEN 'can write ' || c.relname END AS power
+    FROM pg_roles r, pg_class c, unnest(%s::text[]) t(name)
+    WHERE pg_has_role(session_user, r.oid, 'MEMBER') AND c.oid = to_regclass(t.name)
+    ORDER BY r.rolsuper DESC, power DESC NULLS LAST LIMIT 1"""
 _UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
 
 
@@ -351,6 +362,17 @@ class Database:
                 return None
             versions = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'schema'")
         return str(versions[0][0]) if versions else "unknown"
+
+    def find_power(self) -> str | None:
+        """What this login can do that separates an owner from those who spend, such as "can write
+        dpflow_scope"; None if nothing, or on SQLite, which has no logins.
+        """
+        if self.sqlite:
+            return None
+        names = sorted(table.name for table in schema.metadata.sorted_tables)
+        with self.begin_reading() as transaction:
+            powers = transaction.text(_POWERS, (names,))
+        return None if not powers else powers[0][0]
 
     def make_place(self) -> None:
         """Make the SQLite file and its directory, for this user only. Raises `LedgerUnavailable`."""

@@ -30,7 +30,7 @@ def _as(url: str, login: str) -> str:
 @pytest.fixture
 def owner(postgres, tmp_path, ask) -> Ledger:
     """A ledger with a settled release, an orphan, an open session and a closed one."""
-    ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
+    ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True, owner=True)
     ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     ledger.settle(ask.reserve(ledger, "done"), {"value": 1})
     ask.reserve(ledger, "orphan")
@@ -71,7 +71,55 @@ def everything(ledger: Ledger) -> list[object]:
         ]
 
 
+@pytest.fixture
+def nobody_says_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DPFLOW_LEDGER_OWNER")
+
+
+POWERS = {
+    "is a superuser": "ALTER ROLE {0} SUPERUSER",
+    "owns dpflow_slot": "ALTER TABLE dpflow_slot OWNER TO {0}",
+    "can delete rows of dpflow_node": "GRANT DELETE ON dpflow_node TO {0}",
+    "can delete rows of dpflow_data": "GRANT TRUNCATE ON dpflow_data TO PUBLIC",
+    "can write dpflow_entry": "GRANT UPDATE (body) ON dpflow_entry TO {0}",
+    "can write dpflow_scope": "GRANT INSERT ON dpflow_scope TO {0}",
+    # Whoever may take a role has what it has.
+    "can write dpflow_scope ": "CREATE ROLE {0}_b; GRANT UPDATE ON dpflow_scope TO {0}_b; "
+    "ALTER ROLE {0} NOINHERIT; GRANT {0}_b TO {0}",
+}
+
+
+@pytest.mark.parametrize("power", POWERS)
+@pytest.mark.usefixtures("nobody_says_owner")
+def test_who_can_do_more_than_spend_says_so(postgres, tmp_path, ask, power):
+    """A task that spent with the login of an owner could write its own grant, and nobody was told."""
+    url = postgres()
+    owner = Ledger(url, anchor=tmp_path / "anchor", create=True, owner=True)
+    owner.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(ROLES_SQL)
+        name = f"{connection.info.dbname}_more"
+        connection.execute(f"CREATE ROLE {name} LOGIN IN ROLE dpflow_interactive")
+        ask.reserve(Ledger(_as(url, name), anchor=tmp_path / "anchor"), "spends")
+        connection.execute(POWERS[power].format(name))
+    before = everything(owner)
+    ledger = Ledger(_as(url, name), anchor=tmp_path / "anchor")
+    for charge in (
+        lambda: ask.reserve(ledger, "a"),
+        lambda: ledger.open_session(ask.key("b"), **ask.terms(), state={}, exclusive=False),
+    ):
+        with pytest.raises(InvalidInput, match=f"nothing was charged.* it {power.strip()}") as told:
+            charge()
+        assert not told.value.retryable
+    assert everything(owner) == before
+    said = Ledger(_as(url, name), anchor=tmp_path / "anchor", owner=True)
+    if power != "can write dpflow_scope ":  # without inheritance it cannot even read
+        ask.reserve(said, "a")
+        assert owner.verify().ok
+
+
 @pytest.mark.parametrize("role", ROLES)
+@pytest.mark.usefixtures("nobody_says_owner")
 def test_those_who_spend_release(owner, login, tmp_path: Path, ask, role):
     """Charging, settling, retrying, joining a slot, replaying and reading what is public: all of it
     works for both roles.
@@ -90,6 +138,7 @@ def test_those_who_spend_release(owner, login, tmp_path: Path, ask, role):
     assert owner.verify().ok
 
 
+@pytest.mark.usefixtures("nobody_says_owner")
 def test_those_who_hold_sessions_answer(owner, login, tmp_path, ask):
     """Opening, resuming, answering one by one or in a batch, and closing work for the interactive
     role.
