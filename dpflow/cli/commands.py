@@ -20,7 +20,7 @@ COMMANDS = {
         "List installed mechanisms, built-ins and plugins, or explain one and its parameters.",
     ),
     "plan": ("plan", "Say what a release or a whole schedule will cost, before anything is spent."),
-    "release": ("release", "Charge, draw, settle and publish one release; list past ones."),
+    "release": ("release", "Charge, draw, settle and publish releases; list past ones."),
     "ask": ("ask", "Ask a session, in order; without a query, show what is left of it."),
     "calculate": (
         "calculate",

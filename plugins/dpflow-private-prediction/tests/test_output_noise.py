@@ -475,7 +475,7 @@ def test_one_pass_is_the_paper_s_loop() -> None:
     drew.
     """
     points, targets = _sample(300, 7)
-    order = np.argsort(StreamSource(4).draw_words(300), kind="stable")
+    order = stable_descent.sample_rows(300, 300, StreamSource(4))
     w, total, eta = np.zeros(4), np.zeros(4), 0.5 / math.sqrt(300)
     for i in order:
         total += w
