@@ -96,6 +96,28 @@ def test_a_ledger_of_version_5_comes_to_the_newest(old: Old) -> None:
     assert again.ok and again.entries == ledger.verify().entries
 
 
+def test_old_entries_are_on_an_auditors_page(old: Old) -> None:
+    """On either database, entries of every version: sums as the ledger keeps them, what is pending as
+    it says, and no result.
+    """
+    Ledger.upgrade(old.target, anchor=old.anchor, principal="owner")
+    ledger = Ledger(old.target, anchor=old.anchor)
+    assert [entry.seq for entry in ledger.stream_history()] == list(range(1, 33))
+    assert ledger.history(limit=2) == list(ledger.stream_history(since=31))
+    for scope in ledger.scopes():
+        page = ledger.report(scope.scope)
+        sums = page.partition("Spend by block")[2].partition("</table>")[0]
+        for row in ledger.remaining(scope.scope).rows():
+            spent = row["epsilon_spent"] or "not counted"
+            shown = f"<td>{row['block'] or 'all rows'}</td><td>{spent}</td>"
+            assert shown in sums or row["epsilon_spent"] == "0"
+        pending = page.partition("not settled")[2].partition("Decisions")[0]
+        below = [r for r in ledger.releases() if f"{r.scope}/".startswith(f"{scope.scope}/")]
+        for release in below:
+            assert (release.release_id in pending) == (release.state in ("reserved", "open"))
+        assert "&quot;count&quot;" not in page and "'count'" not in page
+
+
 @pytest.mark.parametrize(
     "change",
     [
