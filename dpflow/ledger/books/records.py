@@ -206,7 +206,7 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON."""
-        return asdict(self)
+        return dict(vars(self))
 
     def precedes(self, point: Point) -> bool:
         """Whether it comes before an entry's number, or was written before a time."""
