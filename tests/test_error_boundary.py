@@ -59,9 +59,16 @@ def test_an_error_keeps_its_words_only_if_a_door_says_so() -> None:
         contain_errors(lambda: fail(LookupError(SECRET)), passing=(LookupError,))
 
 
-def test_all_threads_are_silent_until_the_last_has_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_all_threads_are_silent_until_the_last_has_left(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two overlap: the end of the first wakes no library while the second is inside."""
     logger, first_out = logging.getLogger("sklearn.some"), threading.Event()
+    # Airflow's logging configuration, in a test before this one, may have switched them off.
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(logging.getLogger("sklearn"), "propagate", True)
+    monkeypatch.setattr(logging.root.manager, "disable", 0)
+    caplog.set_level(logging.ERROR, "sklearn.some")
     inside = threading.Barrier(2)
 
     def leave_first() -> None:
