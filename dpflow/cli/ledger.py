@@ -300,7 +300,7 @@ def recover(
     as_json: JsonOption = False,
 ) -> None:
     """Go on after entries were lost for good. Scopes that they may have charged are closed until
-    granted anew.
+    granted again.
     """
     note = None if checkpoint is None else _read_text(checkpoint)
     closed = open_ledger(ledger).recover(
@@ -308,7 +308,7 @@ def recover(
     )
     if as_json:
         return show_json({"closed": closed})
-    print(f"recovered; closed until granted anew: {', '.join(closed) or 'none'}")
+    print(f"recovered; closed until granted again: {', '.join(closed) or 'none'}")
 
 
 @app.command()

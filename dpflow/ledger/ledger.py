@@ -874,7 +874,7 @@ class Ledger:
         """An owner's decision after entries were lost for good: go on with what is left.
 
         What a checkpoint says beyond the history is taken over: scopes and what they spent. Scopes
-        that a lost entry may have charged are closed until they are granted anew: all of them,
+        that a lost entry may have charged are closed until they are granted again: all of them,
         unless the mark stands at the very entry that was signed. Reservations are fenced and
         sessions closed, because the lost entries may have settled or answered them.
 

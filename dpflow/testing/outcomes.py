@@ -22,7 +22,7 @@ MOST = 60
 
 
 def digest_outcome(result: Result) -> str:
-    """A digest of everything in a result, in order; equal only for results that print alike."""
+    """A digest of everything in a result, in order; equal only for results that print the same."""
     # JSON writes 1, 1.0 and true differently, and a reader sees which one it is.
     text = json.dumps(result.to_json(), allow_nan=False, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

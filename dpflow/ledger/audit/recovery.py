@@ -3,7 +3,7 @@ when entries are gone.
 
 A lost host or log may take entries away that nobody can restore. What they charged is then known
 from a checkpoint at best. Whatever nobody witnesses counts as spent: scopes are closed until their
-owner grants anew, reservations are fenced and sessions closed, because the lost entries may have
+owner grants again, reservations are fenced and sessions closed, because the lost entries may have
 settled or answered them, and a second draw would cost a second time.
 """
 

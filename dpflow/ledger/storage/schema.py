@@ -42,7 +42,7 @@ scope = sa.Table(
     _required_column("filter"),
     _required_column("protects"),
     _required_column("blocks", SmallInteger),
-    # 1 after entries were lost that may have charged it, until its owner grants anew.
+    # 1 after entries were lost that may have charged it, until its owner grants again.
     _required_column("closed", SmallInteger),
     info={"identity": ("name",)},
     **_SLIM,

@@ -34,6 +34,7 @@ from dpflow_private_prediction.theory.auditor import largest_move, max_divergenc
 from prediction_world import ALTERNATIVES, POINTS, TABLE, records, tables  # noqa: E402
 
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Repeated  # noqa: E402
+from dpflow.core.sampling.samplers import uniform_integers  # noqa: E402
 from dpflow.errors import InvalidInput, PlanRefused  # noqa: E402
 from dpflow.testing.enumeration import enumerate_outputs  # noqa: E402
 from dpflow.testing.exact_divergence import discrete_laplace, divergence  # noqa: E402
@@ -475,7 +476,7 @@ def test_one_pass_is_the_paper_s_loop() -> None:
     drew.
     """
     points, targets = _sample(300, 7)
-    order = stable_descent.sample_rows(300, 300, StreamSource(4))
+    order = np.argsort(uniform_integers(2**62, 300, StreamSource(4)), kind="stable")
     w, total, eta = np.zeros(4), np.zeros(4), 0.5 / math.sqrt(300)
     for i in order:
         total += w

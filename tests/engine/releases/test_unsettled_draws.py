@@ -130,13 +130,13 @@ def world(tiny, tmp_path):
     """A ledger of its own anchor, whose place the driver knows."""
     from dpflow import Ledger, load_table
 
-    def made(target: str) -> tuple[Path, str]:
+    def make_ledger(target: str) -> tuple[Path, str]:
         Ledger(target, anchor=f"{target}.anchor", create=True).grant(
             "visits", 1, "1e-6", filter="basic", table=load_table(tmp_path / "visits.yml"), principal="owner",
         )  # fmt: skip
         return tmp_path, target
 
-    return made
+    return make_ledger
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_nothing_is_signed_that_does_not_verify(ledger, place, ask):
 
 def test_a_lost_log_without_a_witness_closes_all(lost, ask):
     """The drill: entries are gone, nobody knows what they charged. Nothing can be spent, settled or
-    answered until the owner grants anew.
+    answered until the owner grants again.
     """
     place, _, _, reserved, session = lost
     ledger = place.open()

@@ -261,7 +261,7 @@ def test_the_root_depends_on_the_items_alone():
             books._reads[name] = items.get(name), "test"
             items[name] = books._writes[name] = f"{draw.getrandbits(256):064x}"
         # Reads are of before this step: what was written twice is read as it was then.
-        books._reads = {name: (stored(memory, root, name), "t") for name in books._writes}
+        books._reads = {name: (read_item(memory, root, name), "t") for name in books._writes}
         root = books.store_root()
         nodes: dict[str, str] = {}
         whole = state.build_nodes(
@@ -270,7 +270,7 @@ def test_the_root_depends_on_the_items_alone():
         assert root == whole and nodes == memory.nodes
 
 
-def stored(memory: Memory, root: str, name: str) -> str | None:
+def read_item(memory: Memory, root: str, name: str) -> str | None:
     return state.LedgerState(memory, root)._load_paths([name])[name].get(name)
 
 
