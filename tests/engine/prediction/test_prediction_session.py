@@ -454,7 +454,7 @@ def test_another_batch_in_the_place_of_one_is_not_believed(world: World) -> None
             "UPDATE dpflow_answer SET answer = (SELECT answer FROM dpflow_answer ORDER BY query LIMIT 1)"
         )
     connection.close()
-    with pytest.raises(LedgerCorrupt):
+    with pytest.raises(LedgerCorrupt, match="not what this ledger encrypted"):
         world.open().predict([[1, "Oslo"]])
 
 

@@ -91,7 +91,7 @@ def released(mechanism: str, **params: Any) -> Callable[[Visit], Any]:
     return call
 
 
-def asked(visit: Visit) -> Any:
+def ask_gate(visit: Visit) -> Any:
     """A gate: estimators in SQL and by name, and a candidate whose predictions are by row id."""
     params = {"groups": 64, "queries": 9, "failures": 9, "rho": "0.24", "alpha": "0.2"}
     session = Session.open(
@@ -123,7 +123,7 @@ def learned(visit: Visit) -> Any:
     return len(session.predict([[point, 0.5]])), session.predictions_left
 
 
-def checked(visit: Visit) -> Any:
+def check_contract(visit: Visit) -> Any:
     """A data contract: its one bit, which one row more does not turn here."""
     return quality.check(visit.table)
 
@@ -163,9 +163,9 @@ DOORS: dict[str, tuple[list[tuple[str, ...]], Callable[[Visit], Any]]] = {
         [("own", "value")],
         released("learn_class", columns=["{x}"], label="y", epsilon="1", rows=1000),
     ),
-    "gate": ([("own", "value"), ("own", "number"), ("unit",), ("unit join", "number")], asked),
+    "gate": ([("own", "value"), ("own", "number"), ("unit",), ("unit join", "number")], ask_gate),
     "prediction": ([("own", "value"), ("own", "public key")], learned),
-    "contract": ([*OWN, ("unit",), ("block",)], checked),
+    "contract": ([*OWN, ("unit",), ("block",)], check_contract),
 }
 VISITS = [(door, role) for door, (roles, _) in DOORS.items() for role in roles]
 
