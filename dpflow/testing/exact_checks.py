@@ -53,6 +53,7 @@ from dpflow.testing.session_checks import (
     list_games,
     neighbouring_sides,
 )
+from dpflow.testing.tiny_tables import NOTHING, ROWS, TINY_TABLES, is_tiny
 
 #: CPU seconds for all distributions of one example.
 SECONDS = 1.0
@@ -66,42 +67,6 @@ MOST_PATHS = 200_000
 PAIRS = 40
 #: Much noise has many values, and little noise shows a wrong scale best.
 EPSILONS = ("4", "12")
-
-_TINY: dict[str, Any] = {
-    "name": "tiny",
-    "database": "tiny.duckdb",
-    "privacy_unit": {"column": "user"},
-    "columns": {
-        "user": {},
-        "kind": {"public_keys": ["b", "a"]},
-        "word": {},
-        "amount": {"lower": -1, "upper": 2},
-        "share": {"lower": 0, "upper": 1, "step": "0.5"},
-    },
-}
-#: A unit has two rows: one in each of two groups, or both in one group.
-TINY_TABLES = tuple(
-    Table.model_validate(
-        _TINY
-        | {
-            "contribution_bounds": {"rows": 2, "groups": groups, "rows_per_group": 2 // groups},
-            "neighbours": relation,
-        }
-    )
-    for relation, groups in (
-        ("add-remove", 2),
-        ("replace", 1),
-        ("replace", 2),
-        ("add-remove", 1),
-    )
-)
-#: Rows at the ends of every column's domain.
-_ROWS = tuple(
-    {"kind": kind, "word": kind, "amount": amount, "share": share}
-    for kind in "ab"
-    for amount, share in ((-1, 0), (2, 2))
-)
-_NOTHING = dict.fromkeys(_ROWS[0])
 
 
 @dataclass(frozen=True)
@@ -282,10 +247,10 @@ def _release_laws(
 
 
 def _neighbouring_pairs(request: Any, table: Table) -> Iterator[tuple[Answer, Answer]]:
-    if table.name != _TINY["name"]:
+    if not is_tiny(table):
         yield from neighbouring_answers(request, table)
         return
-    units = [*possible_units(_ROWS, table.contribution_bounds.rows), (_NOTHING,)]
+    units = [*possible_units(ROWS, table.contribution_bounds.rows), (NOTHING,)]
     try:
         # A lone unit shows a wrong scale; what others have matters to choices between values.
         for others in (0, 1, 2):
@@ -307,7 +272,7 @@ def _measure_distance(pair: tuple[SmallTable, SmallTable]) -> int:
                 for row in rows
                 if row[name] is not None and (not isinstance(value, str) or row[name] == value)
             )
-            for name in _ROWS[0]
+            for name in ROWS[0]
             for value in ("a", "b", 0)
         }
         for rows in ([row for unit in table for row in unit] for table in pair)

@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,15 +31,13 @@ from dpflow.testing import exact_divergence, examples, neighbours
 from dpflow.testing.audit import refutes_probability
 from dpflow.testing.corpus.broken_releases import FloatLaplace
 from dpflow.testing.examples import plan_mechanism
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
-from tiny import NOTHING, ROWS, table  # noqa: E402
+from dpflow.testing.tiny_tables import NOTHING, ROWS, tiny_table
 
 REGISTRY = Registry.load()
 MANY = [
     "count",
     "count_distinct",
-    *({"measure": m, "column": "score"} for m in ("sum", "mean", "variance")),
+    *({"measure": m, "column": "amount"} for m in ("sum", "mean", "variance")),
 ]
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("count", {}),
@@ -48,13 +45,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("count_distinct", {}),
     ("count_distinct", {"by": "kind"}),
     ("histogram", {"by": "kind"}),
-    ("sum", {"column": "score"}),
-    ("sum", {"column": "score", "by": "kind"}),
-    ("mean", {"column": "score", "by": "kind"}),
-    ("variance", {"column": "score"}),
-    ("variance", {"column": "score", "by": "kind"}),
-    ("standard_deviation", {"column": "score", "by": "kind"}),
-    ("vector_sum", {"columns": ["score"], "by": "kind"}),
+    ("sum", {"column": "amount"}),
+    ("sum", {"column": "amount", "by": "kind"}),
+    ("mean", {"column": "amount", "by": "kind"}),
+    ("variance", {"column": "amount"}),
+    ("variance", {"column": "amount", "by": "kind"}),
+    ("standard_deviation", {"column": "amount", "by": "kind"}),
+    ("vector_sum", {"columns": ["amount"], "by": "kind"}),
     ("aggregates", {"measures": MANY}),
     ("aggregates", {"measures": MANY, "by": "kind"}),
 ]
@@ -99,7 +96,7 @@ def test_no_neighbours_lose_more_than_the_price(
     """The claim holds for all units of a tiny table, is what was asked for, and is reached where
     one moment is released.
     """
-    mechanism, declared = REGISTRY.find_mechanism(name), table(relation, groups)
+    mechanism, declared = REGISTRY.find_mechanism(name), tiny_table(relation, groups)
     assert isinstance(mechanism, MeasureMechanism)
     worst, price = losses(mechanism, {**params, **law}, declared)
     whole = 1.0 if "delta" not in law else float(rho_for(Fraction(1), Fraction(1, 100)))
@@ -122,7 +119,7 @@ def test_a_reach_that_forgets_something_is_seen(
     """Control: noise fitted to one row, to one group, or to add-remove only, loses more than it
     claims.
     """
-    declared = table("replace", groups)
+    declared = tiny_table("replace", groups)
     mechanism = REGISTRY.find_mechanism("sum")
     assert isinstance(mechanism, MeasureMechanism)
     forgetful = declared.model_copy(
@@ -138,7 +135,7 @@ def test_a_reach_that_forgets_something_is_seen(
             "no replacement": {"neighbours": "add-remove"},
         }[wrong]
     )
-    worst, price = losses(mechanism, {"column": "score", "by": "kind", **law}, declared, forgetful)
+    worst, price = losses(mechanism, {"column": "amount", "by": "kind", **law}, declared, forgetful)
     assert worst > 1.2 * price
 
 
@@ -155,19 +152,19 @@ def test_without_noise_a_measure_is_what_numpy_says(kind: str, by: str | None) -
             "columns": {
                 "user": {},
                 "kind": {"public_keys": ["x", "y"]},
-                "score": {"lower": -3, "upper": 8, "step": "0.5"},
+                "amount": {"lower": -3, "upper": 8, "step": "0.5"},
             },
         }
     )
     generator = np.random.default_rng(7)
     rows = [
-        {"kind": "xy"[i % 2], "score": int(v)}
+        {"kind": "xy"[i % 2], "amount": int(v)}
         for i, v in enumerate(generator.integers(-6, 17, 400))
     ]
     mechanism = REGISTRY.find_mechanism(kind)
     raw = (
         {"epsilon": "1e6"}
-        | ({"column": "score"} if kind != "count" else {})
+        | ({"column": "amount"} if kind != "count" else {})
         | ({"by": by} if by else {})
     )
     params, _ = plan_mechanism(mechanism, declared, raw)
@@ -185,7 +182,7 @@ def test_without_noise_a_measure_is_what_numpy_says(kind: str, by: str | None) -
         "count": len,
     }[kind]
     for key in ("x", "y") if by else ("",):
-        values = np.array([row["score"] for row in rows if key in ("", row["kind"])]) / 2
+        values = np.array([row["amount"] for row in rows if key in ("", row["kind"])]) / 2
         assert found[key] == pytest.approx(numpy(values), rel=1e-9)
 
 
@@ -202,15 +199,15 @@ def test_shared_moments_are_paid_once() -> None:
     assert sum(release.amounts) == 1
 
 
-FILLED = {"kind": None, "word": None, "score": 0}
-BOTH = ["count", {"measure": "sum", "column": "score"}, {"measure": "mean", "column": "score"}]
+FILLED = {"kind": None, "word": None, "amount": 0}
+BOTH = ["count", {"measure": "sum", "column": "amount"}, {"measure": "mean", "column": "amount"}]
 
 
 def filled(relation: str, groups: int) -> Table:
-    """The tiny table, in which a missing score counts as 0."""
-    declared = table(relation, groups)
-    score = declared.columns["score"].model_copy(update={"missing": Fraction(0)})
-    return declared.model_copy(update={"columns": declared.columns | {"score": score}})
+    """The tiny table, in which a missing amount counts as 0."""
+    declared = tiny_table(relation, groups)
+    score = declared.columns["amount"].model_copy(update={"missing": Fraction(0)})
+    return declared.model_copy(update={"columns": declared.columns | {"amount": score}})
 
 
 @pytest.mark.parametrize("law", LAWS, ids=["laplace", "gaussian"])
@@ -233,7 +230,7 @@ def test_rows_that_all_have_a_value_are_counted_once(
     assert worst <= price * (1 + 1e-12)
     params, _ = plan_mechanism(Aggregates(), declared, {"measures": measures, **by, **law})
     release, _ = Aggregates().choose_release(params, declared)
-    assert sorted(release.query.moments) == [("rows", ""), ("sum", "score")]
+    assert sorted(release.query.moments) == [("rows", ""), ("sum", "amount")]
 
 
 def test_a_sum_beside_a_count_is_taken_around_the_middle() -> None:
@@ -466,7 +463,7 @@ def test_gaussian_noise_has_the_epsilon_that_was_asked(epsilon: str, delta: str)
     dimension is below it.
     """
     rho = rho_for(Fraction(epsilon), Fraction(delta))
-    noise = gaussian_noise(group_sensitivity(table("add-remove", 1), None, None, 0, 1, 3), rho)
+    noise = gaussian_noise(group_sensitivity(tiny_table("add-remove", 1), None, None, 0, 1, 3), rho)
     found = noise.event.epsilon_at(Fraction(delta))
     assert found is not None
     assert 0.998 * float(epsilon) <= found <= Fraction(epsilon) * (1 + Fraction(1, 10**6))
@@ -486,7 +483,7 @@ def test_half_widths_hold(size: int, failure: float) -> None:
     """The tail beyond a half-width is at most the failure, exactly, and one step less would not do
     by much.
     """
-    far = group_sensitivity(table("add-remove", 1), None, None, 0, size, 1)
+    far = group_sensitivity(tiny_table("add-remove", 1), None, None, 0, size, 1)
     for noise in (laplace_noise(far, Fraction(1, 2)), gaussian_noise(far, Fraction(1, 50))):
         event, width = noise.event, noise.half_width(failure)
         law = (

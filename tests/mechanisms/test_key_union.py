@@ -4,11 +4,9 @@ released.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -28,9 +26,7 @@ from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import key_sets
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
-from tiny import excess  # noqa: E402
+from dpflow.testing.tiny_tables import excess_delta
 
 RAW = {"by": "word", "epsilon": "4", "delta": "0.02"}
 
@@ -65,7 +61,7 @@ def test_the_claim_holds_on_all_small_tables(relation: str, groups: int) -> None
     """Hockey-stick divergence of whole releases over all neighbours, at most delta; a unit may have
     keys of its own.
     """
-    assert excess(KeyUnion(), RAW, relation, 1, groups) <= 1e-6
+    assert excess_delta(KeyUnion(), RAW, relation, 1, groups) <= 1e-6
 
 
 class LowThreshold(KeyUnion):
@@ -92,7 +88,7 @@ class HalfTheNoise(KeyUnion):
 @pytest.mark.usefixtures("coarse")
 def test_broken_unions_are_seen(broken: KeyUnion) -> None:
     """Controls."""
-    assert excess(broken, RAW, "add-remove", 1, 2) > 1e-3
+    assert excess_delta(broken, RAW, "add-remove", 1, 2) > 1e-3
 
 
 def test_two_rounds_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:

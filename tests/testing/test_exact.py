@@ -4,10 +4,8 @@ tiny tables.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,29 +22,27 @@ from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.examples import Example
 from dpflow.testing.examples import make_groups as grouped
 from dpflow.testing.session_checks import MemorySession
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
-from tiny import excess, table  # noqa: E402
+from dpflow.testing.tiny_tables import excess_delta, tiny_table
 
 SLACK = 1e-6  # truncated noise, multiplied by e^epsilon
 REGISTRY = Registry.load()
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("count", {"epsilon": "1"}),
-    ("sum", {"column": "score", "epsilon": "2"}),
-    ("sum", {"column": "score", "by": "kind", "epsilon": "12"}),
-    ("mean", {"column": "score", "epsilon": "12"}),
+    ("sum", {"column": "amount", "epsilon": "2"}),
+    ("sum", {"column": "amount", "by": "kind", "epsilon": "12"}),
+    ("mean", {"column": "amount", "epsilon": "12"}),
     ("histogram", {"by": "kind", "epsilon": "4"}),
     ("private_histogram", {"by": "word", "epsilon": "4", "delta": "0.01"}),
     ("private_histogram", {"by": "word", "epsilon": "4", "delta": "0.01", "of": "units"}),
     ("private_histogram", {"by": "word", "epsilon": "8", "delta": "0.02", "noise": "gaussian"}),
-    ("quantile", {"column": "score", "epsilon": "1"}),
-    ("quantile", {"column": "score", "epsilon": "1", "p": "1/3"}),
-    ("quantiles", {"column": "score", "epsilon": "1", "quantiles": ["1/3", "1/2", "9/10"]}),
-    ("quantile", {"column": "score", "by": "kind", "epsilon": "2", "p": "1/3"}),
-    ("quantiles", {"column": "score", "by": "kind", "epsilon": "2", "quantiles": ["1/5", "1/2"]}),
-    ("median", {"column": "score", "epsilon": "1"}),
-    ("minimum", {"column": "score", "epsilon": "1"}),
-    ("maximum", {"column": "score", "epsilon": "1", "tail": "1/5"}),
+    ("quantile", {"column": "amount", "epsilon": "1"}),
+    ("quantile", {"column": "amount", "epsilon": "1", "p": "1/3"}),
+    ("quantiles", {"column": "amount", "epsilon": "1", "quantiles": ["1/3", "1/2", "9/10"]}),
+    ("quantile", {"column": "amount", "by": "kind", "epsilon": "2", "p": "1/3"}),
+    ("quantiles", {"column": "amount", "by": "kind", "epsilon": "2", "quantiles": ["1/5", "1/2"]}),
+    ("median", {"column": "amount", "epsilon": "1"}),
+    ("minimum", {"column": "amount", "epsilon": "1"}),
+    ("maximum", {"column": "amount", "epsilon": "1", "tail": "1/5"}),
     ("arg_max", {"by": "kind", "epsilon": "1"}),
     ("top_k", {"by": "kind", "k": 2, "epsilon": "1", "of": "units"}),
 ]
@@ -73,7 +69,7 @@ def test_guarantee_holds_exactly(
     """No pair of neighbours diverges by more than the event says."""
     # sums only shift with what the neighbours share, and have many pairs under replace
     others = 0 if relation == "replace" and name in ("sum", "mean") else 1
-    assert excess(REGISTRY.find_mechanism(name), params, relation, others, groups) <= SLACK
+    assert excess_delta(REGISTRY.find_mechanism(name), params, relation, others, groups) <= SLACK
 
 
 class ForgetsGroups(Quantile):
@@ -103,15 +99,15 @@ def test_grouped_quantiles_without_their_composition_are_seen(
     """Controls: half the sensitivity, over groups or over a move between them, exceeds the claim;
     the right one does not.
     """
-    params = {"column": "score", "by": "kind", "epsilon": "6"}
-    assert excess(broken, params, relation, 1, groups) > 0.01
-    assert excess(Quantile(), params, relation, 1, groups) <= SLACK
+    params = {"column": "amount", "by": "kind", "epsilon": "6"}
+    assert excess_delta(broken, params, relation, 1, groups) > 0.01
+    assert excess_delta(Quantile(), params, relation, 1, groups) <= SLACK
 
 
 def test_sparse_vector_session_holds_exactly() -> None:
     """All transcripts of two queries with one failure keep the session's epsilon."""
     mechanism = REGISTRY.find_mechanism("above_threshold")
-    declared = table("add-remove")
+    declared = tiny_table("add-remove")
     queries = [{"threshold": 2}, {"threshold": 3}]
     example = Example(declared, {"epsilon": "16"}, queries)
 
