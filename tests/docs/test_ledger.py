@@ -5,6 +5,7 @@ importing dpflow.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,15 @@ def test_the_audit_adds_up_the_spend(folder: Path) -> None:
         assert damage != lines
         (folder / "damaged.jsonl").write_text("".join(damage))
         assert audit(folder, "damaged.jsonl").returncode != 0
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    """A failure's row names its proof; one of them had been renamed."""
+    named = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
+    there = set[str]()
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        there |= set(re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE))
+    assert len(named) > 15 and named - there == set()
 
 
 def test_the_moved_ledger_goes_on(folder: Path) -> None:

@@ -29,7 +29,7 @@ import psycopg
 import pytest
 
 from dpflow import fault_points
-from dpflow.errors import LedgerUnavailable
+from dpflow.errors import LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger import Ledger
 from dpflow.ledger.storage import database as connections
 from dpflow.ledger.storage.statements import PostgresTransaction
@@ -339,6 +339,8 @@ def test_a_file_that_cannot_grow(on_disk, ask, tmp_path):
 def test_a_process_with_too_many_open_files(ledger, place, ask):
     """However few are left, a charge is recorded or refused retryably, and the retry completes."""
     codes = []
+    # It was eight before results were encrypted. With eight, no charge on SQLite gets through any
+    # more, because it reads the wrapping key, too; then 0 would not be among the codes.
     for left in range(12):
 
         def crowded(left: int = left) -> Any:
@@ -415,9 +417,13 @@ def test_no_space_left_on_the_device():
     assert (done.returncode, done.stdout) == (0, "refused 21\n"), done.stderr
 
 
-@pytest.mark.parametrize("what", ["file", "folder", "mark"])
+@pytest.mark.parametrize("what", ["file", "folder", "anchor", "mark"])
 def test_a_place_that_is_read_only(ask, what):
-    """Who may not write is refused before anything is charged, and nothing is read for nothing."""
+    """Who may not write is refused before anything is charged, and nothing is read for nothing.
+
+    Where the directory of the anchor cannot be written, a mark is not made anew: one that is missing
+    is an owner's matter.
+    """
     folder = Path(tempfile.mkdtemp(prefix="dpflow-read-only-", dir="/tmp"))
     try:
         ledger = Ledger(folder / "l", anchor=folder / "anchor", create=True)
@@ -428,8 +434,12 @@ def test_a_place_that_is_read_only(ask, what):
         closed = {
             "file": folder / "l",
             "folder": folder,
+            "anchor": folder / "anchor",
             "mark": folder / "anchor" / "mark",
         }[what]
+        mark = folder / "anchor" / "mark"
+        if what == "anchor":
+            mark.rename(folder / "mark")
         closed.chmod(0o555 if closed.is_dir() else 0o444)
 
         def unprivileged() -> Any:
@@ -437,11 +447,18 @@ def test_a_place_that_is_read_only(ask, what):
                 os.setgroups([])
                 os.setgid(65534)
                 os.setuid(65534)
-            return one_shot(ledger, ask, 0)
+            try:
+                return one_shot(ledger, ask, 0)
+            except LedgerCorrupt as error:
+                return str(error)
 
         code, shown = forked(unprivileged)
-        assert (code, shown) == (75, None)
         closed.chmod(0o777 if closed.is_dir() else 0o666)
+        if what == "anchor":
+            assert code == 0 and "the high-water mark is missing" in shown and not mark.exists()
+            (folder / "mark").rename(mark)
+        else:
+            assert (code, shown) == (75, None)
         assert ledger.releases() == []
         one_shot(ledger, ask, 0)
         assert books(ledger) == (1, 10**6) and ledger.verify().ok

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import sqlite3
 import threading
 from collections import Counter
@@ -23,12 +24,14 @@ from dpflow.core.contract.point_encoding import Codes, encode_points
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.contract.requests import Records
 from dpflow.core.sampling.randomness import Source
-from dpflow.engine.prediction.answer_index import PointNames, unpack_answers
+from dpflow.engine.prediction.answer_index import PointNames, pack_answers, unpack_answers
 from dpflow.engine.prediction.session import PredictionSession, most_predictions
 from dpflow.engine.releases.plan import make_plan
 from dpflow.engine.releases.request import parse_request
 from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
+from dpflow.ledger.books import sessions
+from dpflow.ledger.history.cipher import SALT, Cipher, add_salt, strip_salt
 from dpflow.registry import BUILT_INS, Registry
 
 if TYPE_CHECKING:
@@ -434,15 +437,43 @@ def test_what_a_mask_hides_is_missing(world: World) -> None:
         '{"points": "", "answers": "[1]", "notes": {}}',
     ],
 )
-def test_a_damaged_batch_stops_the_session(world: World, damaged: str) -> None:
-    """Not one answer more, rather than a second draw for a point whose answer cannot be read."""
+def test_a_damaged_batch_stops_the_session(
+    world: World, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    """Not one answer more, rather than a second draw for a point whose answer cannot be read: as it
+    stands in the database, and were it what the ledger encrypted.
+    """
     world.open().predict([[1, "Oslo"]])
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "open_answer", lambda *_: "0" * SALT + damaged)
+        with pytest.raises(LedgerCorrupt):
+            world.open().predict([[1, "Oslo"]])
     with sqlite3.connect(world.tiny.ledger) as connection:
         connection.execute("UPDATE dpflow_answer SET answer = ?", [damaged])
     connection.close()
     with pytest.raises(LedgerCorrupt):
         world.open().predict([[1, "Oslo"]])
     assert world.mechanism.learned == 1
+
+
+def test_a_changed_batch_that_reads_well_is_not_believed(world: World) -> None:
+    """Its digest is in the sealed history: another one that somebody encrypted with the anchor's
+    wrapping key is refused, not given.
+    """
+    world.open().predict([[1, "Oslo"]])
+    cipher = Cipher(Ledger(world.tiny.ledger)._anchor)
+    with sqlite3.connect(world.tiny.ledger) as connection:
+        columns = "release_id, version, wrapped FROM dpflow_key WHERE version = 1"
+        ((*place, wrapped),) = connection.execute(f"SELECT {columns}").fetchall()
+        key = cipher.open_key(*place, wrapped)
+        ((sealed,),) = connection.execute("SELECT answer FROM dpflow_answer").fetchall()
+        batch = json.loads(strip_salt(key.decrypt(sealed, "answer")))
+        text = json.dumps(batch | {"answers": pack_answers(["forged"])}, separators=(",", ":"))
+        forged = key.encrypt(add_salt(text), "answer")
+        connection.execute("UPDATE dpflow_answer SET answer = ?", [forged])
+    connection.close()
+    with pytest.raises(LedgerCorrupt, match="not the one that was given"):
+        world.open().predict([[1, "Oslo"]])
 
 
 def test_another_batch_in_the_place_of_one_is_not_believed(world: World) -> None:

@@ -14,6 +14,7 @@ import pytest
 from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.history import chain
+from dpflow.ledger.history.cipher import Cipher, add_salt
 from dpflow.ledger.storage import schema
 
 KEYS = {
@@ -170,8 +171,18 @@ def test_a_chain_recomputed_without_the_key_is_found(used, place):
     assert all(f"entry {row[0]} was not made by this ledger" in report for row in rows[1:])
 
 
-@pytest.mark.parametrize("column", ["secret", "version", "both"])
-def test_a_session_cannot_be_set_back(used, place, ask, column):
+NOT_NEWEST = "a row of dpflow_release is not what the newest entry of the history left"
+
+
+@pytest.mark.parametrize(
+    ("column", "refusal"),
+    [
+        ("secret", "state is not what this ledger encrypted there"),
+        ("version", NOT_NEWEST),
+        ("both", NOT_NEWEST),
+    ],
+)
+def test_a_session_cannot_be_set_back(used, place, ask, column, refusal):
     """An earlier state put back into its row gives no answer, although the history is whole."""
     held = used.open_session(ask.key("other"), **ask.terms(), state={"left": 9}, exclusive=False)
     used.answer(held.session_id, query="one", expected_version=0, state={"left": 8}, answer={})
@@ -182,13 +193,13 @@ def test_a_session_cannot_be_set_back(used, place, ask, column):
         "DELETE FROM dpflow_answer",
     )
     for version in (0, 1):
-        with pytest.raises(LedgerCorrupt, match="not the one its last answer left|not what"):
+        with pytest.raises(LedgerCorrupt, match=refusal):
             used.answer(
                 held.session_id, query="two", expected_version=version, state={"left": 8}, answer={}
             )
-    with pytest.raises(LedgerCorrupt, match="not the one its last answer left|not what"):
+    with pytest.raises(LedgerCorrupt, match=refusal):
         used.session(held.session_id)
-    with pytest.raises(LedgerCorrupt, match="not the one its last answer left|not what"):
+    with pytest.raises(LedgerCorrupt, match=refusal):
         used.open_session(ask.key("other"), **ask.terms(), state={"left": 9}, exclusive=False)
 
 
@@ -222,8 +233,37 @@ def test_a_closed_session_cannot_be_opened_again(used, place, ask, tmp_path, end
     place.sql(
         f"UPDATE dpflow_release SET state = 'open', secret = '{{\"left\":9}}' WHERE id = '{held.session_id}'"
     )
-    with pytest.raises(LedgerCorrupt, match="not the one its last answer left|not what"):
+    with pytest.raises(LedgerCorrupt, match=NOT_NEWEST):
         used.session(held.session_id)
+
+
+def test_what_the_wrap_key_alone_can_write_is_not_believed(used, place, ask):
+    """Whoever stole ``wrap`` can encrypt another state, result or answer for its place. The history
+    holds their digests, so none of them is given out.
+    """
+    held = used.open_session(ask.key("other"), **ask.terms(), state={"left": 9}, exclusive=False)
+    used.answer(held.session_id, query="one", expected_version=0, state={"left": 8}, answer={})
+    paid = used.settle(ask.reserve(used, "forged"), {"value": 7})
+    thief = Cipher(used._anchor)
+    with place.intruder() as run:
+
+        def encrypt(release_id: str, version: int, text: str, what: str) -> str:
+            where = "FROM dpflow_key WHERE release_id = ? AND version = ?"
+            ((wrapped,),) = run(f"SELECT wrapped {where}", release_id, version)
+            return thief.open_key(release_id, version, wrapped).encrypt(add_salt(text), what)
+
+        forged = encrypt(held.session_id, 1, '{"left":9}', "state")
+        run("UPDATE dpflow_release SET secret = ? WHERE id = ?", forged, held.session_id)
+        forged = encrypt(held.session_id, 1, '{"forged":1}', "answer")
+        run("UPDATE dpflow_answer SET answer = ? WHERE session_id = ?", forged, held.session_id)
+        forged = encrypt(paid.release_id, 0, '{"value":8}', "result")
+        run("UPDATE dpflow_release SET result = ? WHERE id = ?", forged, paid.release_id)
+    with pytest.raises(LedgerCorrupt, match="is not the one its last answer left"):
+        used.session(held.session_id)
+    with pytest.raises(LedgerCorrupt, match="is not the one that was given"):
+        used.stored_answer(held.session_id, "one")
+    with pytest.raises(LedgerCorrupt, match="is not the one that was settled"):
+        ask.reserve(used, "forged")
 
 
 def test_a_restored_database_gives_no_answers(tmp_path, ask):
