@@ -158,6 +158,24 @@ def release_file_page() -> str:
     )
 
 
+def catalogue_page() -> str:
+    """Every field of ``dpflow.yml``."""
+    from dpflow.catalogue import Catalogue, Output
+
+    return "".join(
+        (
+            "# Catalogue: dpflow.yml\n\n",
+            NOTE,
+            "A project's names. Commands, Python and operators find the file upward from a release "
+            "file, a DAG file or the working directory. Paths in it are relative to it. What a command, "
+            "the environment or a release says itself wins.\n\n",
+            model_table(Catalogue),
+            "## output\n\n",
+            model_table(Output),
+        )
+    )
+
+
 def mechanisms_page() -> str:
     """Every installed mechanism and session with its parameters."""
     from dpflow.core.contract.interactive import InteractiveMechanism
@@ -356,6 +374,7 @@ def errors_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "declaration": declaration_page,
     "release-file": release_file_page,
+    "catalogue": catalogue_page,
     "mechanisms": mechanisms_page,
     "cli": cli_page,
     "operators": operators_page,

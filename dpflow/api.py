@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpflow.catalogue import locate_ledger
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.prediction.session import PredictionSession
 from dpflow.engine.releases.execute import Receipt
@@ -25,7 +26,7 @@ def plan(
     table: PrivateTable | Table | Path | str,
     *,
     name: str,
-    scope: str,
+    scope: str | None = None,
     blocks: Sequence[str] = (),
     where: str | None = None,
     bounds: Sequence[str] = (),
@@ -39,15 +40,17 @@ def plan(
 
     Args:
         mechanism: a registered name, e.g. ``"histogram"``.
-        table: a private table, a declaration, or the path of one.
+        table: a private table, a declaration, or a declaration's name in ``dpflow.yml`` or its
+            path.
         name: which release this is; the same name, revision and content again is free.
-        scope: who pays.
+        scope: which budget pays; that of ``dpflow.yml`` if left out.
         blocks: the blocks it reads, for a table that protects per block.
         where: a condition on declared columns, e.g. ``"age >= 18 AND city = 'Oslo'"``; only rows
         that fulfil it are read.
         bounds: names of settled searches for bounds, which the plan takes from the ledger
         (`dpflow.engine.releases.released_bounds`).
         ledger: where these searches are; nothing else is read from it.
+        publish: where the result is copied to; the output of ``dpflow.yml`` if left out.
         params: the mechanism's parameters, e.g. ``by="carrier", epsilon="0.5"``.
 
     Raises:
@@ -60,15 +63,16 @@ def plan(
     fields: dict[str, Any] = {
         "name": name,
         "mechanism": mechanism,
-        "table": table.name,
-        "scope": scope,
+        # Never looked up: the declaration is here.
+        "table": Path(table.name),
         "blocks": tuple(blocks),
         "where": where,
         "bounds": tuple(bounds),
         "revision": revision,
         "params": params,
-        "publish": publish,
     }
+    fields |= {} if scope is None else {"scope": scope}
+    fields |= {} if publish is None else {"publish": publish}
     # Paths are taken from the working directory.
     request = parse_request(fields, Path())
     return make_plan(
@@ -76,8 +80,20 @@ def plan(
     )
 
 
+def open_ledger(ledger: Ledger | Path | str | None = None) -> Ledger:
+    """The ledger that is given, or DPFLOW_LEDGER, or that of ``dpflow.yml``; it must exist.
+
+    Raises:
+        InvalidInput: nobody says where the ledger is, or there is none.
+    """
+    if isinstance(ledger, Ledger):
+        return ledger
+    place, anchor = locate_ledger(None if ledger is None else str(ledger))
+    return Ledger(place, anchor=anchor)
+
+
 def predictions(
-    plan: Plan, ledger: Ledger, *, run_identity: RunIdentity | None = None
+    plan: Plan, ledger: Ledger | None = None, *, run_identity: RunIdentity | None = None
 ) -> PredictionSession:
     """Open (and charge, whole) or resume the session of predictions that a plan describes; ask it
     with ``predict``.
@@ -86,12 +102,12 @@ def predictions(
         BudgetExceeded: the scope cannot pay for all of its predictions; nothing was read.
         PlanRefused: the plan is for something else.
     """
-    return PredictionSession.open(plan, ledger, run_identity=run_identity)
+    return PredictionSession.open(plan, open_ledger(ledger), run_identity=run_identity)
 
 
 def release(
     plan: Plan,
-    ledger: Ledger,
+    ledger: Ledger | None = None,
     *,
     run_identity: RunIdentity | None = None,
     spend_again: bool = False,
@@ -99,10 +115,13 @@ def release(
 ) -> Receipt:
     """Charge, draw, settle and publish a plan, exactly once for each run identity; see
     `dpflow.engine.releases.execute.release`.
+
+    Args:
+        ledger: where its scope has a grant; DPFLOW_LEDGER or that of ``dpflow.yml`` if left out.
     """
     return run(
         plan,
-        ledger,
+        open_ledger(ledger),
         registry or Registry.load(),
         run_identity=run_identity,
         spend_again=spend_again,

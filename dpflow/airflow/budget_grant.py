@@ -15,8 +15,8 @@ class BudgetGrantOperator(BaseOperator):
 
     :param scope: such as ``flights`` (templated).
     :param epsilon: an exact amount, such as ``"0.5"`` (templated).
-    :param table: path of the declaration whose privacy unit the budget protects, relative to the
-        DAG file (templated). None says that the scope belongs to no table yet.
+    :param table: the declaration whose privacy unit the budget protects: its name in ``dpflow.yml``,
+        or its path relative to the DAG file (templated). None says that the scope belongs to no table yet.
     :param delta: as ``epsilon`` (templated).
     :param filter: the privacy filter: basic, renyi or hybrid.
     :param tail_share: the part of delta that converts Renyi divergence; all of it by default.
@@ -58,7 +58,7 @@ class BudgetGrantOperator(BaseOperator):
         from dpflow.tables.access.declarations import load_table
 
         ledger = open_ledger(self.ledger_conn_id)
-        table = None if self.table is None else load_table(dag_folder(context) / self.table)
+        table = None if self.table is None else load_table(self.table, dag_folder(context))
         terms = amounts.check_epsilon(self.epsilon), amounts.check_delta(self.delta)
         share = amounts.parse_exact("tail_share", self.tail_share or 1)
         requested = make_filter(self.filter, *terms, tail_share=share)

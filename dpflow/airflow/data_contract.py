@@ -13,7 +13,8 @@ from dpflow.airflow.task_context import dag_folder, dag_principal, map_failures,
 class DataContractOperator(BaseOperator):
     """Check the rows of the named blocks against the table's declaration with Great Expectations.
 
-    :param table: path of the declaration, relative to the DAG file (templated).
+    :param table: the declaration: its name in ``dpflow.yml``, or its path relative to the DAG file
+        (templated).
     :param blocks: the blocks to check (templated).
     :param ledger_conn_id: connection of type ``dpflow_ledger``; the outcome is recorded in its
         history.
@@ -46,7 +47,7 @@ class DataContractOperator(BaseOperator):
         from dpflow.errors import ContractViolated
         from dpflow.tables.access.declarations import load_table
 
-        table = load_table(dag_folder(context) / self.table)
+        table = load_table(self.table, dag_folder(context))
         blocks = [self.blocks] if isinstance(self.blocks, str) else list(self.blocks)
         passed = quality.check(table, blocks)
         outcome = {"table": table.name, "blocks": blocks, "passed": passed, "mode": "trusted"}

@@ -58,7 +58,7 @@ def read_request(
         InvalidInput: a file that cannot be read, or fields that are no request.
     """
     from dpflow.engine.releases.request import parse_request
-    from dpflow.tables.access.declarations import load_yaml
+    from dpflow.yaml_files import load_yaml
 
     source = "what the task is given"
     if isinstance(release, str):

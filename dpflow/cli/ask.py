@@ -45,7 +45,7 @@ def command(
         [parse_words(query)] if query else _read_queries(queries) if queries else []
     )
     registry = Registry.load()
-    request, book = load_request(file), open_ledger(ledger)
+    request, book = load_request(file), open_ledger(ledger, files=[file])
     session = Session.open(
         make_plan(request, registry, insert_bounds(request, book)), book, registry
     )

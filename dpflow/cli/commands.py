@@ -15,6 +15,14 @@ from typer.core import TyperGroup
 #: Command to module and help. The help is the first paragraph of the command's docstring.
 COMMANDS = {
     "demo": ("demo", "Run the main job on real data, then write a report."),
+    "tables": (
+        "tables",
+        "List the tables that dpflow.yml names: source, what is protected, budgets.",
+    ),
+    "describe": (
+        "describe",
+        "Show one table: whom it protects, its columns and bounds, and what is left of its budgets.",
+    ),
     "mechanisms": (
         "mechanisms",
         "List installed mechanisms, built-ins and plugins, or explain one and its parameters.",

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpflow.catalogue import locate_ledger
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.declaration import Strict
 from dpflow.core.contract.interactive import InteractiveMechanism
@@ -31,7 +32,7 @@ LedgerOption = Annotated[
     typer.Option(
         "--ledger",
         envvar="DPFLOW_LEDGER",
-        help="SQLite file or postgresql+psycopg:// URL of the ledger; DPFLOW_LEDGER if left out.",
+        help="SQLite file or postgresql+psycopg:// URL of the ledger; DPFLOW_LEDGER, or that of dpflow.yml, if left out.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -39,31 +40,57 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 def require_place(target: str | None) -> str:
     """Where the ledger is. Raises `InvalidInput` if nobody said."""
-    if not target:
-        raise InvalidInput(
-            "no ledger was named; give --ledger FILE or set DPFLOW_LEDGER, the same one for every run"
-        )
-    return target
+    return locate_ledger(target)[0]
 
 
-def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None = None) -> Ledger:
+def open_ledger(
+    target: str | None,
+    *,
+    create: bool = False,
+    anchor: Path | None = None,
+    files: Sequence[Path] = (),
+) -> Ledger:
     """The ledger a command works on. There is no default place: two ledgers for one table would
     spend its budget twice.
+
+    Args:
+        files: release files that it pays for; ``dpflow.yml`` is searched for above them.
+
+    Raises:
+        InvalidInput: nobody said where it is, or the files belong to projects with two ledgers.
     """
-    target = require_place(target)
+    places = {locate_ledger(target, file.parent) for file in files} or {locate_ledger(target)}
+    if len(places) > 1:
+        raise InvalidInput(
+            "these files belong to projects with different ledgers; run them one by one, or give --ledger"
+        )
+    ((place, usual_anchor),) = places
+    anchor = anchor or usual_anchor
     if not create:
-        return Ledger(target, anchor=anchor)
+        return Ledger(place, anchor=anchor)
     # Where there is a ledger it is opened as it is: only a new one is worth a word.
     try:
-        return Ledger(target, anchor=anchor)
+        return Ledger(place, anchor=anchor)
     except InvalidInput:
-        new_ledger = Ledger(target, create=True, anchor=anchor)
-    where = "" if "://" in target else f" at {Path(target).resolve()}"  # a URL may hold a password
+        new_ledger = Ledger(place, create=True, anchor=anchor)
+    where = "" if "://" in place else f" at {Path(place).resolve()}"  # a URL may hold a password
     print(
         f"made a new ledger{where}; its keys and mark are in {new_ledger.anchor_folder}",
         file=sys.stderr,
     )
     return new_ledger
+
+
+def find_ledger(target: str | None, files: Sequence[Path] = ()) -> Ledger | None:
+    """As `open_ledger`; None where nobody said which ledger, or where ``dpflow.yml`` names one that
+    the first grant will make.
+    """
+    try:
+        return open_ledger(target, files=files)
+    except InvalidInput:
+        if target:
+            raise
+        return None
 
 
 def make_console() -> Console:

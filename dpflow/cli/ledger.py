@@ -72,7 +72,10 @@ def grant(
     ] = "basic",
     tail_share: ShareOption = None,
     table: Annotated[
-        Path | None, typer.Option(help="The declaration whose privacy unit this budget protects.")
+        str | None,
+        typer.Option(
+            help="The declaration whose privacy unit this budget protects: its name in dpflow.yml, or its file."
+        ),
     ] = None,
     no_table: Annotated[
         bool, typer.Option("--no-table", help="The scope belongs to no declared table.")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dpflow.cli import plan_schedule
-from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
+from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
 from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.planning.precheck import forecast
 from dpflow.errors import InvalidInput
@@ -63,14 +63,14 @@ def command(
             start, every, until, grant or [], runs, share or [], error or []
         )
         return plan_schedule.plan_schedule(
-            place, open_ledger(ledger) if ledger else None, wishes, as_json, plot
+            place, find_ledger(ledger, [place]), wishes, as_json, plot
         )
-    request, book = load_request(place), open_ledger(ledger) if ledger else None
+    request, book = load_request(place), find_ledger(ledger, [place])
     plan = make_plan(
         request, Registry.load(), insert_bounds(request, book) if request.bounds else None
     )
     view = plan.describe()
-    view["forecast"] = forecast(plan, book) if book else "no ledger named, so no forecast"
+    view["forecast"] = forecast(plan, book) if book else "no ledger yet, so no forecast"
     if as_json:
         show_json(view)
     else:

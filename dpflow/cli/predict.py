@@ -17,7 +17,7 @@ from dpflow.engine.prediction.session import most_predictions
 from dpflow.engine.prediction.student import parse_student
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
-from dpflow.tables.access.declarations import load_yaml
+from dpflow.yaml_files import load_yaml
 
 
 def command(
@@ -45,7 +45,7 @@ def command(
     Points that were answered before cost nothing.
     Without --points, say how many predictions the scope can pay for.
     """
-    registry, book = Registry.load(), open_ledger(ledger)
+    registry, book = Registry.load(), open_ledger(ledger, files=[file])
     request = load_request(file)
     plan = make_plan(request, registry, insert_bounds(request, book))
     if not isinstance(plan.mechanism, PredictionMechanism):

@@ -43,7 +43,7 @@ def command(
         return _list_releases(ledger, as_json)
     if shown is not None:
         return _show_release(ledger, shown, as_json)
-    registry, book = Registry.load(), open_ledger(ledger)
+    registry, book = Registry.load(), open_ledger(ledger, files=files or ())
     plans = [
         make_plan(request, registry, insert_bounds(request, book))
         for request in map(load_request, files or ())

@@ -46,7 +46,7 @@ def command(
         from dpflow.server.app import create_app
     from dpflow.registry import Registry
 
-    service, book = load_service(file), open_ledger(ledger)
+    service, book = load_service(file), open_ledger(ledger, files=[file])
     # Charged before the port opens: no request ever waits for a budget.
     sessions = open_sessions(service, book, Registry.load())
     for name, session in sessions.items():

@@ -28,7 +28,7 @@ from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables.access.declarations import load_yaml
+from dpflow.yaml_files import load_yaml
 
 
 class Principal(Strict):

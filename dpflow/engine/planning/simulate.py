@@ -32,7 +32,7 @@ from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger, Scope, make_slot
 from dpflow.registry import Registry
-from dpflow.tables.access.declarations import load_yaml
+from dpflow.yaml_files import load_yaml
 
 #: How far beyond every job's first run a forecast looks, unless told.
 HORIZON: Final = dt.timedelta(days=3653)

@@ -10,9 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from dpflow.catalogue import fill_request, locate_declaration
 from dpflow.core.contract.declaration import Strict, Table, describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
-from dpflow.tables.access.declarations import load_table, load_yaml
+from dpflow.tables.access.declarations import load_table
+from dpflow.yaml_files import load_yaml
 
 
 def _block_text(value: Any) -> str:
@@ -52,8 +54,8 @@ class ReleaseRequest(Strict):
         name: which release this is outside Airflow: the same name, revision and content again is
             free.
         mechanism: a name that ``dpflow mechanisms`` lists.
-        table: the declaration's path, relative to the release file.
-        scope: which budget pays.
+        table: the declaration's name in ``dpflow.yml``, or its path relative to the release file.
+        scope: which budget pays; that of ``dpflow.yml`` if left out.
         params: the mechanism's parameters.
         blocks: the blocks that are read and charged, where budgets are per block.
         where: a condition on declared columns; only rows that fulfil it are read
@@ -61,7 +63,7 @@ class ReleaseRequest(Strict):
         bounds: names of settled releases of the mechanism `bounds`, whose bounds the columns take
             (`dpflow.engine.releases.released_bounds`).
         revision: a higher number makes the same request a new, paid release.
-        publish: where the result is copied to.
+        publish: where the result is copied to; the output of ``dpflow.yml`` if left out.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -83,11 +85,16 @@ class ReleaseRequest(Strict):
 
 
 def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -> ReleaseRequest:
-    """Validate a request; relative paths are taken from ``base``. Raises `InvalidDeclaration`
-    naming the field.
+    """Validate a request; relative paths are taken from ``base``, where the search for
+    ``dpflow.yml`` begins.
+
+    Raises:
+        InvalidDeclaration: the message names the field.
+        UnknownName: ``dpflow.yml`` names no such table.
     """
+    filled = fill_request(data, base)
     try:
-        request = ReleaseRequest.model_validate(data)
+        request = ReleaseRequest.model_validate(filled)
     except ValidationError as error:
         raise InvalidDeclaration(f"{what} is not a release: {describe_problems(error)}") from None
     # Resolved now: a later change of the working directory must not move the file.
@@ -95,7 +102,10 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -
     if publish is not None:
         publish = publish.model_copy(update={"database": (base / publish.database).resolve()})
     return request.model_copy(
-        update={"table": (base / request.table).resolve(), "publish": publish}
+        update={
+            "table": locate_declaration(filled["table"], base).resolve(),
+            "publish": publish,
+        }
     )
 
 

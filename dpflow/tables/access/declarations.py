@@ -1,51 +1,40 @@
-"""The one reader of what people write in YAML: table declarations, release files, service files."""
+"""The reader of table declarations."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from dpflow.catalogue import is_table_name, locate_declaration
 from dpflow.core.contract.declaration import Table, describe_problems
-from dpflow.errors import InvalidDeclaration, InvalidInput
+from dpflow.errors import InvalidDeclaration
+from dpflow.yaml_files import load_yaml
 
 
-def load_table(path: Path | str) -> Table:
-    """Read a declaration from a YAML file. Raises `InvalidDeclaration` with the field and the
-    reason.
+def load_table(table: Path | str, folder: Path = Path()) -> Table:
+    """Read a declaration.
+
+    Args:
+        table: its YAML file, or its name in ``dpflow.yml`` (`dpflow.catalogue`).
+        folder: what a path is relative to; the search for ``dpflow.yml`` begins there.
+
+    Raises:
+        InvalidDeclaration: the message names the field and the reason.
+        UnknownName: ``dpflow.yml`` names no such table.
     """
-    path = Path(path)
+    path = locate_declaration(table, folder)
     data = load_yaml(path, "table declaration")
     try:
-        table = Table.model_validate(data)
+        declared = Table.model_validate(data)
     except ValidationError as error:
         raise InvalidDeclaration(
             f"{path} does not declare a table: {describe_problems(error)}"
         ) from None
+    # Messages and the ledger say the declaration's own name.
+    if isinstance(table, str) and is_table_name(table) and declared.name != table:
+        raise InvalidDeclaration(
+            f"{path} declares {declared.name!r}, and dpflow.yml calls it {table!r}; write one name in both"
+        )
     # Relative to the declaration, so that it means one file from any working directory.
-    return table.model_copy(update={"database": (path.parent / table.database).resolve()})
-
-
-def load_yaml(path: Path, what: str) -> dict[str, Any]:
-    """One YAML mapping from a file, or a clear error."""
-    try:
-        # The safe loader builds no objects: a declaration is data.
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInput(
-            f"there is no {what} at {path}; give the path of an existing YAML file"
-        ) from None
-    except (OSError, UnicodeDecodeError):
-        raise InvalidInput(
-            f"{path} cannot be read as a {what}; give the path of a readable YAML file"
-        ) from None
-    except yaml.YAMLError as error:
-        # The line only: the parser's own text quotes the file.
-        mark = getattr(error, "problem_mark", None)
-        where = f" near line {mark.line + 1}" if mark else ""
-        raise InvalidInput(f"{path} is not valid YAML{where}; correct it") from None
-    if not isinstance(data, dict):
-        raise InvalidInput(f"{path} holds no YAML mapping, so it is no {what}")
-    return data
+    return declared.model_copy(update={"database": (path.parent / declared.database).resolve()})

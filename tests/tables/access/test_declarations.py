@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from dpflow.errors import InvalidDeclaration, InvalidInput
-from dpflow.tables.access.declarations import load_table, load_yaml
+from dpflow.tables.access.declarations import load_table
+from dpflow.yaml_files import load_yaml
 
 GOOD = {
     "name": "visits",
