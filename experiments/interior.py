@@ -125,8 +125,10 @@ LAWS = {
 def answer(values: np.ndarray, median: bool, source: StreamSource, **params: Any) -> float | None:
     """One release on values in memory."""
     model = ApproximateMedianParams if median else InteriorPointParams
-    method = Method.from_params(model.model_validate(PRICE | params), TABLE)
-    return method.find_points(ArrayColumn.from_groups(values), source)[0][1].value
+    method = Method.from_params(model.model_validate(PRICE | params), TABLE, size_is_public=True)
+    return method.find_points(ArrayColumn.from_groups(values, size_is_public=True), source)[0][
+        1
+    ].value
 
 
 def known_range(values: np.ndarray, source: StreamSource) -> float:

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.requests import BinCounts, CellGrid, OpenColumn
+from dpflow.core.contract.requests import BinCounts, CellGrid, OpenColumn, PublicSize
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,19 @@ class ArrayColumn(OpenColumn):
     groups: tuple[NDArray[np.float64], ...] = field(repr=False)
     size: int = field(repr=False)
     step = Fraction(1)
+    public_size: PublicSize | None = None
 
     @classmethod
-    def from_groups(cls, *groups: Iterable[float], units: int | None = None) -> ArrayColumn:
+    def from_groups(
+        cls, *groups: Iterable[float], units: int | None = None, size_is_public: bool = False
+    ) -> ArrayColumn:
         """Values of every group; ``units`` defaults to one per value. NaN is no value, but its unit
-        counts.
+        counts. ``size_is_public``: as under replace, where every unit has one value.
         """
         arrays = [np.asarray(list(group), dtype=np.float64) for group in groups]
         size = sum(map(len, arrays)) if units is None else units
-        return cls(tuple(array[~np.isnan(array)] for array in arrays), size)
+        public = PublicSize(size, True) if size_is_public else None
+        return cls(tuple(array[~np.isnan(array)] for array in arrays), size, public)
 
     @property
     def rows(self) -> NDArray[np.int64]:  # type: ignore[override]

@@ -208,16 +208,32 @@ class Groups:
 
 
 @dataclass(frozen=True)
+class PublicSize:
+    """What is public about an answer's number of rows where units are replaced.
+
+    Attributes:
+        rows: a number that replacing a unit does not change: all units, times the rows that each
+            may keep.
+        exact: whether the answer has exactly so many rows; else at most so many, and how many is
+            private.
+    """
+
+    rows: int
+    exact: bool
+
+
+@dataclass(frozen=True)
 class ValueCounts:
     """Answer to `SortedValues`: ascending grid integers and how often each occurs.
 
     With several groups ``codes`` has the group of each value, by the place of its key, ascending;
-    values ascend in a group.
+    values ascend in a group. ``public_size`` is of one group under replace, else None.
     """
 
     values: NDArray[np.int64] = field(repr=False)
     counts: NDArray[np.int64] = field(repr=False)
     codes: NDArray[np.int64] | None = field(repr=False, default=None)
+    public_size: PublicSize | None = None
 
     def split(self, groups: int) -> list[ValueCounts]:
         """The values of each group, those of empty groups included."""
@@ -253,11 +269,12 @@ class PerGroup:
 @dataclass(frozen=True)
 class RecordArrays:
     """Answer to `Records`: per row its unit's number, ascending from 0, and its integer in each
-    column.
+    column. ``public_size`` is None unless units are replaced.
     """
 
     units: NDArray[np.int64] = field(repr=False)
     columns: Mapping[str, NDArray[np.int64]] = field(repr=False)
+    public_size: PublicSize | None = None
 
 
 @dataclass(frozen=True)
@@ -296,10 +313,12 @@ class OpenColumn(ABC):
         rows: values in each group. Secret.
         step: what a difference of 1 is in the column's own measure: a power of ten for decimals,
         else 1.
+        public_size: of one group under replace, else None.
     """
 
     rows: NDArray[np.int64]
     step: Fraction
+    public_size: PublicSize | None
 
     @abstractmethod
     def count_units(self) -> int:

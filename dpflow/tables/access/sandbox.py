@@ -190,6 +190,18 @@ class Connection:
             return None
         return int(self.fetch_rows(f"SELECT count(*) FROM {relation.quoted}")[0][0])
 
+    def columns_without_null(self, relation: Relation) -> set[str]:
+        """The columns that the catalog declares NOT NULL; none of a view."""
+        query = (
+            "SELECT schema_name, table_name, column_name FROM duckdb_columns() "
+            "WHERE database_name = ? AND NOT is_nullable"
+        )
+        return {
+            column
+            for schema, table, column in self.fetch_rows(query, [PRIVATE])
+            if sql.quote_path(PRIVATE, schema, table) == relation.quoted
+        }
+
     def _list_relations(self) -> dict[str, list[str]]:
         """Schema and name of every table and view of the file, by what a declaration may call it."""
         names = {}

@@ -51,6 +51,7 @@ class RequestQuery:
         unit = self.own_column(table.privacy_unit.column)
         self.unit = sql.key(unit, "unit")
         self.parameters: list[Any] = []
+        self._leaves_rows_out = bool(blocks) or where is not None
         self._where = (
             [] if table.privacy_unit.missing == "one-unit" else [f"{unit.sql} IS NOT NULL"]
         )
@@ -187,6 +188,29 @@ class RequestQuery:
             (name, field) for name, joined in self.joined.items() for field in joined.read.values()
         ]
         return sorted((relation, field.name, field.type) for relation, field in columns)
+
+    def leaves_rows_out(self) -> bool:
+        """Whether a condition, named blocks or a joined relation decide which rows are read, or how
+        often.
+        """
+        return self._leaves_rows_out or any(joined.is_needed() for joined in self.joined.values())
+
+    def count_units(self) -> int:
+        """Units of the whole table, whatever a request leaves out: public where units are replaced,
+        secret elsewhere.
+        """
+        query = f"SELECT DISTINCT {self.unit} AS unit FROM {self.relation} AS t"
+        if self.table.privacy_unit.missing == "drop":
+            query += f" WHERE {self.own_column(self.table.privacy_unit.column).sql} IS NOT NULL"
+        return int(self.connection.fetch_rows(f"SELECT count(*) FROM ({query})")[0][0])
+
+    def is_never_missing(self, name: str) -> bool:
+        """Whether the catalog keeps NULL and NaN out of a column of the table."""
+        column = self.own_column(name)
+        # What is stored of other types may be no value of the type, which counts as NULL.
+        return sql.is_integer(column) and column.name in self.connection.columns_without_null(
+            self.source
+        )
 
     def is_view(self) -> bool:
         """Whether the catalog knows no number of rows of the relation."""

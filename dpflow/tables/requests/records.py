@@ -6,6 +6,7 @@ from dpflow.core.contract.requests import RecordArrays, Records
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.bounding.sql_bounding import number_units, truncate_rows
+from dpflow.tables.requests.public_size import find_public_size
 from dpflow.tables.requests.query import RequestQuery
 
 
@@ -18,7 +19,11 @@ def answer_request(reading: RequestQuery, request: Records) -> RecordArrays:
     """Read at most the declared rows of each unit."""
     arrays = reading.fetch_arrays(records_query(reading, request))
     columns = {name: as_int64(arrays[f"x{i}"]) for i, name in enumerate(request.columns)}
-    return RecordArrays(as_int64(arrays["number"]), columns)
+    units = as_int64(arrays["number"])
+    size = find_public_size(
+        reading, request.columns, request.rows, size=len(units), missing_are_values=True
+    )
+    return RecordArrays(units, columns, size)
 
 
 def records_query(reading: RequestQuery, request: Records) -> str:

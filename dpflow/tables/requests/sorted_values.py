@@ -9,6 +9,7 @@ from dpflow.tables.access import sql
 from dpflow.tables.bounding import dispatch
 from dpflow.tables.bounding.sort_bounding import NumberedColumn
 from dpflow.tables.bounding.sql_bounding import Truncation, Value
+from dpflow.tables.requests.public_size import find_public_size
 from dpflow.tables.requests.query import RequestQuery
 
 
@@ -39,4 +40,13 @@ def answer_request(reading: RequestQuery, request: SortedValues) -> ValueCounts:
         reading.number_keys(reading.column(request.by), request.keys)
     codes = NumberedColumn("code", 0, len(request.keys))
     groups, values, counts = dispatch.bounded_values(reading, truncation, value, codes)
-    return ValueCounts(values, counts, None if request.by is None else groups)
+    if request.by is not None:
+        return ValueCounts(values, counts, groups)
+    size = find_public_size(
+        reading,
+        [request.column],
+        request.rows_per_group,
+        size=int(counts.sum()),
+        missing_are_values=True,
+    )
+    return ValueCounts(values, counts, public_size=size)

@@ -24,10 +24,17 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.requests import BinCounts, CellGrid, OpenColumn, UnboundedValues
+from dpflow.core.contract.requests import (
+    BinCounts,
+    CellGrid,
+    OpenColumn,
+    PublicSize,
+    UnboundedValues,
+)
 from dpflow.tables.access import sql
-from dpflow.tables.access.sandbox import Connection, as_int64
+from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.bounding.sql_bounding import MOST_PACKED, truncate_rows
+from dpflow.tables.requests.public_size import find_public_size
 from dpflow.tables.requests.query import RequestQuery
 
 _WIDE = Context(prec=400)
@@ -90,41 +97,44 @@ def open_column(reading: RequestQuery, request: UnboundedValues) -> OpenColumn:
     making = statement(reading, request)
     reading.bound_joins()
     reading.connection.execute(making, reading.parameters)
-    unit = reading.column(reading.table.privacy_unit.column).sql
-    units = f"SELECT DISTINCT {reading.unit} AS unit FROM {reading.relation} AS t"
-    if reading.table.privacy_unit.missing == "drop":
-        units += f" WHERE {unit} IS NOT NULL"
-    column = reading.column(request.column)
-    return TableColumn(reading.connection, column, len(request.keys), request.rows_per_group, units)
+    return TableColumn(reading, request)
 
 
 class TableColumn(OpenColumn):
     """An open column of a table, on the connection that holds its ``kept``."""
 
-    def __init__(
-        self, connection: Connection, column: sql.Field, groups: int, per_group: int, units: str
-    ) -> None:
-        self._connection, self._column, self._groups, self._units = (
-            connection,
-            column,
-            groups,
-            units,
-        )
-        self._slack = 8 * per_group  # rows of one unit share a hash
-        self.step = Fraction(1, 10**column.scale)
+    def __init__(self, reading: RequestQuery, request: UnboundedValues) -> None:
+        self._reading, self._request = reading, request
+        self._connection, self._groups = reading.connection, len(request.keys)
+        self._column = reading.column(request.column)
+        self._slack = 8 * request.rows_per_group  # rows of one unit share a hash
+        self.step = Fraction(1, 10**self._column.scale)
         # Grouping by a constant takes time.
-        self._code, by = ("0", "") if groups == 1 else ("code", "GROUP BY code")
-        counts = connection.fetch_arrays(
+        self._code, by = ("0", "") if self._groups == 1 else ("code", "GROUP BY code")
+        counts = self._connection.fetch_arrays(
             f"SELECT {self._code} AS code, count(*) AS n FROM kept {by}"
         )
-        self.rows = np.zeros(groups, dtype=np.int64)
+        self.rows = np.zeros(self._groups, dtype=np.int64)
         self.rows[as_int64(counts["code"])] = as_int64(counts["n"])
 
     def __repr__(self) -> str:
         return "TableColumn()"
 
     def count_units(self) -> int:
-        return int(self._connection.fetch_rows(f"SELECT count(*) FROM ({self._units})")[0][0])
+        return self._reading.count_units()
+
+    @property
+    def public_size(self) -> PublicSize | None:  # type: ignore[override]
+        """Asked for by few draws, so it is counted when one does."""
+        if self._request.by is not None:
+            return None
+        return find_public_size(
+            self._reading,
+            [self._request.column],
+            self._request.rows_per_group,
+            size=int(self.rows[0]),
+            missing_are_values=False,
+        )
 
     def sample_values(self, most: int) -> list[NDArray[np.float64]]:
         # About as many hashes as are wanted lie below this share of them; if too few do, all are

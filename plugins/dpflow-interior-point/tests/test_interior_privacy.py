@@ -161,7 +161,11 @@ def replaced(n: int, count: int) -> list[tuple[tuple[float, ...], tuple[float, .
 
 def method_for(params: dict[str, Any], table: Any, median: bool = False) -> Method:
     model = ApproximateMedianParams if median else InteriorPointParams
-    return Method.from_params(model.model_validate({"column": "amount"} | params), table)
+    return Method.from_params(
+        model.model_validate({"column": "amount"} | params),
+        table,
+        size_is_public=table.neighbours == "replace",
+    )
 
 
 PARAMS = {"epsilon": "8", "delta": "0.3"}
@@ -257,7 +261,9 @@ def test_stages_are_what_find_composes() -> None:
     """The law above is that of `Method.find` itself, enumerated whole."""
     method = method_for({"epsilon": "20", "delta": "0.4"}, PUBLIC)
     values = (0.0, 1.0, 1.0)
-    direct = enumerate_outputs(lambda s: method.find_points(ArrayColumn.from_groups(values), s)[0])
+    direct = enumerate_outputs(
+        lambda s: method.find_points(ArrayColumn.from_groups(values, size_is_public=True), s)[0]
+    )
     assert direct == pytest.approx(dict(whole(method, values, {3: 1.0})))
 
 
@@ -559,7 +565,9 @@ def test_shares_of_the_price() -> None:
 def test_a_second_run_differs() -> None:
     """Fresh randomness: the noisy numbers beside the point differ."""
     method = method_for({"epsilon": "1", "delta": "1e-6"}, PUBLIC)
-    column = ArrayColumn.from_groups(np.random.default_rng(1).normal(size=4000))
+    column = ArrayColumn.from_groups(
+        np.random.default_rng(1).normal(size=4000), size_is_public=True
+    )
     found = {method.find_points(column, SystemSource())[0][1].below for _ in range(20)}
     assert len(found) > 1
 

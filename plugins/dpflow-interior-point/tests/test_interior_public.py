@@ -216,8 +216,10 @@ def test_radii_and_what_wrong_ones_spend() -> None:
 
 def answered(values: np.ndarray, median: bool, source: Source | None = None, **params: Any) -> bool:
     model = ApproximateMedianParams if median else InteriorPointParams
-    method = Method.from_params(model.model_validate(PRICE | params), TABLE)
-    point = method.find_points(ArrayColumn.from_groups(values), source or SystemSource())[0][1]
+    method = Method.from_params(model.model_validate(PRICE | params), TABLE, size_is_public=True)
+    point = method.find_points(
+        ArrayColumn.from_groups(values, size_is_public=True), source or SystemSource()
+    )[0][1]
     if point.value is not None:
         assert public_columns.is_interior_point(values, point.value)
     return point.value is not None

@@ -8,8 +8,10 @@ the declared bound of rows.
 Per stage, by basic adaptive composition. A row is in `column_scale.PARTNERS` pairs, so for each of k rows
 classes move up by as many, and down, under both relations; cells only one way under add-remove.
 Where the number of rows must be known (the middle slice, a threshold that is a share of the pairs)
-it is public only if units are replaced, have one row each and are read whole; else a sixteenth of
-epsilon buys a noisy one.
+a sixteenth of epsilon buys a noisy one, unless the answer says that it is public
+(`dpflow.core.contract.requests.PublicSize`): units are replaced, have one row each, and no
+condition, NULL or NaN leaves rows out. That depends on the declaration, the request and the catalog,
+so it is known to everybody; the plan is made for a noisy number.
 """
 
 from __future__ import annotations
@@ -163,11 +165,9 @@ class RowCounts:
     scale: Fraction | None
 
     @classmethod
-    def from_params(
-        cls, params: OpenColumnParams, table: Table, share: GroupShare
-    ) -> tuple[RowCounts, GroupShare]:
+    def from_share(cls, share: GroupShare, size_is_public: bool) -> tuple[RowCounts, GroupShare]:
         """The source of the numbers, and what remains of the share."""
-        if is_size_public(table, params.by):
+        if size_is_public:
             return cls(None), share
         # Laplace noise needs no delta, so the stages keep all of theirs.
         scale = scale_for(share.rows, share.epsilon * COUNTING)
@@ -176,8 +176,8 @@ class RowCounts:
     def draw_row_counts(self, column: OpenColumn, source: Source) -> list[int]:
         """Numbers of rows that may be used as if they were public; never negative."""
         if self.scale is None:
-            # Without noise only where replacing keeps the number of units, see `is_size_public`.
-            return [column.count_units()]
+            assert column.public_size is not None and column.public_size.exact
+            return [column.public_size.rows]
         noisy = column.rows + discrete_laplace(self.scale, len(column.rows), source)
         return [max(0, int(n)) for n in np.asarray(noisy)]
 
@@ -187,13 +187,6 @@ class RowCounts:
         return 0 if self.scale is None else half_width(self.scale)
 
 
-def is_size_public(table: Table, by: str | None) -> bool:
-    """Whether the number of rows is the number of units, which replacing keeps: one row each, no
-    groups, no blocks.
-    """
-    return (
-        table.neighbours == "replace"
-        and by is None
-        and table.block is None
-        and table.contribution_bounds.rows == 1
-    )
+def has_public_size(column: OpenColumn) -> bool:
+    """Whether everybody knows how many rows the column has."""
+    return column.public_size is not None and column.public_size.exact

@@ -61,6 +61,7 @@ from dpflow_interior_point.building_blocks.stage_costs import (
     ScaleParams,
     approximate_event,
     column_request,
+    has_public_size,
 )
 from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
@@ -130,14 +131,21 @@ class Method:
 
     @classmethod
     def from_params(
-        cls, params: InteriorPointParams, table: Table, share: GroupShare | None = None
+        cls,
+        params: InteriorPointParams,
+        table: Table,
+        share: GroupShare | None = None,
+        *,
+        size_is_public: bool,
     ) -> Method:
-        """Divide the privacy cost between stages."""
+        """Divide the privacy cost between stages, and a count of the rows unless their number is
+        public.
+        """
         cut = params.trim_share if isinstance(params, ApproximateMedianParams) else Fraction(0)
         sizes, share = None, share or GroupShare.for_group(params, table)
         # Only a trimmed slice or a share of the pairs needs the number of rows, which may cost.
         if cut or params.share:
-            sizes, share = RowCounts.from_params(params, table, share)
+            sizes, share = RowCounts.from_share(share, size_is_public)
         pairs, cells = share.stage_noise(params.split, sliced=bool(cut))
         return cls(sizes, pairs, cells, params.rule, params.share, params.atoms, cut)
 
@@ -202,7 +210,7 @@ class _Points(Mechanism[P]):
     def event(self, params: P, table: Table) -> Event:
         """The whole (epsilon, delta). Raises `PlanRefused` where noise is beyond 2^50."""
         # Planned for its refusals: noise that cannot be drawn must not be charged.
-        Method.from_params(params, table)
+        Method.from_params(params, table, size_is_public=False)
         return approximate_event(params)
 
     def data_request(self, params: P, table: Table) -> UnboundedValues:
@@ -211,7 +219,8 @@ class _Points(Mechanism[P]):
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         """Both rounds per group; the document holds the scale and noisy counts."""
-        method, keys = Method.from_params(params, table), column_request(params, table).keys
+        method = Method.from_params(params, table, size_is_public=has_public_size(answer))
+        keys = column_request(params, table).keys
         answers = method.find_points(answer, source)
         rows: list[Row] = []
         document = {}
@@ -233,13 +242,13 @@ class InteriorPoint(_Points[InteriorPointParams]):
 
     name = "interior_point"
     summary = "a point inside the range of a column that has no known range, or none"
-    version = 3
+    version = 4
     Params = InteriorPointParams
     measure = "interior point"
 
     def error_bound(self, params: InteriorPointParams, table: Table) -> ErrorBound:
         """Rank error 1/2, which is certain; the note says how many rows an answer needs."""
-        method = Method.from_params(params, table)
+        method = Method.from_params(params, table, size_is_public=False)
         rows = row_counts.rows_for_point(method.pairs, method.cells)
         note = f"never outside the range; about {rows} rows{_per_group(params)} are needed for an answer, else it is none"
         return ErrorBound({"rank (share of rows)": 0.5}, note)
@@ -252,17 +261,19 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
     summary = (
         "a median within alpha of the middle rank, for a column that has no known range, or none"
     )
-    version = 3
+    version = 4
     Params = ApproximateMedianParams
     measure = "median"
 
     def error_bound(self, params: ApproximateMedianParams, table: Table) -> ErrorBound:
         """Rank error alpha, which is certain; the note says how many rows an answer needs."""
-        method = Method.from_params(params, table)
+        method = Method.from_params(params, table, size_is_public=False)
         rows = row_counts.rows_for_median(method.pairs, method.cells, params.alpha, params.margin)
         note = f"about {rows} rows{_per_group(params)} are needed for an answer, else it is none"
         if method.sizes is not None and method.sizes.scale is not None:
-            note += f"; the number of rows is known up to {method.sizes.half_width}"
+            note += (
+                f"; unless public, the number of rows is counted, within {method.sizes.half_width}"
+            )
         return ErrorBound({"rank (share of rows)": float(params.alpha)}, note)
 
 

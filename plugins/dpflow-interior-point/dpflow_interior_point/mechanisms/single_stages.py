@@ -34,6 +34,7 @@ from dpflow_interior_point.building_blocks.stage_costs import (
     ScaleParams,
     approximate_event,
     column_request,
+    has_public_size,
 )
 from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
@@ -53,17 +54,17 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
 
     name = "estimate_first_moment"
     summary = "the scale of a column: a power of two near its mean absolute deviation, or none"
-    version = 3
+    version = 4
     citation = CITATION + ", Proposition 3.2"
     Params = EstimateFirstMomentParams
 
     def _plan_noise(
-        self, params: EstimateFirstMomentParams, table: Table
+        self, params: EstimateFirstMomentParams, table: Table, *, size_is_public: bool = False
     ) -> tuple[RowCounts | None, TruncatedNoiseLaw]:
         share, sizes = GroupShare.for_group(params, table), None
         # only a threshold that is a share of all pairs needs their number
         if params.share:
-            sizes, share = RowCounts.from_params(params, table, share)
+            sizes, share = RowCounts.from_share(share, size_is_public)
         return sizes, share.pair_noise()
 
     def event(self, params: EstimateFirstMomentParams, table: Table) -> Event:
@@ -79,7 +80,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
         self, params: EstimateFirstMomentParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """A power of two per group, in the measure of the column, or None with a status."""
-        sizes, noise = self._plan_noise(params, table)
+        sizes, noise = self._plan_noise(params, table, size_is_public=has_public_size(answer))
         numbers = [0] * len(answer.rows) if sizes is None else sizes.draw_row_counts(answer, source)
         rows: list[Row] = []
         most = sample_size(noise)
