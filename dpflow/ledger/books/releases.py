@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import sqlalchemy as sa
 
@@ -50,9 +50,42 @@ def _event_text(event: Event) -> str:
     return chain.canonical_json(events.to_json(event))
 
 
+class ChargeTerms(TypedDict):
+    """The fields of a `ReleaseCharge` beside its key, as keyword arguments."""
+
+    event: Event
+    blocks: Sequence[str]
+    family: str
+    slot: Slot | None
+    principal: str
+    request: Mapping[str, Any]
+    former_family: NotRequired[str]
+    spend_again: NotRequired[bool]
+    data: NotRequired[Sequence[str]]
+    partition: NotRequired[str]
+    protects: NotRequired[str | None]
+
+
 @dataclass(frozen=True)
 class ReleaseCharge:
-    """What a caller wants to pay for: the arguments of `Ledger.reserve` and `Ledger.open_session`."""
+    """What a caller wants to pay for.
+
+    Attributes:
+        key: equal keys are the same release.
+        event: what it costs, in every block of ``blocks``; none where the scope has no blocks.
+        family: the plan's digest without the mechanism's version.
+        slot: one task instance of one run; None if nobody retries.
+        principal: who pays.
+        request: what was asked, for people; JSON.
+        former_family: what schema version 5 made of ``family``, if that is something else.
+        spend_again: pay even if this slot released something else.
+        data: public names of what it reads, beside its dataset, which is the first part of the
+            scope's path.
+        partition: how a session partitions this data into groups, such as ``2000 groups``. The
+            first one says so for all later ones.
+        protects: what its table's privacy unit is. Every scope that pays must have been granted to
+            protect just this, or nothing named. None: the caller asks for no such check.
+    """
 
     key: ReleaseKey
     event: Event

@@ -1,0 +1,369 @@
+"""What owners and auditors do with a ledger: verify it, read its history, sign checkpoints, decide
+after a loss, export, import and upgrade it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import sqlalchemy as sa
+
+from dpflow.errors import InvalidInput, LedgerCorrupt
+from dpflow.ledger.audit import export, migrations, recheck, recovery, verify
+from dpflow.ledger.audit.audit_page import AuditPage
+from dpflow.ledger.books import charges, sessions
+from dpflow.ledger.books.records import (
+    Entry,
+    Point,
+    VerificationReport,
+    checked_name,
+    path_of,
+    stored_json,
+    utc_text,
+)
+from dpflow.ledger.history import chain
+from dpflow.ledger.history.anchor import Anchor
+from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
+from dpflow.ledger.history.sealed_database import SealedDatabase
+from dpflow.ledger.history.state import LedgerState
+from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.database import Database
+from dpflow.ledger.storage.statements import Prepared, Transaction
+
+_E = schema.entry.c
+_LIMIT = sa.bindparam("limit", type_=sa.Integer)
+_NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
+_FROM = sa.select(schema.entry).where(_E.seq >= sa.bindparam("first", type_=sa.BigInteger))
+_FORWARD, _BACKWARD = (Prepared(_FROM.order_by(order)) for order in (_E.seq, _E.seq.desc()))
+
+
+class AuditedLedger(SealedDatabase):
+    """The verbs of owners and auditors. Whoever spends has those of `dpflow.ledger.Ledger`."""
+
+    # --- history ----------------------------------------------------------------------------------
+
+    def history(
+        self,
+        scope: str | None = None,
+        *,
+        since: Point = 1,
+        principal: str | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """The newest entries, oldest of them first; arguments and errors as of `stream_history`."""
+        with contextlib.closing(
+            self._select_entries(_BACKWARD, scope, since, principal)
+        ) as entries:
+            return list(itertools.islice(entries, limit))[::-1]
+
+    def stream_history(
+        self,
+        scope: str | None = None,
+        *,
+        since: Point = 1,
+        principal: str | None = None,
+    ) -> Generator[Entry, None, None]:
+        """All entries, the oldest first, as they come from the database.
+
+        Args:
+            scope: only those of this scope and the quotas below it.
+            since: the number of the first entry, or a time with its zone. Entries hold their
+                writers' clocks, in whole seconds.
+            principal: only those of this principal.
+
+        Raises:
+            UnknownName: nobody granted the scope.
+            LedgerCorrupt: a row is none that a ledger wrote. Nothing else is verified: a damaged
+                ledger must show its history, too.
+        """
+        return self._select_entries(_FORWARD, scope, since, principal)
+
+    def report(self, scope: str, *, since: Point | None = None, until: Point | None = None) -> str:
+        """One HTML page for an auditor: grants, spend, orphans and decisions of a scope in a period.
+
+        Args:
+            scope: a granted scope; the quotas below it are part of it.
+            since, until: from this entry or time on, and before that one; no bound if None.
+
+        Raises:
+            UnknownName: nobody granted the scope.
+            LedgerCorrupt: the ledger does not verify.
+        """
+        with self._begin_reading() as state:
+            charges.get_scope(state, scope)
+        checked = self.verify()
+        if not checked.ok:
+            raise LedgerCorrupt(f"nothing is reported that does not verify: {checked.problems[0]}")
+        page = AuditPage(scope, since, until)
+        # What was written since was not verified.
+        page.add_entries(itertools.islice(self.stream_history(), checked.entries))
+        return page.render_html()
+
+    def _select_entries(
+        self,
+        statement: Prepared,
+        scope: str | None,
+        since: Point,
+        principal: str | None,
+    ) -> Generator[Entry, None, None]:
+        first, earliest = since if isinstance(since, int) else 1, ""
+        if not isinstance(since, int):
+            earliest = utc_text(since)
+        names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
+        with self._database.begin_reading() as transaction:
+            if scope is not None:
+                charges.get_scope(LedgerState(transaction, ""), scope)
+            with contextlib.closing(transaction.stream(statement, first=first)) as rows:
+                for row in rows:
+                    # Not where it ends: clocks may go back, so that an earlier one may follow.
+                    if (
+                        str(row.at) >= earliest
+                        and (scope is None or scope in path_of(row.scope))
+                        and principal in (None, row.principal)
+                    ):
+                        fields = {name: getattr(row, name) for name in names}
+                        yield Entry(**fields, body=stored_json(row.body))
+
+    # --- verification -----------------------------------------------------------------------------
+
+    def verify(self, *, since: str | None = None, keys: Sequence[str] = ()) -> VerificationReport:
+        """Recompute chain and seals, compare with the anchor, and rebuild every table from the
+        entries.
+
+        Args:
+            since: a signed checkpoint, which the history must extend.
+            keys: verifier keys that may have signed it, beside the owner's own.
+
+        Raises:
+            LedgerCorrupt: no trusted key signed the checkpoint.
+        """
+        point = None if since is None else self._open_checkpoint(since, keys)[0]
+        with self._database.begin_reading() as transaction:
+            passage, expected, problems = self._verify_within(transaction, point)
+        return VerificationReport(expected.entries, (*problems, *passage.problems))
+
+    def _verify_within(
+        self, transaction: Transaction, point: Checkpoint | None = None, marked: bool = True
+    ) -> tuple[recovery.Passage, recheck.Recheck, list[str]]:
+        """What goes by, what the entries leave, and all that is wrong; without the mark's own
+        problems if ``marked`` is false.
+        """
+        auditor = chain.Auditor(self._anchor, marked=marked)
+        passage = recovery.Passage(point, self._anchor.ledger_id)
+        rows = passage.pass_entries(transaction.stream(verify.ENTRIES))
+        expected = recheck.recheck_entries(auditor.pass_entries(rows))
+        tables = verify.TableCheck(transaction, expected, self._cipher, self._seal_state)
+        found = tables.find_problems(self._meta_values())
+        return passage, expected, [*auditor.problems, *expected.problems, *found]
+
+    def _open_checkpoint(self, note: str, keys: Sequence[str]) -> tuple[Checkpoint, str]:
+        """A checkpoint and whose trusted key signed it."""
+        own = []
+        with contextlib.suppress(LedgerCorrupt):  # who only spends may have no key to sign
+            own = [recovery.make_signer(self._anchor).public_text]
+        text, signer = open_note(note, [*own, *keys])
+        return Checkpoint.parse(text), signer
+
+    @property
+    def signer(self) -> Signer:
+        """The owner's key pair. Raises `LedgerCorrupt` where the anchor has no private half."""
+        return recovery.make_signer(self._anchor)
+
+    def checkpoint(self, signer: Signer | None = None) -> str:
+        """Verify everything, and sign how far the history goes and what was spent.
+
+        Args:
+            signer: a witness; the owner if left out.
+
+        Returns:
+            A signed note. Keep it where whoever can write the ledger and its anchor cannot.
+
+        Raises:
+            LedgerCorrupt: the ledger does not verify.
+        """
+        with self._database.begin_reading() as transaction:
+            passage, expected, problems = self._verify_within(transaction)
+        if problems:
+            raise LedgerCorrupt(f"nothing is signed that does not verify: {problems[0]}")
+        point = recovery.make_checkpoint(self._anchor, expected, passage)
+        return (signer or self.signer).sign(point.text)
+
+    # --- decisions of owners ----------------------------------------------------------------------
+
+    def reanchor(self, *, reason: str, principal: str) -> None:
+        """An owner's decision after the high-water mark was lost: the history is accepted as it is.
+
+        Raises:
+            InvalidInput: the mark is there.
+            LedgerCorrupt: the history does not verify.
+        """
+        checked_name("a reason", reason, longest=1000)
+        checked_name("a principal", principal)
+        with self._database.begin_writing() as transaction:
+            if self._find_mark() is not None:
+                raise InvalidInput(
+                    "the high-water mark is there; if it knows entries that are gone, see dpflow ledger recover"
+                )
+            passage, expected, problems = self._verify_within(transaction, marked=False)
+            if problems:
+                raise LedgerCorrupt(
+                    f"a history that does not verify is not accepted: {problems[0]}"
+                )
+            writer = chain.Writer(transaction, self._anchor, passage.head)
+            body = {"reason": reason, "entries": expected.entries}
+            writer.add_entry("reanchor", "", "", principal, body)
+            writer.write_entries()
+        self._replace_mark(writer)
+
+    def recover(
+        self,
+        *,
+        reason: str,
+        principal: str,
+        checkpoint: str | None = None,
+        keys: Sequence[str] = (),
+    ) -> list[str]:
+        """An owner's decision after entries were lost for good: go on with what is left.
+
+        What a checkpoint says beyond the history is taken over: scopes and what they spent. Scopes
+        that a lost entry may have charged are closed until they are granted again: all of them,
+        unless the mark stands at the very entry that was signed. Reservations are fenced and
+        sessions closed, because the lost entries may have settled or answered them.
+
+        Args:
+            checkpoint: the newest signed one. An empty new ledger takes over one of another ledger.
+            keys: verifier keys that may have signed it, beside the owner's own.
+
+        Returns:
+            The scopes that are closed now.
+
+        Raises:
+            InvalidInput: neither mark nor checkpoint knows more than the history.
+            LedgerCorrupt: what is left does not verify, or nobody trusted signed the checkpoint.
+        """
+        checked_name("a reason", reason, longest=1000)
+        checked_name("a principal", principal)
+        point, signer = (
+            (None, "") if checkpoint is None else self._open_checkpoint(checkpoint, keys)
+        )
+        with self._database.begin_writing() as transaction:
+            passage, expected, problems = self._verify_within(transaction, marked=False)
+            if problems:
+                raise LedgerCorrupt(f"what is left does not verify: {problems[0]}")
+            if point is not None and expected.entries and point.ledger_id != self._anchor.ledger_id:
+                raise InvalidInput("the checkpoint is of another ledger; name this one's")
+            writer = chain.Writer(transaction, self._anchor, passage.head)
+            body = recovery.recover_state(
+                writer, passage.head, self._find_mark(), point, signer, reason, principal
+            )
+            writer.write_entries()
+        self._replace_mark(writer)
+        return list(body["closed"])
+
+    def rotate(self, *, principal: str) -> int:
+        """Encrypt the keys of all results and answers, and the states of open sessions, under new
+        keys, and destroy the old one. Returns how many keys there are. Harmless when repeated.
+        """
+        checked_name("a principal", principal)
+        self._anchor.begin_rotation()
+        with self._begin_writing() as writer:
+            sessions.renew_states(writer)
+            number = self._cipher.rewrap_keys(writer.transaction)
+            writer.add_entry("rotate", "", "", principal, {"keys": number})
+        self._database.empty_log()
+        self._anchor.end_rotation()
+        return number
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    def export(self, stream: TextIO) -> int:
+        """Write the whole ledger but secret state as JSON lines; returns the number of entries."""
+        with self._database.begin_reading() as transaction:
+            return export.write_export(transaction, stream, self._cipher)
+
+    def import_(self, stream: TextIO, *, principal: str) -> int:
+        """Fill this empty ledger from an export, under the anchor of the ledger that wrote it.
+
+        The history goes on where it stopped; the old database is refused from then on, because the
+        anchor has seen more than it holds. Sessions are closed: their secret state is not in an
+        export. Returns the number of entries.
+
+        Raises:
+            InvalidInput: this ledger is not empty.
+            LedgerCorrupt: the export does not verify under this anchor, or ends before its
+            high-water mark.
+        """
+        checked_name("a principal", principal)
+        exported = export.read_export(stream)
+        with self._begin_writing() as writer:
+            transaction = writer.transaction
+            # Asked inside the turn: another import may have been first.
+            if transaction.rows(_NEWEST, limit=1):
+                raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
+            closed, root = export.restore_tables(transaction, self._cipher, exported)
+            # Sessions are closed now, so the newest entry's root is not that of the tables.
+            writer.state.root = root
+            writer.add_entry(
+                "import", "", "", principal, {"entries": len(exported.entries), "closed": closed}
+            )
+        return len(exported.entries)
+
+    @classmethod
+    def upgrade(
+        cls, target: str | Path, *, anchor: Path | str | None = None, principal: str
+    ) -> VerificationReport:
+        """Take a ledger of an earlier schema version to this one, verified before and after.
+
+        It is one transaction: whoever charges meanwhile waits, and is refused retryably before it. An
+        anchor that lay beside a SQLite file goes to the default place. On PostgreSQL the roles must
+        be made again (roles.sql). A ledger of this version is only verified.
+
+        Raises:
+            LedgerCorrupt: the ledger does not verify; nothing is changed.
+            InvalidInput: there is no ledger.
+        """
+        checked_name("a principal", principal)
+        database = Database(target)
+        version = database.stored_version()
+        if version is None:
+            raise InvalidInput(f"there is no ledger at {database!r}; name the right file")
+        named = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
+        beside = Path(named or f"{database.path}.anchor")
+        if version in schema.UPGRADABLE:
+            ledger = cls.__new__(cls)
+            ledger._attach(database, Anchor(beside))
+            ledger._upgrade_tables(version, principal)
+            # Pages that the old rows have left hold results and states in the clear.
+            database.empty_log(rewrite=True)
+        # Also after an upgrade that was killed right before it.
+        if not named and (beside / "key").exists():
+            Anchor(beside).move_default()
+        return cls(target, anchor=anchor).verify()
+
+    def _upgrade_tables(self, version: str, principal: str) -> None:
+        fingerprint = self._meta_values()["anchor"]
+        with self._begin_writing() as writer:
+            transaction = writer.transaction
+            stored = transaction.text("SELECT name, value FROM dpflow_meta")
+            meta = {name: value for name, value in stored}
+            if meta.get("anchor") != fingerprint:
+                raise LedgerCorrupt(
+                    f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one: "
+                    f"DPFLOW_LEDGER_ANCHOR=DIR"
+                )
+            # Asked inside the turn: another upgrade may have been first.
+            if meta.get("schema") != version:
+                return
+            self._anchor.complete()
+            number, root = migrations.upgrade_tables(transaction, self._cipher, self._seal_state)
+            self._write_meta(transaction)
+            writer.state.root = root
+            writer.add_entry("upgrade", "", "", principal, {"from": version, "entries": number})
+
+    def _seal_state(self, secret: str) -> str:
+        return sessions.seal_state(self._anchor, secret)

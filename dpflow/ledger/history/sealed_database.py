@@ -1,0 +1,167 @@
+"""A ledger's database with its anchor: transactions that prove what they read, and seal the entries
+that they append.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
+from dpflow.ledger.history import chain
+from dpflow.ledger.history.anchor import Anchor, Mark, Seen, default_folder
+from dpflow.ledger.history.cipher import Cipher
+from dpflow.ledger.history.state import LedgerState
+from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.database import Database
+from dpflow.ledger.storage.statements import Transaction, prepare_insert
+
+_META = prepare_insert(schema.meta)
+
+
+class SealedDatabase:
+    """What every verb of a ledger stands on. Safe to use from many processes, threads and forks.
+
+    Args and errors: as of `dpflow.ledger.Ledger`.
+    """
+
+    def __init__(
+        self,
+        target: str | Path,
+        *,
+        anchor: Path | str | None = None,
+        create: bool = False,
+        owner: bool = False,
+    ) -> None:
+        self._database = Database(target)
+        self._may_spend = owner or os.environ.get("DPFLOW_LEDGER_OWNER") == "1"
+        folder = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
+        named = Anchor(Path(folder)) if folder else None
+        if named is None and self._database.path is None:
+            raise InvalidInput(
+                "a ledger on PostgreSQL needs an anchor directory; give anchor or DPFLOW_LEDGER_ANCHOR"
+            )
+        if not self._database.exists():
+            if not create:
+                raise InvalidInput(
+                    f"there is no ledger at {self._database!r}; name the right file, or make one: dpflow ledger grant"
+                )
+            self._create_tables(named)
+        with self._database.begin_reading() as transaction:
+            ((fingerprint,),) = transaction.text(
+                "SELECT coalesce(max(value), '') FROM dpflow_meta WHERE name = 'anchor'"
+            )
+        self._attach(self._database, named or Anchor(default_folder(fingerprint[:16])))
+        # Only a commitment is stored there: the database must not tell the key.
+        if fingerprint != self._meta_values()["anchor"]:
+            raise LedgerCorrupt(
+                f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one: "
+                f"DPFLOW_LEDGER_ANCHOR=DIR"
+            )
+
+    def _attach(self, database: Database, anchor: Anchor) -> None:
+        self._database, self._anchor = database, anchor
+        self._cipher = Cipher(anchor)
+
+    def __repr__(self) -> str:
+        return f"Ledger({self._database!r})"
+
+    @property
+    def anchor_folder(self) -> Path:
+        """Where its keys and its high-water mark are."""
+        return self._anchor.folder
+
+    def _create_tables(self, named: Anchor | None) -> None:
+        """Make tables and anchor; harmless if another process just did."""
+        self._database.make_place()
+        with self._database.begin_writing() as transaction:
+            # Asked a second time inside the turn: two processes may come here at once.
+            if transaction.has_ledger():
+                return
+            if named is not None:
+                named.create()
+            self._anchor = named or Anchor.create_default()
+            transaction.create_tables()
+            self._write_meta(transaction)
+
+    def _write_meta(self, transaction: Transaction) -> None:
+        rows = [{"name": name, "value": value} for name, value in self._meta_values().items()]
+        transaction.many(_META, rows)
+
+    def _meta_values(self) -> dict[str, str]:
+        return {"schema": schema.VERSION, "anchor": self._anchor.commitment(b"", "fingerprint")}
+
+    def commitment(self, data: bytes, purpose: str) -> str:
+        """HMAC of something private under the ledger's key: the only form in which its digest may
+        leave.
+        """
+        return self._anchor.commitment(data, purpose)
+
+    @contextlib.contextmanager
+    def _begin_writing(self) -> Iterator[chain.Writer]:
+        """A writing transaction that can append entries, and raises the anchor's mark after its
+        commit.
+
+        Raises:
+            LedgerCorrupt: a row that was read is not what the newest entry left; or the anchor has
+                seen an entry that is not in this database, such as one of a copy in use elsewhere.
+        """
+        with contextlib.closing(Mark(self._anchor)) as mark:
+            # Read before the turn, which others wait for: it may be older then, never newer.
+            seen = mark.read_entry()
+            with self._database.begin_writing() as transaction:
+                writer = chain.Writer(transaction, self._anchor, seen)
+                with _proving(writer.prove_reads):
+                    yield writer
+                writer.write_entries()
+            while writer.added and (other := mark.advance(writer.added, writer.known)):
+                # Another writer's entry, or one of a copy that is in use elsewhere.
+                with self._database.begin_reading() as transaction:
+                    chain.require_entry(transaction, other)
+                if other[0] > writer.added[0]:
+                    break
+                writer.known.add(other)
+
+    @contextlib.contextmanager
+    def _begin_reading(self) -> Iterator[LedgerState]:
+        """A reading transaction, whose rows are proved before anything of them is given out."""
+        with self._database.begin_reading() as transaction:
+            state = chain.read_state(transaction, self._anchor)
+            with _proving(state.prove_reads):
+                yield state
+            state.prove_reads()
+
+    def _require_spender(self) -> None:
+        """Whoever spends should not be able to change budgets or history; asked once."""
+        if not self._may_spend and (power := self._database.find_power()):
+            raise InvalidInput(
+                f"nothing was charged, because this login can do more than spend: it {power}. Give the ledger a login with "
+                f"the role dpflow_spender or dpflow_interactive alone (see roles.sql); an owner who spends says so with "
+                f"DPFLOW_LEDGER_OWNER=1 or Ledger(..., owner=True)"
+            )
+        self._may_spend = True
+
+    def _find_mark(self) -> Seen | None:
+        """The mark; None if it is missing or was not written under this key."""
+        self._anchor.stored_key()
+        with contextlib.suppress(LedgerCorrupt):
+            return self._anchor.read_mark()
+        return None
+
+    def _replace_mark(self, writer: chain.Writer) -> None:
+        assert writer.added is not None
+        self._anchor.replace_mark(*writer.added)
+
+
+@contextlib.contextmanager
+def _proving(prove_reads: Callable[[], None]) -> Iterator[None]:
+    """Proves what was read before a refusal that was decided on it is believed, too."""
+    try:
+        yield
+    except LedgerUnavailable:
+        raise
+    except DpflowError:
+        prove_reads()
+        raise
