@@ -23,7 +23,7 @@ from dpflow.core.contract.requests import (
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.access.sandbox import as_int64
-from dpflow.tables.language import conditions, expressions
+from dpflow.tables.language import aggregate_rendering, conditions, expressions
 from dpflow.tables.requests import cached_blocks, holdout_groups
 from dpflow.tables.requests.handlers import HANDLERS
 from dpflow.tables.requests.partial_cache import PartialCache, Seal
@@ -263,7 +263,7 @@ class PrivateTable:
             name: "varchar" if values.dtype == object else "double"
             for name, values in columns.items()
         }
-        query = expressions.query_arrays(node, self.declaration, kinds)
+        query = aggregate_rendering.query_arrays(node, self.declaration, kinds)
         with sandbox.open_arrays([groups, *columns.values()], self._what) as connection:
             return _by_group(request.groups, connection.fetch_arrays(query))
 

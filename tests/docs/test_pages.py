@@ -44,7 +44,9 @@ def test_links_lead_to_files(page: Path) -> None:
         assert path.exists() or f"reference/{path.name}" in menu, f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("name", ["declaration", "release-file", "catalogue", "mechanisms", "cli", "operators"])
+@pytest.mark.parametrize(
+    "name", ["declaration", "release-file", "catalogue", "mechanisms", "cli", "operators"]
+)
 def test_every_field_has_its_meaning(name: str) -> None:
     """No cell of a generated table is empty, and links on the page lead to its own headings."""
     text = reference.PAGES[name]()

@@ -142,7 +142,12 @@ def quote_text(text: str) -> str:
 def write_integer(value: int) -> str:
     """An integer of the smallest type that holds it; never a decimal."""
     # A cast of text, as the type of a bare literal follows from its number of digits.
-    return f"CAST('{value}' AS {'BIGINT' if abs(value) <= _INT64 else 'HUGEINT'})"
+    return f"CAST('{value}' AS {integer_type(value)})"
+
+
+def integer_type(value: int) -> str:
+    """The smallest type of 64 or 128 bits that holds an integer."""
+    return "BIGINT" if abs(value) <= _INT64 else "HUGEINT"
 
 
 def key(column: Field, role: str) -> str:

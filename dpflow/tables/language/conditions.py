@@ -1,4 +1,4 @@
-"""Which rows a release reads: a small language of conditions, checked, and rewritten for DuckDB.
+"""Which rows a release reads: a small language of conditions, checked and copied into a tree.
 
 A condition is compared with one row at a time, before contributions are truncated, so a unit's rows
 pass or fail by themselves and every bound and sensitivity stays what the declaration says. Rows
@@ -19,105 +19,22 @@ could fail.
 
 from __future__ import annotations
 
-import datetime as dt
-import re
-import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import Any, ClassVar, NoReturn
 
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import PlanRefused, UnknownName
-from dpflow.tables.access import sql
-
-#: The longest condition, in characters as written and in its canonical form, and the deepest, in
-#: brackets and operators.
-MOST_TEXT, MOST_DEPTH = 10_000, 100
-
-_COMPARISONS = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
-_CONNECTIVES = {"And": "AND", "Or": "OR"}
-_ARITHMETIC = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
-_FUNCTIONS = {
-    "Abs": "abs",
-    "Sqrt": "sqrt",
-    "Ln": "ln",
-    "Exp": "exp",
-    "Lower": "lower",
-    "Upper": "upper",
-    "Length": "length",
-}
-_CHOICES = {"Least": "least", "Greatest": "greatest", "Coalesce": "coalesce"}
-_BINARY = _COMPARISONS | _CONNECTIVES | _ARITHMETIC
-_INFIX = {*_BINARY.values(), "LIKE"}
-
-_SMALL = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}
-_INT64 = 2**63
-
-
-@dataclass(frozen=True)
-class Node:
-    """``column``, ``number``, ``text`` or ``truth`` with one value, or an operator with its
-    operands.
-
-    Raises `PlanRefused` if its text is longer than what is read again: whatever walks a node is
-    bounded by its text.
-    """
-
-    op: str
-    args: tuple[Any, ...]
-    _text: str = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Write the text, from those of the operands."""
-        text = self._canonical_text()
-        if len(text) > MOST_TEXT:
-            refuse_sql(
-                "length",
-                f"its canonical form, with every bracket, all digits of a number and the operand of a BETWEEN twice, is "
-                f"longer than {MOST_TEXT} characters; write it shorter",
-            )
-        object.__setattr__(self, "_text", text)
-
-    def __str__(self) -> str:
-        """The canonical text, with every bracket."""
-        return self._text
-
-    def _canonical_text(self) -> str:
-        if self.op == "column":
-            return ".".join(sql.quote_name(part) for part in self.args[0])
-        if self.op == "number":
-            # Without an exponent: one number has one text.
-            return format(self.args[0], "f")
-        if self.op == "text":
-            return sql.quote_text(self.args[0])
-        if self.op == "truth":
-            return "TRUE" if self.args[0] else "FALSE"
-        # Every bracket is written, so that the text has one reading whatever binds tighter.
-        operands = [str(arg) for arg in self.args]
-        if self.op == "IN":
-            return f"({operands[0]} IN ({', '.join(operands[1:])}))"
-        if self.op == "IS NULL":
-            return f"({operands[0]} IS NULL)"
-        if self.op == "CASE":
-            whens = "".join(
-                f" WHEN {when} THEN {then}" for when, then in zip(operands[::2], operands[1::2])
-            )
-            return f"CASE{whens}{f' ELSE {operands[-1]}' if len(operands) % 2 else ''} END"
-        if len(operands) == 2 and self.op in _INFIX:
-            return f"({operands[0]} {self.op} {operands[1]})"
-        return (
-            f"({self.op} {operands[0]})"
-            if self.op in ("NOT", "-")
-            else f"{self.op}({', '.join(operands)})"
-        )
-
-    def column_names(self) -> set[str]:
-        """Names of the declared columns that it reads."""
-        if self.op == "column":
-            return {".".join(self.args[0])}
-        return {name for arg in self.args if isinstance(arg, Node) for name in arg.column_names()}
+from dpflow.errors import UnknownName
+from dpflow.tables.language.nodes import (
+    BINARY,
+    CHOICES,
+    FUNCTIONS,
+    MOST_DEPTH,
+    MOST_TEXT,
+    Node,
+    refuse_sql,
+)
 
 
 def parse_condition(text: str, table: Table) -> Node:
@@ -178,21 +95,21 @@ class Reader:
             refuse_sql("depth", f"it is nested deeper than {MOST_DEPTH}; list values with IN")
         if kind == "Paren":
             return self._read_node(self._take_arguments(found, "this")[0], depth)
-        if kind in _BINARY:
+        if kind in BINARY:
             # How a dialect divides says nothing here, where every division is one of DOUBLEs.
             extra = ("typed", "safe") if kind == "Div" else ()
             return self._read_operator(
-                _BINARY[kind],
+                BINARY[kind],
                 self._take_arguments(found, "this", "expression", ignore=extra),
                 depth,
             )
-        if kind in _FUNCTIONS:
-            return self._read_operator(_FUNCTIONS[kind], self._take_arguments(found, "this"), depth)
-        if kind in _CHOICES:
+        if kind in FUNCTIONS:
+            return self._read_operator(FUNCTIONS[kind], self._take_arguments(found, "this"), depth)
+        if kind in CHOICES:
             first, others = self._take_arguments(
                 found, "this", "expressions", ignore=("ignore_nulls",)
             )
-            return self._read_operator(_CHOICES[kind], [first, *(others or ())], depth)
+            return self._read_operator(CHOICES[kind], [first, *(others or ())], depth)
         build: Callable[[Any, int], Node] | None = getattr(self, f"_read_{kind.lower()}", None)
         # A method alone allows nothing: a new helper's name must not let a node in.
         if build is None or kind not in _SPECIAL:
@@ -362,244 +279,3 @@ def _node_name(found: Any) -> str:
     """What a person would call a node of sqlglot."""
     kind = type(found).__name__
     return f"the function {found.name!r}" if kind == "Anonymous" else kind
-
-
-def refuse_sql(rule: str, what: str) -> NoReturn:
-    """Raise `PlanRefused` with the name of the rule that is broken."""
-    raise PlanRefused(f"the SQL breaks the rule {rule!r}: {what}")
-
-
-# --- SQL for DuckDB -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Term:
-    """An expression that cannot raise, and its family: whole, number, text, truth, or a column's
-    time or UUID kind.
-    """
-
-    sql: str
-    family: str
-
-    @property
-    def double(self) -> str:
-        """The number as a DOUBLE."""
-        return self.sql if self.family == "number" else f"CAST({self.sql} AS DOUBLE)"
-
-
-def to_sql(node: Node, column: Callable[[str], sql.Field]) -> str:
-    """The condition for DuckDB, by the columns' types in the catalog.
-
-    Raises `PlanRefused` where types do not fit, `TableUnreadable` where a column is missing.
-    """
-    return condition_sql(ConditionRenderer(column).write_term(node), node)
-
-
-class ConditionRenderer:
-    """Writes nodes as SQL."""
-
-    def __init__(self, column: Callable[[str], sql.Field]) -> None:
-        self._column = column
-
-    def write_term(self, node: Node) -> Term:
-        """A node as SQL, with its family."""
-        if node.op == "column":
-            return self.column(".".join(node.args[0]))
-        if node.op == "number":
-            return _number_term(node.args[0])
-        if node.op == "text":
-            return Term(sql.quote_text(node.args[0]), "text")
-        if node.op == "truth":
-            return Term(str(node), "truth")
-        return (
-            self._write_choice(node)
-            if node.op in ("CASE", *_CHOICES.values())
-            else Term(*self._write_operator(node))
-        )
-
-    def column(self, name: str) -> Term:
-        """A column's value."""
-        return column_term(self._column(name))
-
-    def _write_choice(self, node: Node) -> Term:
-        """One of several values of one family. ``least`` and ``greatest`` pass over NULL, as
-        DuckDB's do.
-        """
-        terms = [self.write_term(arg) for arg in node.args]
-        whens: list[str] = []
-        if node.op == "CASE":
-            pairs = len(terms) // 2
-            whens = [condition_sql(term, node) for term in terms[: 2 * pairs : 2]]
-            terms = [*terms[1 : 2 * pairs : 2], *terms[2 * pairs :]]
-        families = {term.family for term in terms}
-        if families == {"whole", "number"}:
-            terms = [Term(term.double, "number") for term in terms]
-        require_operands(
-            len(families) == 1 or families == {"whole", "number"}, node, "values of one type"
-        )
-        ordered = terms[0].family in ("whole", "number")
-        require_operands(ordered or node.op not in ("least", "greatest"), node, "numbers")
-        texts = [term.sql for term in terms]
-        if node.op != "CASE":
-            return Term(f"{node.op}({', '.join(texts)})", terms[0].family)
-        otherwise = f" ELSE {texts[-1]}" if len(texts) > len(whens) else ""
-        parts = "".join(f" WHEN {when} THEN {then}" for when, then in zip(whens, texts))
-        return Term(f"(CASE{parts}{otherwise} END)", terms[0].family)
-
-    def _write_operator(self, node: Node) -> tuple[str, str]:
-        if node.op == "IS NULL" and node.args[0].op == "column":  # of any type
-            field = self._column(".".join(node.args[0].args[0]))
-            return (
-                f"({field.sql} IS NULL)"
-                if field.kind not in ("float", "double")
-                else _null_or_nan(field)
-            ), "truth"
-        if node.op in _COMPARISONS.values() or node.op == "IN":
-            return self._write_comparison(node), "truth"
-        terms = [self.write_term(arg) for arg in node.args]
-        if node.op in ("AND", "OR"):
-            return (
-                f"({condition_sql(terms[0], node)} {node.op} {condition_sql(terms[1], node)})",
-                "truth",
-            )
-        if node.op == "NOT":
-            return f"(NOT {condition_sql(terms[0], node)})", "truth"
-        if node.op == "IS NULL":
-            return f"({terms[0].sql} IS NULL)", "truth"
-        if node.op in ("LIKE", "lower", "upper", "length"):
-            require_operands(all(term.family == "text" for term in terms), node, "text")
-            if node.op == "LIKE":
-                return f"({terms[0].sql} LIKE {terms[1].sql})", "truth"
-            return f"{node.op}({terms[0].sql})", "whole" if node.op == "length" else "text"
-        require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
-        values = [term.double for term in terms]
-        if node.op in ("sqrt", "ln", "exp"):
-            # DuckDB's sqrt and ln give NaN where they are not defined, and raise nothing.
-            return f"nullif({node.op}({values[0]}), CAST('NaN' AS DOUBLE))", "number"
-        if len(values) == 1:
-            return f"{node.op}({values[0]})", "number"
-        if node.op in ("/", "%"):
-            values[1] = f"nullif({values[1]}, CAST(0 AS DOUBLE))"
-        return f"nullif({values[0]} {node.op} {values[1]}, CAST('NaN' AS DOUBLE))", "number"
-
-    def _write_comparison(self, node: Node) -> str:
-        """A comparison of one family; a text literal takes the type of a time or UUID that it is
-        compared with.
-        """
-        terms = [self.write_term(arg) for arg in node.args]
-        families = {term.family for term, arg in zip(terms, node.args) if arg.op != "text"} or {
-            "text"
-        }
-        if families == {"whole"}:
-            texts = [term.sql for term in terms]
-        elif families <= {"whole", "number"}:
-            texts = [term.double for term in terms]
-        elif families == {"text"}:
-            # As bytes: a column's own collation could make different texts equal.
-            texts = [f"encode({term.sql})" for term in terms]
-        elif len(families) == 1:
-            family = families.pop()
-            require_operands(
-                family not in ("truth", "uuid") or node.op in ("=", "<>", "IN"), node, "an order"
-            )
-            texts = [
-                _time_constant(arg, family) if arg.op == "text" else term.sql
-                for term, arg in zip(terms, node.args)
-            ]
-        else:
-            texts = []
-        require_operands(
-            bool(texts) and (families <= {"text"} or _no_stray_text(node, families)),
-            node,
-            "operands of one type",
-        )
-        if node.op == "IN":
-            return f"({texts[0]} IN ({', '.join(texts[1:])}))"
-        return f"({texts[0]} {node.op} {texts[1]})"
-
-
-def _no_stray_text(node: Node, families: set[str]) -> bool:
-    """Whether text literals stand only beside types that have a text form."""
-    return not (families & {"whole", "number"} and any(arg.op == "text" for arg in node.args))
-
-
-def column_term(field: sql.Field) -> Term:
-    """A column's value by its type, NaN as NULL. Raises `PlanRefused` for types without values to
-    compare.
-    """
-    kind, name = field.kind, field.sql
-    if kind in _SMALL:
-        return Term(name, "whole")
-    if kind in ("ubigint", "hugeint"):
-        return Term(f"CAST({name} AS HUGEINT)", "whole")
-    if kind in ("float", "double"):
-        return Term(f"nullif(CAST({name} AS DOUBLE), CAST('NaN' AS DOUBLE))", "number")
-    if kind in ("decimal", "uhugeint"):
-        return Term(f"CAST({name} AS DOUBLE)", "number")
-    if kind in ("varchar", "enum"):
-        return Term(f"CAST({name} AS VARCHAR)", "text")
-    if kind in ("date", "uuid", "timestamp with time zone"):
-        return Term(name, kind)
-    if kind.startswith("timestamp"):
-        # NULL for what the wider types hold beyond a TIMESTAMP.
-        return Term(f"TRY_CAST({name} AS TIMESTAMP)", "timestamp")
-    if kind == "boolean":
-        return Term(name, "truth")
-    refuse_sql(
-        "types",
-        f"column {field.name!r} is a {field.kind.upper()}, of which only IS NULL can be asked",
-    )
-
-
-def _null_or_nan(field: sql.Field) -> str:
-    return f"({field.sql} IS NULL OR isnan({field.sql}))"
-
-
-def _number_term(value: Decimal) -> Term:
-    if value == value.to_integral_value() and -_INT64 <= value < _INT64:
-        return Term(sql.write_integer(int(value)), "whole")
-    return Term(f"CAST('{float(value)!r}' AS DOUBLE)", "number")
-
-
-def _time_constant(node: Node, family: str) -> str:
-    """A text literal as a constant of a time or UUID type, in the one spelling that means it."""
-    # One spelling for each value: another would be the same condition under a second name.
-    text = node.args[0]
-    try:
-        if family == "date" and re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-            return f"CAST('{dt.date.fromisoformat(text)}' AS DATE)"
-        if family == "uuid" and str(uuid.UUID(text)) == text.lower():
-            return f"CAST('{text}' AS UUID)"
-        if family.startswith("timestamp") and re.fullmatch(
-            r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", text
-        ):
-            # A number, not a text: no setting of a session changes what it means.
-            since = dt.datetime.fromisoformat(text) - dt.datetime(1970, 1, 1)
-            zone = "tz" if family.endswith("zone") else ""
-            return f"make_timestamp{zone}({since // dt.timedelta(microseconds=1)})"
-    except ValueError:
-        pass
-    refuse_sql(
-        "types",
-        f"a literal compared with a {family.upper()} is not one; write it like {_LIKE.get(family, 'TRUE')}",
-    )
-
-
-_LIKE = {
-    "date": "'2013-01-31'",
-    "timestamp": "'2013-01-31 12:00:00'",
-    "timestamp with time zone": "'2013-01-31 12:00:00' (UTC)",
-    "uuid": "'5fbf1a3c-3b1e-4b1c-8f7e-0123456789ab'",
-}
-
-
-def condition_sql(term: Term, node: Node) -> str:
-    """The SQL of a condition, or `PlanRefused`."""
-    require_operands(term.family == "truth", node, "conditions")
-    return term.sql
-
-
-def require_operands(holds: bool, node: Node, what: str) -> None:
-    """Raise `PlanRefused` unless the operands fit the operator."""
-    if not holds:
-        refuse_sql("types", f"{node.op} needs {what}")

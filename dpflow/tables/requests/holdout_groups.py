@@ -8,7 +8,7 @@ from __future__ import annotations
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
 from dpflow.extras import require_extra
 from dpflow.tables.access import sql
-from dpflow.tables.language import expressions
+from dpflow.tables.language import aggregate_rendering, expressions
 from dpflow.tables.requests.query import RequestQuery
 
 #: Measures of `GroupMoments`, in grid steps. The difference of products is exact before it becomes
@@ -61,7 +61,7 @@ def moments_query(reading: RequestQuery, request: GroupMoments, secret: bytes) -
 
 def estimates_query(reading: RequestQuery, request: GroupEstimates, secret: bytes) -> str:
     """The query of a user's expression by holdout group: one GROUP BY."""
-    written = expressions.to_sql(
+    written = aggregate_rendering.render_expression(
         expressions.parse_expression(request.sql, reading.table), reading.table, reading.column
     )
     outputs = [
@@ -89,7 +89,7 @@ def check_estimates(reading: RequestQuery, request: GroupEstimates) -> None:
         name: "varchar" if kind in ("varchar", "enum") else "double"
         for name, kind in kinds_read.items()
     }
-    expressions.query_arrays(node, reading.table, kinds | dict.fromkeys(theirs, "double"))
+    aggregate_rendering.query_arrays(node, reading.table, kinds | dict.fromkeys(theirs, "double"))
 
 
 def _bucket_column(reading: RequestQuery, groups: int, secret: bytes) -> str:

@@ -14,7 +14,8 @@ from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.bounding.sort_bounding import NumberedColumn
 from dpflow.tables.bounding.sql_bounding import KEY_BITS, MOST_ROWS
-from dpflow.tables.language import conditions
+from dpflow.tables.language.nodes import Node
+from dpflow.tables.language.rendering import DuckDBRenderer
 from dpflow.tables.requests.joins import JoinedRelation
 
 
@@ -37,7 +38,7 @@ class RequestQuery:
         table: Table,
         connection: sandbox.Connection,
         blocks: Sequence[str],
-        where: conditions.Node | None,
+        where: Node | None,
         salt: int | None = None,
     ) -> None:
         self.table, self.connection, self.salt, self._filter = table, connection, salt, where
@@ -70,7 +71,7 @@ class RequestQuery:
                 f"table {table.name!r} declares no block column, so no blocks can be read"
             )
         if where is not None:
-            self._where.append(conditions.to_sql(where, self.column))
+            self._where.append(DuckDBRenderer(self.column).condition(where))
 
     def _resolve_join(self, number: int, join: Join) -> JoinedRelation:
         relation = self.connection.find_relation(join.relation)

@@ -14,7 +14,10 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.tables import PrivateTable
+from dpflow.tables.access import sql
 from dpflow.tables.language import conditions, expressions
+from dpflow.tables.language.nodes import Node
+from dpflow.tables.language.rendering import DuckDBRenderer
 
 COUNT = GroupedSums(None, None, 1, 100)
 NAMES = ["i", "big", "huge", "dec", "f", "txt", "en", "flag", "day", "ts", "tz", "id"]
@@ -244,7 +247,7 @@ def test_strings_are_data(make: Any) -> None:
 def test_names_are_data(make: Any) -> None:
     """A column with quotes, keywords or capitals in its name can be filtered."""
     names = ['a" OR TRUE --', "select", "Größe", "a.b"]
-    shown = [conditions.sql.quote_name(name) for name in names]
+    shown = [sql.quote_name(name) for name in names]
     private = make(
         f"CREATE TABLE data AS SELECT 1 AS u, {', '.join(f'{i} AS {name}' for i, name in enumerate(shown))}",
         columns={name: {} for name in names},
@@ -342,7 +345,7 @@ def test_what_is_nested_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     visits, real = [0], conditions.Reader._read_node
 
-    def counted(self: conditions.Reader, found: Any, depth: int) -> conditions.Node:
+    def counted(self: conditions.Reader, found: Any, depth: int) -> Node:
         visits[0] += 1
         assert visits[0] <= 200
         return real(self, found, depth)
@@ -406,8 +409,8 @@ def test_no_condition_fails_on_any_row(nasty: Any, longest: int) -> None:
         @given(condition_texts)
         def total(where: str) -> None:
             assume(len(where) <= longest)
-            condition = conditions.to_sql(
-                conditions.parse_condition(where, nasty.table), fields.__getitem__
+            condition = DuckDBRenderer(fields.__getitem__).condition(
+                conditions.parse_condition(where, nasty.table)
             )
             split = f"SELECT count(*) FILTER (c), count(*) FILTER (NOT c), count(*) FILTER (c IS NULL) FROM (SELECT {condition} AS c"
             assert sum(connection.fetch_rows(f"{split} FROM {relation} AS t)")[0]) == 5

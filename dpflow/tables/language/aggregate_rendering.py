@@ -1,0 +1,247 @@
+"""Expressions of aggregates as SQL: what a query of rows gives, and the aggregate of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dpflow.core.contract.declaration import Column, Table
+from dpflow.errors import PlanRefused
+from dpflow.tables.access import sql
+from dpflow.tables.language.expressions import add_predictions
+from dpflow.tables.language.intervals import bound_expression
+from dpflow.tables.language.nodes import AGGREGATES, Node
+from dpflow.tables.language.rendering import DuckDBRenderer, Term, require_operands
+
+#: Bits of the grid on which values are added, and of the one on which their products are.
+SUM_BITS, PRODUCT_BITS = 60, 30
+
+
+@dataclass(frozen=True)
+class ExpressionSql:
+    """An expression as SQL: ``rows``, what a query of rows gives, and ``value``, the aggregate of
+    it.
+    """
+
+    rows: tuple[str, ...]
+    value: str
+
+
+def render_expression(
+    node: Node, table: Table, column: Callable[[str], sql.Field]
+) -> ExpressionSql:
+    """The expression, by the columns' types in the catalog.
+
+    Raises `PlanRefused` where types do not fit or a sum has no bounds, `TableUnreadable` where a
+    column is missing.
+    """
+    groups = _Groups(_Rows(add_predictions(table), column))
+    term = groups.write_term(node)
+    require_operands(term.family in ("whole", "number"), node, "to be a number")
+    return ExpressionSql(tuple(groups.rows), groups.as_double(term))
+
+
+def query_arrays(node: Node, table: Table, kinds: Mapping[str, str]) -> str:
+    """The query of an expression's ``value`` by ``bucket`` over arrays: the relation ``given`` of
+    `dpflow.tables.access.sandbox.open_arrays`.
+
+    Args:
+        kinds: of each array after the groups' numbers, the column that it is, and "double" or
+        "varchar".
+    """
+    fields = {
+        name: sql.Field(name, kind, kind.upper(), reference=f"t.c{i}")
+        for i, (name, kind) in enumerate(kinds.items(), 1)
+    }
+    parts = render_expression(node, table, fields.__getitem__)
+    rows = ", ".join(["t.c0 AS bucket", *(f"{row} AS r{i}" for i, row in enumerate(parts.rows))])
+    return f"SELECT bucket, {parts.value} AS value FROM (SELECT {rows} FROM given AS t) GROUP BY bucket"
+
+
+class _Rows(DuckDBRenderer):
+    """Row expressions, in which columns are within their declared bounds."""
+
+    def __init__(self, table: Table, column: Callable[[str], sql.Field]) -> None:
+        super().__init__(column)
+        self.table = table
+        self.integers: set[str] = set()  # columns of which every value is a whole number
+
+    def column(self, name: str) -> Term:
+        """A column's value, clamped and filled as it is declared."""
+        term, declaration = super().column(name), self.table.column(name)
+        if term.family not in ("whole", "number"):
+            return term
+        if declaration.lower is None or declaration.upper is None:
+            return (
+                term
+                if declaration.missing == "skip"
+                else self._fill_missing(term, declaration.missing)
+            )
+        integer = term.family == "whole" and _is_whole(declaration)
+        value = term.sql if integer else self.as_double(term)
+        constant = self._integer if integer else self._fraction
+        clamped = self.write.call(
+            "least",
+            self.write.call("greatest", value, constant(declaration.lower)),
+            constant(declaration.upper),
+        )
+        # least and greatest pass over NULL, so a missing value would become a bound.
+        missing = self.write.is_null(value)
+        clamped = self.write.choose([(self.write.negate(missing), clamped)])
+        if declaration.missing != "skip":
+            clamped = self.write.call("coalesce", clamped, constant(declaration.missing))
+        if not integer:
+            return Term(clamped, "number")
+        self.integers.add(name)
+        return Term(self.write.cast(clamped, "BIGINT"), "whole")
+
+    def _fill_missing(self, term: Term, missing: Fraction) -> Term:
+        """A number without bounds, or what a missing one is."""
+        if term.family == "whole" and missing.denominator == 1 and abs(missing) < 2**62:
+            return Term(self.write.call("coalesce", term.sql, self._integer(missing)), "whole")
+        value = self.write.call("coalesce", self.as_double(term), self._fraction(missing))
+        return Term(value, "number")
+
+    def _integer(self, value: Fraction) -> str:
+        return self.write.integer(int(value))
+
+    def _fraction(self, value: Fraction) -> str:
+        return self.write.double(float(value))
+
+
+def _is_whole(declared: Column) -> bool:
+    """Whether everything a column of integers can be read as is one, of 63 bits."""
+    ends = (declared.lower, declared.upper, declared.missing)
+    return all(
+        end.denominator == 1 and abs(end) < 2**62 for end in ends if isinstance(end, Fraction)
+    )
+
+
+class _Groups(DuckDBRenderer):
+    """Expressions of a group, over row expressions that it collects."""
+
+    def __init__(self, inner: _Rows) -> None:
+        super().__init__(inner._column)
+        self._inner, self._conditions = inner, list[str]()
+        self.rows: list[str] = []
+
+    def write_term(self, node: Node) -> Term:
+        """A node of the group's language as SQL, with its family."""
+        if node.op == "FILTER":
+            condition = self._inner.write_term(node.args[1])
+            require_operands(condition.family == "truth", node, "a condition")
+            self._conditions = [self._row_name(condition.sql)]
+            try:
+                return self.write_term(node.args[0])
+            finally:
+                self._conditions = []
+        if node.op not in AGGREGATES:
+            return super().write_term(node)
+        if node.op.startswith("count"):
+            return Term(self._write_count(node), "whole")
+        terms = [self._inner.write_term(arg) for arg in node.args]
+        require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
+        if node.op in ("sum", "avg"):
+            return Term(self._write_sum(node, terms[0]), "number")
+        # These, and quantiles, add nothing up over rows, so they need no grid.
+        if node.op in ("min", "max") or node.op.startswith("quantile"):
+            shares = [repr(float(share.args[0])) for share in node.args[1:]]
+            row = self._row_name(self.as_double(terms[0]))
+            return Term(self.without_nan(self._aggregate(node.op, row, *shares)), "number")
+        return Term(self._write_moment(node, terms), "number")
+
+    def _row_name(self, text: str) -> str:
+        """A row expression's name in the query of groups."""
+        if text not in self.rows:
+            self.rows.append(text)
+        return f"r{self.rows.index(text)}"
+
+    def _aggregate(self, function: str, *arguments: str, distinct: bool = False) -> str:
+        return self.write.aggregate(function, *arguments, distinct=distinct, where=self._conditions)
+
+    def _write_count(self, node: Node) -> str:
+        if not node.args:
+            return self._aggregate("count")
+        term = self._inner.write_term(node.args[0])
+        # As bytes: DISTINCT by a collation would take different texts for one.
+        row = self._row_name(self.text_bytes(term.sql) if term.family == "text" else term.sql)
+        return self._aggregate("count", row, distinct=node.op == "count distinct")
+
+    def _write_grid(self, node: Node, arg: Node, term: Term, bits: int) -> tuple[str, float]:
+        """A row expression as an integer of so many bits, and the step that it counts; NULL where
+        it has no value.
+        """
+        # Bounds follow from declaration and text, so they are the same for neighbouring tables.
+        span = bound_expression(arg, self._inner.table, self._inner.integers)
+        if not span.size < math.inf:
+            raise PlanRefused(
+                f"the SQL breaks the rule 'bounds': {node.op} adds up {str(arg)[:80]}, whose bounds are not known; declare lower and "
+                f"upper of its columns, or write least(greatest(x, low), high)"
+            )
+        whole = span.whole or term.family == "whole"
+        # size < 2^e by frexp, so the scaled value has at most the bits; below 2^-900 the factor
+        # would come near the end of DOUBLEs.
+        shift = (
+            0 if whole and span.size <= 2**bits else bits - math.frexp(max(span.size, 2.0**-900))[1]
+        )
+        scaled = (
+            term.sql
+            if whole and shift == 0
+            else self.write.call("round", self._multiply(self.as_double(term), 2.0**shift))
+        )
+        return self._row_name(self.write.try_cast(scaled, "BIGINT")), math.ldexp(1.0, -shift)
+
+    def _multiply(self, value: str, factor: float) -> str:
+        return value if factor == 1 else self.write.operate(value, "*", self.write.double(factor))
+
+    def _divide(self, value: str, divisor: str) -> str:
+        divisor = self.write.call("nullif", divisor, self.write.double(0.0))
+        return self.write.operate(value, "/", divisor)
+
+    def _write_sum(self, node: Node, term: Term) -> str:
+        row, step = self._write_grid(node, node.args[0], term, SUM_BITS)
+        # DuckDB adds BIGINTs up in a HUGEINT: no table has rows enough to overflow it.
+        total = self.write.cast(self._aggregate("sum", row), "DOUBLE")
+        if node.op == "avg":
+            total = self._divide(total, self.write.cast(self._aggregate("count", row), "DOUBLE"))
+        return self._multiply(total, step)
+
+    def _write_moment(self, node: Node, terms: list[Term]) -> str:
+        """Of rows in which all arguments have values, with n and the exact integers n sum(xy) -
+        sum(x) sum(y).
+        """
+        # Products have 60 bits, so n times their sum has at most 126 for 2^33 rows.
+        grids = [
+            self._write_grid(node, arg, term, PRODUCT_BITS) for arg, term in zip(node.args, terms)
+        ]
+        (x, x_step), (y, y_step) = grids[0], grids[-1]
+        write, filtered = self.write, self._conditions
+        self._conditions = [*filtered, *(write.negate(write.is_null(row)) for row in dict(grids))]
+        n = self._aggregate("count")
+
+        def spread(a: str, b: str) -> str:
+            of_products = self._aggregate("sum", write.operate(a, "*", b))
+            exact = write.operate(
+                write.operate(write.cast(n, "HUGEINT"), "*", of_products),
+                "-",
+                write.operate(self._aggregate("sum", a), "*", self._aggregate("sum", b)),
+            )
+            return write.cast(exact, "DOUBLE")
+
+        try:
+            if node.op == "corr":
+                both = write.call("sqrt", write.operate(spread(x, x), "*", spread(y, y)))
+                return self._divide(spread(x, y), both)
+            if node.op == "regr_slope":  # of the first on the second
+                slope = self._divide(spread(x, y), spread(y, y))
+                return self._multiply(slope, x_step / y_step)
+            others = n if node.op.endswith("pop") else write.operate(n, "-", "1")
+            pairs = write.operate(write.cast(n, "DOUBLE"), "*", write.cast(others, "DOUBLE"))
+            value = self._divide(spread(x, y), pairs)
+        finally:
+            self._conditions = filtered
+        if node.op.startswith("stddev"):
+            return self._multiply(write.call("sqrt", value), x_step)
+        return self._multiply(value, x_step * y_step)

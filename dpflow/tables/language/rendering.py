@@ -1,0 +1,288 @@
+"""The declared language as SQL: what every engine's renderer shares, and DuckDB's.
+
+A renderer knows of each node which types it takes and gives. What engines do differently is in a few
+methods: how a column of each type is read, how texts are compared by their bytes, how constants of
+times are written. What it writes is total: whatever a row holds, a value or NULL and never an error.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from typing import ClassVar
+
+from dpflow.tables.access import sql
+from dpflow.tables.language.nodes import CHOICES, COMPARISONS, Node, refuse_sql
+from dpflow.tables.language.sql_writer import SqlWriter
+
+_SMALL = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}
+_INT64 = 2**63
+
+
+@dataclass(frozen=True)
+class Term:
+    """An expression that cannot raise, and its family: whole, number, text, truth, or a column's
+    time or UUID kind.
+    """
+
+    sql: str
+    family: str
+
+
+@cache
+def open_writer(dialect: str) -> SqlWriter:
+    """The writer of a dialect; made once, for it loads the dialect."""
+    return SqlWriter(dialect)
+
+
+class Renderer(ABC):
+    """Writes nodes as SQL of one engine.
+
+    Raises `PlanRefused` where types do not fit, and what ``column`` raises where one is missing.
+    """
+
+    dialect: ClassVar[str]  #: sqlglot's name of the engine
+
+    def __init__(self, column: Callable[[str], sql.Field]) -> None:
+        self._column, self.write = column, open_writer(self.dialect)
+
+    @abstractmethod
+    def column_term(self, field: sql.Field) -> Term:
+        """A column's value by its type, NaN as NULL, or `PlanRefused` for types without values to
+        compare.
+        """
+
+    @abstractmethod
+    def is_missing(self, field: sql.Field) -> str:
+        """Whether a column of any type is NULL, or NaN."""
+
+    @abstractmethod
+    def text_bytes(self, text: str) -> str:
+        """What two texts are compared by: equal only if they are the same characters."""
+
+    @abstractmethod
+    def timestamp(self, since: dt.timedelta, zoned: bool) -> str:
+        """The constant that lies so long after 1970."""
+
+    def condition(self, node: Node) -> str:
+        """A condition as SQL."""
+        return condition_text(self.write_term(node), node)
+
+    def write_term(self, node: Node) -> Term:
+        """A node as SQL, with its family."""
+        if node.op == "column":
+            return self.column(".".join(node.args[0]))
+        if node.op == "number":
+            return self._number(node.args[0])
+        if node.op == "text":
+            return Term(self.write.text(node.args[0]), "text")
+        if node.op == "truth":
+            return Term(self.write.truth(node.args[0]), "truth")
+        return (
+            self._write_choice(node)
+            if node.op in ("CASE", *CHOICES.values())
+            else Term(*self._write_operator(node))
+        )
+
+    def column(self, name: str) -> Term:
+        """A column's value."""
+        return self.column_term(self._column(name))
+
+    def as_double(self, term: Term) -> str:
+        """A number as a DOUBLE."""
+        return term.sql if term.family == "number" else self.write.cast(term.sql, "DOUBLE")
+
+    def without_nan(self, value: str) -> str:
+        """A DOUBLE, or NULL for NaN."""
+        return self.write.call("nullif", value, self.write.double(float("nan")))
+
+    def _number(self, value: Decimal) -> Term:
+        if value == value.to_integral_value() and -_INT64 <= value < _INT64:
+            return Term(self.write.integer(int(value)), "whole")
+        return Term(self.write.double(float(value)), "number")
+
+    def _write_choice(self, node: Node) -> Term:
+        """One of several values of one family. ``least`` and ``greatest`` pass over NULL."""
+        terms = [self.write_term(arg) for arg in node.args]
+        whens: list[str] = []
+        if node.op == "CASE":
+            pairs = len(terms) // 2
+            whens = [condition_text(term, node) for term in terms[: 2 * pairs : 2]]
+            terms = [*terms[1 : 2 * pairs : 2], *terms[2 * pairs :]]
+        families = {term.family for term in terms}
+        if families == {"whole", "number"}:
+            terms = [Term(self.as_double(term), "number") for term in terms]
+        require_operands(
+            len(families) == 1 or families == {"whole", "number"}, node, "values of one type"
+        )
+        ordered = terms[0].family in ("whole", "number")
+        require_operands(ordered or node.op not in ("least", "greatest"), node, "numbers")
+        texts = [term.sql for term in terms]
+        if node.op != "CASE":
+            return Term(self.write.call(node.op, *texts), terms[0].family)
+        otherwise = texts[-1] if len(texts) > len(whens) else None
+        return Term(self.write.choose(list(zip(whens, texts)), otherwise), terms[0].family)
+
+    def _write_operator(self, node: Node) -> tuple[str, str]:
+        if node.op == "IS NULL" and node.args[0].op == "column":  # of any type
+            return self.is_missing(self._column(".".join(node.args[0].args[0]))), "truth"
+        if node.op in COMPARISONS.values() or node.op == "IN":
+            return self._write_comparison(node), "truth"
+        terms = [self.write_term(arg) for arg in node.args]
+        if node.op in ("AND", "OR"):
+            left, right = (condition_text(term, node) for term in terms)
+            return self.write.operate(left, node.op, right), "truth"
+        if node.op == "NOT":
+            return self.write.negate(condition_text(terms[0], node)), "truth"
+        if node.op == "IS NULL":
+            return self.write.is_null(terms[0].sql), "truth"
+        if node.op in ("LIKE", "lower", "upper", "length"):
+            require_operands(all(term.family == "text" for term in terms), node, "text")
+            if node.op == "LIKE":
+                return self.write.operate(terms[0].sql, "LIKE", terms[1].sql), "truth"
+            value = self.write.call(node.op, terms[0].sql)
+            return value, "whole" if node.op == "length" else "text"
+        require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
+        values = [self.as_double(term) for term in terms]
+        if node.op in ("sqrt", "ln", "exp"):
+            # Where they are not defined they give NaN, and raise nothing.
+            return self.without_nan(self.write.call(node.op, values[0])), "number"
+        if len(values) == 1:
+            return (
+                self.write.minus(values[0])
+                if node.op == "-"
+                else self.write.call(node.op, values[0])
+            ), "number"
+        if node.op in ("/", "%"):
+            values[1] = self.write.call("nullif", values[1], self.write.double(0.0))
+        return self.without_nan(self.write.operate(values[0], node.op, values[1])), "number"
+
+    def _write_comparison(self, node: Node) -> str:
+        """A comparison of one family; a text literal takes the type of a time or UUID that it is
+        compared with.
+        """
+        terms = [self.write_term(arg) for arg in node.args]
+        families = {term.family for term, arg in zip(terms, node.args) if arg.op != "text"} or {
+            "text"
+        }
+        if families == {"whole"}:
+            texts = [term.sql for term in terms]
+        elif families <= {"whole", "number"}:
+            texts = [self.as_double(term) for term in terms]
+        elif families == {"text"}:
+            # As bytes: a column's own collation could make different texts equal.
+            texts = [self.text_bytes(term.sql) for term in terms]
+        elif len(families) == 1:
+            family = families.pop()
+            require_operands(
+                family not in ("truth", "uuid") or node.op in ("=", "<>", "IN"), node, "an order"
+            )
+            texts = [
+                self._time_constant(arg.args[0], family) if arg.op == "text" else term.sql
+                for term, arg in zip(terms, node.args)
+            ]
+        else:
+            texts = []
+        require_operands(
+            bool(texts) and (families <= {"text"} or _no_stray_text(node, families)),
+            node,
+            "operands of one type",
+        )
+        if node.op == "IN":
+            return self.write.is_in(texts[0], texts[1:])
+        return self.write.operate(texts[0], node.op, texts[1])
+
+    def _time_constant(self, text: str, family: str) -> str:
+        """A text literal as a constant of a time or UUID type, in the one spelling that means it."""
+        # One spelling for each value: another would be the same condition under a second name.
+        try:
+            if family == "date" and re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+                return self.write.cast(self.write.text(str(dt.date.fromisoformat(text))), "DATE")
+            if family == "uuid" and str(uuid.UUID(text)) == text.lower():
+                return self.write.cast(self.write.text(text), "UUID")
+            if family.startswith("timestamp") and re.fullmatch(
+                r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", text
+            ):
+                # A number, not a text: no setting of a session changes what it means.
+                since = dt.datetime.fromisoformat(text) - dt.datetime(1970, 1, 1)
+                return self.timestamp(since, family.endswith("zone"))
+        except ValueError:
+            pass
+        refuse_sql(
+            "types",
+            f"a literal compared with a {family.upper()} is not one; write it like {_LIKE.get(family, 'TRUE')}",
+        )
+
+
+class DuckDBRenderer(Renderer):
+    """DuckDB's SQL."""
+
+    dialect = "duckdb"
+
+    def column_term(self, field: sql.Field) -> Term:
+        kind, name = field.kind, field.sql
+        if kind in _SMALL:
+            return Term(name, "whole")
+        if kind in ("ubigint", "hugeint"):
+            return Term(self.write.cast(name, "HUGEINT"), "whole")
+        if kind in ("float", "double"):
+            return Term(self.without_nan(self.write.cast(name, "DOUBLE")), "number")
+        if kind in ("decimal", "uhugeint"):
+            return Term(self.write.cast(name, "DOUBLE"), "number")
+        if kind in ("varchar", "enum"):
+            return Term(self.write.cast(name, "VARCHAR"), "text")
+        if kind in ("date", "uuid", "timestamp with time zone"):
+            return Term(name, kind)
+        if kind.startswith("timestamp"):
+            # NULL for what the wider types hold beyond a TIMESTAMP.
+            return Term(self.write.try_cast(name, "TIMESTAMP"), "timestamp")
+        if kind == "boolean":
+            return Term(name, "truth")
+        refuse_sql(
+            "types",
+            f"column {field.name!r} is a {field.kind.upper()}, of which only IS NULL can be asked",
+        )
+
+    def is_missing(self, field: sql.Field) -> str:
+        missing = self.write.is_null(field.sql)
+        if not field.is_float:
+            return missing
+        return self.write.operate(missing, "OR", self.write.call("isnan", field.sql))
+
+    def text_bytes(self, text: str) -> str:
+        return self.write.call("encode", text)
+
+    def timestamp(self, since: dt.timedelta, zoned: bool) -> str:
+        microseconds = str(since // dt.timedelta(microseconds=1))
+        return self.write.call("make_timestamptz" if zoned else "make_timestamp", microseconds)
+
+
+_LIKE = {
+    "date": "'2013-01-31'",
+    "timestamp": "'2013-01-31 12:00:00'",
+    "timestamp with time zone": "'2013-01-31 12:00:00' (UTC)",
+    "uuid": "'5fbf1a3c-3b1e-4b1c-8f7e-0123456789ab'",
+}
+
+
+def _no_stray_text(node: Node, families: set[str]) -> bool:
+    """Whether text literals stand only beside types that have a text form."""
+    return not (families & {"whole", "number"} and any(arg.op == "text" for arg in node.args))
+
+
+def condition_text(term: Term, node: Node) -> str:
+    """The SQL of a condition, or `PlanRefused`."""
+    require_operands(term.family == "truth", node, "conditions")
+    return term.sql
+
+
+def require_operands(holds: bool, node: Node, what: str) -> None:
+    """Raise `PlanRefused` unless the operands fit the operator."""
+    if not holds:
+        refuse_sql("types", f"{node.op} needs {what}")
