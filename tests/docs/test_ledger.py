@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from audit_program import PAGE, start_program
 from page_runner import ROOT, run_page
 
 from dpflow.ledger import Ledger
-
-PAGE = ROOT / "docs" / "how-to" / "operate-the-ledger.md"
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def audit(folder: Path, export: str) -> subprocess.CompletedProcess[str]:
-    """The page's program, without site packages: it sees the export and nothing else."""
-    command = [sys.executable, "-I", "-S", "audit.py", export]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
 def test_the_audit_adds_up_the_spend(folder: Path) -> None:
     """What was charged, and no damage goes unseen."""
-    done = audit(folder, "second.jsonl")
+    done = start_program("second.jsonl", folder)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(r["scope"], r["granted"], r["units"]) for r in rows] == [
@@ -50,7 +41,7 @@ def test_the_audit_adds_up_the_spend(folder: Path) -> None:
     for damage in (lines[:2] + lines[3:], smaller):
         assert damage != lines
         (folder / "damaged.jsonl").write_text("".join(damage))
-        assert audit(folder, "damaged.jsonl").returncode != 0
+        assert start_program("damaged.jsonl", folder).returncode != 0
 
 
 def test_every_test_that_the_page_names_exists() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -66,6 +67,18 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "sqlite":
         return Place(str(tmp_path / "ledger.sqlite"), tmp_path / "anchor")
     return Place(request.getfixturevalue("postgres")(), tmp_path / "anchor")
+
+
+@pytest.fixture
+def new_target(place: Place, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Makes another target on the database of `place`: a file that is not there, or an empty
+    database.
+    """
+    if "://" in place.target:
+        make: Callable[[], str] = request.getfixturevalue("postgres")
+        return make
+    numbers = itertools.count()
+    return lambda: str(tmp_path / f"other-{next(numbers)}.sqlite")
 
 
 @pytest.fixture

@@ -7,20 +7,16 @@ The ledger itself does not write such a history: here it believes every row, as 
 from __future__ import annotations
 
 import io
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from audit_program import run_audit, start_program
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger import Ledger
 from dpflow.ledger.history.state import LedgerState
-
-PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "operate-the-ledger.md"
 
 
 @pytest.fixture
@@ -107,16 +103,6 @@ ATTACKS = {
 }
 
 
-def run_audit(export: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The page's program, without dpflow."""
-    (program,) = re.findall(r'```python title="audit.py"\n(.*?)```', PAGE.read_text(), re.DOTALL)
-    assert len(program.splitlines()) < 150 and "dpflow import" not in program
-    (folder / "audit.py").write_text(program)
-    (folder / "ledger.jsonl").write_text(export)
-    command = [sys.executable, "-I", "-S", "audit.py", "ledger.jsonl"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_an_illegal_history_is_found(
     credulous: None,
@@ -161,8 +147,7 @@ def test_a_legal_history_passes_both(ledger: Ledger, place: Any, ask: Any, tmp_p
     done = run_audit(stream.getvalue(), tmp_path)
     assert done.returncode == 0 and '"units": [300000000000, 0, 0]' in done.stdout, done.stderr
     if "://" not in place.target:
-        command = [sys.executable, "-I", "-S", "audit.py", place.target]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        done = start_program(place.target, tmp_path)
         assert "all within the rules" in done.stderr
 
 

@@ -6,12 +6,14 @@ import re
 import shutil
 import sqlite3
 from contextlib import closing
-from types import SimpleNamespace
 
+import psycopg
 import pytest
+import sqlalchemy as sa
+from audit_program import export_text, run_audit
 
 from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt, RetryConflict, SessionClosed
-from dpflow.ledger import Ledger
+from dpflow.ledger.history import chain
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 from dpflow.ledger.storage import database as connections
 
@@ -20,24 +22,30 @@ def settle(ledger, ask, name):
     return ledger.settle(ask.reserve(ledger, name), {"rows": [name]})
 
 
-def copy_place(place, folder):
-    """The ledger's file and anchor, as a backup holds them."""
-    folder.mkdir()
-    with closing(sqlite3.connect(place.target)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    shutil.copy(place.target, folder / "ledger.sqlite")
-    shutil.copytree(place.anchor, folder / "anchor")
+def copy_database(target, copy):
+    """The database as a backup holds it, at another place that nobody has opened yet."""
+    connections._before_fork()  # closes what this process has open
+    if "://" not in target:
+        with closing(sqlite3.connect(target)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        shutil.copy(target, copy)
+        return
+    places = [sa.make_url(each.replace("+psycopg", "")) for each in (target, copy)]
+    name, other = (place.database for place in places)
+    server = places[0].set(database="postgres").render_as_string(hide_password=False)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+        )
+        connection.execute(f"DROP DATABASE {other}")
+        connection.execute(f"CREATE DATABASE {other} TEMPLATE {name}")
 
 
 @pytest.fixture
-def lost(tmp_path, ask):
+def lost(make_place, place, new_target, ask):
     """A ledger whose newest entries are gone while its anchor is not; a checkpoint of its end, the
     owner's verifier key, and what was reserved and open.
     """
-    file, anchor = tmp_path / "ledger.sqlite", tmp_path / "anchor"
-    place = SimpleNamespace(
-        target=str(file), anchor=anchor, open=lambda: Ledger(file, anchor=anchor, create=True)
-    )
     ledger = place.open()
     for scope in ("flights", "other"):
         ledger.grant(scope, 1, 0, table=None, filter="basic", principal="owner")
@@ -46,16 +54,11 @@ def lost(tmp_path, ask):
     session = ledger.open_session(
         ask.key("session"), **ask.terms(), state={"left": 2}, exclusive=False
     )
-    copy_place(place, tmp_path / "backup")
+    restored = make_place(new_target(), place.anchor)
+    copy_database(place.target, restored.target)
     settle(ledger, ask, "new")
     note = ledger.checkpoint()
-    key = ledger.signer.public_text
-    del ledger
-    connections._before_fork()  # closes what this process has open
-    for name in ("", "-wal", "-shm"):
-        (tmp_path / f"ledger.sqlite{name}").unlink(missing_ok=True)
-    shutil.copy(tmp_path / "backup" / "ledger.sqlite", place.target)
-    return place, note, key, reserved, session
+    return restored, note, ledger.signer.public_text, reserved, session
 
 
 def test_reanchor_accepts_what_verifies(ledger, place, ask):
@@ -108,7 +111,7 @@ def test_nothing_is_signed_that_does_not_verify(ledger, place, ask):
         ledger.checkpoint()
 
 
-def test_a_lost_log_without_a_witness_closes_all(lost, ask):
+def test_a_lost_log_without_a_witness_closes_all(lost, ask, tmp_path):
     """The drill: entries are gone, nobody knows what they charged. Nothing can be spent, settled or
     answered until the owner grants again.
     """
@@ -129,11 +132,13 @@ def test_a_lost_log_without_a_witness_closes_all(lost, ask):
     ledger.grant("flights", 2, 0, table=None, filter="basic", principal="owner")
     settle(ledger, ask, "again")
     assert ledger.verify().ok
+    done = run_audit(export_text(ledger), tmp_path)
+    assert done.returncode == 0 and "recovered from checkpoint None" in done.stderr, done.stderr
     with pytest.raises(InvalidInput, match="nothing is missing"):
         ledger.recover(reason="twice", principal="owner")
 
 
-def test_a_checkpoint_of_the_very_end_restores_all(lost, ask):
+def test_a_checkpoint_of_the_very_end_restores_all(lost, ask, tmp_path):
     """It states what the lost entries charged, and the mark says that nothing came after it."""
     place, note, _, reserved, _ = lost
     ledger = place.open()
@@ -143,6 +148,10 @@ def test_a_checkpoint_of_the_very_end_restores_all(lost, ask):
     with pytest.raises(RetryConflict):
         ledger.settle(reserved, {"rows": []})
     assert ledger.verify(since=note).ok
+    done = run_audit(export_text(ledger), tmp_path)
+    assert done.returncode == 0 and '"units": [500000000000, 0, 0]' in done.stdout, done.stderr
+    point = Checkpoint.parse(open_note(note, [ledger.signer.public_text])[0])
+    assert point.head in done.stderr  # which checkpoint to compare it with
 
 
 def test_a_mark_beyond_the_checkpoint_closes_all(lost, ask, tmp_path):
@@ -157,10 +166,10 @@ def test_a_mark_beyond_the_checkpoint_closes_all(lost, ask, tmp_path):
     assert ledger.verify(since=note).ok
 
 
-def test_a_lost_host_goes_on_from_a_checkpoint_alone(lost, ask, tmp_path):
+def test_a_lost_host_goes_on_from_a_checkpoint_alone(lost, ask, tmp_path, make_place, new_target):
     """Ledger and keys are gone: a new ledger takes over grants and sums, all closed."""
     _, note, key, *_ = lost
-    ledger = Ledger(tmp_path / "new.sqlite", anchor=tmp_path / "new", create=True)
+    ledger = make_place(new_target(), tmp_path / "new").open()
     with pytest.raises(LedgerCorrupt, match="no trusted key"):
         ledger.recover(reason="host lost", principal="owner", checkpoint=note)
     closed = ledger.recover(reason="host lost", principal="owner", checkpoint=note, keys=[key])
@@ -170,6 +179,34 @@ def test_a_lost_host_goes_on_from_a_checkpoint_alone(lost, ask, tmp_path):
     settle(ledger, ask, "again")
     assert ask.spent(ledger) == {"": "0.5"}
     assert ledger.verify(since=note, keys=[key]).ok
+    assert run_audit(export_text(ledger), tmp_path).returncode == 0
+
+
+FALSE_RECOVERIES = {
+    "a scope stays open": ({"closed": ["flights"]}, "leaves scopes open"),
+    "a charge is taken back": ({"spent": [["flights", "", 0, 0, 0]]}, "takes a charge back"),
+    "a try goes on": ({"unsettled": []}, "leaves a reservation or session open"),
+    "a witness of nothing": ({"closed": [], "marked": None}, "leaves scopes open"),
+}
+
+
+@pytest.mark.parametrize("change", FALSE_RECOVERIES)
+def test_a_recovery_that_leaves_too_much_is_found(lost, tmp_path, monkeypatch, change):
+    """By verify and by the program: what nobody witnesses is closed, and sums never fall."""
+    place, note, *_ = lost
+    (place.anchor / "mark").unlink()
+    ledger, add_entry = place.open(), chain.Writer.add_entry
+    body, rule = FALSE_RECOVERIES[change]
+
+    def add_other(writer, kind, scope, name, principal, true):
+        add_entry(writer, kind, scope, name, principal, true | body)
+
+    monkeypatch.setattr(chain.Writer, "add_entry", add_other)
+    ledger.recover(reason="host lost", principal="owner", checkpoint=note)
+    monkeypatch.undo()
+    assert rule in str(ledger.verify())
+    done = run_audit(export_text(ledger), tmp_path)
+    assert done.returncode and "(recover) breaks a rule" in done.stderr
 
 
 def test_keys_rotate(ledger, place, ask):

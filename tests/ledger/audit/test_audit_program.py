@@ -1,0 +1,146 @@
+"""The audit program of docs/how-to/operate-the-ledger.md: it computes what dpflow computes, in its own
+words, and goes on through a recovery.
+"""
+
+from __future__ import annotations
+
+import decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from audit_program import export_text, run_audit, write_program
+
+from dpflow.core.accounting import events
+from dpflow.core.accounting.events import (
+    ZCDP,
+    Approximate,
+    BoundedRange,
+    Composed,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    Pure,
+    Repeated,
+    SparseVector,
+    Unprotected,
+)
+from dpflow.core.accounting.privacy_filters import Cost, Filter, make_filter
+from dpflow.ledger import Ledger
+from dpflow.ledger.books import charges
+from dpflow.ledger.history.chain import Writer
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What costs.py defines. Run in here, because it sets this thread's decimal context."""
+    folder = tmp_path_factory.mktemp("costs")
+    write_program(folder)
+    namespace: dict[str, Any] = {}
+    with decimal.localcontext():
+        exec((folder / "costs.py").read_text(), namespace)
+        context = decimal.getcontext().copy()
+
+    def in_context(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            with decimal.localcontext(context):
+                return function(*arguments)
+
+        return call
+
+    return {name: in_context(namespace[name]) for name in ("least_cost", "capacity")}
+
+
+third = Fraction(1, 3)
+EVENTS: list[Event] = [
+    Pure(Fraction("1e-12")),
+    Pure(third),
+    Pure(Fraction(40)),
+    SparseVector(Fraction("0.7")),
+    BoundedRange(Fraction("0.01")),
+    BoundedRange(Fraction(9)),
+    Approximate(third, Fraction("1e-7")),
+    DiscreteLaplace(Fraction(7), 3),
+    DiscreteLaplace(Fraction("0.1"), 1),
+    Unprotected(),
+    Composed((Pure(third), Approximate(third, Fraction("1e-9")), DiscreteLaplace(Fraction(9)))),
+    Repeated(Composed((Pure(third), BoundedRange(third))), 17),
+]
+NO_EPSILON: list[Event] = [
+    ZCDP(Fraction("0.01"), Fraction("1e-8")),
+    DiscreteGaussian(Fraction("12.5"), third),
+    Composed((Pure(third), ZCDP(third))),
+]
+FILTERS = [
+    make_filter("basic", Fraction(1), Fraction("1e-6")),
+    make_filter("renyi", Fraction(2), Fraction("1e-6"), tail_share=Fraction(1, 3)),
+    make_filter("hybrid", Fraction("0.5"), Fraction("1e-9"), tail_share=Fraction(1, 7)),
+    Filter("hybrid", Fraction(3), Fraction("1e-6"), Fraction(5, 2), Fraction("1e-7"), "tail"),
+    Filter("renyi", Fraction("0.01"), Fraction("1e-6"), Fraction(3), Fraction("1e-7")),
+    make_filter("basic", Fraction(1), Fraction(0)),
+]
+
+
+def test_every_cost_is_computed_to_the_unit(costs: dict[str, Any]) -> None:
+    """For every kind of event and every filter, from the texts that the history holds."""
+    kinds, compared = set(), 0
+    for rule in FILTERS:
+        assert costs["capacity"](rule.to_json()) == [*vars(rule.capacity()).values()]
+        for event in EVENTS + (NO_EPSILON if rule.order is not None else []):
+            kinds.add(event.kind)
+            if event.rho_delta()[1] and rule.delta == rule.tail_delta:
+                continue  # this grant pays no delta of a mechanism
+            ours = rule.event_cost(event)
+            assert costs["least_cost"](events.to_json(event), rule.to_json()) == [
+                *vars(ours).values()
+            ], (event, rule)
+            compared += 1
+    assert kinds == set(events._KINDS) and compared > 60
+
+
+CHEAPER = {
+    "epsilon": ("basic", lambda cost: Cost(cost.epsilon // 2, cost.delta, cost.renyi)),
+    "delta": ("basic", lambda cost: Cost(cost.epsilon, cost.delta - 1, cost.renyi)),
+    "Renyi divergence": ("hybrid", lambda cost: Cost(cost.epsilon, cost.delta, cost.renyi - 1)),
+    "a path": ("renyi", lambda cost: Cost(0, cost.delta, 0)),
+}
+
+
+@pytest.mark.parametrize("what", CHEAPER)
+def test_a_charge_below_its_events_cost_is_found(tmp_path, ask, monkeypatch, what):
+    """A ledger that was made to charge one unit less on one path, though it sealed it."""
+    name, cheaper = CHEAPER[what]
+    ledger = Ledger(tmp_path / "l.sqlite", anchor=tmp_path / "anchor", create=True)
+    ledger.grant("s", 9, "1e-5", table=None, filter=name, tail_share="0.5", principal="o")
+    event = Approximate(Fraction("0.1"), Fraction("1e-7"))
+    ask.reserve(ledger, "right", scope="s", event=event)
+    assert run_audit(export_text(ledger), tmp_path).returncode == 0
+    sum_costs = charges._sum_costs
+
+    def pay_less(row: Any, paid: Any) -> Any:
+        scope, cost = sum_costs(row, paid)
+        return scope, cheaper(cost)
+
+    monkeypatch.setattr(charges, "_sum_costs", pay_less)
+    ask.reserve(ledger, "wrong", scope="s", event=event)
+    monkeypatch.undo()
+    done = run_audit(export_text(ledger), tmp_path)
+    assert "less than its event costs" in done.stderr and done.returncode
+    assert "charges less than its event costs" in str(ledger.verify())
+
+
+def test_a_grant_that_holds_more_than_it_says_is_found(tmp_path, monkeypatch):
+    """Its Renyi path, too, which only logarithms tell."""
+    ledger = Ledger(tmp_path / "l.sqlite", anchor=tmp_path / "anchor", create=True)
+    add_entry = Writer.add_entry
+
+    def more(writer: Any, kind: str, scope: str, name: str, principal: str, body: Any) -> None:
+        epsilon, delta, divergence, tail = body["capacity"]
+        body = body | {"capacity": [epsilon, delta, divergence + 1, tail]}
+        add_entry(writer, kind, scope, name, principal, body)
+
+    monkeypatch.setattr(Writer, "add_entry", more)
+    ledger.grant("s", 1, "1e-6", table=None, filter="hybrid", principal="o")
+    done = run_audit(export_text(ledger), tmp_path)
+    assert "another capacity than it grants" in done.stderr and done.returncode
+    assert "another capacity than it grants" in str(ledger.verify())
