@@ -176,8 +176,16 @@ class Connection:
             names = self.scrub_errors(lambda: self._raw.get_table_names(query, qualified=True))
         except TableError:
             return None
-        parts = [re.findall(r'"(?:[^"]|"")*"|[^".]+', name.casefold()) for name in names]
-        return [tuple(part.strip('"') for part in reversed(one)) for one in parts]
+        sources = []
+        for name in names:
+            # DuckDB writes what the author calls the table behind it.
+            part = r'(?:"(?:[^"]|"")*"|[^\s".]+)'
+            match = re.fullmatch(rf"({part}(?:\.{part})*)(?: as {part})?", name.casefold())
+            if match is None:
+                return None
+            parts = re.findall(part, match[1])
+            sources.append(tuple(one.strip('"') for one in reversed(parts)))
+        return sources
 
     def count_stored_rows(self, relation: Relation) -> int | None:
         """How many rows a table has, from its storage; None for a view."""

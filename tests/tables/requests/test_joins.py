@@ -135,6 +135,9 @@ def test_other_joins_are_refused_by_rule(changes: dict[str, Any], rule: str) -> 
 #: Relations of which none may be a dimension beside the private table ``data`` or ``people``.
 NOT_PUBLIC = {
     "a view": "CREATE VIEW seen AS SELECT k AS code, 'north' AS area FROM data",
+    "a view with another name in it": "CREATE VIEW seen AS SELECT d.k AS code, 'n' AS area FROM data AS d",
+    "a view with a quoted name in it": 'CREATE VIEW seen AS SELECT "d AS u".k AS code, '
+    '\'n\' AS area FROM main."DATA" AS "d AS u", towns AS d',
     "a view of a view": 'CREATE VIEW inner_ AS SELECT * FROM Main."DATA"; '
     "CREATE VIEW seen AS SELECT k AS code, 'north' AS area FROM inner_",
     "a condition": "CREATE VIEW seen AS SELECT * FROM towns WHERE code IN (SELECT k FROM data)",
