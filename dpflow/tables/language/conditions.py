@@ -20,6 +20,7 @@ could fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import Any, ClassVar, NoReturn
@@ -29,12 +30,19 @@ from dpflow.errors import UnknownName
 from dpflow.tables.language.nodes import (
     BINARY,
     CHOICES,
+    CONNECTIVES,
     FUNCTIONS,
     MOST_DEPTH,
     MOST_TEXT,
     Node,
     refuse_sql,
 )
+
+#: Operators of which a long line is one thing, by the kinds that it may mix.
+_LINES = {"Add": ("Add", "Sub"), "Sub": ("Add", "Sub"), "And": ("And",), "Or": ("Or",)}
+#: Operands of such a line that are written one bracket inside the other. More could not be read
+#: again, so no ledger holds a text of them, and they may be written another way.
+MOST_IN_LINE = 40
 
 
 def parse_condition(text: str, table: Table) -> Node:
@@ -77,7 +85,7 @@ class Reader:
                 f"it is longer than {MOST_TEXT} characters, or has characters that are no text",
             )
         try:
-            parsed = _parse_sql(kind, f"{keyword} {self._text}")
+            parsed = _parse_anywhere(kind, f"{keyword} {self._text}")
         # Some of sqlglot's builders look blindly at arguments.
         except (SqlglotError, LookupError, AttributeError, TypeError):
             return None
@@ -95,6 +103,8 @@ class Reader:
             refuse_sql("depth", f"it is nested deeper than {MOST_DEPTH}; list values with IN")
         if kind == "Paren":
             return self._read_node(self._take_arguments(found, "this")[0], depth)
+        if kind in _LINES and len(operands := self._read_line(found, kind)) > MOST_IN_LINE:
+            return self._balance_line(operands, kind, depth)
         if kind in BINARY:
             # How a dialect divides says nothing here, where every division is one of DOUBLEs.
             extra = ("typed", "safe") if kind == "Div" else ()
@@ -118,6 +128,36 @@ class Reader:
 
     def _read_operator(self, name: str, operands: Iterable[Any], depth: int) -> Node:
         return Node(name, tuple(self._read_node(operand, depth - 1) for operand in operands))
+
+    def _read_line(self, found: Any, kind: str) -> list[tuple[str, Any]]:
+        """The operands of ``a + b - c``, or of one connective, first to last, each with the kind of
+        the operator before it.
+        """
+        operands: list[tuple[str, Any]] = []
+        while (operator := type(found).__name__) in _LINES[kind]:
+            found, right = self._take_arguments(found, "this", "expression")
+            operands.append((operator, right))
+            # Brackets on the left change nothing: a line is read from the left with or without.
+            while type(found).__name__ == "Paren":
+                found = self._take_arguments(found, "this")[0]
+        return [(kind, found), *reversed(operands)]
+
+    def _balance_line(self, operands: list[tuple[str, Any]], kind: str, depth: int) -> Node:
+        """A long line as a tree of logarithmic depth, which its brackets keep when it is read
+        again.
+        """
+        op = CONNECTIVES.get(kind, "+")
+        inner = depth - len(operands).bit_length() - 1
+        nodes = [
+            self._read_node(operand, inner)
+            if before != "Sub" or place == 0
+            else _negate(self._read_node(operand, inner))
+            for place, (before, operand) in enumerate(operands)
+        ]
+        while len(nodes) > 1:
+            pairs = [Node(op, (a, b)) for a, b in zip(nodes[::2], nodes[1::2])]
+            nodes = [*pairs, *nodes[2 * len(pairs) :]]
+        return nodes[0]
 
     def _take_arguments(self, found: Any, *names: str, ignore: tuple[str, ...] = ()) -> list[Any]:
         """The named arguments. Any other that is set would change the meaning, so it is refused."""
@@ -166,11 +206,7 @@ class Reader:
     def _read_neg(self, found: Any, depth: int) -> Node:
         # -5 becomes a literal, so that IN and comparisons of whole numbers take it.
         operand = self._read_node(self._take_arguments(found, "this")[0], depth - 1)
-        return (
-            Node("number", (-operand.args[0],))
-            if operand.op == "number" and operand.args[0]
-            else Node("-", (operand,))
-        )
+        return _negate(operand)
 
     def _read_not(self, found: Any, depth: int) -> Node:
         return self._read_operator("NOT", self._take_arguments(found, "this"), depth)
@@ -211,6 +247,12 @@ class Reader:
         if node.args[1].op != "text":
             refuse_sql("literals", "LIKE takes a literal pattern")
         return Node("NOT", (node,)) if found.args.get("negate") else node
+
+
+def _negate(operand: Node) -> Node:
+    if operand.op == "number" and operand.args[0]:
+        return Node("number", (-operand.args[0],))
+    return Node("-", (operand,))
 
 
 _SPECIAL = {
@@ -255,6 +297,18 @@ def _strict_parser() -> Any:
             return super().validate_expression(expression, args)
 
     return Strict
+
+
+def _parse_anywhere(kind: Any, text: str) -> list[Any]:
+    """What `_parse_sql` gives, whatever calls it: how deep a text may nest is no matter of the
+    caller's stack.
+    """
+    try:
+        return _parse_sql(kind, text)
+    except RecursionError:
+        # A thread begins with an empty stack.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_parse_sql, kind, text).result()
 
 
 def _parse_sql(kind: Any, text: str) -> list[Any]:

@@ -18,7 +18,7 @@ from functools import cache
 from typing import ClassVar
 
 from dpflow.tables.access import sql
-from dpflow.tables.language.nodes import CHOICES, COMPARISONS, Node, refuse_sql
+from dpflow.tables.language.nodes import ARITHMETIC, CHOICES, COMPARISONS, Node, refuse_sql
 from dpflow.tables.language.sql_writer import SqlWriter
 
 _SMALL = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}
@@ -33,6 +33,7 @@ class Term:
 
     sql: str
     family: str
+    unguarded: str = ""  #: of arithmetic, the same as SQL that may be NaN where it should be NULL
 
 
 @cache
@@ -84,11 +85,11 @@ class Renderer(ABC):
             return Term(self.write.text(node.args[0]), "text")
         if node.op == "truth":
             return Term(self.write.truth(node.args[0]), "truth")
-        return (
-            self._write_choice(node)
-            if node.op in ("CASE", *CHOICES.values())
-            else Term(*self._write_operator(node))
-        )
+        if node.op in ("CASE", *CHOICES.values()):
+            return self._write_choice(node)
+        if node.op in (*ARITHMETIC.values(), "abs", "sqrt", "ln", "exp"):
+            return self._write_arithmetic(node)
+        return Term(*self._write_operator(node))
 
     def column(self, name: str) -> Term:
         """A column's value."""
@@ -101,6 +102,10 @@ class Renderer(ABC):
     def without_nan(self, value: str) -> str:
         """A DOUBLE, or NULL for NaN."""
         return self.write.call("nullif", value, self.write.double(float("nan")))
+
+    def _as_operand(self, term: Term) -> str:
+        """A number as a DOUBLE that goes into arithmetic, through which NaN stays NaN."""
+        return term.unguarded or self.as_double(term)
 
     def _number(self, value: Decimal) -> Term:
         if value == value.to_integral_value() and -_INT64 <= value < _INT64:
@@ -148,20 +153,27 @@ class Renderer(ABC):
                 return self.write.operate(terms[0].sql, "LIKE", terms[1].sql), "truth"
             value = self.write.call(node.op, terms[0].sql)
             return value, "whole" if node.op == "length" else "text"
+        raise AssertionError(f"{node.op} has no SQL")
+
+    def _write_arithmetic(self, node: Node) -> Term:
+        """Arithmetic with one guard around all of it: engines write what stands in a nullif twice,
+        so one in each operand would double the query with every level.
+        """
+        terms = [self.write_term(arg) for arg in node.args]
         require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
-        values = [self.as_double(term) for term in terms]
-        if node.op in ("sqrt", "ln", "exp"):
-            # Where they are not defined they give NaN, and raise nothing.
-            return self.without_nan(self.write.call(node.op, values[0])), "number"
+        values = [self._as_operand(term) for term in terms]
         if len(values) == 1:
-            return (
+            # Where they are not defined they give NaN, and raise nothing.
+            value = (
                 self.write.minus(values[0])
                 if node.op == "-"
                 else self.write.call(node.op, values[0])
-            ), "number"
-        if node.op in ("/", "%"):
-            values[1] = self.write.call("nullif", values[1], self.write.double(0.0))
-        return self.without_nan(self.write.operate(values[0], node.op, values[1])), "number"
+            )
+        else:
+            if node.op in ("/", "%"):
+                values[1] = self.write.call("nullif", values[1], self.write.double(0.0))
+            value = self.write.operate(values[0], node.op, values[1])
+        return Term(self.without_nan(value), "number", value)
 
     def _write_comparison(self, node: Node) -> str:
         """A comparison of one family; a text literal takes the type of a time or UUID that it is

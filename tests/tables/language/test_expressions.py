@@ -189,7 +189,7 @@ def test_an_expression_means_what_duckdb_means(data: PrivateTable, text: str) ->
         ("var_samp(length(city))", "bounds"),
         ("avg(p) = ?", "Placeholder"),
         ("-" * 200 + "avg(p)", "depth|one expression"),
-        ("avg(" + "+".join(["p"] * 200) + ")", "depth"),
+        ("avg(" + "*".join(["p"] * 200) + ")", "depth"),
         ("avg(p)" + " " * 20_000, "length"),
     ],
 )
@@ -199,6 +199,31 @@ def test_what_is_refused(data: PrivateTable, text: str, rule: str) -> None:
     """
     with pytest.raises(PlanRefused, match=rule):
         data.check_request(GroupEstimates(8, text))
+
+
+@pytest.mark.parametrize("terms", [2, 40, 41, 300])
+def test_a_linear_score_has_as_many_terms_as_its_text_holds(data: PrivateTable, terms: int) -> None:
+    """A long line of one operator is written in brackets of logarithmic depth. So the text can be
+    read again, from however deep a call, and means the same.
+    """
+    score = "".join(f"{'-' if i % 3 else '+'} {i + 1} * p " for i in range(terms))
+    text = data.canonical_expression(f"avg(0 {score})")
+
+    def read_from(depth: int) -> str:
+        return data.canonical_expression(text) if depth == 0 else read_from(depth - 1)
+
+    assert read_from(400) == text
+    weight = sum(-(i + 1) if i % 3 else i + 1 for i in range(terms))
+    assert np.allclose(estimates(data, text), weight * estimates(data, "avg(p)"), rtol=1e-9)
+    condition = " AND ".join([f"p < {i}" for i in range(2, terms + 2)])
+    rows = f"count(*) FILTER (WHERE {condition})"
+    assert np.array_equal(estimates(data, rows), estimates(data, "count(*) FILTER (WHERE p < 2)"))
+
+
+def test_a_short_line_keeps_the_text_that_ledgers_know(data: PrivateTable) -> None:
+    """Texts are under digests: forty operands are written one bracket inside the other, as ever."""
+    text = data.canonical_expression("sum(" + " - ".join(["p"] * 40) + ")")
+    assert text == "sum(" + "(" * 39 + '"p"' + ' - "p")' * 39 + ")"
 
 
 @pytest.mark.parametrize(
