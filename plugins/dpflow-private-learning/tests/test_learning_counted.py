@@ -27,7 +27,7 @@ from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
 from dpflow.core.accounting.events import Approximate, Composed, Pure
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import ValueCounts
+from dpflow.core.contract.requests import PublicSize, ValueCounts
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.errors import PlanRefused
 from dpflow.testing import exact_divergence
@@ -154,8 +154,8 @@ def test_the_count_is_a_lower_bound_with_the_probability_it_states() -> None:
         assert sum(p for m, p in made.items() if m > 5000) > beta / 4  # no wider than it must be
 
 
-def test_rows_are_public_under_replace_and_counted_only_where_they_matter() -> None:
-    """Under replace a missing number is refused; what only prints it spends nothing on it."""
+def test_rows_are_counted_only_where_they_matter() -> None:
+    """Under both relations the plan pays for a count; what only prints it spends nothing on it."""
     for mechanism, params in (
         (MODE, PARAMS),
         (SanitizePoints(), {"column": "x", "epsilon": 1, "delta": "1e-6", "method": "san-points"}),
@@ -166,11 +166,8 @@ def test_rows_are_public_under_replace_and_counted_only_where_they_matter() -> N
         ),
     ):
         given = mechanism.Params.model_validate(params) if isinstance(params, dict) else params
-        with pytest.raises(
-            PlanRefused, match="needs rows, the number of rows: under replace it is public"
-        ):
-            mechanism.event(given, table("replace"))
-        assert isinstance(mechanism.event(given, table()), Composed)
+        for neighbours in ("replace", "add-remove"):
+            assert isinstance(mechanism.event(given, table(neighbours)), Composed)
     for mechanism, params in (
         (LearnThresholds(), {"column": "x", "label": "y", "epsilon": 1}),
         (LearnClass(), {"columns": ["x"], "label": "y", "epsilon": 1}),
@@ -200,6 +197,63 @@ def test_below_the_gate_the_result_is_none_and_says_what_it_needs() -> None:
     assert abs(many.document["rows"] - 10**6) < 2000
     spent = sum(F(call["epsilon"]) * call["times"] for call in many.document["calls"])
     assert spent == params.epsilon
+
+
+def histogram(values: np.ndarray, size: PublicSize | None = None) -> ValueCounts:
+    found, counts = np.unique(values, return_counts=True)
+    return ValueCounts(found, counts, public_size=size)
+
+
+def test_a_public_number_of_rows_is_read_and_not_counted() -> None:
+    """Under replace, where no row can be left out: the number itself, and proven without an if.
+    Where rows may be left out it is counted.
+    """
+    values, params = np.arange(40_000) % 3, {"column": "x", "epsilon": 1, "alpha": "0.3"}
+    given = SanitizeThresholds.Params.model_validate(params)
+    for size, exact in ((PublicSize(40_000, True), True), (PublicSize(60_000, False), False)):
+        answer = histogram(values, size)
+        document = (
+            SanitizeThresholds().draw(given, table("replace"), answer, SystemSource()).document
+        )
+        assert (document["rows"] == 40_000) == exact
+        assert document["accuracy"] == (
+            "proven" if exact else "proven up to the error of the count"
+        )
+        assert abs(document["rows"] - 40_000) < 1000
+
+
+def test_a_typed_number_of_rows_is_not_believed() -> None:
+    """`rows: 400000` for 20,000 rows gave a distribution function of 0 where it is 1/2, and called
+    it proven. The public number takes its place; where there is none, nothing is called proven
+    without an if.
+    """
+    values = np.arange(20_000) % 2**14
+    params = {"column": "wide", "epsilon": 1, "alpha": "0.4", "rows": 400_000}
+    given = SanitizeThresholds.Params.model_validate(params)
+    for size in (PublicSize(20_000, True), PublicSize(20_000, False)):
+        result = SanitizeThresholds().draw(
+            given, table("replace"), histogram(values, size), SystemSource()
+        )
+        weights = {row[0]: row[1] for row in result.synthetic.rows}
+        total = sum(weights.values())
+        assert result.document["rows"] == total == 20_000
+        below = sum(w for value, w in weights.items() if value < 2**13)
+        assert abs(below / total - 0.5) < 0.4
+        assert result.document["accuracy"] == "unproven at this size"
+    unknown = SanitizeThresholds().draw(given, table(), histogram(values), SystemSource())
+    assert unknown.document["accuracy"].startswith("proven if there are")
+    assert unknown.document["accuracy"].endswith("400000 were given, not counted")
+
+
+def test_another_number_of_rows_never_costs_more_than_the_plan() -> None:
+    """A given number so small that the pure method was planned: the public one would take the
+    method that needs a delta, so the given one stays, and the result says that it is wrong.
+    """
+    given = PARAMS.model_copy(update={"rows": 60})
+    answer = histogram(np.zeros(3, np.int64), PublicSize(3, True))
+    document = MODE.draw(given, table("replace"), answer, SystemSource()).document
+    assert document["rows"] == 60  # 3 rows are below the gate, where nothing may run
+    assert document["accuracy"] == ("unproven: rows says 60, and the table has 3; leave rows out")
 
 
 def test_every_mechanism_that_takes_rows_can_do_without() -> None:

@@ -32,7 +32,7 @@ from dpflow_private_learning.mechanisms.sanitize_union import SanitizeUnion
 from dpflow_private_learning.mechanisms.small_domain import SanitizeSmall
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import RecordArrays, ValueCounts
+from dpflow.core.contract.requests import PublicSize, RecordArrays, ValueCounts
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow.testing import exact_divergence
@@ -107,7 +107,10 @@ def test_small_sanitizer_is_accurate_where_that_is_proven() -> None:
     for _ in range(40):
         counts = rng.multinomial(rows, rng.dirichlet([0.5] * 4))
         result = SanitizeSmall().draw(
-            params, table, ValueCounts(np.arange(4), counts), StreamSource(1)
+            params,
+            table,
+            ValueCounts(np.arange(4), counts, public_size=PublicSize(rows, True)),
+            StreamSource(1),
         )
         assert result.document["accuracy"] == "proven" and result.synthetic is not None
         made = {int(v): int(w) for v, w in result.synthetic.rows}
@@ -136,7 +139,10 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
     params, _ = plan_mechanism(SanitizeUnion(), table, given)
     counts = 10 * np.array([900, 0, 300, *[0] * 9, 1500, 0, 0, 300])
     result = SanitizeUnion().draw(
-        params, table, ValueCounts(np.arange(16), counts), StreamSource(1)
+        params,
+        table,
+        ValueCounts(np.arange(16), counts, public_size=PublicSize(30_000, True)),
+        StreamSource(1),
     )
     assert result.document["accuracy"] == "proven" and result.synthetic is not None
     made = {(int(part), int(v)): w / 30_000 for v, w, part in result.synthetic.rows}

@@ -2,12 +2,11 @@
 the report in a result.
 
 Relation. The paper replaces one of exactly m rows, with m public. Here m is a constant, the
-parameter ``rows``: every threshold and fraction uses that number, never the number found. All
-algorithms then hold for one row added, removed or replaced, and a unit of up to R rows
-(``contribution_bounds.rows``) is a path of at most R such rows: the privacy cost of the plan is
-that of the unit, and each row gets `per_row` of it. Under replace, ``rows`` is the public number;
-under add-remove it may be left out, and `dpflow_private_learning.building_blocks.noisy_row_count`
-puts a charged noisy count in its place. A wrong number costs accuracy, never privacy.
+parameter ``rows``: every threshold and fraction uses that number. All algorithms then hold for one
+row added, removed or replaced, and a unit of up to R rows (``contribution_bounds.rows``) is a path
+of at most R such rows: the privacy cost of the plan is that of the unit, and each row gets
+`per_row` of it. Left out, `dpflow_private_learning.building_blocks.noisy_row_count` puts the public
+number or a charged noisy count in its place. A wrong number costs accuracy, never privacy.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class CostParams(Params):
 class Approximated(CostParams):
     """``alpha``: accuracy as a share of the rows; ``beta``: probability of missing it.
 
-    ``rows``: the public number; left out, under add-remove, a twentieth of epsilon counts them
-    where they matter.
+    ``rows``: a number to plan with; left out, they are read where their number is public, and
+    counted with a twentieth of epsilon elsewhere, where they matter.
     """
 
     rows: Rows | None = None
@@ -217,15 +216,19 @@ def report(
     called.
 
     ``assumes`` among the rest says what the data must fulfil for that; the privacy cost holds
-    without it.
+    without it. ``rows`` is a number that nobody has checked:
+    `dpflow_private_learning.building_blocks.noisy_row_count` says "proven" where it has.
     """
-    proven = (
-        "not stated: no rows given"
-        if rows is None
-        else "proven"
-        if needed <= rows
-        else "unproven at this size"
-    )
+    if rows is None:
+        proven = "not stated: no rows given"
+    elif needed > rows:
+        proven = "unproven at this size"
+    elif status == "fallback":
+        # Beyond its failure probability a method that is proven falls back only if the data are
+        # not what the proof assumes.
+        proven = "unproven: the method fell back"
+    else:
+        proven = f"proven if there are {math.ceil(needed)} rows: {rows} were given, not counted"
     return {
         "method": method,
         "status": status,

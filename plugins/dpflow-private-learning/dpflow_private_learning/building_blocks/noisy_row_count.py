@@ -1,39 +1,44 @@
-"""Rows that nobody knows beforehand: a noisy count, charged with the release, stands in for the
-public number.
-
-Under replace the number of rows is public and is a parameter, ``rows``. Under add-remove it is as
-private as the rows; there ``rows`` may be a number planned for or released before, or be left out.
+"""The number of rows that thresholds and proofs refer to: read where it is public, counted with
+noise where it is not, and never believed because somebody typed it.
 
 Definition. Left out: with R rows a unit, a twentieth of epsilon, s, pays for n + Z, where n are the
 rows read and Z is discrete Laplace of scale R/s. The rest of epsilon runs the mechanism with
 ``rows`` m = n + Z - t, t = R/s ln(1/beta). If its gate refuses m the result is "none", charged as
-any other: that tells m and nothing else.
+any other: that tells m and nothing else. Where the answer's number of rows is public
+(`dpflow.core.contract.requests.PublicSize`: units are replaced, and no row can be left out) m is
+that number, without noise; the plan cannot know, so it spends the same.
+
+Given: the mechanism runs with that number. A public number takes its place where the plan's cost
+stays the same. A given number says nothing of the table, so what is proved from it is called
+"proven if".
 
 Guarantee: the count's s composed with the guarantee of the mechanism. Proof: a unit moves n by at
-most R, so m is s-DP. Given m, what runs is the mechanism at a constant m above its gate, whose
-guarantee holds for every table whatever its size, or the constant "none". Composition of the two is
-adaptive. The plan's event is that at the largest m, which costs most: what a smaller m changes is
-that ``auto`` takes a pure method at no higher epsilon.
+most R, under both relations, so m is s-DP; a public m is the same on neighbours. Given m, what runs
+is the mechanism at a constant m above its gate, whose guarantee holds for every table whatever its
+size, or the constant "none". Composition of the two is adaptive. The plan's event is that at the
+largest m, which costs most: what a smaller m changes is that ``auto`` takes a pure method at no
+higher epsilon.
 
 Accuracy: m is above n with probability at most beta, and below n - 2 t with no more: thresholds
 that are shares of the rows are then off by as much, which the result says. The count is not worth
-its privacy cost where rows only decides what is printed; there nothing is counted, and the result
-states no accuracy.
+its privacy cost where rows only decides what is printed; there nothing is counted, and unless the
+number is public the result states no accuracy.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Composed, Event, Pure
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, ValueCounts
+from dpflow.core.contract.requests import Answer, PublicSize, ValueCounts
 from dpflow.core.contract.results import NONE, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
@@ -54,6 +59,8 @@ class Counted(Mechanism[P]):
     given.
     """
 
+    version: ClassVar[int] = 2
+
     @abstractmethod
     def event_at_rows(self, params: P, table: Table) -> Event:
         """`Mechanism.event` where ``rows`` is given, or not counted."""
@@ -69,15 +76,9 @@ class Counted(Mechanism[P]):
         return params.rows is None
 
     def plan_params(self, params: P, table: Table) -> P:
-        """The parameters that the plan's cost is computed at. Raises `PlanRefused` where the number
-        of rows is public and missing.
-        """
+        """The parameters that the plan's cost is computed at."""
         if not self.counts_rows(params, table):
             return params
-        if table.neighbours == "replace":
-            raise PlanRefused(
-                f"{self.name} needs rows, the number of rows: under replace it is public, so nothing is spent to count them"
-            )
         # Refused in the plan: a count that cannot be drawn must not be charged.
         common.need_scale(table.contribution_bounds.rows / (params.epsilon * SHARE))
         return self._params_at(params, MOST)
@@ -91,8 +92,38 @@ class Counted(Mechanism[P]):
         )
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
-        if not self.counts_rows(params, table):
-            return self.draw_at_rows(params, table, answer, source)
+        if self.counts_rows(params, table):
+            return self._draw_counted(params, table, answer, source)
+        size: PublicSize | None = answer.public_size
+        inner, origin = self._params_of_size(params, table, size)
+        result = self.draw_at_rows(inner, table, answer, source)
+        document = dict(result.document)
+        if origin == "other" and size is not None:
+            document["accuracy"] = (
+                f"unproven: rows says {params.rows}, and the table has {size.rows}; leave rows out"
+            )
+        elif origin == "public" and document["accuracy"].startswith("proven"):
+            document["accuracy"] = "proven"
+        return replace(result, document=document)
+
+    def _params_of_size(
+        self, params: P, table: Table, size: PublicSize | None
+    ) -> tuple[P, Literal["given", "public", "other"]]:
+        """The parameters with what is public about the number of rows, where that costs the same;
+        and where the number comes from.
+        """
+        if size is None or (params.rows is None and not size.exact):
+            return params, "given"
+        rows = size.rows if size.exact else min(params.rows, size.rows)
+        changed: P = params.model_copy(update={"rows": rows})
+        with suppress(PlanRefused):
+            # The plan was charged for the given number: another one may not cost more. An empty
+            # table has no methods.
+            if rows and self.event_at_rows(changed, table) == self.event_at_rows(params, table):
+                return changed, "public" if size.exact else "given"
+        return params, "given" if params.rows == rows else "other"
+
+    def _draw_counted(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         rows, margin = self._count_rows(params, table, answer, source)
         inner = self._params_at(params, rows)
         count_call = {
@@ -113,16 +144,19 @@ class Counted(Mechanism[P]):
         result = self.draw_at_rows(inner, table, answer, source)
         document = dict(result.document) | about
         document["calls"] = [count_call, *document["calls"]]
-        if document["accuracy"] == "proven":
-            document["accuracy"] = "proven up to the error of the count"
+        if document["accuracy"].startswith("proven"):
+            document["accuracy"] = "proven up to the error of the count" if margin else "proven"
         return replace(result, document=document)
 
     def _count_rows(
         self, params: P, table: Table, answer: Answer, source: Source
     ) -> tuple[int, int]:
         """A lower bound of the rows, and how far the noise may have moved it, each with probability
-        1 - beta.
+        1 - beta; the number itself where it is public.
         """
+        size: PublicSize | None = answer.public_size
+        if size is not None and size.exact:
+            return min(max(size.rows, 1), MOST), 0
         true_rows = (
             int(answer.counts.sum()) if isinstance(answer, ValueCounts) else len(answer.units)
         )

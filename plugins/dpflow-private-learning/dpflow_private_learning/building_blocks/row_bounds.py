@@ -224,9 +224,14 @@ def label_private_rows(rules: float, sample: int, alpha: Real, beta: Real, epsil
     """Rows that label-private learning really needs: n and enough others to tell so many rules
     apart.
     """
+    return sample + labelled_rows_needed(rules, alpha, beta, epsilon)
+
+
+def labelled_rows_needed(rules: float, alpha: Real, beta: Real, epsilon: Real) -> float:
+    """Labelled rows that tell so many rules apart, of which one is good: true error alpha."""
     a, b, e = float(alpha), float(beta), float(epsilon)
     size = ln(rules) + ln(4 / b)
-    return sample + max(24 / a * ln(4 / b), 8 / a * size, 8 / (a * e) * size)
+    return max(24 / a * ln(4 / b), 8 / a * size, 8 / (a * e) * size)
 
 
 def label_private_theorem(vc: int, alpha: Real, beta: Real, epsilon: Real) -> float:

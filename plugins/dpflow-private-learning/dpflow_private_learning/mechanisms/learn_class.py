@@ -10,8 +10,10 @@ exp(epsilon q/2), exactly.
 
 Guarantee: epsilon-bounded range for whole rows. The class is a function of the plan.
 
-Accuracy: with probability 1 - beta, the drawn rule errs on at most alpha n/2 rows more than the
-best one, from (4/(alpha epsilon)) ln(2|H|/beta) rows.
+Accuracy of `LearnClass`: with probability 1 - beta, the drawn rule errs on at most alpha n/2 rows
+more than the best one, from (4/(alpha epsilon)) ln(2|H|/beta) rows. Of `LearnSemiPrivate`: an error
+of at most alpha of the population with probability 1 - beta, as `LearnLabelPrivate` proves it, from
+as many public points as that reads features of; with fewer nothing is proven.
 
 When not to use it: for infinite classes, or finite ones too large to list that are neither points
 nor thresholds.
@@ -19,7 +21,9 @@ nor thresholds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +32,6 @@ from pydantic import Field
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Column, Exact, Table
-from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
@@ -44,8 +47,13 @@ from dpflow_private_learning.building_blocks.hypotheses import (
     read_rule,
     to_grid,
 )
-from dpflow_private_learning.building_blocks.projection import CLASSES
-from dpflow_private_learning.building_blocks.row_bounds import exponential_rows
+from dpflow_private_learning.building_blocks.noisy_row_count import Counted
+from dpflow_private_learning.building_blocks.projection import CLASSES, most_points, vc_dimension
+from dpflow_private_learning.building_blocks.row_bounds import (
+    exponential_rows,
+    label_private_sample,
+    labelled_rows_needed,
+)
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import StepFunction, offsets
 from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
@@ -95,10 +103,14 @@ def count_right(
     return np.array([int((one.predict(x) == labels).sum()) for one in rules], dtype=np.int64)
 
 
-class _ByScore(Mechanism[Any]):
+class _ByScore(Counted[Any]):
     """What both mechanisms share: labels, records, the event."""
 
-    def event(self, params: Any, table: Table) -> Event:
+    def counts_rows(self, params: Any, table: Table) -> bool:
+        """Rows decide only what is printed."""
+        return False
+
+    def event_at_rows(self, params: Any, table: Table) -> Event:
         common.check_label(table, params.label)
         self._list_rules(params, table)
         epsilon, _ = common.per_row(params.epsilon, params.delta, table)
@@ -117,6 +129,9 @@ class _ByScore(Mechanism[Any]):
     def _list_rules(self, params: Any, table: Table) -> Sequence[Rule] | None:
         raise NotImplementedError
 
+    def _proof_rows(self, params: Any, size: int, epsilon: Fraction) -> float:
+        return exponential_rows(size, params.alpha, params.beta, epsilon)
+
     def _make_result(
         self,
         params: Any,
@@ -124,16 +139,17 @@ class _ByScore(Mechanism[Any]):
         found: Rule,
         size: int,
         calls: SpendLog,
-        method: str = "exponential",
+        **more: Any,
     ) -> Result:
         epsilon, _ = common.per_row(params.epsilon, params.delta, table)
         columns = self._bounded_columns(params, table)
         document = common.report(
-            method,
+            "exponential",
             calls,
-            needed=exponential_rows(size, params.alpha, params.beta, epsilon),
+            needed=self._proof_rows(params, size, epsilon),
             rows=params.rows,
             rules=str(size),
+            **more,
             **describe_rule(found, columns),
         )
         return Result((Row("", "rule", document["sql"]),), document)
@@ -164,7 +180,7 @@ class LearnClass(_ByScore):
             )
         return listed
 
-    def draw(
+    def draw_at_rows(
         self, params: LearnClassParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Draw one rule of the class by the rows that it gets right; the document has its SQL
@@ -193,7 +209,7 @@ class LearnClass(_ByScore):
 class LearnSemiPrivateParams(common.Approximated):
     """``columns``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``public``:
     public points, each a list of values in the columns' units. ``rules``: points, thresholds or
-    rectangles.
+    rectangles; of these the first public points are used, as many as can be listed.
     """
 
     columns: tuple[str, ...] = Field(min_length=1)
@@ -218,12 +234,12 @@ class LearnSemiPrivate(_ByScore):
             )
         grid = [
             [to_grid(value, column) for value, column in zip(p, columns.values())]
-            for p in params.public
+            for p in params.public[: self._points_used(params)]
         ]
         bounds = [column.grid_bounds() for column in columns.values()]
         return CLASSES[params.rules](np.unique(np.array(grid, dtype=np.int64), axis=0), bounds)
 
-    def draw(
+    def draw_at_rows(
         self, params: LearnSemiPrivateParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Draw one of the labellings of the public points by the rows that it gets right."""
@@ -234,6 +250,31 @@ class LearnSemiPrivate(_ByScore):
             grid_matrix(table, params.columns, answer),
             common.positive_rows(answer.columns[params.label]),
         )
+        best = rules[draw_solution(scores, epsilon, calls)]
         return self._make_result(
-            params, table, rules[draw_solution(scores, epsilon, calls)], len(rules), calls
+            params,
+            table,
+            best,
+            len(rules),
+            calls,
+            public_points=self._points_used(params),
+            public_points_for_proof=self._points_needed(params),
+            assumes="public points and rows come from one source, and some rule gives every label",
         )
+
+    def _points_used(self, params: LearnSemiPrivateParams) -> int:
+        """The first points, no more of them than the class can be listed for."""
+        most = most_points(params.rules, len(params.columns))
+        return len(params.public) if most is None else min(most, len(params.public))
+
+    def _points_needed(self, params: LearnSemiPrivateParams) -> int:
+        """Public points for which the rules that they give are enough."""
+        return label_private_sample(
+            vc_dimension(params.rules, len(params.columns)), params.alpha, params.beta
+        )
+
+    def _proof_rows(self, params: LearnSemiPrivateParams, size: int, epsilon: Fraction) -> float:
+        # With fewer points the best of the rules may be far from the best one, however many rows.
+        if self._points_used(params) < self._points_needed(params):
+            return math.inf
+        return labelled_rows_needed(size, params.alpha, params.beta, epsilon)

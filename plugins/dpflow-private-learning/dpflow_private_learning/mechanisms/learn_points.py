@@ -21,13 +21,13 @@ from fractions import Fraction
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.hypotheses import EmptyRule, PointRule, describe_rule
+from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.row_bounds import point_rows_small
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.stability_selection import gap_threshold, is_stable
@@ -48,7 +48,7 @@ class LearnPointsParams(common.Approximated):
     selection: common.Selection = "repaired"
 
 
-class LearnPoints(common.ReadsLabels, Mechanism[LearnPointsParams]):
+class LearnPoints(common.ReadsLabels, Counted[LearnPointsParams]):
     """The value whose rows are positive."""
 
     name = "learn_points"
@@ -56,7 +56,11 @@ class LearnPoints(common.ReadsLabels, Mechanism[LearnPointsParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 3.2, Remark 3.3; stability repaired"
     Params = LearnPointsParams
 
-    def event(self, params: LearnPointsParams, table: Table) -> Event:
+    def counts_rows(self, params: LearnPointsParams, table: Table) -> bool:
+        """Rows decide only what is printed."""
+        return False
+
+    def event_at_rows(self, params: LearnPointsParams, table: Table) -> Event:
         """(epsilon, delta) of one stable selection, or what the printed one guarantees."""
         common.check_label(table, params.label)
         _, _, end = common.domain(table, params.column)
@@ -72,7 +76,7 @@ class LearnPoints(common.ReadsLabels, Mechanism[LearnPointsParams]):
             return common.literal_event(params.epsilon, params.delta, 1, Fraction(0), table)
         return common.run_event(params.epsilon, params.delta)
 
-    def draw(
+    def draw_at_rows(
         self, params: LearnPointsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Release the leading positive value if its lead is stable, else the declared fallback."""
