@@ -18,7 +18,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, Final
 
-#: Every named point, in the order a release passes them.
+#: Every named point, in the order a release passes them; then those of a session and of a load.
 POINTS = (
     "reserve.before-commit",
     "reserve.after-commit",
@@ -30,6 +30,8 @@ POINTS = (
     "publish.after-commit",
     "session.before-commit",
     "session.after-commit",
+    "load.before-commit",
+    "load.after-commit",
 )
 STATEMENT: Final = re.compile(r"statement\.[1-9]\d*")
 

@@ -15,6 +15,10 @@ from typer.core import TyperGroup
 #: Command to module and help. The help is the first paragraph of the command's docstring.
 COMMANDS = {
     "demo": ("demo", "Run the main job on real data, then write a report."),
+    "load": (
+        "load",
+        "Load rows into a private DuckDB file, with declared types: all of them, or none.",
+    ),
     "tables": (
         "tables",
         "List the tables that dpflow.yml names: source, what is protected, budgets.",

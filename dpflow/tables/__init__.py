@@ -5,6 +5,14 @@ arithmetic, read-only and sandboxed. `publish` copies settled results into an ou
 error of this package holds a value of a row.
 """
 
+from dpflow.tables.loading.load_rows import load_rows
+from dpflow.tables.loading.sources import (
+    CsvFormat,
+    CsvSource,
+    JsonSource,
+    ObjectSource,
+    ParquetSource,
+)
 from dpflow.tables.private import PrivateTable
 from dpflow.tables.public.load import build, open_rows
 from dpflow.tables.public.predictions import PredictionTable, read_predictions
@@ -12,10 +20,16 @@ from dpflow.tables.public.publish import PublishedRelease, publish, published_id
 from dpflow.tables.public.query_points import publish_answers, read_points
 
 __all__ = [
+    "CsvFormat",
+    "CsvSource",
+    "JsonSource",
+    "ObjectSource",
+    "ParquetSource",
     "PredictionTable",
     "PrivateTable",
     "PublishedRelease",
     "build",
+    "load_rows",
     "open_rows",
     "publish",
     "publish_answers",

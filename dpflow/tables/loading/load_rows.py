@@ -1,0 +1,290 @@
+"""One load: all of a source's rows, or none, in one transaction of the private file.
+
+The file keeps a book of its loads in the schema ``dpflow``: the same source again changes nothing,
+so a load that was killed or is retried is run again as it was.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from dpflow import fault_points
+from dpflow.errors import InvalidInput, TableUnreadable
+from dpflow.tables.access import sandbox, sql
+from dpflow.tables.loading.column_types import write_columns
+from dpflow.tables.loading.report import LoadReport, Rejects
+from dpflow.tables.loading.sources import RowSource
+
+#: The schema of what the file keeps about itself; no declaration names it.
+OWN_SCHEMA = "dpflow"
+_BOOK = f"{OWN_SCHEMA}.loads"
+_STAGED = "temp.main.staged_rows"
+
+
+def load_rows(
+    source: RowSource,
+    database: Path,
+    table: str,
+    *,
+    by: str | None = None,
+    blocks: Sequence[str] = (),
+    replace: bool = False,
+    most_rejects: int = 0,
+    tell: Callable[[LoadReport], None] | None = None,
+) -> LoadReport:
+    """Load a source into a table of a private DuckDB file, whole or not at all.
+
+    Args:
+        source: rows with declared types (`dpflow.tables.loading.sources`).
+        database: the file, made if it is missing, readable by this user only.
+        table: the table in it, made if it is missing.
+        by: a column whose values are blocks. The source holds whole blocks, which are added to the
+            table; without it, the source is the whole table.
+        blocks: with ``by``, the blocks that the source should hold; rows of others are rejected.
+        replace: rows that stand there, of these blocks or of the whole table, are replaced.
+        most_rejects: how many rows may be left out because a value is not of its type.
+        tell: is told the numbers, before anything is refused. They are exact aggregates of private
+            rows: for the owner's eyes, never for a log.
+
+    Raises:
+        InvalidInput: arguments that do not fit the source or the table; nothing was read.
+        TableBusy: another process has the file open, or a source's file was written meanwhile.
+        TableUnreadable: too many rows were rejected, or a source that cannot be read; nothing was
+            loaded.
+    """
+    if blocks and by is None:
+        raise InvalidInput("blocks are values of a column; name it with by")
+    if by is not None and by not in source.columns:
+        raise InvalidInput(
+            f"there is no column {by!r} among those that are loaded; declare its type, too"
+        )
+    digest = source.fingerprint()
+    what = f"{database} (table {table!r})"
+    if not database.exists():
+        sandbox.scrub_errors(lambda: create_database(database), what)
+
+    def load_whole() -> LoadReport:
+        with _open_for_owner(database) as connection:
+            load = _Load(connection, source, table, by, tuple(map(str, blocks)), what)
+            return load.run(digest, replace, most_rejects, tell or (lambda report: None))
+
+    return sandbox.scrub_errors(load_whole, f"{what} or {source.name}")
+
+
+class _Load:
+    """One transaction."""
+
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        source: RowSource,
+        table: str,
+        by: str | None,
+        blocks: tuple[str, ...],
+        what: str,
+    ) -> None:
+        self._connection, self._source, self._what = connection, source, what
+        self._table, self._by, self._blocks = table, by, blocks
+        self._target = sql.quote_path("main", table)
+        self._block = "" if by is None else f"CAST({sql.quote_name(by)} AS VARCHAR)"
+
+    def run(
+        self, digest: str, replace: bool, most_rejects: int, tell: Callable[[LoadReport], None]
+    ) -> LoadReport:
+        """Load, or change nothing."""
+        connection, source = self._connection, self._source
+        connection.execute("BEGIN")
+        self._make_tables()
+        if self._was_loaded(digest) and not replace:
+            connection.execute("ROLLBACK")
+            report = LoadReport(self._table, loaded=False, repeated=True)
+            tell(report)
+            return report
+        if self._by is None:
+            self._make_room(replace)
+        with source.open_query(connection) as query:
+            rows, misplaced = self._insert(query, replace)
+            rejected, rejects = source.count_rejects(
+                connection, rows + sum(r.rows for r in misplaced)
+            )
+        rejected += sum(reject.rows for reject in misplaced)
+        fits = rejected <= most_rejects
+        report = LoadReport(
+            self._table,
+            loaded=fits,
+            rows=rows,
+            rejected=rejected,
+            rejects=(*rejects, *misplaced),
+            ignored_columns=source.ignored_columns,
+        )
+        tell(report)
+        if not fits:
+            raise TableUnreadable(
+                f"more rows of {source.name} were rejected than may be, so nothing was loaded; correct them, "
+                f"or say how many may be left out (most_rejects); dpflow load --rejects FILE lists their lines"
+            )
+        self._write_book(digest)
+        fault_points.pass_point("load.before-commit")
+        connection.execute("COMMIT")
+        fault_points.pass_point("load.after-commit")
+        return report
+
+    def _make_tables(self) -> None:
+        """The book, and the table with the declared types; raises `InvalidInput` if it has others."""
+        columns = self._source.columns
+        self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {OWN_SCHEMA}")
+        self._connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {_BOOK} (relation VARCHAR, by_block BOOLEAN, source VARCHAR, "
+            f"sha256 VARCHAR, loaded_at TIMESTAMP WITH TIME ZONE)"
+        )
+        listed = ", ".join(f"{sql.quote_name(name)} {kind}" for name, kind in columns.items())
+        self._connection.execute(f"CREATE TABLE IF NOT EXISTS {self._target} ({listed})")
+        existing = stored_columns(self._connection, self._table)
+        if {n.casefold(): k for n, k in existing.items()} != {
+            n.casefold(): k for n, k in columns.items()
+        }:
+            raise InvalidInput(
+                f"{self._what} has the columns {write_columns(existing)}, and others are declared: "
+                f"{write_columns(columns)}; declare the same, or load into another table"
+            )
+
+    def _was_loaded(self, digest: str) -> bool:
+        query = f"SELECT 1 FROM {_BOOK} WHERE relation = ? AND sha256 = ? AND by_block = ? LIMIT 1"
+        values = [self._table, digest, self._by is not None]
+        return self._connection.execute(query, values).fetchone() is not None
+
+    def _make_room(self, replace: bool) -> None:
+        """A source that is the whole table needs an empty one."""
+        if replace:
+            self._connection.execute(f"DELETE FROM {self._target}")
+            self._connection.execute(f"DELETE FROM {_BOOK} WHERE relation = ?", [self._table])
+        elif self._connection.execute(f"SELECT 1 FROM {self._target} LIMIT 1").fetchone():
+            raise InvalidInput(
+                f"{self._what} has rows, and this source is another than theirs; say replace to put it in their "
+                f"place, or by COLUMN to add its blocks"
+            )
+
+    def _insert(self, query: str, replace: bool) -> tuple[int, tuple[Rejects, ...]]:
+        """Insert the rows; how many, and those that are of no block, or of one that was not asked
+        for.
+        """
+        listed = ", ".join(map(sql.quote_name, self._source.columns))
+        insert = f"INSERT INTO {self._target} ({listed})"
+        if self._by is None:
+            return self._count(f"{insert} {query}"), ()
+        # Set aside first: which blocks there are says which stand there already.
+        self._connection.execute(f"CREATE TEMP TABLE staged_rows AS {query}")
+        asked = f" AND {self._block} NOT IN ({', '.join('?' * len(self._blocks))})"
+        misplaced = [
+            Rejects(self._source.name, self._by, kind, count)
+            for kind, condition, values in (
+                ("no block", f"{self._block} IS NULL", []),
+                ("another block", f"{self._block} IS NOT NULL{asked}", list(self._blocks)),
+            )
+            if (kind == "no block" or self._blocks)
+            and (count := self._count(f"DELETE FROM {_STAGED} WHERE {condition}", values))
+        ]
+        there = f"{self._block} IN (SELECT {self._block} FROM {_STAGED})"
+        if replace:
+            self._connection.execute(f"DELETE FROM {self._target} WHERE {there}")
+        elif self._connection.execute(
+            f"SELECT 1 FROM {self._target} WHERE {there} LIMIT 1"
+        ).fetchone():
+            raise InvalidInput(
+                f"{self._what} has rows of blocks that {self._source.name} holds, too; say replace to put it in "
+                f"their place"
+            )
+        return self._count(f"{insert} SELECT {listed} FROM {_STAGED}"), tuple(misplaced)
+
+    def _count(self, statement: str, values: Sequence[str] = ()) -> int:
+        """Run a statement that changes rows; how many it changed."""
+        (rows,) = self._connection.execute(statement, list(values)).fetchone() or (0,)
+        return int(rows)
+
+    def _write_book(self, digest: str) -> None:
+        self._connection.execute(
+            f"INSERT INTO {_BOOK} VALUES (?, ?, ?, ?, ?)",
+            [
+                self._table,
+                self._by is not None,
+                self._source.name,
+                digest,
+                dt.datetime.now(dt.UTC),
+            ],
+        )
+
+
+def stored_columns(connection: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
+    """Names and types of a table of the file, in their order; empty if there is none."""
+    query = (
+        "SELECT column_name, data_type FROM duckdb_columns() WHERE database_name = current_database() "
+        "AND schema_name = 'main' AND lower(table_name) = lower(?) ORDER BY column_index"
+    )
+    return dict(connection.execute(query, [table]).fetchall())
+
+
+def find_columns(database: Path, table: str) -> dict[str, str]:
+    """Names and types of a table that a load could add to; empty if file or table are missing.
+
+    Raises:
+        TableBusy: another process writes the file.
+        TableUnreadable: it is no DuckDB file of this version.
+    """
+    if not database.exists():
+        return {}
+
+    def read_columns() -> dict[str, str]:
+        with duckdb.connect(str(database), read_only=True) as connection:
+            return stored_columns(connection, table)
+
+    return sandbox.scrub_errors(read_columns, str(database))
+
+
+@contextmanager
+def _open_for_owner(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The file, to be written; spill files are this user's only and go with the connection."""
+    with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
+        settings: dict[str, Any] = {
+            "memory_limit": sandbox.memory_limit(),
+            "temp_directory": spill,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            # The order of rows means nothing here, and keeping it takes memory.
+            "preserve_insertion_order": False,
+        }
+        with duckdb.connect(str(database), config=settings) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            connection.execute("SET enable_progress_bar = false")
+            yield connection
+
+
+def create_database(database: Path) -> None:
+    """Put an empty private file there in one step: a kill while DuckDB writes its first pages would
+    leave one that nothing can open. Raises `InvalidInput` if the place cannot be written.
+    """
+    try:
+        folder = tempfile.mkdtemp(dir=database.parent, prefix=f".{database.name}.")
+    except OSError:
+        raise InvalidInput(
+            f"{database.parent} cannot be written; make the folder, or name a file in one of yours"
+        ) from None
+    part = Path(folder) / database.name
+    try:
+        duckdb.connect(str(part)).close()
+        # Before the move, so that it never stands there readable for others.
+        part.chmod(0o600)
+        os.link(part, database)
+    except FileExistsError:
+        # Another process was first.
+        pass
+    finally:
+        part.unlink(missing_ok=True)
+        Path(folder).rmdir()

@@ -1,0 +1,338 @@
+"""Loads: with declared types, all of a source or nothing, once, and numbers for the owner only."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
+from dpflow.tables.loading.column_types import parse_columns, write_columns
+from dpflow.tables.loading.load_rows import load_rows
+from dpflow.tables.loading.report import LoadReport
+from dpflow.tables.loading.sources import (
+    CsvFormat,
+    CsvSource,
+    JsonSource,
+    ObjectSource,
+    ParquetSource,
+    expand_files,
+    parquet_columns,
+)
+
+VISITS = {"person": "VARCHAR", "city": "VARCHAR", "age": "INTEGER"}
+GOOD = "person,city,age\np1,Oslo,3\np2,,4\n\np3,Rome,\n"
+#: What people's files hold: a text for a number, too few and too many values, bytes that are no
+#: text, a line that is too long.
+BAD = (
+    b"person,city,age\np1,Oslo,3\np2,Rome,x\np3,Bonn\np4,A,5,9\np5,\xff\xfe,6\np6,"
+    + b"y" * 3_000_000
+    + b",7\np7,Rome,8\n"
+)
+
+
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    file = folder / name
+    data = content.encode() if isinstance(content, str) else content
+    file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return file
+
+
+def rows(database: Path, query: str = "FROM visits ORDER BY ALL") -> list[Any]:
+    with duckdb.connect(str(database), read_only=True) as connection:
+        return connection.execute(query).fetchall()
+
+
+def load(folder: Path, source: Any, **options: Any) -> LoadReport:
+    return load_rows(source, folder / "visits.duckdb", "visits", **options)
+
+
+def csv(folder: Path, content: str | bytes, name: str = "visits.csv", **form: Any) -> CsvSource:
+    return CsvSource([write(folder, name, content)], VISITS, CsvFormat(**form))
+
+
+@pytest.mark.parametrize("name", ["visits.csv", "visits.csv.gz"])
+def test_a_csv_file_is_loaded_with_the_declared_types(tmp_path: Path, name: str) -> None:
+    """Empty values are NULL, empty lines are no rows; the file is its owner's only."""
+    report = load(tmp_path, csv(tmp_path, GOOD, name))
+    assert (report.loaded, report.rows, report.rejected) == (True, 3, 0)
+    database = tmp_path / "visits.duckdb"
+    assert rows(database) == [("p1", "Oslo", 3), ("p2", None, 4), ("p3", "Rome", None)]
+    assert database.stat().st_mode & 0o077 == 0
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_columns_that_nobody_declared_stay_out(tmp_path: Path) -> None:
+    """And the declared ones may stand in any order."""
+    source = CsvSource([write(tmp_path, "v.csv", GOOD)], {"age": "INTEGER", "person": "VARCHAR"})
+    assert load(tmp_path, source).ignored_columns == ("city",)
+    assert rows(tmp_path / "visits.duckdb") == [(3, "p1"), (4, "p2"), (None, "p3")]
+
+
+def test_one_rejected_row_refuses_the_load(tmp_path: Path) -> None:
+    """Unless the owner says how many may stay out; who is told learns kinds and lines, no value."""
+    told: list[LoadReport] = []
+    with pytest.raises(TableUnreadable, match="nothing was loaded") as refused:
+        load(tmp_path, csv(tmp_path, BAD), tell=told.append)
+    assert rows(tmp_path / "visits.duckdb", "SELECT count(*) FROM duckdb_tables()") == [(0,)]
+    (report,) = told
+    assert (report.loaded, report.rows, report.rejected) == (False, 2, 5)
+    kinds = {(r.column, r.kind, r.rows, r.lines) for r in report.rejects}
+    assert kinds == {
+        ("age", "not INTEGER", 1, (3,)),
+        ("age", "missing columns", 1, (4,)),
+        ("", "too many columns", 1, (5,)),
+        ("city", "invalid encoding", 1, (6,)),
+        ("", "line size over maximum", 1, (7,)),
+    }
+    # Numbers are exact aggregates of private rows, so no text has them.
+    assert "5" not in str(refused.value) + repr(report)
+    assert load(tmp_path, csv(tmp_path, BAD), most_rejects=5).loaded
+    assert rows(tmp_path / "visits.duckdb") == [("p1", "Oslo", 3), ("p7", "Rome", 8)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'person,city,age\np1,"Oslo,3\np2,Rome,4\np3,Bonn",5\np4,A,6\n',  # a row swallows two others
+        'person,city,age\np1,"Oslo,3\np2,Rome,4\n',  # and one that swallows the end of the file
+        'person,city,age\np1,"Os\nlo",3\n',
+    ],
+)
+def test_a_stray_quote_swallows_no_row(tmp_path: Path, content: str) -> None:
+    """Every line becomes a row or a reject: one person's row must not decide about others'."""
+    with pytest.raises(TableUnreadable, match="stray quote"):
+        load(tmp_path, csv(tmp_path, content), most_rejects=10)
+
+
+def test_line_ends_in_values_are_the_owners_word(tmp_path: Path) -> None:
+    """And then they are values."""
+    load(tmp_path, csv(tmp_path, 'person,city,age\np1,"Os\nlo",3\n', multiline=True))
+    assert rows(tmp_path / "visits.duckdb") == [("p1", "Os\nlo", 3)]
+
+
+def test_nothing_of_a_format_is_guessed(tmp_path: Path) -> None:
+    """Other delimiters, quotes, missing values and dates are said."""
+    content = "person;city;age;day\n'p;1';NA;3;31.01.2026\n"
+    source = CsvSource(
+        [write(tmp_path, "v.csv", content)],
+        VISITS | {"day": "DATE"},
+        CsvFormat(delimiter=";", quote="'", missing=("", "NA"), date_format="%d.%m.%Y"),
+    )
+    load(tmp_path, source)
+    assert rows(
+        tmp_path / "visits.duckdb", "SELECT person, city, CAST(day AS VARCHAR) FROM visits"
+    ) == [("p;1", None, "2026-01-31")]
+
+
+def test_mixed_line_ends_fail_without_a_quotation(tmp_path: Path) -> None:
+    """DuckDB's own text would hold the row."""
+    with pytest.raises(TableUnreadable) as refused:
+        load(tmp_path, csv(tmp_path, b"person,city,age\r\np1,Oslo,3\nsecret,Rome,4\r\n"))
+    assert "secret" not in str(refused.value) and refused.value.__context__ is None
+
+
+def test_the_same_source_again_changes_nothing(tmp_path: Path) -> None:
+    """A retry is free; other rows in their place are the owner's word."""
+    load(tmp_path, csv(tmp_path, GOOD))
+    again = load(tmp_path, csv(tmp_path, GOOD))
+    assert (again.loaded, again.repeated) == (False, True)
+    other = csv(tmp_path, "person,city,age\nq,Oslo,1\n", "other.csv")
+    with pytest.raises(InvalidInput, match="say replace"):
+        load(tmp_path, other)
+    load(tmp_path, other, replace=True)
+    assert rows(tmp_path / "visits.duckdb") == [("q", "Oslo", 1)]
+    # What was replaced may be loaded again.
+    load(tmp_path, csv(tmp_path, GOOD), replace=True)
+    assert len(rows(tmp_path / "visits.duckdb")) == 3
+
+
+def test_blocks_are_added_and_replaced(tmp_path: Path) -> None:
+    """Each source holds whole blocks; rows of no block, or of another than was asked for, stay out."""
+    columns = {"person": "VARCHAR", "day": "DATE"}
+
+    def day(name: str, *lines: str) -> CsvSource:
+        content = "\n".join(("person,day", *lines, ""))
+        return CsvSource([write(tmp_path, name, content)], columns)
+
+    load(tmp_path, day("1.csv", "a,2026-01-01", "b,2026-01-01"), by="day")
+    load(tmp_path, day("2.csv", "a,2026-01-02"), by="day")
+    assert load(tmp_path, day("2.csv", "a,2026-01-02"), by="day").repeated
+    assert len(rows(tmp_path / "visits.duckdb")) == 3
+    late = day("late.csv", "c,2026-01-01", "d,", "e,2026-01-03")
+    with pytest.raises(InvalidInput, match="rows of blocks"):
+        load(tmp_path, late, by="day", most_rejects=1)
+    told: list[LoadReport] = []
+    options: dict[str, Any] = {"by": "day", "blocks": ["2026-01-01"], "replace": True}
+    with pytest.raises(TableUnreadable, match="rejected"):
+        load(tmp_path, late, **options, tell=told.append)
+    assert {(r.column, r.kind, r.rows) for r in told[0].rejects} == {
+        ("day", "no block", 1),
+        ("day", "another block", 1),
+    }
+    load(tmp_path, late, **options, most_rejects=2)
+    names = rows(
+        tmp_path / "visits.duckdb", "SELECT person, CAST(day AS VARCHAR) FROM visits ORDER BY ALL"
+    )
+    assert names == [("a", "2026-01-02"), ("c", "2026-01-01")]
+
+
+def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
+    """Before a row is read."""
+    first, second = write(tmp_path, "1.csv", GOOD), write(tmp_path, "2.csv", "person,town,age\n")
+    with pytest.raises(InvalidInput, match="other names"):
+        CsvSource([first, second], VISITS)
+    with pytest.raises(InvalidInput, match="did you mean 'city'"):
+        CsvSource([first], {"citi": "VARCHAR"})
+    load(tmp_path, CsvSource([first], VISITS))
+    with pytest.raises(InvalidInput, match="others are declared"):
+        load(tmp_path, CsvSource([first], VISITS | {"age": "BIGINT"}))
+
+
+def test_json_lines_and_arrays(tmp_path: Path) -> None:
+    """Missing and null fields have no value; what is no object or not of its type is rejected."""
+    lines = [
+        '{"person": "p1", "city": null, "age": 3}',
+        '{"age": "x"}',
+        "[1]",
+        "no json",
+        '{"city": {"a": 1}}',
+    ]
+    source = JsonSource([write(tmp_path, "v.jsonl", "\n".join(lines))], VISITS)
+    told: list[LoadReport] = []
+    load(tmp_path, source, most_rejects=3, tell=told.append)
+    assert {(r.column, r.kind, r.rows) for r in told[0].rejects} == {
+        ("", "not JSON", 2),
+        ("age", "not INTEGER", 1),
+    }
+    assert rows(tmp_path / "visits.duckdb") == [("p1", None, 3), (None, '{"a":1}', None)]
+    array = JsonSource([write(tmp_path, "v.json", json.dumps([{"person": "q", "age": 7}]))], VISITS)
+    load(tmp_path, array, replace=True)
+    assert rows(tmp_path / "visits.duckdb") == [("q", None, 7)]
+    broken = JsonSource(
+        [write(tmp_path, "b.json", '[{"person": "secret", "age": 7}, {"per')], VISITS
+    )
+    with pytest.raises(TableUnreadable) as refused:
+        load(tmp_path, broken, replace=True)
+    assert "secret" not in str(refused.value)
+    assert rows(tmp_path / "visits.duckdb") == [("q", None, 7)]
+
+
+def test_parquet_files_bring_their_types(tmp_path: Path) -> None:
+    """Those that no declaration can use stay out."""
+    file = tmp_path / "v.parquet"
+    duckdb.sql("SELECT 'p1' AS person, 3 AS age, [1] AS list").write_parquet(str(file))
+    columns = parquet_columns([file])
+    assert columns == {"person": "VARCHAR", "age": "INTEGER"}
+    assert load(tmp_path, ParquetSource([file], columns)).ignored_columns == ("list",)
+    assert rows(tmp_path / "visits.duckdb") == [("p1", 3)]
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(TableUnreadable):
+        parquet_columns([file])
+
+
+def test_frames_are_loaded_by_declared_types(tmp_path: Path) -> None:
+    """An object column is text until it is cast: no type comes from some of its values."""
+    import pandas
+
+    frame = pandas.DataFrame(
+        {"person": ["p1", "p2", "p3"], "city": [None, 5, "x"], "age": [3.0, float("nan"), 2.0]}
+    )
+    told: list[LoadReport] = []
+    load(tmp_path, ObjectSource(frame, VISITS), tell=told.append)
+    assert rows(tmp_path / "visits.duckdb") == [("p1", None, 3), ("p2", "5", None), ("p3", "x", 2)]
+    assert load(tmp_path, ObjectSource(frame.copy(), VISITS)).repeated
+    texts = ObjectSource(frame.astype({"age": object}).assign(age=["3", None, "x"]), VISITS)
+    with pytest.raises(TableUnreadable, match="rejected"):
+        load(tmp_path, texts, replace=True)
+
+
+def test_arrow_tables(tmp_path: Path) -> None:
+    """By their own values."""
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table(
+        {"person": ["p1"], "city": ["Oslo"], "age": arrow.array([3], arrow.int64())}
+    )
+    assert load(tmp_path, ObjectSource(table, VISITS)).rows == 1
+    assert load(tmp_path, ObjectSource(table, VISITS)).repeated
+
+
+def test_a_file_that_is_written_meanwhile_is_tried_again(tmp_path: Path) -> None:
+    """Its rows are neither the old ones nor the new ones."""
+    source = csv(tmp_path, GOOD)
+    write(tmp_path, "visits.csv", GOOD + "p9,Oslo,1\n")
+    with pytest.raises(TableBusy, match="was written while it was read"):
+        load(tmp_path, source)
+    assert rows(tmp_path / "visits.duckdb", "SELECT count(*) FROM duckdb_tables()") == [(0,)]
+
+
+@pytest.mark.parametrize("point", ["load.before-commit", "load.after-commit"])
+def test_a_killed_load_is_whole_or_absent(tmp_path: Path, point: str) -> None:
+    """And the same command again ends with the same rows, once."""
+    write(tmp_path, "visits.csv", GOOD)
+    words = ["load", "visits.csv", "--columns", write_columns(VISITS)]
+    script = f"import sys; sys.argv = ['dpflow', *{words!r}]; from dpflow.cli import main; main()"
+    command = [sys.executable, "-c", script]
+    killed = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"DPFLOW_FAULT": f"{point}:kill"}, check=False
+    )
+    assert killed.returncode == -9
+    tables = rows(tmp_path / "visits.duckdb", "SELECT count(*) FROM duckdb_tables()")
+    assert tables == [(2 if "after" in point else 0,)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(rows(tmp_path / "visits.duckdb")) == 3
+
+
+def test_a_reader_keeps_the_owner_waiting(tmp_path: Path) -> None:
+    """Another process that reads the private file is no reason to fail for good."""
+    load(tmp_path, csv(tmp_path, GOOD))
+    hold = "import duckdb, sys; c = duckdb.connect('visits.duckdb', read_only=True); print('open', flush=True); sys.stdin.read()"
+    reader = subprocess.Popen(
+        [sys.executable, "-c", hold], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert reader.stdout is not None and reader.stdout.readline()
+        with pytest.raises(TableBusy):
+            load(tmp_path, csv(tmp_path, GOOD + "p9,Oslo,1\n", "more.csv"), replace=True)
+    finally:
+        reader.communicate()
+
+
+def test_columns_are_written_as_in_sql() -> None:
+    """And come back as they were."""
+    columns = parse_columns('person text, "arr delay" INT, cost DECIMAL(10, 2), at TIMESTAMPTZ')
+    assert columns == {
+        "person": "VARCHAR",
+        "arr delay": "INTEGER",
+        "cost": "DECIMAL(10,2)",
+        "at": "TIMESTAMP WITH TIME ZONE",
+    }
+    assert parse_columns(write_columns(columns)) == columns
+    for wrong in (
+        "",
+        "person",
+        "person VARCHAR, person VARCHAR",
+        "a INT DEFAULT 1",
+        "a INT); DROP TABLE x",
+    ):
+        with pytest.raises(InvalidInput, match="write them as in SQL"):
+            parse_columns(wrong)
+    for wrong in ("a ENUM('x')", "a INTEGER[]", "a DECIMAL(50,2)", "a STRUCT(b INT)"):
+        with pytest.raises(InvalidInput, match="no declaration can use"):
+            parse_columns(wrong)
+
+
+def test_a_glob_that_matches_nothing_is_refused(tmp_path: Path) -> None:
+    """Rather than to load nothing."""
+    with pytest.raises(InvalidInput, match="no file matches"):
+        expand_files(str(tmp_path / "*.csv"))
+    write(tmp_path, "b.csv", GOOD), write(tmp_path, "a.csv", GOOD)
+    assert [f.name for f in expand_files(str(tmp_path / "*.csv"))] == ["a.csv", "b.csv"]
