@@ -153,6 +153,7 @@ SHARED_STEMS = {
     "release": "doors named after their verb: cli, airflow",
     "publish": "doors named after their verb: cli; tables publishes",
     "plan": "doors named after their verb: cli; the engine's plan",
+    "load": "doors named after their verb: cli; tables builds private files",
     "ledger": "doors named after their noun: cli; the ledger itself",
     "calculators": "each distribution's calculators",
     "records": "rows for a learner in tables, values of the ledger",

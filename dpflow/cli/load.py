@@ -22,7 +22,7 @@ from dpflow.tables.loading.sources import (
     CsvSource,
     JsonSource,
     ParquetSource,
-    RowSource,
+    LoadSource,
     expand_files,
     parquet_columns,
     read_header,
@@ -159,7 +159,7 @@ def _parse_target(into: str | None, first: Path) -> tuple[Path, str]:
 
 def _open_source(
     files: Sequence[Path], columns: str | None, stored: dict[str, str], form: CsvFormat
-) -> RowSource:
+) -> LoadSource:
     """The reader for these files, with the declared types."""
     kinds = {
         kind for file in files for kind in _READERS if file.name.lower().endswith(_READERS[kind])

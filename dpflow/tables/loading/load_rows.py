@@ -21,7 +21,7 @@ from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.loading.column_types import write_columns
 from dpflow.tables.loading.report import LoadReport, Rejects
-from dpflow.tables.loading.sources import RowSource
+from dpflow.tables.loading.sources import LoadSource
 
 #: The schema of what the file keeps about itself; no declaration names it.
 OWN_SCHEMA = "dpflow"
@@ -30,7 +30,7 @@ _STAGED = "temp.main.staged_rows"
 
 
 def load_rows(
-    source: RowSource,
+    source: LoadSource,
     database: Path,
     table: str,
     *,
@@ -85,7 +85,7 @@ class _Load:
     def __init__(
         self,
         connection: duckdb.DuckDBPyConnection,
-        source: RowSource,
+        source: LoadSource,
         table: str,
         by: str | None,
         blocks: tuple[str, ...],

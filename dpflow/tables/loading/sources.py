@@ -28,7 +28,7 @@ from dpflow.tables.loading.report import Rejects
 _MOST_LINES = 20  # of one kind of reject that are named
 
 
-class RowSource(Protocol):
+class LoadSource(Protocol):
     """Rows to be loaded.
 
     Attributes:
