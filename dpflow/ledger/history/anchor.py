@@ -281,10 +281,11 @@ class Mark:
     entries old, which only means that those last entries are guarded by their seals alone.
     """
 
-    def __init__(self, anchor: Anchor) -> None:
+    def __init__(self, anchor: Anchor, *, read_only: bool = False) -> None:
         self._anchor = anchor
         try:
-            self._file = os.open(anchor.place, os.O_RDWR | os.O_CLOEXEC)
+            way = os.O_RDONLY if read_only else os.O_RDWR
+            self._file = os.open(anchor.place, way | os.O_CLOEXEC)
         except FileNotFoundError:
             raise anchor.explain_lost_mark() from None
         except OSError as error:

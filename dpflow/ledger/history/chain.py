@@ -115,7 +115,8 @@ class Writer:
 
     def _start_state(self) -> tuple[Seen, LedgerState]:
         if self._started is None:
-            newest, root = _check_newest(self.transaction, self._anchor, self._mark)
+            rows = self.transaction.rows(_MARKED_AND_HEAD, seq=self._mark[0])
+            newest, root = _check_newest(rows, self._anchor, self._mark)
             self._started = newest, LedgerState(self.transaction, root)
             self.known.add(newest)
         return self._started
@@ -168,18 +169,20 @@ class Writer:
         self._keys = []
 
 
-def read_state(transaction: Transaction, anchor: Anchor) -> LedgerState:
+def read_state(transaction: Transaction, anchor: Anchor, mark: Seen) -> LedgerState:
     """The rows of a reading transaction, to be proved by `LedgerState.prove_reads`. Raises
     `LedgerCorrupt`.
     """
-    return LedgerState(transaction, _check_newest(transaction, anchor, NOTHING)[1])
+    head = transaction.rows(_MARKED_AND_HEAD, seq=mark[0])
+    # An empty ledger shows nothing that could be old: under the anchor of another it waits for an
+    # import.
+    return LedgerState(transaction, _check_newest(head, anchor, mark)[1] if head else EMPTY_ROOT)
 
 
-def _check_newest(transaction: Transaction, anchor: Anchor, mark: Seen) -> tuple[Seen, str]:
-    """The newest entry in the database, and its root. The mark is sealed itself, and what comes
-    after it must be.
+def _check_newest(rows: list[Any], anchor: Anchor, mark: Seen) -> tuple[Seen, str]:
+    """The newest entry of these, which are the marked and the last one, and its root. The mark is
+    sealed itself, and what comes after it must be.
     """
-    rows = transaction.rows(_MARKED_AND_HEAD, seq=mark[0])
     if mark not in [NOTHING, *((row.seq, row.hash) for row in rows)]:
         raise LedgerCorrupt(_explain_loss(mark[0]))
     if not rows:

@@ -126,9 +126,17 @@ class SealedDatabase:
 
     @contextlib.contextmanager
     def _begin_reading(self) -> Iterator[LedgerState]:
-        """A reading transaction, whose rows are proved before anything of them is given out."""
+        """A reading transaction, whose rows are proved before anything of them is given out.
+
+        Raises:
+            LedgerCorrupt: as `_begin_writing`: an older copy of the whole database is not shown,
+                either.
+        """
+        # Before the transaction: what it sees may be newer than the mark, never older.
+        with contextlib.closing(Mark(self._anchor, read_only=True)) as mark:
+            seen = mark.read_entry()
         with self._database.begin_reading() as transaction:
-            state = chain.read_state(transaction, self._anchor)
+            state = chain.read_state(transaction, self._anchor, seen)
             with _proving(state.prove_reads):
                 yield state
             state.prove_reads()

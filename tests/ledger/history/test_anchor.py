@@ -159,24 +159,34 @@ def test_nobody_makes_a_mark_from_an_export(ledger, place, ask):
         row for line in export.getvalue().splitlines() if "seal" in (row := json.loads(line))
     ]
     first = min(entries, key=lambda row: row["seq"])
-    (place.anchor / "mark").write_text(f"{first['seq']:020d} {first['hash']} {first['seal']}\n")
+    mark = place.anchor / "mark"
+    record = mark.read_bytes()
+    mark.write_text(f"{first['seq']:020d} {first['hash']} {first['seal']}\n")
     with pytest.raises(LedgerCorrupt, match="was not written under this ledger's key"):
         ask.reserve(ledger, "another")
+    with pytest.raises(LedgerCorrupt, match="was not written under this ledger's key"):
+        ledger.remaining("flights")
+    mark.write_bytes(record)
     assert ask.spent(ledger) == {"": "0.1"}
 
 
 @pytest.mark.parametrize("loss", ["deleted", "empty"])
 def test_a_mark_that_is_missing_is_refused(ledger, place, ask, loss):
-    """Without it an old copy of the database would pass, so nothing is charged; a ledger that has
-    no entry yet has a mark, too.
+    """Without it an old copy of the database would pass, so nothing is charged or shown; a ledger
+    that has no entry yet has a mark, too.
     """
     ask.reserve(ledger)
     mark = place.anchor / "mark"
+    record = mark.read_bytes()
     mark.unlink() if loss == "deleted" else mark.write_bytes(b"")
     for opened in (ledger, place.open()):
         with pytest.raises(LedgerCorrupt, match="mark is missing.*dpflow ledger reanchor"):
             ask.reserve(opened, "another")
-    assert ask.spent(ledger) == {"": "0.1"} and not ledger.verify().ok
+        with pytest.raises(LedgerCorrupt, match="mark is missing.*dpflow ledger reanchor"):
+            opened.remaining("flights")
+    assert not ledger.verify().ok
+    mark.write_bytes(record)
+    assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
 
 
 def test_the_anchor_of_a_sqlite_ledger_is_in_the_state_directory(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from dpflow.errors import LedgerCorrupt
 from dpflow.ledger import Ledger
 from dpflow.ledger.storage import database as databases
 from dpflow.ledger.storage.database import Database
@@ -92,7 +93,8 @@ def test_a_reader_waits_for_what_others_committed(disk, ask, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Database, "_flush_log", lambda *_: None)
         ledger.settle(held, {"rows": [1]})
-        assert disk.after_a_power_cut().find(ask.key()).result is None
+        with pytest.raises(LedgerCorrupt, match="entries were dropped"):
+            disk.after_a_power_cut().find(ask.key())
     assert Ledger(disk.ledger, anchor=disk.anchor).find(ask.key()).result == {"rows": [1]}
     assert disk.after_a_power_cut().find(ask.key()).result == {"rows": [1]}
 
