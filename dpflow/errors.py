@@ -198,6 +198,15 @@ class TableBusy(TableError):
     retryable = True
 
 
+class TableInterrupted(TableError):
+    """What read the table was cancelled before it had answered; nothing of it was drawn.
+
+    Start it again when it is wanted: a retry goes on with the same reservation and is charged once.
+    """
+
+    retryable = True
+
+
 class NotSealed(TableError):
     """Cached partial aggregates of a block could not be sealed, or sealed ones are damaged.
 

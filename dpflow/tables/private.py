@@ -20,14 +20,11 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import sandbox
 from dpflow.tables.access.declarations import load_table
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.backends import BlockSeal, find_backend
 from dpflow.tables.language import aggregate_rendering, conditions, expressions
-from dpflow.tables.requests import cached_blocks, holdout_groups
-from dpflow.tables.requests.handlers import HANDLERS
-from dpflow.tables.requests.partial_cache import PartialCache, Seal
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.requests import holdout_groups
 
 #: The largest grid integer whose products, added up and multiplied by a number of rows, stay within
 #: 128 bits.
@@ -35,16 +32,16 @@ MOST_SQUARED = 2**30
 
 
 class PrivateTable:
-    """A declared table. Every call opens the file read-only, sandboxed, and closes it; `held` opens
-    it for several.
+    """A declared table, whose answers a query backend computes (`dpflow.tables.backends`). Every call
+    opens its source and closes it; `hold_open` opens it for several.
 
-    Calls raise `TableUnreadable` or `TableBusy`; what they raise is decided by file, catalog and
-    request, or says no more than DuckDB's error class. Rows are mapped by the declared rules and
+    Calls raise `TableUnreadable`, `TableBusy` or `TableInterrupted`; what they raise is decided by file, catalog and
+    request, or says no more than the database's error class. Rows are mapped by the declared rules and
     cause no error.
     """
 
     def __init__(
-        self, declaration: Table, where: str | None = None, seal: Seal | None = None
+        self, declaration: Table, where: str | None = None, seal: BlockSeal | None = None
     ) -> None:
         """A table, or those of its rows that fulfil a condition of the language of
         `dpflow.tables.language.conditions`.
@@ -57,21 +54,9 @@ class PrivateTable:
         Raises `PlanRefused` or `UnknownName` if the condition is not in the language.
         """
         self.declaration = declaration
-        # Sums of blocks add up only where each block of a unit is bounded by itself.
-        caches = (
-            seal is not None
-            and declaration.cached_partials is not None
-            and declaration.protects == "unit-block"
-        )
-        self._partials = (
-            PartialCache(declaration.database, seal, declaration.cached_partials == "sealed")
-            if seal is not None and caches
-            else None
-        )
         # Parsed before any file is opened: what is refused does not depend on the data.
         self._where = None if where is None else conditions.parse_condition(where, declaration)
-        self._what = f"table {declaration.name!r}"
-        self._held: sandbox.Connection | None = None
+        self._backend = find_backend(declaration.backend)(declaration, self._where, seal)
 
     @classmethod
     def load(cls, path: Path | str) -> PrivateTable:
@@ -92,28 +77,22 @@ class PrivateTable:
 
         Raises `TableUnreadable` or `TableBusy`.
         """
-        with sandbox.open_file(self.declaration.database, self._what) as self._held:
-            try:
-                yield
-            finally:
-                self._held = None
-
-    @contextmanager
-    def _open_query(self, blocks: Sequence[str]) -> Iterator[RequestQuery]:
-        if self._held is not None:
-            yield RequestQuery(self.declaration, self._held, blocks, self._where)
-            return
-        with sandbox.open_file(self.declaration.database, self._what) as connection:
-            yield RequestQuery(self.declaration, connection, blocks, self._where)
+        with self._backend.hold_open():
+            yield
 
     def data_identity(self) -> bytes:
         """Identity of the data as it is now. Private: it leaves only as the ledger's keyed digest."""
-        return (
-            # One file may hold several tables: the relation's name keeps their identities apart.
-            sandbox.file_identity(self.declaration.database, self._what)
-            + b"/"
-            + self.declaration.relation_name.encode()
-        )
+        return self._backend.snapshot_identity()
+
+    def cancel(self) -> None:
+        """Stop what is running, from another thread: it raises `TableInterrupted`, which is
+        retryable.
+        """
+        self._backend.cancel()
+
+    def column_types(self) -> Mapping[str, str]:
+        """The type of each declared column, as its source names it; reads no row."""
+        return self._backend.column_types()
 
     def check_schema(self) -> None:
         """Check every declared column against the catalog; reads no row.
@@ -122,15 +101,7 @@ class PrivateTable:
             TableUnreadable: file, relation or column missing, or a type that cannot be used.
             TableBusy: another process is writing the file.
         """
-        with self._open_query(()) as reading:
-            for name, column in self.declaration.columns.items():
-                # Only what each call refuses matters here: its SQL is not run.
-                if column.lower is not None:
-                    sql.grid_steps(reading.column(name), column)
-                elif column.public_keys is not None:
-                    sql.key(reading.column(name), "group key")
-                else:
-                    reading.column(name)
+        self._backend.check_schema()
 
     def check_request(
         self, statistic: DataRequest | GroupMoments | GroupEstimates, blocks: Sequence[str] = ()
@@ -144,31 +115,18 @@ class PrivateTable:
             UnknownName: a column that the declaration does not have.
             NotSealed: blocks are sealed, and the place for them cannot be used.
         """
-        if self._partials and self._partials.sealed:
-            self._partials.prepare_folder()
-        with self._open_query(blocks) as reading:
-            HANDLERS[type(statistic)].check(reading, statistic)
+        self._backend.check_request(statistic, blocks)
 
     def answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Answer:
         """Execute a request on the named blocks, each once, or on the whole table if none is named."""
         # A block named twice must not count twice where cached aggregates of blocks are added up.
-        blocks = tuple(dict.fromkeys(blocks))
-        with self._open_query(blocks) as reading:
-            cache = self._partials
-            if cache and blocks and cached_blocks.can_cache(reading, statistic):
-                return cached_blocks.add_blocks(reading, statistic, blocks, cache)
-            return HANDLERS[type(statistic)].answer(reading, statistic)
+        return self._backend.answer(statistic, tuple(dict.fromkeys(blocks)))
 
     @contextmanager
     def open_answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Iterator[Answer]:
         """The answer to a request, while whoever draws from it may ask it further questions."""
-        open_request = HANDLERS[type(statistic)].open
-        if open_request is None:
-            yield self.answer(statistic, blocks)
-            return
-        # The bounded rows are a temporary table of this connection: it stays open between rounds.
-        with self._open_query(blocks) as reading:
-            yield open_request(reading, statistic)
+        with self._backend.open_answer(statistic, tuple(dict.fromkeys(blocks))) as answer:
+            yield answer
 
     def grouped_rows(
         self, request: GroupValues, secret: bytes, blocks: Sequence[str]
@@ -181,11 +139,7 @@ class PrivateTable:
         change its whole group. Numbers, dates and truth values come as float64 within their
         declared bounds (missing: the declared number, or NaN), text as str or None.
         """
-        with self._open_query(blocks) as reading:
-            arrays = reading.fetch_arrays(holdout_groups.rows_query(reading, request, secret))
-        # Numbered outputs: a declared column may itself be called bucket.
-        columns = {name: _plain_array(arrays[f"x{i}"]) for i, name in enumerate(request.columns)}
-        return as_int64(arrays["bucket"]), columns
+        return self._backend.grouped_rows(request, secret, blocks)
 
     def can_sum_exactly(self, request: GroupMoments) -> bool:
         """Whether the declared bounds let every sum be an exact integer; columns that are compared
@@ -205,26 +159,7 @@ class PrivateTable:
         """Each measure of each holdout group; groups are those of `grouped_rows`. For requests that
         `sums_exactly`.
         """
-        with self._open_query(blocks) as reading:
-            arrays = reading.fetch_arrays(holdout_groups.moments_query(reading, request, secret))
-        # The query counts in grid steps, its products in their squares.
-        steps = [float(self.declaration.column(name).step) for name in request.columns]
-        unit = {
-            "n": 1.0,
-            "equal": 1.0,
-            "x": steps[0],
-            "xx": steps[0] ** 2,
-            "yy": steps[-1] ** 2,
-            "xy": steps[0] * steps[-1],
-        }
-        answer = {}
-        for name in request.measures:
-            # A group without rows is missing in the result; its measures are 0.
-            answer[name] = np.zeros(request.groups)
-            answer[name][as_int64(arrays["bucket"])] = unit[name] * np.asarray(
-                arrays[f"m_{name}"], dtype=np.float64
-            )
-        return answer
+        return self._backend.group_moments(request, secret, blocks)
 
     def canonical_expression(self, text: str) -> str:
         """A user's expression in its canonical form. Raises `PlanRefused` or `UnknownName` if it is
@@ -244,11 +179,7 @@ class PrivateTable:
         """An expression's number for each holdout group, NaN where it has none; groups are those of
         `grouped_rows`.
         """
-        with self._open_query(blocks) as reading:
-            return _by_group(
-                request.groups,
-                reading.fetch_arrays(holdout_groups.estimates_query(reading, request, secret)),
-            )
+        return self._backend.group_estimates(request, secret, blocks)
 
     def estimates_over(
         self,
@@ -264,26 +195,6 @@ class PrivateTable:
             for name, values in columns.items()
         }
         query = aggregate_rendering.query_arrays(node, self.declaration, kinds)
-        with sandbox.open_arrays([groups, *columns.values()], self._what) as connection:
-            return _by_group(request.groups, connection.fetch_arrays(query))
-
-
-def _by_group(groups: int, arrays: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Values by their group's number, NaN for groups that have none."""
-    answer = np.full(groups, np.nan)
-    # NULL comes masked; NaN is what the estimator's declared default stands in for.
-    answer[as_int64(arrays["bucket"])] = np.ma.filled(
-        np.ma.asarray(arrays["value"], dtype=np.float64), np.nan
-    )
-    return answer
-
-
-def _plain_array(array: Any) -> NDArray[Any]:
-    """Without numpy's mask and without negative zeros: a missing text is None."""
-    if np.ma.isMaskedArray(array):
-        whole = np.asarray(array.data, dtype=object)
-        whole[np.ma.getmaskarray(array)] = None
-        return whole
-    plain = np.asarray(array)
-    # SQL takes -0 and 0 for one value; an estimator that divides by it would not.
-    return plain + 0.0 if plain.dtype.kind == "f" else plain
+        what = f"table {self.declaration.name!r}"
+        with sandbox.open_arrays([groups, *columns.values()], what) as connection:
+            return holdout_groups.spread_groups(request.groups, connection.fetch_arrays(query))

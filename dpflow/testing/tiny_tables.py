@@ -53,7 +53,7 @@ TINY_TABLES = (
 
 def is_tiny(table: Table) -> bool:
     """Whether this is one of these tables."""
-    return table.name == _DECLARED["name"]
+    return bool(table.name == _DECLARED["name"])
 
 
 def excess_delta(

@@ -364,6 +364,7 @@ class Table(Strict):
             blocks were loaded again. It is public, so decide it by what is loaded and when, never
             by what rows hold.
         generalisation_only: nobody is protected; rows may be handed out or tested without noise.
+        backend: who computes answers, by the name of an installed query backend.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -382,6 +383,7 @@ class Table(Strict):
     ] = None
     sealed_version: Annotated[int, Field(ge=1)] = 1
     generalisation_only: Annotated[bool, Field(serialization_alias="generalisation_only")] = False
+    backend: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")] = "duckdb"
 
     @model_validator(mode="after")
     def _check_rules(self) -> Table:
@@ -486,7 +488,7 @@ class Table(Strict):
         people and keep their first names here (their ``serialization_alias``).
         """
         excluded: dict[str, Any] = dict.fromkeys(
-            ("database", "cached_partials", "sealed_version"), True
+            ("database", "cached_partials", "sealed_version", "backend"), True
         )
         # Version 1 had no such field of a join, and it changes no answer.
         excluded["joins"] = {"__all__": {"public"}}

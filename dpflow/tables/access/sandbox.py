@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.error_boundary import contain_errors, describe_failure
-from dpflow.errors import DpflowError, InvalidInput, TableBusy, TableError, TableUnreadable
+from dpflow.errors import (
+    DpflowError,
+    InvalidInput,
+    TableBusy,
+    TableError,
+    TableInterrupted,
+    TableUnreadable,
+)
 from dpflow.extras import require_extra
 from dpflow.tables.access import sql
 
@@ -69,6 +76,7 @@ def scrub_errors(action: Callable[[], T], what: str) -> T:
 
     Raises:
         TableBusy: somebody holds the file for writing.
+        TableInterrupted: another thread cancelled the query.
         TableUnreadable: anything else that DuckDB objects to.
     """
 
@@ -79,6 +87,8 @@ def scrub_errors(action: Callable[[], T], what: str) -> T:
             return TableBusy(
                 f"{what} is being written by another process or connection; try again when it has finished"
             )
+        if isinstance(error, duckdb.InterruptException):
+            return TableInterrupted(f"the query of {what} was cancelled; run it again")
         if not isinstance(error, duckdb.Error | MemoryError):
             return describe_failure(error)
         hint = next((f"; {words}" for kind, words in _HINTS.items() if isinstance(error, kind)), "")
@@ -107,6 +117,11 @@ class Connection:
     def scrub_errors(self, action: Callable[[], T]) -> T:
         """Work on rows that were read: for want of memory it fails as a query does."""
         return scrub_errors(action, self._what)
+
+    def interrupt(self) -> None:
+        """Stop the query that another thread runs in here; it raises `TableInterrupted`."""
+        with suppress(duckdb.Error):
+            self._raw.interrupt()
 
     def lend(self, wrap: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
         """The connection itself, wrapped for a library that asks in it; whoever takes it scrubs its

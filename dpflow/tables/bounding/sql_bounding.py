@@ -104,7 +104,7 @@ class Truncation:
 
     def random_number(self, *columns: str) -> str:
         """A number from [0, 1) for each unit and part, and each value of further columns."""
-        return "random()" if self.salt is None else _keyed_fraction(self.salt, self.unit, *columns)
+        return "random()" if self.salt is None else keyed_fraction(self.salt, self.unit, *columns)
 
     def check_magnitude(self) -> None:
         """Raises `PlanRefused` if one unit could move a sum by 2^62 steps, beyond which integers
@@ -386,7 +386,7 @@ def _random_bits(bits: int, random: str = "random()") -> str:
     return f"CAST(floor({random} * {1 << bits}) AS BIGINT)"
 
 
-def _keyed_fraction(salt: int, *columns: str) -> str:
+def keyed_fraction(salt: int, *columns: str) -> str:
     """A number from [0, 1) that follows from the columns and the salt.
 
     DuckDB's hash of several values combines theirs by xor, so that among three the least is no

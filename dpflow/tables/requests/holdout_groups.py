@@ -5,9 +5,16 @@ A group is a keyed hash of the unit, so a unit's rows are all in one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
 from dpflow.extras import require_extra
 from dpflow.tables.access import sql
+from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.language import aggregate_rendering, expressions
 from dpflow.tables.requests.query import RequestQuery
 
@@ -102,3 +109,13 @@ def _bucket_column(reading: RequestQuery, groups: int, secret: bytes) -> str:
     return (
         f"CAST(md5_number_lower(? || coalesce('=' || {text}, '')) % {groups} AS BIGINT) AS bucket"
     )
+
+
+def spread_groups(groups: int, arrays: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Values by their group's number, NaN for groups that have none."""
+    answer = np.full(groups, np.nan)
+    # NULL comes masked; NaN is what the estimator's declared default stands in for.
+    answer[as_int64(arrays["bucket"])] = np.ma.filled(
+        np.ma.asarray(arrays["value"], dtype=np.float64), np.nan
+    )
+    return answer

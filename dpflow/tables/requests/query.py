@@ -8,12 +8,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpflow.core.contract.declaration import Join, Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues, UnboundedValues
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.bounding.sort_bounding import NumberedColumn
-from dpflow.tables.bounding.sql_bounding import KEY_BITS, MOST_ROWS
+from dpflow.tables.bounding.sql_bounding import KEY_BITS, MOST_ROWS, keyed_fraction
 from dpflow.tables.language.nodes import Node
 from dpflow.tables.language.rendering import DuckDBRenderer
 from dpflow.tables.requests.joins import JoinedRelation
@@ -176,6 +179,18 @@ class RequestQuery:
     def of_block(self, block: str, salt: int) -> RequestQuery:
         """The same of one block, truncated by draws that its rows decide."""
         return RequestQuery(self.table, self.connection, [block], self._filter, salt)
+
+    def keyed_fractions(
+        self, nonce: int, cells: Sequence[tuple[str, str]], words: Sequence[str]
+    ) -> NDArray[np.float64]:
+        """The numbers by which a nonce chooses among units' groups, given as text; for tests."""
+        units, codes = (list(column) for column in zip(*cells))
+        unit = sql.key_from_text(self.own_column(self.table.privacy_unit.column), "u")
+        columns = [f"({unit})"] if self.protected_columns == "unit" else [f"({unit})", "0"]
+        fraction = keyed_fraction(nonce, *columns, "CAST(c AS BIGINT)", *words)
+        listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS u, unnest(CAST(? AS VARCHAR[])) AS c"
+        query = f"SELECT {fraction} AS f FROM ({listed})"
+        return np.asarray(self.connection.fetch_arrays(query, [units, codes])["f"], np.float64)
 
     @property
     def canonical_condition(self) -> str:

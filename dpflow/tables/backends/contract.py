@@ -1,0 +1,140 @@
+"""The contract of a query backend: what it is asked, and what it must keep.
+
+A backend computes answers over one declared table. The guarantee of every mechanism rests on five
+promises, which `dpflow.testing.backend_checks` holds each backend to:
+
+- **Exact.** Answers are integers. Values are clamped to the declared bounds and rounded to the grid,
+  half away from zero, before anything is added up; no order of rows or tasks can change a sum.
+- **Bounded.** No unit contributes more than the request says, whatever its rows are, also when a task
+  is run again in the middle. A unit's draws depend on nothing but the unit and fresh randomness (or
+  the ``nonce``).
+- **Total.** No row makes a query fail: what a type cannot hold is missing. So errors follow from
+  declaration, catalogue and request, and their texts hold no value.
+- **Checked first.** The ``check_*`` methods read no row and refuse whatever could fail for another
+  reason than the source being out of reach.
+- **One state.** Inside `hold_open` every call sees the same rows, those of `snapshot_identity`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import (
+    Answer,
+    DataRequest,
+    GroupEstimates,
+    GroupMoments,
+    GroupValues,
+)
+from dpflow.tables.language.nodes import Node
+
+#: A keyed digest, for what is cached of private rows; a backend that caches nothing ignores it.
+BlockSeal = Callable[[bytes], str]
+
+
+class QueryBackend(ABC):
+    """Answers requests over one declared table, or over its rows that fulfil a condition.
+
+    Class attributes:
+        name: the word of declarations (``backend: duckdb``), unique among what is installed.
+
+    Constructing one opens nothing. Calls raise `TableUnreadable` where declaration and source do not
+    fit, `TableBusy` or `TableInterrupted` where a retry helps, and `PlanRefused` or `UnknownName` for
+    requests that the catalogue rules out.
+
+    Args:
+        table: the declaration.
+        where: the condition, in the declared language.
+        seal: a keyed digest for cached partial aggregates.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, table: Table, where: Node | None, seal: BlockSeal | None = None) -> None:
+        self.table, self.where, self.seal = table, where, seal
+
+    @abstractmethod
+    def hold_open(self) -> AbstractContextManager[None]:
+        """Keep one state of the rows open for the calls inside, which are made in one thread."""
+
+    @abstractmethod
+    def column_types(self) -> Mapping[str, str]:
+        """The type of each declared column, as the source names it, from the catalogue alone."""
+
+    @abstractmethod
+    def check_schema(self) -> None:
+        """Refuse declared columns that are missing, or of types that cannot be used so."""
+
+    @abstractmethod
+    def check_request(
+        self, request: DataRequest | GroupMoments | GroupEstimates, blocks: Sequence[str]
+    ) -> None:
+        """Refuse a request that the catalogue rules out: no bounds, integers that would not fit, a
+        key or block that its column cannot hold.
+        """
+
+    @abstractmethod
+    def answer(
+        self, request: DataRequest, blocks: Sequence[str], nonce: int | None = None
+    ) -> Answer:
+        """Execute a request on the named blocks, or on the whole table if none is named.
+
+        Args:
+            nonce: makes every draw of the truncation a function of it, the unit, its block and its
+                group; None for fresh draws.
+        """
+
+    @abstractmethod
+    def open_answer(
+        self, request: DataRequest, blocks: Sequence[str]
+    ) -> AbstractContextManager[Answer]:
+        """The answer to a request, while whoever draws from it may ask it further questions."""
+
+    @abstractmethod
+    def grouped_rows(
+        self, request: GroupValues, secret: bytes, blocks: Sequence[str]
+    ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        """Rows for holdout estimators: the group of each row, the requested columns as arrays.
+
+        A unit's group, 0 to groups-1, is a hash of the unit that nobody can compute without the
+        secret. Rows are not truncated.
+        """
+
+    @abstractmethod
+    def group_moments(
+        self, request: GroupMoments, secret: bytes, blocks: Sequence[str]
+    ) -> dict[str, NDArray[np.float64]]:
+        """Each measure of each group of `grouped_rows`, as exact integers that became floats."""
+
+    @abstractmethod
+    def group_estimates(
+        self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]
+    ) -> NDArray[np.float64]:
+        """An expression's number for each group of `grouped_rows`, NaN where it has none."""
+
+    @abstractmethod
+    def snapshot_identity(self) -> bytes:
+        """What differs when the rows may differ. Private: it leaves only as a keyed digest."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Stop what is running, from another thread: it raises `TableInterrupted`. Where nothing
+        runs, nothing happens.
+        """
+
+    def keyed_fractions(
+        self, nonce: int, cells: Sequence[tuple[str, str]], *words: str
+    ) -> NDArray[np.float64] | None:
+        """The numbers in [0, 1) by which a nonce chooses among cells, each a unit and a group's
+        place, both as the backend's own literals; None if only the law of draws is stated.
+
+        For tests alone: with them the suite expects exact answers where bounds bind.
+        """
+        return None

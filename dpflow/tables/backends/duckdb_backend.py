@@ -1,0 +1,190 @@
+"""DuckDB as a query backend: every call opens the file read-only, sandboxed, and closes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import (
+    Answer,
+    DataRequest,
+    GroupEstimates,
+    GroupMoments,
+    GroupValues,
+)
+from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.backends.contract import BlockSeal, QueryBackend
+from dpflow.tables.language.nodes import Node
+from dpflow.tables.requests import cached_blocks, holdout_groups
+from dpflow.tables.requests.handlers import HANDLERS
+from dpflow.tables.requests.partial_cache import PartialCache
+from dpflow.tables.requests.query import RequestQuery
+
+
+class DuckDBBackend(QueryBackend):
+    """Answers over a table or view of a DuckDB file."""
+
+    name = "duckdb"
+
+    def __init__(self, table: Table, where: Node | None, seal: BlockSeal | None = None) -> None:
+        super().__init__(table, where, seal)
+        # Sums of blocks add up only where each block of a unit is bounded by itself.
+        caches = table.cached_partials is not None and table.protects == "unit-block"
+        self._partials = (
+            PartialCache(table.database, seal, table.cached_partials == "sealed")
+            if seal is not None and caches
+            else None
+        )
+        self._what = f"table {table.name!r}"
+        self._held: sandbox.Connection | None = None
+        # Whatever is open now, for `cancel`.
+        self._open: sandbox.Connection | None = None
+
+    @contextmanager
+    def hold_open(self) -> Iterator[None]:
+        with self._open_connection() as self._held:
+            try:
+                yield
+            finally:
+                self._held = None
+
+    @contextmanager
+    def _open_connection(self) -> Iterator[sandbox.Connection]:
+        with sandbox.open_file(self.table.database, self._what) as connection:
+            self._open = connection
+            try:
+                yield connection
+            finally:
+                self._open = None
+
+    @contextmanager
+    def _open_query(
+        self, blocks: Sequence[str], nonce: int | None = None
+    ) -> Iterator[RequestQuery]:
+        if self._held is not None:
+            yield RequestQuery(self.table, self._held, blocks, self.where, nonce)
+            return
+        with self._open_connection() as connection:
+            yield RequestQuery(self.table, connection, blocks, self.where, nonce)
+
+    def cancel(self) -> None:
+        # Read once: the query's own thread may close it at any moment.
+        connection = self._open
+        if connection is not None:
+            connection.interrupt()
+
+    def snapshot_identity(self) -> bytes:
+        return (
+            # One file may hold several tables: the relation's name keeps their identities apart.
+            sandbox.file_identity(self.table.database, self._what)
+            + b"/"
+            + self.table.relation_name.encode()
+        )
+
+    def column_types(self) -> Mapping[str, str]:
+        with self._open_query(()) as reading:
+            return {name: reading.column(name).type for name in self.table.columns}
+
+    def check_schema(self) -> None:
+        with self._open_query(()) as reading:
+            for name, column in self.table.columns.items():
+                # Only what each call refuses matters here: its SQL is not run.
+                if column.lower is not None:
+                    sql.grid_steps(reading.column(name), column)
+                elif column.public_keys is not None:
+                    sql.key(reading.column(name), "group key")
+                else:
+                    reading.column(name)
+
+    def check_request(
+        self, request: DataRequest | GroupMoments | GroupEstimates, blocks: Sequence[str]
+    ) -> None:
+        """As the contract says; `NotSealed` where blocks are sealed, and the place for them cannot
+        be used.
+        """
+        if self._partials and self._partials.sealed:
+            self._partials.prepare_folder()
+        with self._open_query(blocks) as reading:
+            HANDLERS[type(request)].check(reading, request)
+
+    def answer(
+        self, request: DataRequest, blocks: Sequence[str], nonce: int | None = None
+    ) -> Answer:
+        with self._open_query(blocks, nonce) as reading:
+            cache = self._partials
+            if nonce is None and cache and blocks and cached_blocks.can_cache(reading, request):
+                return cached_blocks.add_blocks(reading, request, blocks, cache)
+            return HANDLERS[type(request)].answer(reading, request)
+
+    @contextmanager
+    def open_answer(self, request: DataRequest, blocks: Sequence[str]) -> Iterator[Answer]:
+        open_request = HANDLERS[type(request)].open
+        if open_request is None:
+            yield self.answer(request, blocks)
+            return
+        # The bounded rows are a temporary table of this connection: it stays open between rounds.
+        with self._open_query(blocks) as reading:
+            yield open_request(reading, request)
+
+    def grouped_rows(
+        self, request: GroupValues, secret: bytes, blocks: Sequence[str]
+    ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        with self._open_query(blocks) as reading:
+            arrays = reading.fetch_arrays(holdout_groups.rows_query(reading, request, secret))
+        # Numbered outputs: a declared column may itself be called bucket.
+        columns = {name: _plain_array(arrays[f"x{i}"]) for i, name in enumerate(request.columns)}
+        return as_int64(arrays["bucket"]), columns
+
+    def group_moments(
+        self, request: GroupMoments, secret: bytes, blocks: Sequence[str]
+    ) -> dict[str, NDArray[np.float64]]:
+        with self._open_query(blocks) as reading:
+            arrays = reading.fetch_arrays(holdout_groups.moments_query(reading, request, secret))
+        # The query counts in grid steps, its products in their squares.
+        steps = [float(self.table.column(name).step) for name in request.columns]
+        unit = {
+            "n": 1.0,
+            "equal": 1.0,
+            "x": steps[0],
+            "xx": steps[0] ** 2,
+            "yy": steps[-1] ** 2,
+            "xy": steps[0] * steps[-1],
+        }
+        answer = {}
+        for name in request.measures:
+            # A group without rows is missing in the result; its measures are 0.
+            answer[name] = np.zeros(request.groups)
+            answer[name][as_int64(arrays["bucket"])] = unit[name] * np.asarray(
+                arrays[f"m_{name}"], dtype=np.float64
+            )
+        return answer
+
+    def group_estimates(
+        self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]
+    ) -> NDArray[np.float64]:
+        with self._open_query(blocks) as reading:
+            query = holdout_groups.estimates_query(reading, request, secret)
+            return holdout_groups.spread_groups(request.groups, reading.fetch_arrays(query))
+
+    def keyed_fractions(
+        self, nonce: int, cells: Sequence[tuple[str, str]], *words: str
+    ) -> NDArray[np.float64]:
+        with self._open_query(()) as reading:
+            return reading.keyed_fractions(nonce, cells, words)
+
+
+def _plain_array(array: Any) -> NDArray[Any]:
+    """Without numpy's mask and without negative zeros: a missing text is None."""
+    if np.ma.isMaskedArray(array):
+        whole = np.asarray(array.data, dtype=object)
+        whole[np.ma.getmaskarray(array)] = None
+        return whole
+    plain = np.asarray(array)
+    # SQL takes -0 and 0 for one value; an estimator that divides by it would not.
+    return plain + 0.0 if plain.dtype.kind == "f" else plain

@@ -1,0 +1,142 @@
+"""DuckDB passes the suite of query backends, and the suite finds a backend that breaks a promise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from dpflow.core.contract.requests import GroupedSums, SortedValues
+from dpflow.errors import PluginError, TableInterrupted, UnknownName
+from dpflow.tables.backends import discovery, find_backend
+from dpflow.tables.backends.duckdb_backend import DuckDBBackend
+from dpflow.testing.backend_checks import Bench, Content, backend_checks, bounds_hold_exactly
+from dpflow.testing.harness import NotConformant
+
+
+class Files:
+    """Makes DuckDB files out of texts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.made = folder, 0
+
+    def __call__(self, relations: Mapping[str, Content]) -> dict[str, Any]:
+        self.made += 1
+        path = self.folder / f"{self.made}.duckdb"
+        with duckdb.connect(str(path)) as connection:
+            for name, (columns, rows) in relations.items():
+                listed = ", ".join(f'"{column}" VARCHAR' for column in columns)
+                connection.execute(f"CREATE TEMP TABLE texts ({listed})")
+                marks = ", ".join("?" for _ in columns)
+                for start in range(0, len(rows), 50):
+                    part = rows[start : start + 50]
+                    connection.execute(
+                        f"INSERT INTO texts VALUES {', '.join(f'({marks})' for _ in part)}",
+                        [text for row in part for text in row],
+                    )
+                casts = ", ".join(f'CAST("{c}" AS {kind}) AS "{c}"' for c, kind in columns.items())
+                connection.execute(
+                    f"SET TimeZone = 'UTC'; CREATE TABLE {name} AS SELECT {casts} FROM texts"
+                )
+                connection.execute("DROP TABLE texts")
+        return {"database": path}
+
+
+CHECKS = {check.name: check for check in backend_checks("duckdb", lambda _: {})}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_duckdb_keeps_the_contract(name: str, tmp_path: Path) -> None:
+    """Every check of the suite."""
+    (check,) = (c for c in backend_checks("duckdb", Files(tmp_path)) if c.name == name)
+    check.run()
+
+
+@pytest.mark.slow
+def test_a_million_keys(tmp_path: Path) -> None:
+    """As many private keys as rows."""
+    checks = list(backend_checks("duckdb", Files(tmp_path), most_keys=10**6))
+    checks[-1].run()
+
+
+class Unbounded(DuckDBBackend):
+    """Keeps one row more of a group than the request says."""
+
+    name = "unbounded"
+
+    def answer(self, request: Any, blocks: Any, nonce: int | None = None) -> Any:
+        if isinstance(request, GroupedSums):
+            request = GroupedSums(
+                **{**request.__dict__, "rows_per_group": request.rows_per_group + 1}
+            )
+        return super().answer(request, blocks, nonce)
+
+
+class Forgetful(DuckDBBackend):
+    """Tells other numbers than those that it draws by."""
+
+    name = "forgetful"
+
+    def keyed_fractions(self, nonce: int, cells: Any, *words: str) -> Any:
+        return 1 - super().keyed_fractions(nonce, cells, *words)
+
+
+def register(monkeypatch: pytest.MonkeyPatch, *classes: Any) -> None:
+    points = EntryPoints(
+        EntryPoint(one.name, f"{one.__module__}:{one.__qualname__}", discovery.GROUP)
+        for one in classes
+    )
+    monkeypatch.setattr(discovery, "entry_points", lambda group: points.select(group=group))
+
+
+@pytest.mark.parametrize("bad", [Unbounded, Forgetful])
+def test_the_suite_finds_a_bad_backend(
+    bad: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: a third party's backend, found by its entry point, that lets a unit
+    contribute more, or draws by other numbers than it says.
+    """
+    register(monkeypatch, bad)
+    assert find_backend(bad.name) is bad
+    with pytest.raises(NotConformant):
+        bounds_hold_exactly(Bench(bad.name, Files(tmp_path)))
+
+
+def test_a_backend_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that nobody or two register, and an object that is no backend, are refused."""
+    register(monkeypatch, Unbounded, Unbounded)
+    with pytest.raises(PluginError, match="two distributions"):
+        find_backend("unbounded")
+    with pytest.raises(UnknownName, match="did you mean 'unbounded'"):
+        find_backend("unbounde")
+    points = EntryPoints([EntryPoint("odd", "pathlib:Path", discovery.GROUP)])
+    monkeypatch.setattr(discovery, "entry_points", lambda group: points)
+    with pytest.raises(PluginError, match="not a QueryBackend"):
+        find_backend("odd")
+
+
+def test_a_query_is_cancelled(make: Any) -> None:
+    """From another thread, with an error that says that a retry helps and nothing of the rows."""
+    table = make("CREATE TABLE data AS SELECT range AS u, 1 AS v, 'a' AS k FROM range(3000000)")
+    stop = threading.Event()
+
+    def cancel_often() -> None:
+        while not stop.wait(0.005):
+            table.cancel()
+
+    thread = threading.Thread(target=cancel_often)
+    thread.start()
+    try:
+        with pytest.raises(TableInterrupted, match="cancelled") as raised:
+            for _ in range(50):
+                table.answer(SortedValues("v", 1), ())
+    finally:
+        stop.set()
+        thread.join()
+    assert raised.value.retryable
+    assert int(table.answer(GroupedSums(), ()).rows[0]) == 3_000_000
