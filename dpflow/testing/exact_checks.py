@@ -60,13 +60,15 @@ SECONDS = 1.0
 #: What truncated noise may add to a computed delta.
 SLACK = 1e-6
 #: The same for sessions, whose many questions each leave a tail out.
-SESSION_TAIL, SESSION_SLACK = 1e-7, 5e-4
+SESSION_SLACK = 1e-5
 #: States times transcripts of a session, at most.
 MOST_PATHS = 200_000
 #: Pairs of neighbouring tables with the same number of other units, at most.
 PAIRS = 40
 #: Much noise has many values, and little noise shows a wrong scale best.
 EPSILONS = ("4", "12")
+#: A wrong session shows after several answers, each of which must keep a mass that can be seen.
+SESSION_EPSILONS = ("6", "12")
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ def compare_exactly(
         found = _compare_laws(mechanism, replace(example, params=raw), seconds)
         if best is None or found.pairs > best.pairs or not found.passed:
             best = found
-        if best.pairs:
+        # A release that was followed at all shows its scale; a session shows it after many questions.
+        if best.pairs and (isinstance(mechanism, Mechanism) or not found.obstacle):
             break
     assert best is not None
     return best
@@ -118,16 +121,17 @@ def compare_exactly(
 def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> ExactComparison:
     params, event = plan_mechanism(mechanism, example.table, example.params)
     epsilon, delta = epsilon_delta(event)
-    # A tail counts e^epsilon times.
-    tail = SLACK / 20 * math.exp(-min(epsilon, 40))
+    slack = SLACK if isinstance(mechanism, Mechanism) else SESSION_SLACK
+    # A tail counts e^epsilon times, and a session leaves one out with each question.
+    questions = 1 if isinstance(mechanism, Mechanism) else LONGEST
+    tail = slack / (20 * questions) * math.exp(-min(epsilon, 40))
     worst_delta, worst_epsilon, pairs, obstacle = 0.0, 0.0, 0, ""
     end = time.thread_time() + seconds
     laws = (
-        _session_laws(mechanism, example, params, max(tail, SESSION_TAIL), end)
+        _session_laws(mechanism, example, params, tail, end)
         if isinstance(mechanism, InteractiveMechanism)
         else _release_laws(mechanism, example, params, tail, end)
     )
-    slack = SLACK if isinstance(mechanism, Mechanism) else SESSION_SLACK
     try:
         for first, second in laws:
             pairs += 1
@@ -208,7 +212,7 @@ class LawSource(Source):
 def _widen_epsilon(mechanism: AnyMechanism, example: Example) -> Iterator[dict[str, Any]]:
     """The example's parameters at epsilons whose noise has few values, where these plan."""
     if "epsilon" in mechanism.Params.model_fields:
-        for epsilon in EPSILONS:
+        for epsilon in EPSILONS if isinstance(mechanism, Mechanism) else SESSION_EPSILONS:
             raw = {**example.params, "epsilon": epsilon}
             with suppress(InvalidInput):
                 plan_mechanism(mechanism, example.table, raw)
@@ -291,12 +295,13 @@ def _session_laws(
     round, as long as time allows.
     """
     queries = [validate_model(mechanism.Query, query) for query in example.queries]
-    walks = [
-        [
-            _walk_session(mechanism, example, params, queries, game, pick, tail, end)
-            for pick in picks
-        ]
+    sides = [
+        [_SessionSide(mechanism, example.table, params, pick, tail, end) for pick in picks]
         for picks in neighbouring_sides(mechanism, example)
+    ]
+    walks = [
+        [side.walk_game(queries, game) for side in pair]
+        for pair in sides
         for game in list_games(len(queries))
     ]
     for _ in range(LONGEST):
@@ -305,59 +310,75 @@ def _session_laws(
             yield first, second
 
 
-def _walk_session(
-    mechanism: InteractiveMechanism[Any, Any],
-    example: Example,
-    params: Any,
-    queries: Sequence[Any],
-    game: Game,
-    pick: Pick,
-    tail: float,
-    end: float,
-) -> Iterator[Law]:
-    """The distribution of transcripts after each question.
+class _SessionSide:
+    """Sessions on one of two neighbouring tables.
 
-    What a session does next depends on its state alone, and a state is JSON: so paths that lead to
-    one state are merged, and long transcripts can be followed.
+    What a session does next depends on its state alone, and a state is JSON. So each step is
+    enumerated once for all games, and paths that lead to one state are merged: long transcripts can
+    be followed.
     """
-    table, steps = example.table, dict[Any, Law]()
 
-    def enumerate_step(draw: Callable[[Source], Hashable]) -> Law:
-        return enumerate_outputs(draw, tail=tail, seconds=end - time.thread_time())
+    def __init__(
+        self,
+        mechanism: InteractiveMechanism[Any, Any],
+        table: Table,
+        params: Any,
+        pick: Pick,
+        tail: float,
+        end: float,
+    ) -> None:
+        self._mechanism, self._table, self._params, self._pick = mechanism, table, params, pick
+        self._tail, self._end = tail, end
+        self._steps: dict[tuple[str, str] | None, Law] = {}
 
-    def advance_state(state: str, query: Any) -> Law:
-        answer = pick(mechanism.data_request(params, query, table))
+    def walk_game(self, queries: Sequence[Any], game: Game) -> Iterator[Law]:
+        """The distribution of transcripts after each question."""
+        paths: dict[Any, float] = {
+            (state, False, ()): mass for state, mass in self._open_session().items()
+        }
+        while True:
+            longer: dict[Any, float] = defaultdict(float)
+            for (state, closed, verdicts), mass in paths.items():
+                query = None if closed else game(queries, verdicts)
+                if query is None:
+                    longer[state, closed, verdicts] += mass
+                    continue
+                step: Mapping[Any, float] = self._advance_state(state, query)
+                for (body, closes, after), share in step.items():
+                    longer[after, closes, (*verdicts, body)] += mass * share
+            paths = longer
+            if len(paths) > MOST_PATHS:
+                raise NotEnumerable(f"a session has more than {MOST_PATHS} paths")
+            if time.thread_time() > self._end:
+                raise NotEnumerable("the time for the sessions is over")
+            transcripts: dict[Hashable, float] = defaultdict(float)
+            for (_, _, verdicts), mass in paths.items():
+                transcripts[verdicts] += mass
+            yield transcripts
+
+    def _open_session(self) -> Mapping[Any, float]:
+        def draw_state(source: Source) -> str:
+            state = self._mechanism.open(self._params, self._table, source)
+            return json.dumps(state.data, sort_keys=True)
+
+        return self._enumerate_once(None, draw_state)
+
+    def _advance_state(self, state: str, query: Any) -> Law:
+        answer = self._pick(self._mechanism.data_request(self._params, query, self._table))
 
         def draw_step(source: Source) -> tuple[str, bool, str]:
-            verdict, after = mechanism.answer(
-                params, table, State(json.loads(state)), query, answer, source
+            verdict, after = self._mechanism.answer(
+                self._params, self._table, State(json.loads(state)), query, answer, source
             )
             body = json.dumps([verdict.body, verdict.closed], sort_keys=True)
             return body, verdict.closed, json.dumps(after.data, sort_keys=True)
 
-        name = state, query.model_dump_json()
-        if name not in steps:
-            steps[name] = enumerate_step(draw_step)
-        return steps[name]
+        return self._enumerate_once((state, query.model_dump_json()), draw_step)
 
-    opened = enumerate_step(
-        lambda source: json.dumps(mechanism.open(params, table, source).data, sort_keys=True)
-    )
-    paths: dict[Any, float] = {(state, False, ()): mass for state, mass in opened.items()}
-    while True:
-        longer: dict[Any, float] = defaultdict(float)
-        for (state, closed, verdicts), mass in paths.items():
-            query = None if closed else game(queries, verdicts)
-            if query is None:
-                longer[state, closed, verdicts] += mass
-                continue
-            step: Mapping[Any, float] = advance_state(state, query)
-            for (body, closes, after), share in step.items():
-                longer[after, closes, (*verdicts, body)] += mass * share
-        paths = longer
-        if len(paths) > MOST_PATHS:
-            raise NotEnumerable(f"a session has more than {MOST_PATHS} paths")
-        transcripts: dict[Hashable, float] = defaultdict(float)
-        for (_, _, verdicts), mass in paths.items():
-            transcripts[verdicts] += mass
-        yield transcripts
+    def _enumerate_once(
+        self, name: tuple[str, str] | None, draw: Callable[[Source], Hashable]
+    ) -> Law:
+        if name not in self._steps:
+            seconds = self._end - time.thread_time()
+            self._steps[name] = enumerate_outputs(draw, tail=self._tail, seconds=seconds)
+        return self._steps[name]

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.mechanisms.above_threshold import AboveThreshold
 from dpflow.testing.conformance import NotConformant, conformance_checks
 from dpflow.testing.corpus import CONTROLS, Control
+from dpflow.testing.corpus.broken_sessions import ONE_FAILURE, TWO_FAILURES
+from dpflow.testing.exact_checks import compare_exactly
+from dpflow.testing.examples import Example
+from dpflow.testing.harness import spend_effort
 
 
 @pytest.mark.parametrize(
@@ -15,10 +21,24 @@ def test_broken_mechanism_is_caught(control: Control) -> None:
     """The named check fails on at least one example."""
     checks = conformance_checks(control.mechanism, control.examples)
     named = [check for check in checks if f" {control.caught_by} " in check.name]
-    with pytest.raises(NotConformant, match=r"\w"):
+    # A session shows its mistake after several answers only, which takes longer to follow.
+    effort = 6 if isinstance(control.mechanism, InteractiveMechanism) else 1
+    with pytest.raises(NotConformant, match=r"\w"), spend_effort(effort):
         for check in named:
             check.run()
 
 
+@pytest.mark.parametrize(
+    ("example", "reached"),
+    [(ONE_FAILURE, 5), pytest.param(TWO_FAILURES, 0, marks=pytest.mark.slow)],
+)
+def test_the_sound_session_passes_where_broken_ones_do_not(example: Example, reached: int) -> None:
+    """Examples that catch six broken sparse vectors say nothing against the right one, and with
+    one failure reach nearly all of its epsilon.
+    """
+    found = compare_exactly(AboveThreshold(), example, 3)
+    assert found.passed and found.epsilon_found >= reached
+
+
 def test_the_corpus_is_large() -> None:
-    assert len({type(control.mechanism) for control in CONTROLS}) >= 30
+    assert len({type(control.mechanism) for control in CONTROLS}) >= 40

@@ -58,8 +58,12 @@ class Engine:
         # The noise of the threshold stays for the whole stretch; only the query's is fresh.
         if value + noise > threshold + memory.noise:
             return False, memory
-        # A "below" ends the stretch: its threshold noise is never used again.
-        return True, Memory(memory.failures + 1, self._threshold_noise(source))
+        # A "below" ends the stretch: its threshold noise is never used again. After the last one
+        # nothing is compared any more, so nothing is drawn.
+        failures = memory.failures + 1
+        return True, Memory(
+            failures, self._threshold_noise(source) if failures < self.failures else 0
+        )
 
     def _threshold_noise(self, source: Source) -> int:
         return int(discrete_laplace(self.threshold_scale, 1, source)[0])

@@ -70,4 +70,10 @@ CONTROLS = (
     Control(broken_releases.BoastfulError(), "error_bound_holds"),
     Control(broken_sessions.FixedNoise(), _SOURCE),
     Control(broken_sessions.ChangesState(), "state_is_secret"),
+    Control(broken_sessions.TellsValue(), _EXACT, (broken_sessions.ONE_FAILURE,)),
+    Control(broken_sessions.NoiseForOneFailure(), _EXACT, (broken_sessions.TWO_FAILURES,)),
+    Control(broken_sessions.NoValueNoise(), _EXACT, (broken_sessions.ONE_FAILURE,)),
+    Control(broken_sessions.NeverCloses(), _EXACT, (broken_sessions.ONE_FAILURE,)),
+    Control(broken_sessions.HalfTheNoise(), _EXACT, (broken_sessions.ONE_FAILURE,)),
+    Control(broken_sessions.NeverCounts(), _EXACT, (broken_sessions.ONE_FAILURE,)),
 )
