@@ -19,6 +19,10 @@ COMMANDS = {
         "load",
         "Load rows into a private DuckDB file, with declared types: all of them, or none.",
     ),
+    "init": (
+        "init",
+        "Declare a table: propose from its catalogue, ask what only its owner knows, grant, plan.",
+    ),
     "tables": (
         "tables",
         "List the tables that dpflow.yml names: source, what is protected, budgets.",

@@ -176,7 +176,7 @@ class Connection:
                 with suppress(TableUnreadable):
                     relation = self._bind_relation(parts if len(parts) == 2 else ["main", *parts])
             if relation is None:
-                names = self._list_relations()
+                names = self.list_relations()
                 kind = f"relation in the file of {self._what} called"
                 relation = self._bind_relation(names[sql.match_name(name, names, kind)])
             self._found[name] = relation
@@ -225,7 +225,7 @@ class Connection:
             if sql.quote_path(PRIVATE, schema, table) == relation.quoted
         }
 
-    def _list_relations(self) -> dict[str, list[str]]:
+    def list_relations(self) -> dict[str, list[str]]:
         """Schema and name of every table and view of the file, by what a declaration may call it."""
         names = {}
         for kind in ("table", "view"):

@@ -1,0 +1,366 @@
+"""`dpflow init`: a declaration from a file's catalogue and its owner's answers, a budget, and a first
+plan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpflow.catalogue import find_catalogue
+from dpflow.cli import plan as plan_command
+from dpflow.cli import proposals
+from dpflow.cli.console import LedgerOption, open_ledger, show_table
+from dpflow.core.accounting.amounts import exact_text, parse_exact
+from dpflow.core.contract.declaration import Table
+from dpflow.engine.releases.run_identity import current_principal
+from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
+from dpflow.tables.access.column_roles import ColumnRoles, list_columns, list_tables
+from dpflow.tables.access.declarations import load_table
+
+#: One sentence for each thing that only the owner knows.
+WHY = {
+    "unit": "the column that says whose row it is: one guarantee protects all rows with one value in it",
+    "rows": "how many rows of one of them count at most: noise grows with it, and rows above it are left out at random",
+    "block": "a column such as a day whose values have a budget each: then a unit's rows of one day are protected, not those of all days",
+    "bounds": "the range of a number that you know without looking: values outside are clamped, and noise grows with it",
+    "keys": "the groups to be shown, known without looking: a key that exists because one person has it tells on that person",
+    "epsilon": "the budget: everything released together tells at most so much about one of them; 1 is a usual start",
+    "delta": "the chance, for each of them, that epsilon does not hold: far below one in the number of people",
+}
+
+
+def command(
+    source: Annotated[
+        Path, typer.Argument(help="A private DuckDB file; make one with dpflow load.")
+    ],
+    relation: Annotated[
+        str | None,
+        typer.Argument(metavar="TABLE", help="The table or view in it, if it has several."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What dpflow calls it; the table's name if left out.")
+    ] = None,
+    unit: Annotated[str | None, typer.Option(help=f"COLUMN: {WHY['unit']}.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help=f"{WHY['rows']}.")] = None,
+    block: Annotated[str | None, typer.Option(help=f"COLUMN: {WHY['block']}.")] = None,
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(help=f"COLUMN=LOWER..UPPER[/STEP]: {WHY['bounds']}; repeatable."),
+    ] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option(help=f"COLUMN=KEY,KEY,...: {WHY['keys']}; repeatable.")
+    ] = None,
+    groups: Annotated[
+        list[str] | None,
+        typer.Option(help="COLUMN=NUMBER: how many of its groups one unit may reach; repeatable."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="A column that may be read; repeatable. All but the unit if left out."),
+    ] = None,
+    epsilon: Annotated[str | None, typer.Option(help=f"{WHY['epsilon']}.")] = None,
+    delta: Annotated[str | None, typer.Option(help=f"{WHY['delta']}; 1e-6 if left out.")] = None,
+    grant: Annotated[
+        bool, typer.Option("--grant/--no-grant", help="Give the table's scope the budget.")
+    ] = True,
+    first_block: Annotated[
+        str | None, typer.Option(help="With --block: one block, for the first release.")
+    ] = None,
+    ledger: LedgerOption = None,
+) -> None:
+    """Declare a table: propose from its catalogue, ask what only its owner knows, grant, plan.
+
+    Reads names and types, never values. Everything is asked in a terminal, or given by options.
+    """
+    relation = _choose_table(source, relation)
+    columns = {c.name: c for c in list_columns(source, relation)}
+    name = proposals.require_table_name(name or relation.rpartition(".")[2])
+    folder = Path()
+    catalogue = find_catalogue(folder)
+    declaration = folder / f"{name}.yml"
+    if declaration.exists() or (catalogue and name in catalogue.tables):
+        raise InvalidInput(
+            f"{name!r} is declared already, in {declaration}; edit that file, or declare another: --name OTHER"
+        )
+    asker = _Asker(columns, source, relation)
+    proposal = asker.complete(
+        name, unit, rows, block, bounds or [], keys or [], groups or [], column
+    )
+    amounts = asker.complete_budget(epsilon, delta) if grant else None
+    asker.require_answers()
+    text = proposals.write_declaration(proposal, folder)
+    table = _read_declaration(text, folder)
+    place = ledger or (catalogue and catalogue.ledger) or proposals.LEDGER_FILE
+    listing_file, listing = proposals.add_to_catalogue(folder, name, declaration, place)
+    proposals.check_catalogue(listing, listing_file.parent)
+    release = folder / f"{name}_first.yml"
+    first = _first_release(proposal, amounts, first_block)
+    # Granted first: what the ledger refuses must leave no declaration behind.
+    if amounts is not None:
+        _grant_budget(table, amounts, place)
+    files = {folder / proposals.SCHEMA_FILE: proposals.schema_text()}
+    files |= {declaration: text, listing_file: listing} | ({release: first} if first else {})
+    proposals.write_files(files)
+    print(f"wrote {declaration}, {listing_file}" + (f" and {release}" if first else ""))
+    if first:
+        plan_command.command(release, ledger=place)
+        print(f"nothing is spent yet; release it with: dpflow release {release}")
+    elif proposal.block:
+        print(f"budgets are per {proposal.block}, so a release names the blocks that it reads")
+    if amounts is None:
+        print(
+            f"grant a budget with: dpflow ledger grant {name} --epsilon 1 --delta 1e-6 --table {name}"
+        )
+
+
+def _choose_table(source: Path, relation: str | None) -> str:
+    """The table that is meant, or `InvalidInput` with what there is."""
+    if source.suffix.lower() in (".csv", ".json", ".jsonl", ".gz", ".tsv"):
+        raise InvalidInput(
+            f"{source} is no private source, because one row of such a file can change how all others are read; "
+            f"bring it into one first: dpflow load {source}"
+        )
+    names = list_tables(source)
+    if relation is not None:
+        if relation not in names:
+            raise UnknownName(f"table in {source} called", relation, names)
+        return relation
+    if len(names) != 1:
+        raise InvalidInput(
+            f"{source} has {len(names)} tables and views; name one: dpflow init {source} "
+            + (" | ".join(names[:20]) or "TABLE (load rows first)")
+        )
+    return names[0]
+
+
+class _Asker:
+    """Takes answers from options, asks for the others in a terminal, and collects those that are
+    missing where nobody can be asked.
+    """
+
+    def __init__(self, columns: dict[str, ColumnRoles], source: Path, relation: str) -> None:
+        self._columns, self._what = columns, f"{source}:{relation}"
+        self._asks = sys.stdin.isatty() and sys.stdout.isatty()
+        self._missing: list[str] = []
+        if self._asks:
+            rows = [(c.name, c.kind.lower()) for c in columns.values()]
+            show_table(f"columns of {self._what}", ("column", "type"), rows)
+
+    def complete(
+        self,
+        name: str,
+        unit: str | None,
+        rows: int | None,
+        block: str | None,
+        bounds: Sequence[str],
+        keys: Sequence[str],
+        groups: Sequence[str],
+        column: Sequence[str] | None,
+    ) -> proposals.Proposal:
+        """All that a declaration needs."""
+        usable = [c.name for c in self._columns.values() if c.is_key]
+        if not usable:
+            raise InvalidInput(
+                f"{self._what} has no column that can name a privacy unit; it takes a whole number, text, date, UUID, "
+                f"decimal, ENUM or truth value that is the same in all rows of one person"
+            )
+        unit = unit or self._ask("unit", "--unit COLUMN", self._guess_unit(usable))
+        if unit:
+            self._require_column(unit, "privacy unit", usable)
+        rows = rows or int(self._ask("rows", "--rows N", "", _parse_count) or 1)
+        if block is None and self._asks and any(c.is_date for c in self._columns.values()):
+            block = self._ask("block", "", "none")
+            block = None if block == "none" else block
+        if block is not None:
+            self._require_column(block, "block", usable)
+        chosen = list(column or [n for n in self._columns if n not in (unit, block)])
+        for one in chosen:
+            self._require_column(one, "column", self._columns)
+        ends = {
+            c: proposals.parse_bounds(v) for c, v in self._parse_pairs("--bounds", bounds).items()
+        }
+        shown = {c: _parse_keys(v) for c, v in self._parse_pairs("--keys", keys).items()}
+        for one in chosen:
+            # The type says what there is.
+            if self._columns[one].kind == "BOOLEAN":
+                shown.setdefault(one, ("false", "true"))
+            elif self._asks:
+                self._ask_about(self._columns[one], ends, shown)
+        reach = {c: _parse_count(v) for c, v in self._parse_pairs("--groups", groups).items()}
+        for one in shown:
+            if self._asks and one not in reach and rows > 1 and len(shown[one]) > 1:
+                answer = typer.prompt(
+                    f"how many groups of {one} may one {unit} reach?", default="1"
+                )
+                reach[one] = _parse_count(answer)
+        chosen += [c for c in (*ends, *shown, *reach) if c not in chosen]
+        return proposals.Proposal(
+            name,
+            Path(self._what.rpartition(":")[0]),
+            self._what.rpartition(":")[2],
+            unit or "",
+            rows,
+            block,
+            list(dict.fromkeys(chosen)),
+            ends,
+            shown,
+            reach,
+        )
+
+    def _ask_about(
+        self,
+        column: ColumnRoles,
+        bounds: dict[str, tuple[str, ...]],
+        keys: dict[str, tuple[str, ...]],
+    ) -> None:
+        """The bounds of a number, or the public keys of another column, unless they are given."""
+        if column.name in bounds or column.name in keys or not (column.is_number or column.is_key):
+            return
+        question = "bounds" if column.is_number else "keys"
+        answer = self._ask(question, "", "none", about=f"{column.name} ({column.kind.lower()})")
+        if answer in (None, "none"):
+            return
+        if column.is_number:
+            bounds[column.name] = proposals.parse_bounds(str(answer))
+        else:
+            keys[column.name] = _parse_keys(str(answer))
+
+    def complete_budget(self, epsilon: str | None, delta: str | None) -> tuple[str, str] | None:
+        """Epsilon and delta."""
+        epsilon = epsilon or self._ask("epsilon", "--epsilon E (or --no-grant)", "1")
+        delta = delta or (self._ask("delta", "", "1e-6") if self._asks else "1e-6")
+        return (epsilon, delta or "0") if epsilon else None
+
+    def require_answers(self) -> None:
+        """Raises `InvalidInput` with everything that nobody said, so that one more try is enough."""
+        if self._missing:
+            raise InvalidInput(
+                f"only the owner of {self._what} knows what is missing; run it in a terminal, or add:\n"
+                + "\n".join(self._missing)
+                + f"\nits columns: {', '.join(f'{c.name} {c.kind}' for c in self._columns.values())}"
+            )
+
+    def _ask(
+        self,
+        question: str,
+        option: str,
+        default: str,
+        check: Callable[[str], Any] | None = None,
+        about: str = "",
+    ) -> str | None:
+        if not self._asks:
+            self._missing.append(f"  {option}: {WHY[question]}")
+            return None
+        print(f"\n{question}{' of ' + about if about else ''}: {WHY[question]}")
+        while True:
+            answer = str(
+                typer.prompt(
+                    f"{question}{' of ' + about if about else ''}", default=default or None
+                )
+            )
+            try:
+                if check:
+                    check(answer)
+                elif question == "bounds" and answer != "none":
+                    proposals.parse_bounds(answer)
+                return answer
+            except InvalidInput as error:
+                print(error)
+
+    def _guess_unit(self, usable: Sequence[str]) -> str:
+        """A default by its name alone."""
+        words = (
+            "person",
+            "user",
+            "patient",
+            "customer",
+            "member",
+            "client",
+            "account",
+            "household",
+            "id",
+        )
+        return next((n for word in words for n in usable if word in n.lower()), "")
+
+    def _require_column(self, name: str, role: str, usable: Any) -> None:
+        if name not in self._columns:
+            raise UnknownName(f"column of {self._what} called", name, self._columns)
+        if name not in usable:
+            raise InvalidInput(
+                f"column {name!r} is a {self._columns[name].kind} and cannot be a {role}; take one of {', '.join(usable)}"
+            )
+
+    def _parse_pairs(self, option: str, values: Sequence[str]) -> dict[str, str]:
+        pairs = {}
+        for value in values:
+            name, equals, rest = value.partition("=")
+            if not equals or not rest:
+                raise InvalidInput(
+                    f"{option} {value[:60]!r} has no COLUMN=VALUE; write it as {option} 'age=...'"
+                )
+            self._require_column(name, "column", self._columns)
+            pairs[name] = rest
+        return pairs
+
+
+def _parse_count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10**9:
+        raise InvalidInput(
+            f"{text[:40]!r} is no number of rows or groups; write a whole number, such as 4"
+        )
+    return int(text)
+
+
+def _parse_keys(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _read_declaration(text: str, folder: Path) -> Table:
+    """Read it as a release will, before anything is written under its name."""
+    trial = folder / ".declaration.part.yml"
+    try:
+        trial.write_text(text, encoding="utf-8")
+        return load_table(trial)
+    except OSError:
+        raise InvalidInput(
+            f"{folder.resolve()} cannot be written; run it in a folder of yours"
+        ) from None
+    except InvalidDeclaration as error:
+        said = str(error).partition(": ")[2]
+        raise InvalidDeclaration(
+            f"these answers declare no table: {said}; give other ones, nothing was written"
+        ) from None
+    finally:
+        trial.unlink(missing_ok=True)
+
+
+def _first_release(
+    proposal: proposals.Proposal, amounts: tuple[str, str] | None, first_block: str | None
+) -> str | None:
+    """A count, by the first column with public keys, for a tenth of the budget; None where blocks
+    are needed and none was named.
+    """
+    if proposal.block and first_block is None:
+        return None
+    epsilon = exact_text(
+        parse_exact("epsilon", amounts[0]) / 10 if amounts else parse_exact("", "0.1")
+    )
+    by = next(iter(proposal.keys), None)
+    params = {"epsilon": epsilon} if by is None else {"by": by, "epsilon": epsilon}
+    mechanism = "count" if by is None else "histogram"
+    return proposals.write_release(proposal.name, mechanism, params, first_block)
+
+
+def _grant_budget(table: Table, amounts: tuple[str, str], ledger: str) -> None:
+    """Give the table's own scope its budget, and say what that promises."""
+    book = open_ledger(ledger, create=True)
+    book.grant(table.name, *amounts, table=table, filter="basic", principal=current_principal())
+    print(
+        f"granted scope {table.name!r} epsilon {amounts[0]}, delta {amounts[1]}: everything that is released from it "
+        f"together protects {table.protection_text}"
+    )
