@@ -190,9 +190,9 @@ class TableUnreadable(TableError):
 
 
 class TableBusy(TableError):
-    """Another process is writing the DuckDB file.
+    """Another process is writing the DuckDB file, or the server of a source cannot be reached.
 
-    Wait until the writer has closed it; then a retry helps.
+    Wait until the writer has closed it, or the server is back; then a retry helps.
     """
 
     retryable = True

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dpflow.catalogue import is_table_name
 from dpflow.cli.console import JsonOption, open_output, show_json, show_table
-from dpflow.errors import InvalidInput
-from dpflow.tables.access.declarations import load_table
-from dpflow.tables.loading.column_types import parse_columns, write_columns
-from dpflow.tables.loading.load_rows import find_columns, load_rows
+from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.report import LoadReport
-from dpflow.tables.loading.sources import (
-    CsvFormat,
-    CsvSource,
-    JsonSource,
-    LoadSource,
-    ParquetSource,
-    expand_files,
-    parquet_columns,
-    read_header,
-)
-
-_READERS = {
-    "csv": (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt"),
-    "json": (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"),
-    "parquet": (".parquet", ".pq"),
-}
+from dpflow.tables.loading.source_names import open_source
+from dpflow.tables.loading.sources import CsvFormat
 
 
 def command(
@@ -40,6 +21,9 @@ def command(
         list[str],
         typer.Argument(help="Files, or globs in quotes: .csv, .json (also .gz), .parquet."),
     ],
+    server_table: Annotated[
+        str | None, typer.Option("--from", help="PostgreSQL: the table, such as public.visits.")
+    ] = None,
     into: Annotated[
         str | None,
         typer.Option(
@@ -101,8 +85,6 @@ def command(
     The same source again changes nothing. No type is guessed: one row would decide how all others
     are read.
     """
-    files = [file for pattern in source for file in expand_files(pattern)]
-    database, table = _parse_target(into, files[0])
     form = CsvFormat(
         delimiter="\t" if delimiter == "\\t" else delimiter,
         quote=quote,
@@ -111,19 +93,21 @@ def command(
         timestamp_format=timestamp_format,
         multiline=multiline,
     )
-    rows = _open_source(files, columns, find_columns(database, table), form)
+    blocks = block or ()
     told: list[LoadReport] = []
     try:
-        report = load_rows(
-            rows,
-            database,
-            table,
-            by=by,
-            blocks=block or (),
-            replace=replace,
-            most_rejects=most_rejects,
-            tell=told.append,
-        )
+        with open_source(source, server_table, into, columns, form, by, blocks) as target:
+            rows, database, table = target
+            report = load_rows(
+                rows,
+                database,
+                table,
+                by=by,
+                blocks=blocks,
+                replace=replace,
+                most_rejects=most_rejects,
+                tell=told.append,
+            )
     finally:
         # Also before a refusal: what was rejected is what must be corrected.
         for outcome in told:
@@ -131,64 +115,6 @@ def command(
             if counts or (counts is None and sys.stdout.isatty()):
                 _show_counts(outcome, as_json)
     _show_end(report, database, as_json, counted=bool(counts))
-
-
-def _parse_target(into: str | None, first: Path) -> tuple[Path, str]:
-    """The private file and the table in it."""
-    if into is None:
-        name = first.name.partition(".")[0]
-        if not is_table_name(name):
-            raise InvalidInput(
-                f"a table cannot be called {name!r}, after {first.name}; say where: --into FILE:TABLE, such as "
-                f"visits.duckdb:visits"
-            )
-        return Path(f"{name}.duckdb"), name
-    if is_table_name(into):
-        declared = load_table(into)
-        return declared.database, declared.relation_name
-    # From the right: a path may hold a colon.
-    database, colon, table = into.rpartition(":")
-    if not colon or "/" in table:
-        database, table = into, Path(into).name.partition(".")[0]
-    if not is_table_name(table):
-        raise InvalidInput(
-            f"{into!r} names no table; write FILE:TABLE, such as visits.duckdb:visits"
-        )
-    return Path(database), table
-
-
-def _open_source(
-    files: Sequence[Path], columns: str | None, stored: dict[str, str], form: CsvFormat
-) -> LoadSource:
-    """The reader for these files, with the declared types."""
-    kinds = {
-        kind for file in files for kind in _READERS if file.name.lower().endswith(_READERS[kind])
-    }
-    unknown = [f for f in files if not f.name.lower().endswith(sum(_READERS.values(), ()))]
-    if len(kinds) != 1 or unknown:
-        raise InvalidInput(
-            f"{(unknown or files)[0]} does not say by its name what it is, or the files are of several kinds; "
-            f"give files of one kind: {', '.join(sum(_READERS.values(), ()))}"
-        )
-    (kind,) = kinds
-    types = parse_columns(columns) if columns else stored
-    if kind == "parquet":
-        return ParquetSource(files, types or parquet_columns(files))
-    if not types:
-        raise InvalidInput(_ask_for_types(files[0], kind, form))
-    return CsvSource(files, types, form) if kind == "csv" else JsonSource(files, types)
-
-
-def _ask_for_types(file: Path, kind: str, form: CsvFormat) -> str:
-    """What to write, where nobody said what the columns are."""
-    why = f"{file} says no types, and none is guessed, because one row would decide how all others are read"
-    if kind == "json":
-        return f"{why}; name the fields and their types, such as --columns 'person VARCHAR, age INTEGER'"
-    template = write_columns(dict.fromkeys(read_header(file, form), "VARCHAR"))
-    return (
-        f"{why}; write them, with other types for numbers and dates (INTEGER, DOUBLE, DATE, TIMESTAMP), and "
-        f"leave out what nobody needs:\n  --columns '{template}'"
-    )
 
 
 def _show_counts(report: LoadReport, as_json: bool) -> None:

@@ -66,6 +66,7 @@ class CsvFormat:
         delimiter, quote: one character each.
         missing: texts that stand for no value.
         date_format, timestamp_format: as for strptime; ISO 8601 if left out.
+        quoted_missing: whether such a text in quotes has no value, too.
         multiline: quoted values may hold line ends. Then a stray quote can swallow the lines up to
             the next one, so say it only of files that a program wrote.
     """
@@ -75,6 +76,7 @@ class CsvFormat:
     missing: tuple[str, ...] = ("",)
     date_format: str | None = None
     timestamp_format: str | None = None
+    quoted_missing: bool = True
     multiline: bool = False
 
     def __post_init__(self) -> None:
@@ -243,6 +245,7 @@ class CsvSource:
             "store_rejects": "true",
             "rejects_table": f"'{rejects}_errors'",
             "rejects_scan": f"'{rejects}_scans'",
+            "allow_quoted_nulls": str(form.quoted_missing).lower(),
             "nullstr": _write_list(form.missing) if header else "['']",
         }
         for option, value in (

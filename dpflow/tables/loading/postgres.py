@@ -1,0 +1,188 @@
+"""A PostgreSQL table as a source: one COPY in one read-only snapshot, into a file that only this user
+can read and that is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from dpflow.error_boundary import contain_errors
+from dpflow.errors import DpflowError, InvalidInput, TableBusy, TableUnreadable, UnknownName
+from dpflow.extras import require_extra
+from dpflow.tables.loading.column_types import normalize_type
+from dpflow.tables.loading.sources import CsvFormat, CsvSource, require_columns
+
+#: What PostgreSQL calls types that DuckDB calls otherwise; an enum's values are texts.
+_TYPES = {
+    "character": "VARCHAR",
+    "character varying": "VARCHAR",
+    "text": "VARCHAR",
+    "double precision": "DOUBLE",
+    "real": "FLOAT",
+    "time without time zone": "TIME",
+    "timestamp without time zone": "TIMESTAMP",
+    "timestamp with time zone": "TIMESTAMP WITH TIME ZONE",
+}
+_COLUMNS = """
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typtype
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_CHUNK = 1 << 20
+
+
+class _CopiedSource(CsvSource):
+    """The file that COPY wrote; the server says how many rows are in it."""
+
+    copied_rows: int = 0
+    digest: str = ""
+
+    def fingerprint(self) -> str:
+        # Taken while the rows came: reading them once more would take a third of the time.
+        return self.digest
+
+    def _count_lines(self, connection: duckdb.DuckDBPyConnection) -> int:
+        # Values may hold line ends here: a program wrote the quotes.
+        return self.copied_rows
+
+
+@contextmanager
+def copy_postgres(
+    url: str,
+    table: str,
+    columns: Mapping[str, str] | None = None,
+    *,
+    by: str | None = None,
+    blocks: Sequence[str] = (),
+) -> Iterator[CsvSource]:
+    """The rows of a table, or of some blocks of it, as they were at one moment.
+
+    Args:
+        url: such as ``postgresql://user@host/name``. A password is better in PGPASSWORD or
+            ``~/.pgpass``.
+        table: the table or view, such as ``public.visits``.
+        columns: declared types by name; by default the table's own, as far as a declaration can
+            use them.
+        by: with ``blocks``, the column whose values are blocks: only their rows are copied.
+
+    Raises:
+        InvalidInput: no such table or column, or no type that can be used.
+        TableBusy: the server cannot be reached, or was lost; nothing was loaded.
+        TableUnreadable: the server refuses to hand out the rows.
+        MissingExtra: psycopg is not installed.
+    """
+    with require_extra("postgres", "a PostgreSQL source"):
+        import psycopg
+
+    place = re.sub(r"^(\w+)(?:\+psycopg)?://(?:[^@/]*@)?", r"\1://", url).partition("?")[0]
+    what = f"{place} (table {table!r})"
+
+    def describe_error(error: Exception) -> DpflowError:
+        # Its own text may quote rows, and the URL.
+        if isinstance(error, psycopg.OperationalError):
+            return TableBusy(
+                f"{what}: the server cannot be reached, or was lost meanwhile; nothing was loaded, so try again"
+            )
+        return TableUnreadable(
+            f"{what} cannot be copied ({type(error).__name__}); the error's own text is withheld; check that this "
+            f"login may read the table, and that blocks are values of their column"
+        )
+
+    with tempfile.TemporaryDirectory(prefix="dpflow-") as folder:
+        file = Path(folder) / "rows.csv"
+
+        def copy_rows() -> tuple[dict[str, str], int, str]:
+            with psycopg.connect(re.sub(r"^(\w+)\+psycopg://", r"\1://", url)) as connection:
+                connection.read_only = True
+                connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                connection.execute("SET LOCAL TimeZone = 'UTC'")
+                connection.execute("SET LOCAL DateStyle = 'ISO'")
+                types = _choose_columns(connection, what, table, columns)
+                if by is not None:
+                    require_columns({by: ""}, list(types), what)
+                return types, *_copy(connection, file, table, types, by, blocks)
+
+        types, rows, digest = contain_errors(copy_rows, describe_error)
+        # Only quoted texts are empty: what is missing has no quotes.
+        source = _CopiedSource([file], types, CsvFormat(quoted_missing=False))
+        source.copied_rows, source.digest, source.name = rows, digest, what
+        yield source
+
+
+def _choose_columns(
+    connection: Any, what: str, table: str, columns: Mapping[str, str] | None
+) -> dict[str, str]:
+    """The columns to copy, with their types in DuckDB's words."""
+    stored = connection.execute(_COLUMNS, [table]).fetchall()
+    if not stored:
+        raise InvalidInput(
+            f"{what}: there is no such table for this login; write it as schema.table, and quote names with capitals"
+        )
+    if columns:
+        require_columns(columns, [name for name, *_ in stored], what)
+        return dict(columns)
+    types = {}
+    for name, kind, family in stored:
+        # Without the length of a text; a numeric keeps its digits.
+        plain = re.sub(r"\([^)]*\)", "", kind)
+        text = (
+            "VARCHAR" if family == "e" else _TYPES.get(plain, kind.replace("numeric(", "decimal("))
+        )
+        with suppress(InvalidInput):
+            types[name] = normalize_type(name, text)
+    if not types:
+        raise InvalidInput(
+            f"{what} has no column whose type a declaration can use; name types with columns"
+        )
+    return types
+
+
+def _copy(
+    connection: Any,
+    file: Path,
+    table: str,
+    types: Mapping[str, str],
+    by: str | None,
+    blocks: Sequence[str],
+) -> tuple[int, str]:
+    """Write the rows into the file; how many the server says there are, and their digest."""
+    from psycopg import sql
+
+    digest = hashlib.sha256()
+
+    parts = [sql.Identifier(part) for part in _split_table(connection, table)]
+    query = sql.SQL("SELECT {} FROM {}").format(
+        sql.SQL(", ").join(map(sql.Identifier, types)), sql.SQL(".").join(parts)
+    )
+    if by is not None and blocks:
+        # Literals take the column's own type, so that an index on it is used.
+        query += sql.SQL(" WHERE {} IN ({})").format(
+            sql.Identifier(by), sql.SQL(", ").join(map(sql.Literal, blocks))
+        )
+    statement = sql.SQL("COPY ({}) TO STDOUT (FORMAT csv, HEADER, ENCODING 'UTF8')").format(query)
+    with connection.cursor() as cursor, file.open("wb", buffering=_CHUNK) as stream:
+        with cursor.copy(statement) as copy:
+            for chunk in copy:
+                stream.write(chunk)
+                digest.update(chunk)
+        return int(cursor.rowcount), digest.hexdigest()
+
+
+def _split_table(connection: Any, table: str) -> tuple[str, str]:
+    """Schema and name, as the server understands them."""
+    query = (
+        "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.oid = to_regclass(%s)"
+    )
+    found = connection.execute(query, [table]).fetchone()
+    if found is None:
+        raise InvalidInput(str(UnknownName("table called", table, ())))
+    return found[0], found[1]

@@ -1,0 +1,81 @@
+"""`LoadOperator`: a run's block, once, and no number of rows in a log."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import duckdb
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
+
+
+def context(folder: Path) -> dict[str, Any]:
+    return {"dag": SimpleNamespace(fileloc=str(folder / "dag.py"))}
+
+
+def operator(**changes: Any) -> Any:
+    from dpflow.airflow import LoadOperator
+
+    options = {
+        "source": "day.csv",
+        "into": "visits.duckdb:visits",
+        "columns": "person VARCHAR, day DATE, age INTEGER",
+        "by": "day",
+        "blocks": "2026-01-01",
+    }
+    return LoadOperator(task_id="load", **(options | changes))
+
+
+def test_a_run_loads_its_block_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Paths are relative to the DAG file; a cleared task changes nothing; the log is silent."""
+    (tmp_path / "day.csv").write_text("person,day,age\np1,2026-01-01,3\np2,2026-01-01,NA\n")
+    with caplog.at_level(logging.DEBUG):
+        first = operator(missing=["NA"]).execute(context(tmp_path))
+        again = operator(missing=["NA"]).execute(context(tmp_path))
+    assert first == {"table": "visits", "loaded": True, "repeated": False}
+    assert again == {"table": "visits", "loaded": False, "repeated": True}
+    with duckdb.connect(str(tmp_path / "visits.duckdb"), read_only=True) as connection:
+        assert connection.execute("SELECT count(*) FROM visits").fetchone() == (2,)
+    assert "2 rows" not in caplog.text
+
+
+def test_rejected_rows_fail_the_task_at_once(tmp_path: Path) -> None:
+    """A retry reads the same file. No number and no value is in the message."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    (tmp_path / "day.csv").write_text("person,day,age\nsecret,2026-01-01,x\n")
+    with pytest.raises(AirflowFailException, match="were rejected") as failed:
+        operator().execute(context(tmp_path))
+    assert "secret" not in str(failed.value) and failed.value.__context__ is None
+
+
+def test_rows_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres: Any) -> None:
+    """By a connection of Airflow's."""
+    import psycopg
+
+    url = postgres().replace("+psycopg", "")
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "CREATE TABLE v AS SELECT 'p' AS person, DATE '2026-01-01' AS day, 3 AS age"
+        )
+    monkeypatch.setattr("dpflow.airflow.load._server_url", lambda conn_id: url)
+    options = {"source": (), "columns": None, "postgres_conn_id": "clinic", "source_table": "v"}
+    assert operator(**options).execute(context(tmp_path))["loaded"]
+
+
+def test_blocks_are_templated() -> None:
+    """As the run's interval."""
+    from dpflow.airflow import LoadOperator
+
+    assert {"source", "into", "blocks", "source_table"} == set(LoadOperator.template_fields)
+    day = operator(blocks="{{ day }}")
+    day.render_template_fields({"day": dt.date(2026, 1, 1).isoformat()})
+    assert day.blocks == "2026-01-01"

@@ -1,0 +1,134 @@
+"""PostgreSQL as a source: one snapshot, its own types, and nothing loaded if the server is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+import pytest
+
+from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
+from dpflow.tables.loading.load_rows import load_rows
+from dpflow.tables.loading.postgres import copy_postgres
+
+#: Values that a format of text could lose: line ends, quotes, empty against missing, many digits.
+ROWS = r"""
+CREATE TYPE mood AS ENUM ('glad', 'sad');
+CREATE TABLE visits (
+  person text, city varchar(20), age int, cost numeric(10,2), x double precision, ok boolean,
+  day date, at timestamptz, mood mood, parts int[], big numeric
+);
+INSERT INTO visits VALUES
+  ('p1', E'Os"lo\r\n,x', 3, 1.25, 0.1, true, '2026-01-01', '2026-01-01 10:00:00+02', 'glad', '{1}', 1),
+  ('', NULL, NULL, NULL, 'Infinity', false, '2026-01-02', NULL, NULL, NULL, NULL),
+  (E'p\n3', '', -7, -99999999.99, 'NaN', NULL, '2026-01-02', 'infinity', 'sad', NULL, NULL);
+"""
+
+
+@pytest.fixture
+def server(postgres: Callable[[], str]) -> str:
+    """A database with the rows above."""
+    url = postgres().replace("+psycopg", "")
+    with psycopg.connect(url) as connection:
+        connection.execute(ROWS)
+    return url
+
+
+def rows(database: Path, query: str) -> list[Any]:
+    with duckdb.connect(str(database), read_only=True) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        return connection.execute(query).fetchall()
+
+
+def test_values_arrive_as_they_were(server: str, tmp_path: Path) -> None:
+    """With the server's types; what no declaration can use stays out."""
+    database = tmp_path / "visits.duckdb"
+    with copy_postgres(server, "public.visits") as source:
+        assert "parts" not in source.columns and "big" not in source.columns
+        assert source.columns["cost"] == "DECIMAL(10,2)" and "@" not in source.name
+        assert load_rows(source, database, "visits").rows == 3
+    text = "SELECT person, city, age, CAST(cost AS VARCHAR), CAST(x AS VARCHAR), ok, CAST(day AS VARCHAR), "
+    text += 'CAST("at" AS VARCHAR), mood FROM visits ORDER BY person'
+    assert rows(database, text) == [
+        ("", None, None, None, "inf", False, "2026-01-02", None, None),
+        ("p\n3", "", -7, "-99999999.99", "nan", None, "2026-01-02", "infinity", "sad"),
+        (
+            "p1",
+            'Os"lo\r\n,x',
+            3,
+            "1.25",
+            "0.1",
+            True,
+            "2026-01-01",
+            "2026-01-01 08:00:00+00",
+            "glad",
+        ),
+    ]
+
+
+def test_only_the_blocks_that_are_asked_for(server: str, tmp_path: Path) -> None:
+    """They are added one run after the other; the same again changes nothing."""
+    database = tmp_path / "visits.duckdb"
+    for day, there in (("2026-01-02", 2), ("2026-01-01", 3), ("2026-01-01", 3)):
+        with copy_postgres(
+            server, "visits", {"person": "VARCHAR", "day": "DATE"}, by="day", blocks=[day]
+        ) as source:
+            load_rows(source, database, "visits", by="day", blocks=[day])
+        assert rows(database, "SELECT count(*) FROM visits") == [(there,)]
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "blocks", "error", "message"),
+    [
+        ("nowhere", None, (), InvalidInput, "there is no such table"),
+        ("visits; DROP TABLE visits", None, (), InvalidInput, "there is no such table"),
+        ("visits", {"persn": "VARCHAR"}, (), InvalidInput, "did you mean 'person'"),
+        ("visits", None, ("no day",), TableUnreadable, "blocks are values of their column"),
+    ],
+)
+def test_what_the_server_refuses(
+    server: str, table: str, columns: Any, blocks: Any, error: type[Exception], message: str
+) -> None:
+    """One sentence, without the server's own."""
+    with pytest.raises(error, match=message) as refused:
+        with copy_postgres(server, table, columns, by="day" if blocks else None, blocks=blocks):
+            pass
+    assert refused.value.__context__ is None and "postgres:postgres" not in str(refused.value)
+
+
+def test_a_server_out_of_reach_is_tried_again() -> None:
+    """And no password is said."""
+    with pytest.raises(TableBusy, match="cannot be reached") as refused:
+        with copy_postgres("postgresql://me:secret@127.0.0.1:1/db", "visits"):
+            pass
+    assert "secret" not in str(refused.value)
+
+
+def test_a_server_that_is_lost_in_the_middle(server: str, tmp_path: Path) -> None:
+    """Nothing half copied is loaded, and a retry may succeed."""
+    with psycopg.connect(server) as connection:
+        connection.execute(
+            "CREATE TABLE many AS SELECT i, repeat('x', 200) AS t FROM generate_series(1, 2000000) i"
+        )
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'COPY%' AND pid <> pg_backend_pid()"
+    done = threading.Event()
+
+    def kill_copy() -> None:
+        with psycopg.connect(server, autocommit=True) as connection:
+            while not done.is_set():
+                connection.execute(kill)
+
+    killer = threading.Thread(target=kill_copy)
+    killer.start()
+    try:
+        with pytest.raises(TableBusy, match="was lost meanwhile"):
+            with copy_postgres(server, "many") as source:
+                load_rows(source, tmp_path / "many.duckdb", "many")
+    finally:
+        done.set()
+        killer.join()
+    assert not (tmp_path / "many.duckdb").exists()
