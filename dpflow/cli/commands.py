@@ -31,6 +31,10 @@ COMMANDS = {
         "describe",
         "Show one table: whom it protects, its columns and bounds, and what is left of its budgets.",
     ),
+    "check": (
+        "check",
+        "Say whether declarations, sources, ledger, anchor, extras and Airflow fit together.",
+    ),
     "mechanisms": (
         "mechanisms",
         "List installed mechanisms, built-ins and plugins, or explain one and its parameters.",

@@ -1,0 +1,284 @@
+"""`dpflow check`: whether declarations, sources, ledger, anchor, output, extras and Airflow's connection
+fit together, and what to do where they do not. Charges nothing and reads no row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from dpflow.catalogue import FILE_NAME, Catalogue, find_catalogue, locate_ledger
+from dpflow.cli.console import JsonOption, LedgerOption, show_json, show_table
+from dpflow.cli.tables import paying_scopes
+from dpflow.core.contract.declaration import Table
+from dpflow.error_boundary import contain_errors
+from dpflow.errors import DpflowError, InvalidInput
+from dpflow.extras import DISTRIBUTION
+from dpflow.ledger import Ledger
+from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
+
+State = Literal["ok", "note", "wrong"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        state: ``note`` is worth knowing and stops nothing; ``wrong`` will refuse something.
+        text: what is true, and what to do about it.
+    """
+
+    subject: str
+    state: State
+    text: str
+
+
+def command(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
+    """Say whether declarations, sources, ledger, anchor, extras and Airflow fit together.
+
+    Charges nothing and reads no row. Exit code 1 if something will be refused.
+    """
+    findings = list(check_project(ledger))
+    if as_json:
+        show_json([vars(finding) for finding in findings])
+    else:
+        rows = ((f.subject, f.state, f.text) for f in findings)
+        show_table("check", ("what", "state", "what is true, what to do"), rows)
+    if any(finding.state == "wrong" for finding in findings):
+        raise typer.Exit(1)
+
+
+def check_project(ledger: str | None) -> Iterator[Finding]:
+    """Everything that is found about the project of the working directory."""
+    try:
+        catalogue = find_catalogue()
+    except DpflowError as error:
+        yield Finding("catalogue", "wrong", str(error))
+        return
+    if catalogue is None:
+        yield Finding(
+            "catalogue",
+            "note",
+            f"no {FILE_NAME} in this folder or above; dpflow init SOURCE makes one, and commands then need no paths",
+        )
+        catalogue = Catalogue()
+    else:
+        yield Finding("catalogue", "ok", str(catalogue.file))
+    tables = dict(_load_tables(catalogue))
+    for name, table in tables.items():
+        yield from _check_table(name, table)
+    book, findings = _open_ledger(ledger)
+    yield from findings
+    if book is not None:
+        yield from _check_scopes(book, catalogue, tables)
+    yield from _check_output(catalogue, tables)
+    yield from _check_extras()
+    yield from _check_airflow(ledger)
+
+
+def _load_tables(catalogue: Catalogue) -> Iterator[tuple[str, Table | DpflowError]]:
+    for name in catalogue.tables:
+        try:
+            yield name, load_table(name, catalogue.file.parent)
+        except DpflowError as error:
+            yield name, error
+
+
+def _check_table(name: str, table: Table | DpflowError) -> Iterator[Finding]:
+    """The declaration, and whether its source has what it names."""
+    subject = f"table {name}"
+    if isinstance(table, DpflowError):
+        yield Finding(subject, "wrong", str(table))
+        return
+    refusal = _refusal(PrivateTable(table).check_schema)
+    if refusal is not None:
+        yield Finding(subject, "wrong", refusal)
+        return
+    yield Finding(subject, "ok", f"protects {table.protection_text}; {table.database}")
+    if table.database.exists() and table.database.stat().st_mode & 0o044:
+        yield Finding(
+            subject,
+            "note",
+            f"other users of this machine may read the private rows; take that away: chmod go-rwx {table.database}",
+        )
+
+
+def _open_ledger(ledger: str | None) -> tuple[Ledger | None, list[Finding]]:
+    """The ledger if it opens under its anchor, and what is found about both."""
+    opened: list[Ledger] = []
+
+    def open_at(place: str, anchor: Path | None) -> None:
+        book = Ledger(place, anchor=anchor)
+        # Reading holds it against the anchor's mark.
+        book.scopes()
+        opened.append(book)
+
+    try:
+        place, anchor = locate_ledger(ledger)
+    except InvalidInput as error:
+        return None, [Finding("ledger", "wrong", str(error))]
+    refusal = _refusal(lambda: open_at(place, anchor))
+    if refusal is not None:
+        return None, [Finding("ledger", "wrong", refusal)]
+    book = opened[0]
+    findings = [Finding("ledger", "ok", f"opens; {book!r}")]
+    folder = book.anchor_folder
+    if "://" not in place and folder.resolve().parent == Path(place).resolve().parent:
+        text = (
+            f"{folder} is beside the ledger, so a copy of the folder brings an old state back unnoticed; "
+            f"keep it elsewhere"
+        )
+        findings.append(Finding("anchor", "note", text))
+    else:
+        findings.append(Finding("anchor", "ok", f"fits the ledger; {folder}"))
+    return book, findings
+
+
+def _check_scopes(
+    book: Ledger, catalogue: Catalogue, tables: dict[str, Table | DpflowError]
+) -> Iterator[Finding]:
+    """Whether each table has a budget, and the default scope is one."""
+    names = {scope.scope: scope for scope in book.scopes()}
+    if catalogue.scope is not None and catalogue.scope not in names:
+        yield Finding(
+            "scope",
+            "wrong",
+            f"{FILE_NAME} pays from scope {catalogue.scope!r}, which has no budget; dpflow ledger grant {catalogue.scope} "
+            f"--epsilon 1 --delta 1e-6 --table TABLE",
+        )
+    for name, table in tables.items():
+        if isinstance(table, DpflowError):
+            continue
+        payers = [scope.scope for scope in paying_scopes(book, table)]
+        if payers:
+            yield Finding(f"budget of {name}", "ok", f"paid from {', '.join(payers)}")
+        else:
+            yield Finding(
+                f"budget of {name}",
+                "wrong",
+                f"no scope protects {table.protection_text}; its owner grants one: dpflow ledger grant {name} --epsilon 1 "
+                f"--delta 1e-6 --table {name}",
+            )
+        if catalogue.scope in names and len(tables) == 1 and catalogue.scope not in payers:
+            scope = names[str(catalogue.scope)]
+            yield Finding(
+                "scope",
+                "wrong",
+                f"scope {scope.scope!r} of {FILE_NAME} protects {scope.protects or 'nothing named'}, and {name} declares "
+                f"{table.protection_text}; name a scope that was granted for this declaration",
+            )
+
+
+def _check_output(
+    catalogue: Catalogue, tables: dict[str, Table | DpflowError]
+) -> Iterator[Finding]:
+    """Whether results can be published where the catalogue says."""
+    if catalogue.output is None:
+        return
+    file = catalogue.output.database
+    private = [t.database for t in tables.values() if isinstance(t, Table)]
+    place = file if file.exists() else next(p for p in file.parents if p.exists())
+    if file in private:
+        text = f"{file} is a private file, and published results are for everybody; name another"
+        yield Finding("output", "wrong", text)
+    elif not os.access(place, os.W_OK):
+        yield Finding(
+            "output", "wrong", f"{place} cannot be written; name another file, or change who may"
+        )
+    else:
+        yield Finding("output", "ok", f"{file}, table {catalogue.output.table!r}")
+
+
+def _check_extras() -> Iterator[Finding]:
+    """Which optional packages are here."""
+    try:
+        distribution = metadata.metadata(DISTRIBUTION)
+        required = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        yield Finding(
+            "extras",
+            "note",
+            f"{DISTRIBUTION} is not installed as a distribution; install its wheel",
+        )
+        return
+    missing = []
+    for extra in distribution.get_all("Provides-Extra") or []:
+        names = [
+            r.partition(";")[0] for r in required if f"extra == '{extra}'" in r.replace('"', "'")
+        ]
+        if not all(map(_is_installed, names)):
+            missing.append(extra)
+    text = (
+        "all are here"
+        if not missing
+        else (
+            f"not here: {', '.join(missing)}; what needs one says so: pip install '{DISTRIBUTION}[NAME]'"
+        )
+    )
+    yield Finding("extras", "ok" if not missing else "note", text)
+
+
+def _is_installed(requirement: str) -> bool:
+    name = requirement.strip()
+    for sign in "[<>=!~ (":
+        name = name.partition(sign)[0]
+    # An extra that is made of others names the distribution itself.
+    if name == DISTRIBUTION:
+        return True
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _check_airflow(ledger: str | None) -> Iterator[Finding]:
+    """Whether Airflow's connection names the same ledger; asked only where Airflow is set up, because
+    asking makes it set itself up.
+    """
+    if not {"AIRFLOW_HOME", "AIRFLOW_CONN_DPFLOW_LEDGER"} & set(os.environ) or not find_spec(
+        "airflow"
+    ):
+        return
+    from dpflow.airflow.connection import LedgerHook, ledger_target
+
+    targets: list[str] = []
+    try:
+        contain_errors(
+            lambda: targets.append(ledger_target(LedgerHook.get_connection("dpflow_ledger"))),
+            lambda error: InvalidInput(
+                "Airflow has no connection dpflow_ledger; add one of type dpflow_ledger whose host is the ledger's file"
+            ),
+        )
+        place, _ = locate_ledger(ledger)
+    except DpflowError as error:
+        yield Finding("Airflow", "note", str(error))
+        return
+    same = targets[0] == place or Path(targets[0]).resolve() == Path(place).resolve()
+    if same:
+        yield Finding("Airflow", "ok", "its connection dpflow_ledger names this ledger")
+    else:
+        yield Finding(
+            "Airflow",
+            "wrong",
+            "its connection dpflow_ledger names another ledger, and two ledgers spend one table's budget twice; "
+            "name the same in both",
+        )
+
+
+def _refusal(action: Callable[[], Any]) -> str | None:
+    """What an action refuses with, or None."""
+    try:
+        contain_errors(action)
+    except DpflowError as error:
+        return str(error)
+    return None

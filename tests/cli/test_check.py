@@ -1,0 +1,139 @@
+"""`dpflow check`: every part that does not fit is named, with what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from page_runner import inside, run_main
+
+from dpflow import Ledger, load_table
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+
+@pytest.fixture
+def project(tiny: Tiny) -> Tiny:
+    """The small world with a catalogue in which everything fits."""
+    content = {
+        "ledger": "ledger.sqlite",
+        "scope": "visits",
+        "tables": {"visits": "visits.yml"},
+        "output": {"database": "published.duckdb"},
+    }
+    (tiny.folder / "dpflow.yml").write_text(yaml.safe_dump(content))
+    tiny.database.chmod(0o600)
+    return tiny
+
+
+def rename(project: Tiny, **changes: Any) -> None:
+    file = project.folder / "dpflow.yml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | changes))
+
+
+def check(folder: Path, **environment: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    with inside(folder):
+        for name in ("DPFLOW_LEDGER", "AIRFLOW_HOME", "AIRFLOW_CONN_DPFLOW_LEDGER"):
+            os.environ.pop(name, None)
+        os.environ.update(environment)
+        status, output, errors = run_main(["check", "--json"])
+    assert errors == ""
+    return status, {f["subject"]: (f["state"], f["text"]) for f in json.loads(output)}
+
+
+def test_what_fits_is_said(project: Tiny) -> None:
+    """And nothing is charged."""
+    status, findings = check(project.folder)
+    wrong = {name: text for name, (state, text) in findings.items() if state == "wrong"}
+    assert (status, wrong) == (0, {})
+    assert {
+        "catalogue",
+        "table visits",
+        "ledger",
+        "anchor",
+        "budget of visits",
+        "output",
+        "extras",
+    } <= set(findings)
+    assert Ledger(project.ledger).releases() == []
+
+
+def test_without_a_catalogue(tmp_path: Path) -> None:
+    """The first thing to do."""
+    status, findings = check(tmp_path)
+    assert status == 1 and "dpflow init SOURCE" in findings["catalogue"][1]
+    assert "no ledger was named" in findings["ledger"][1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject", "message"),
+    [
+        ({"ledger": "other.sqlite"}, "ledger", "there is no ledger at"),
+        ({"scope": "other"}, "scope", "has no budget; dpflow ledger grant other"),
+        ({"tables": {"visits": "gone.yml"}}, "table visits", "there is no table declaration at"),
+        ({"tables": {"other": "visits.yml"}}, "table other", "dpflow.yml calls it 'other'"),
+        ({"output": {"database": "visits.duckdb"}}, "output", "is a private file"),
+        ({"ledgr": "x"}, "catalogue", "did you mean 'ledger'"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    project: Tiny, changes: dict[str, Any], subject: str, message: str
+) -> None:
+    """With what to do; exit 1."""
+    rename(project, **changes)
+    status, findings = check(project.folder)
+    state, text = findings[subject]
+    assert (status, state) == (1, "wrong") and message in text
+
+
+def test_a_declaration_that_its_source_does_not_fit(project: Tiny) -> None:
+    """A column that is not there; a budget that protects something else."""
+    project.declare(columns={"nowhere": {}})
+    assert "nowhere" in check(project.folder)[1]["table visits"][1]
+    project.declare(protects="unit")
+    status, findings = check(project.folder)
+    assert (
+        status == 1
+        and "no scope protects all rows of one person (add-remove)"
+        in findings["budget of visits"][1]
+    )
+    assert "protects all rows of one person in one day" in findings["scope"][1]
+
+
+def test_an_anchor_of_another_ledger(project: Tiny) -> None:
+    """Is no anchor of this one."""
+    other = Ledger(project.folder / "other.sqlite", create=True, anchor=project.folder / "anchor")
+    assert other.anchor_folder.exists()
+    rename(project, anchor="anchor")
+    status, findings = check(project.folder)
+    assert status == 1 and "is not the anchor of" in findings["ledger"][1]
+
+
+def test_private_rows_that_others_may_read(project: Tiny) -> None:
+    """Is worth a word."""
+    project.database.chmod(0o644)
+    status, findings = check(project.folder)
+    assert status == 0 and "chmod go-rwx" in findings["table visits"][1]
+
+
+def test_airflow_names_the_same_ledger(project: Tiny, tmp_path: Path) -> None:
+    """Two ledgers would spend one budget twice."""
+    home = {"AIRFLOW_HOME": str(tmp_path / "airflow")}
+    for host, state in ((project.ledger, "ok"), (tmp_path / "other.sqlite", "wrong")):
+        connection = json.dumps({"conn_type": "dpflow_ledger", "host": str(host)})
+        findings = check(project.folder, **home, AIRFLOW_CONN_DPFLOW_LEDGER=connection)[1]
+        assert findings["Airflow"][0] == state
+
+
+def test_a_person_reads_a_table(project: Tiny) -> None:
+    """By line."""
+    assert load_table(project.folder / "visits.yml").name == "visits"
+    with inside(project.folder):
+        os.environ.pop("DPFLOW_LEDGER", None)
+        status, output, _ = run_main(["check"])
+    assert status == 0 and "what is true, what to do" in output
