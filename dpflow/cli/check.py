@@ -29,7 +29,7 @@ State = Literal["ok", "note", "wrong"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProjectFinding:
     """One thing that was looked at.
 
     Attributes:
@@ -57,22 +57,22 @@ def command(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def check_project(ledger: str | None) -> Iterator[Finding]:
+def check_project(ledger: str | None) -> Iterator[ProjectFinding]:
     """Everything that is found about the project of the working directory."""
     try:
         catalogue = find_catalogue()
     except DpflowError as error:
-        yield Finding("catalogue", "wrong", str(error))
+        yield ProjectFinding("catalogue", "wrong", str(error))
         return
     if catalogue is None:
-        yield Finding(
+        yield ProjectFinding(
             "catalogue",
             "note",
             f"no {FILE_NAME} in this folder or above; dpflow init SOURCE makes one, and commands then need no paths",
         )
         catalogue = Catalogue()
     else:
-        yield Finding("catalogue", "ok", str(catalogue.file))
+        yield ProjectFinding("catalogue", "ok", str(catalogue.file))
     tables = dict(_load_tables(catalogue))
     for name, table in tables.items():
         yield from _check_table(name, table)
@@ -93,26 +93,26 @@ def _load_tables(catalogue: Catalogue) -> Iterator[tuple[str, Table | DpflowErro
             yield name, error
 
 
-def _check_table(name: str, table: Table | DpflowError) -> Iterator[Finding]:
+def _check_table(name: str, table: Table | DpflowError) -> Iterator[ProjectFinding]:
     """The declaration, and whether its source has what it names."""
     subject = f"table {name}"
     if isinstance(table, DpflowError):
-        yield Finding(subject, "wrong", str(table))
+        yield ProjectFinding(subject, "wrong", str(table))
         return
     refusal = _refusal(PrivateTable(table).check_schema)
     if refusal is not None:
-        yield Finding(subject, "wrong", refusal)
+        yield ProjectFinding(subject, "wrong", refusal)
         return
-    yield Finding(subject, "ok", f"protects {table.protection_text}; {table.database}")
+    yield ProjectFinding(subject, "ok", f"protects {table.protection_text}; {table.database}")
     if table.database.exists() and table.database.stat().st_mode & 0o044:
-        yield Finding(
+        yield ProjectFinding(
             subject,
             "note",
             f"other users of this machine may read the private rows; take that away: chmod go-rwx {table.database}",
         )
 
 
-def _open_ledger(ledger: str | None) -> tuple[Ledger | None, list[Finding]]:
+def _open_ledger(ledger: str | None) -> tuple[Ledger | None, list[ProjectFinding]]:
     """The ledger if it opens under its anchor, and what is found about both."""
     opened: list[Ledger] = []
 
@@ -125,31 +125,31 @@ def _open_ledger(ledger: str | None) -> tuple[Ledger | None, list[Finding]]:
     try:
         place, anchor = locate_ledger(ledger)
     except InvalidInput as error:
-        return None, [Finding("ledger", "wrong", str(error))]
+        return None, [ProjectFinding("ledger", "wrong", str(error))]
     refusal = _refusal(lambda: open_at(place, anchor))
     if refusal is not None:
-        return None, [Finding("ledger", "wrong", refusal)]
+        return None, [ProjectFinding("ledger", "wrong", refusal)]
     book = opened[0]
-    findings = [Finding("ledger", "ok", f"opens; {book!r}")]
+    findings = [ProjectFinding("ledger", "ok", f"opens; {book!r}")]
     folder = book.anchor_folder
     if "://" not in place and folder.resolve().parent == Path(place).resolve().parent:
         text = (
             f"{folder} is beside the ledger, so a copy of the folder brings an old state back unnoticed; "
             f"keep it elsewhere"
         )
-        findings.append(Finding("anchor", "note", text))
+        findings.append(ProjectFinding("anchor", "note", text))
     else:
-        findings.append(Finding("anchor", "ok", f"fits the ledger; {folder}"))
+        findings.append(ProjectFinding("anchor", "ok", f"fits the ledger; {folder}"))
     return book, findings
 
 
 def _check_scopes(
     book: Ledger, catalogue: Catalogue, tables: dict[str, Table | DpflowError]
-) -> Iterator[Finding]:
+) -> Iterator[ProjectFinding]:
     """Whether each table has a budget, and the default scope is one."""
     names = {scope.scope: scope for scope in book.scopes()}
     if catalogue.scope is not None and catalogue.scope not in names:
-        yield Finding(
+        yield ProjectFinding(
             "scope",
             "wrong",
             f"{FILE_NAME} pays from scope {catalogue.scope!r}, which has no budget; dpflow ledger grant {catalogue.scope} "
@@ -160,9 +160,9 @@ def _check_scopes(
             continue
         payers = [scope.scope for scope in paying_scopes(book, table)]
         if payers:
-            yield Finding(f"budget of {name}", "ok", f"paid from {', '.join(payers)}")
+            yield ProjectFinding(f"budget of {name}", "ok", f"paid from {', '.join(payers)}")
         else:
-            yield Finding(
+            yield ProjectFinding(
                 f"budget of {name}",
                 "wrong",
                 f"no scope protects {table.protection_text}; its owner grants one: dpflow ledger grant {name} --epsilon 1 "
@@ -170,7 +170,7 @@ def _check_scopes(
             )
         if catalogue.scope in names and len(tables) == 1 and catalogue.scope not in payers:
             scope = names[str(catalogue.scope)]
-            yield Finding(
+            yield ProjectFinding(
                 "scope",
                 "wrong",
                 f"scope {scope.scope!r} of {FILE_NAME} protects {scope.protects or 'nothing named'}, and {name} declares "
@@ -180,7 +180,7 @@ def _check_scopes(
 
 def _check_output(
     catalogue: Catalogue, tables: dict[str, Table | DpflowError]
-) -> Iterator[Finding]:
+) -> Iterator[ProjectFinding]:
     """Whether results can be published where the catalogue says."""
     if catalogue.output is None:
         return
@@ -189,22 +189,22 @@ def _check_output(
     place = file if file.exists() else next(p for p in file.parents if p.exists())
     if file in private:
         text = f"{file} is a private file, and published results are for everybody; name another"
-        yield Finding("output", "wrong", text)
+        yield ProjectFinding("output", "wrong", text)
     elif not os.access(place, os.W_OK):
-        yield Finding(
+        yield ProjectFinding(
             "output", "wrong", f"{place} cannot be written; name another file, or change who may"
         )
     else:
-        yield Finding("output", "ok", f"{file}, table {catalogue.output.table!r}")
+        yield ProjectFinding("output", "ok", f"{file}, table {catalogue.output.table!r}")
 
 
-def _check_extras() -> Iterator[Finding]:
+def _check_extras() -> Iterator[ProjectFinding]:
     """Which optional packages are here."""
     try:
         distribution = metadata.metadata(DISTRIBUTION)
         required = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        yield Finding(
+        yield ProjectFinding(
             "extras",
             "note",
             f"{DISTRIBUTION} is not installed as a distribution; install its wheel",
@@ -224,7 +224,7 @@ def _check_extras() -> Iterator[Finding]:
             f"not here: {', '.join(missing)}; what needs one says so: pip install '{DISTRIBUTION}[NAME]'"
         )
     )
-    yield Finding("extras", "ok" if not missing else "note", text)
+    yield ProjectFinding("extras", "ok" if not missing else "note", text)
 
 
 def _is_installed(requirement: str) -> bool:
@@ -241,7 +241,7 @@ def _is_installed(requirement: str) -> bool:
     return True
 
 
-def _check_airflow(ledger: str | None) -> Iterator[Finding]:
+def _check_airflow(ledger: str | None) -> Iterator[ProjectFinding]:
     """Whether Airflow's connection names the same ledger; asked only where Airflow is set up, because
     asking makes it set itself up.
     """
@@ -261,13 +261,13 @@ def _check_airflow(ledger: str | None) -> Iterator[Finding]:
         )
         place, _ = locate_ledger(ledger)
     except DpflowError as error:
-        yield Finding("Airflow", "note", str(error))
+        yield ProjectFinding("Airflow", "note", str(error))
         return
     same = targets[0] == place or Path(targets[0]).resolve() == Path(place).resolve()
     if same:
-        yield Finding("Airflow", "ok", "its connection dpflow_ledger names this ledger")
+        yield ProjectFinding("Airflow", "ok", "its connection dpflow_ledger names this ledger")
     else:
-        yield Finding(
+        yield ProjectFinding(
             "Airflow",
             "wrong",
             "its connection dpflow_ledger names another ledger, and two ledgers spend one table's budget twice; "
