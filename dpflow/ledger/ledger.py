@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
@@ -31,7 +32,7 @@ from dpflow.ledger.books.records import (
 )
 from dpflow.ledger.books.releases import ChargeTerms, R, ReleaseCharge
 from dpflow.ledger.history.cipher import add_salt, strip_salt
-from dpflow.ledger.history.state import LedgerState
+from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, match_columns
 
@@ -246,16 +247,17 @@ class Ledger(AuditedLedger):
         """
         self._require_spender()
         reservations: dict[ReleaseKey, Reservation] = {}
-        with self._begin_writing() as writer:
+        with self._begin_writing(ReadAhead(releases.wanted_rows(asks))) as writer:
             for ask in releases.sort_known_first(writer.state, asks):
                 if ask.key in reservations:
                     continue
                 row = releases.find_release(writer, ask)
-                reservations[ask.key] = (
-                    Reservation(releases.charge_release(writer, ask), 1, False)
+                held = (
+                    Reservation(releases.charge_release(writer, ask), 1, False, key=ask.key)
                     if row is None
-                    else releases.take_over(writer, row, ask.principal)
+                    else releases.take_over(writer, row, ask)
                 )
+                reservations[ask.key] = held
             fault_points.pass_point("reserve.before-commit")
         if any(held.attempt > 1 and not held.settled for held in reservations.values()):
             self._database.empty_log()
@@ -294,7 +296,9 @@ class Ledger(AuditedLedger):
             results: reservations with their results and snapshots.
         """
         texts = [releases.encode_ordered(result) for _, result, _ in results]
-        with self._begin_writing() as writer:
+        keys = [held.key.columns for held, _, _ in results if held.key is not None]
+        ahead = ReadAhead((schema.release, key) for key in keys)
+        with self._begin_writing(ahead) as writer:
             stored = [
                 releases.settle_release(writer, reservation, text, snapshot, principal)
                 for (reservation, _, snapshot), text in zip(results, texts)
@@ -302,7 +306,7 @@ class Ledger(AuditedLedger):
             fault_points.pass_point("settle.before-commit")
         fault_points.pass_point("settle.after-commit")
         return [
-            Reservation(reservation.release_id, reservation.attempt, True, stored_json(text))
+            dataclasses.replace(reservation, settled=True, result=stored_json(text))
             for (reservation, _, _), text in zip(results, stored)
         ]
 
@@ -410,7 +414,7 @@ class Ledger(AuditedLedger):
         ask = ReleaseCharge(key, **terms)
         self._require_spender()
         secret = add_salt(releases.encode_ordered(state))
-        with self._begin_writing() as writer:
+        with self._begin_writing(ReadAhead(releases.wanted_rows([ask]))) as writer:
             row, resumed = releases.find_release(writer, ask), False
             if row is None:
                 name = releases.charge_release(

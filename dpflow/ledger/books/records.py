@@ -64,6 +64,7 @@ def utc_text(time: dt.datetime) -> str:
     return time.astimezone(dt.UTC).isoformat(timespec="seconds")
 
 
+@functools.lru_cache(maxsize=1024)
 def path_of(scope: str) -> tuple[str, ...]:
     """A scope's name and those of the scopes above it, the widest first."""
     parts = scope.split("/")
@@ -134,7 +135,7 @@ class ReleaseKey:
             raise InvalidInput("the key's ordinal must be a whole number from 0; correct it")
         checked_name("the key's former digest", self.former_digest, empty=True)
 
-    @property
+    @functools.cached_property
     def columns(self) -> dict[str, Any]:
         """What is stored and compared."""
         return {name: value for name, value in vars(self).items() if name != "former_digest"}
@@ -143,13 +144,14 @@ class ReleaseKey:
 @dataclass(frozen=True)
 class Reservation:
     """A charge that was made. ``attempt`` counts the tries that took it over; ``result`` is set
-    once settled.
+    once settled. ``key`` lets it be settled in one step, and decides nothing.
     """
 
     release_id: str
     attempt: int
     settled: bool
     result: Mapping[str, Any] | None = field(repr=False, default=None)
+    key: ReleaseKey | None = field(repr=False, compare=False, default=None)
 
 
 @dataclass(frozen=True)

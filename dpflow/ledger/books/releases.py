@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NotRequired, TypedDict
 
@@ -22,6 +22,7 @@ from dpflow.ledger.books.records import (
     Slot,
     checked_name,
     name_in_request,
+    path_of,
     stored_json,
 )
 from dpflow.ledger.history import chain
@@ -108,7 +109,8 @@ class ReleaseCharge:
             checked_name("a block", block, empty=True)
         for name in self.data:
             checked_name("a name of data", name, longest=1000)
-        _ = self.public  # what it costs to write it down is paid before others wait for the turn
+        # What it costs to write it down is paid before others wait for the turn.
+        _ = self.public, self.name
 
     @functools.cached_property
     def public(self) -> dict[str, Any]:
@@ -119,6 +121,11 @@ class ReleaseCharge:
             "event": _event_text(events.check_supported(self.event)),
             "request": encode_ordered(self.request),
         }
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Under which it is found again."""
+        return name_in_request(self.public["request"])
 
 
 def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
@@ -162,6 +169,24 @@ def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
     if ask.spend_again or owed > 0:
         return None
     raise RetryConflict(_explain_conflict(ask, ask.slot, before[-1]))
+
+
+def wanted_rows(charges: Iterable[ReleaseCharge]) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
+    """What is read for these charges for certain, to be read ahead."""
+    for ask in charges:
+        key = ask.key.columns
+        yield schema.release, key
+        if ask.key.former_digest not in ("", ask.key.digest):
+            yield schema.release, key | {"digest": ask.key.former_digest}
+        if ask.slot is not None:
+            yield schema.slot, {"run": ask.slot.run}
+        for name in path_of(ask.key.scope):
+            yield schema.scope, {"name": name}
+            for block in ask.blocks or ("",):
+                yield schema.account, {"scope": name, "block": block}
+        names = data_claims.claim_names(ask.key.scope, ask.data)
+        for name in names + data_claims.joined_names(ask.key.scope, ask.data):
+            yield schema.data, {"name": name}
 
 
 def find_by_key(state: LedgerState, key: ReleaseKey) -> Any:
@@ -250,7 +275,7 @@ def charge_release(
     sealed = None if secret is None else writer.make_key(release_id, 0).encrypt(secret, "state")
     books.insert(
         schema.release, id=release_id, state=state, attempts=1, fenced_below=0, principal=ask.principal, version=0,
-        name=name_in_request(public["request"]), seq=writer.next_seq,
+        name=ask.name, seq=writer.next_seq,
         result=None, result_digest=None, snapshot=None, secret=sealed, secret_digest=commitment, **public,
     )  # fmt: skip
     if ask.slot is not None:
@@ -272,11 +297,11 @@ def charge_release(
     return release_id
 
 
-def take_over(writer: chain.Writer, row: Any, principal: str) -> Reservation:
+def take_over(writer: chain.Writer, row: Any, ask: ReleaseCharge) -> Reservation:
     """What a known release offers its next try. Raises `RetryConflict` if an owner closed it."""
     if row.state == "settled":
         result = stored_json(settled_result(writer.cipher, writer.state.transaction, row))
-        return Reservation(row.id, row.attempts, True, result)
+        return Reservation(row.id, row.attempts, True, result, ask.key)
     if row.state == "fenced":
         raise RetryConflict(
             f"release {row.id} is fenced, closed by an owner; its charge stays. Pay for a new one under another name"
@@ -286,8 +311,8 @@ def take_over(writer: chain.Writer, row: Any, principal: str) -> Reservation:
     # Nothing of the first try was visible, so its charge pays for this one.
     attempt = row.attempts + 1
     writer.state.update(schema.release, row, attempts=attempt)
-    writer.add_entry("retry", row.scope, row.id, principal, {"attempt": attempt})
-    return Reservation(row.id, attempt, False)
+    writer.add_entry("retry", row.scope, row.id, ask.principal, {"attempt": attempt})
+    return Reservation(row.id, attempt, False, key=ask.key)
 
 
 def settled_result(cipher: Cipher, transaction: Transaction, row: Any) -> str:

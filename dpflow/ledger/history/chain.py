@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,10 +22,11 @@ import sqlalchemy as sa
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
 from dpflow.ledger.history.cipher import Cipher, DataKey
-from dpflow.ledger.history.state import EMPTY_ROOT, LedgerState
+from dpflow.ledger.history.state import EMPTY_ROOT, LedgerState, ReadAhead
 from dpflow.ledger.storage.schema import entry
 from dpflow.ledger.storage.statements import (
     Prepared,
+    Read,
     Transaction,
     match_columns,
     prepare_insert,
@@ -88,9 +89,15 @@ def find_fault(anchor: Anchor, row: Any) -> str | None:
 class Writer:
     """The rows of one writing transaction, and the entries that it appends at its end."""
 
-    def __init__(self, transaction: Transaction, anchor: Anchor, mark: Seen) -> None:
+    def __init__(
+        self,
+        transaction: Transaction,
+        anchor: Anchor,
+        mark: Seen,
+        ahead: ReadAhead | None = None,
+    ) -> None:
         self.transaction = transaction
-        self._anchor, self._mark = anchor, mark
+        self._anchor, self._mark, self._ahead = anchor, mark, ahead
         self.cipher = Cipher(anchor)
         self._keys: list[DataKey] = []
         self._entries: list[dict[str, Any]] = []
@@ -115,9 +122,8 @@ class Writer:
 
     def _start_state(self) -> tuple[Seen, LedgerState]:
         if self._started is None:
-            rows = self.transaction.rows(_MARKED_AND_HEAD, seq=self._mark[0])
-            newest, root = _check_newest(rows, self._anchor, self._mark)
-            self._started = newest, LedgerState(self.transaction, root)
+            newest, state = _start_state(self.transaction, self._anchor, self._mark, self._ahead)
+            self._started = newest, state
             self.known.add(newest)
         return self._started
 
@@ -169,17 +175,39 @@ class Writer:
         self._keys = []
 
 
+def plan_reads(mark: Seen, ahead: ReadAhead) -> list[Read]:
+    """What a transaction reads with its beginning: the entries that say whether to go on, and what
+    it will ask for.
+    """
+    return [(_MARKED_AND_HEAD, {"seq": mark[0]}), *ahead.reads]
+
+
 def read_state(transaction: Transaction, anchor: Anchor, mark: Seen) -> LedgerState:
-    """The rows of a reading transaction, to be proved by `LedgerState.prove_reads`. Raises
+    """The rows of a transaction that read ahead, to be proved by `LedgerState.prove_reads`. Raises
     `LedgerCorrupt`.
     """
-    head = transaction.rows(_MARKED_AND_HEAD, seq=mark[0])
     # An empty ledger shows nothing that could be old: under the anchor of another it waits for an
     # import.
-    return LedgerState(transaction, _check_newest(head, anchor, mark)[1] if head else EMPTY_ROOT)
+    if not transaction.read_ahead[0]:
+        return LedgerState(transaction, EMPTY_ROOT)
+    return _start_state(transaction, anchor, mark, ReadAhead())[1]
 
 
-def _check_newest(rows: list[Any], anchor: Anchor, mark: Seen) -> tuple[Seen, str]:
+def _start_state(
+    transaction: Transaction, anchor: Anchor, mark: Seen, ahead: ReadAhead | None
+) -> tuple[Seen, LedgerState]:
+    """The newest entry, and the rows that it left."""
+    if ahead is None:
+        newest, root = _check_newest(transaction.rows(_MARKED_AND_HEAD, seq=mark[0]), anchor, mark)
+        return newest, LedgerState(transaction, root)
+    rows, *results = transaction.read_ahead
+    newest, root = _check_newest(rows, anchor, mark)
+    state = LedgerState(transaction, root)
+    state.take_ahead(ahead, results)
+    return newest, state
+
+
+def _check_newest(rows: Sequence[Any], anchor: Anchor, mark: Seen) -> tuple[Seen, str]:
     """The newest entry of these, which are the marked and the last one, and its root. The mark is
     sealed itself, and what comes after it must be.
     """

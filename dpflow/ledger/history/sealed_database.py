@@ -13,7 +13,7 @@ from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavai
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor, Mark, Seen, default_folder
 from dpflow.ledger.history.cipher import Cipher
-from dpflow.ledger.history.state import LedgerState
+from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
 from dpflow.ledger.storage.statements import Transaction, prepare_insert
@@ -100,9 +100,12 @@ class SealedDatabase:
         return self._anchor.commitment(data, purpose)
 
     @contextlib.contextmanager
-    def _begin_writing(self) -> Iterator[chain.Writer]:
+    def _begin_writing(self, ahead: ReadAhead | None = None) -> Iterator[chain.Writer]:
         """A writing transaction that can append entries, and raises the anchor's mark after its
         commit.
+
+        Args:
+            ahead: rows that it will ask for, read with its beginning.
 
         Raises:
             LedgerCorrupt: a row that was read is not what the newest entry left; or the anchor has
@@ -111,8 +114,9 @@ class SealedDatabase:
         with contextlib.closing(Mark(self._anchor)) as mark:
             # Read before the turn, which others wait for: it may be older then, never newer.
             seen = mark.read_entry()
-            with self._database.begin_writing() as transaction:
-                writer = chain.Writer(transaction, self._anchor, seen)
+            reads = [] if ahead is None else chain.plan_reads(seen, ahead)
+            with self._database.begin_writing(reads) as transaction:
+                writer = chain.Writer(transaction, self._anchor, seen, ahead)
                 with _proving(writer.prove_reads):
                     yield writer
                 writer.write_entries()
@@ -135,7 +139,7 @@ class SealedDatabase:
         # Before the transaction: what it sees may be newer than the mark, never older.
         with contextlib.closing(Mark(self._anchor, read_only=True)) as mark:
             seen = mark.read_entry()
-        with self._database.begin_reading() as transaction:
+        with self._database.begin_reading(chain.plan_reads(seen, ReadAhead())) as transaction:
             state = chain.read_state(transaction, self._anchor, seen)
             with _proving(state.prove_reads):
                 yield state

@@ -22,19 +22,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from dpflow import fault_points
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.extras import require_extra
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.sqlite_turns import Queue
-from dpflow.ledger.storage.statements import PostgresTransaction, Transaction
+from dpflow.ledger.storage.statements import PostgresTransaction, Read, Transaction
 
 if TYPE_CHECKING:
     import psycopg
@@ -106,15 +105,19 @@ class Database:
                 self._engine.dispose()
 
     @contextlib.contextmanager
-    def begin_writing(self) -> Iterator[Transaction]:
-        """A transaction that no other writer runs beside; commits at the end, or leaves nothing."""
+    def begin_writing(self, reads: Sequence[Read] = ()) -> Iterator[Transaction]:
+        """A transaction that no other writer runs beside; commits at the end, or leaves nothing.
+
+        Args:
+            reads: what it needs from the first, sent with its beginning: `Transaction.read_ahead`.
+        """
         committing, queue = False, self._thread_queue()
         try:
             try:
                 # Only fairness depends on it: the database's own lock does the rest.
                 if queue is not None:
                     queue.enter()
-                connection, transaction = self._begin_transaction(self._start_writing)
+                connection, transaction = self._begin_transaction(self._start_writing, reads)
                 try:
                     # Nothing counts as flushed, should a signal come between commit and flush.
                     flushed = connection.info.pop("flushed", None)
@@ -129,34 +132,33 @@ class Database:
                 if queue is not None:
                     queue.leave()
             # After the turn: the next writer works while this one waits for the disk.
-            try:
-                self._flush_log(connection, transaction)
-            except _driver_errors():
-                connection.invalidate()
-                raise
-            connection.info["flushed"] = flushed
+            if self.sqlite:
+                self._flush_log(connection)
+                connection.info["flushed"] = flushed
             self._spare.append(connection)
         except _all_failures() as error:
             raise _translate_error(error, repr(self), committing) from None
 
     @contextlib.contextmanager
-    def begin_reading(self) -> Iterator[Transaction]:
-        """A consistent view, all of which is on the disk when it ends."""
+    def begin_reading(self, reads: Sequence[Read] = ()) -> Iterator[Transaction]:
+        """A consistent view, all of which is on the disk when it ends; ``reads`` as of
+        `begin_writing`.
+        """
         try:
-            connection, transaction = self._begin_transaction(self._start_reading)
+            connection, transaction = self._begin_transaction(self._start_reading, reads)
             try:
                 yield transaction
                 seen = transaction.text("PRAGMA data_version" if self.sqlite else _ON_DISK)[0][0]
                 transaction.commit()
                 # What was read may be committed and not flushed: nothing leaves before it is.
                 if not self.sqlite and not seen:
-                    self._flush_log(connection, transaction)
+                    transaction.text(_FLUSH)
             except BaseException:
                 self._undo_transaction(connection, transaction)
                 raise
             # Others committed since this connection's last flush.
             if self.sqlite and seen != connection.info.get("flushed"):
-                self._flush_log(connection, transaction)
+                self._flush_log(connection)
                 connection.info["flushed"] = seen
             self._spare.append(connection)
         except _all_failures() as error:
@@ -173,7 +175,9 @@ class Database:
             connection.invalidate()
 
     def _begin_transaction(
-        self, start: Callable[[sa.PoolProxiedConnection], Transaction]
+        self,
+        start: Callable[[sa.PoolProxiedConnection, Sequence[Read]], Transaction],
+        reads: Sequence[Read],
     ) -> tuple[Any, Transaction]:
         """A connection inside a transaction. Those that died while idle are replaced: nothing ran
         on them.
@@ -185,7 +189,7 @@ class Database:
             except IndexError:
                 connection, fresh = self._open_connection(engine), True
             try:
-                return connection, start(connection)
+                return connection, start(connection, reads)
             except BaseException as error:
                 connection.invalidate()
                 # Only a connection that died while idle is replaced: a fresh one tells the truth.
@@ -204,25 +208,34 @@ class Database:
                 f"{self!r} cannot be used now ({error.strerror}); nothing was recorded, so try again when that is mended"
             ) from None
 
-    def _start_reading(self, connection: sa.PoolProxiedConnection) -> Transaction:
-        cursor = connection.cursor()
-        cursor.execute(
-            "BEGIN" if self.sqlite else "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-        )
-        fault_points.pass_statement()
-        return Transaction(connection.driver_connection, "sqlite" if self.sqlite else "postgresql")
+    def _start_reading(
+        self, connection: sa.PoolProxiedConnection, reads: Sequence[Read]
+    ) -> Transaction:
+        transaction: Transaction
+        if self.sqlite:
+            transaction, begin = Transaction(connection.driver_connection, "sqlite"), "BEGIN"
+        else:
+            transaction = PostgresTransaction(connection.driver_connection)
+            begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+        transaction.begin([begin], reads)
+        return transaction
 
-    def _start_writing(self, connection: sa.PoolProxiedConnection) -> Transaction:
-        connection.cursor().execute("BEGIN IMMEDIATE" if self.sqlite else _TAKE_TURN)
-        fault_points.pass_statement()
-        driver = connection.driver_connection
-        return Transaction(driver, "sqlite") if self.sqlite else PostgresTransaction(driver)
+    def _start_writing(
+        self, connection: sa.PoolProxiedConnection, reads: Sequence[Read]
+    ) -> Transaction:
+        transaction: Transaction
+        if self.sqlite:
+            transaction = Transaction(connection.driver_connection, "sqlite")
+            transaction.begin(["BEGIN IMMEDIATE"], reads)
+        else:
+            # The commit ends the turn: the next writer works while this one waits for the disk.
+            transaction = PostgresTransaction(connection.driver_connection, _FLUSH)
+            # Each statement sees what was committed before it: reads come behind the turn.
+            transaction.begin(["BEGIN ISOLATION LEVEL READ COMMITTED", _TAKE_TURN], reads)
+        return transaction
 
-    def _flush_log(self, connection: sa.PoolProxiedConnection, transaction: Transaction) -> None:
-        """Put all that was committed on the disk."""
-        if not self.sqlite:
-            transaction.text(_FLUSH)
-            return transaction.commit()
+    def _flush_log(self, connection: sa.PoolProxiedConnection) -> None:
+        """Put all that was committed to the SQLite file on the disk."""
         if "log" not in connection.info:
             return None
         try:
@@ -438,10 +451,7 @@ def _close_log(_: object, record: Any) -> None:
 
 def _harden_session(connection: psycopg.Connection[Any], _: object) -> None:
     """What the ledger relies on, whatever the server's or the role's defaults are."""
-    from psycopg import IsolationLevel
-
-    # A transaction sees what was committed before its turn, whatever the server's default.
-    connection.isolation_level = IsolationLevel.READ_COMMITTED
+    connection.autocommit = True  # we say BEGIN ourselves, whatever the server's default
     connection.prepare_threshold = 0  # each statement, at its first use
     with connection.transaction():
         connection.execute(

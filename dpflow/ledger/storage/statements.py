@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import namedtuple
 from collections.abc import Callable, Generator, Mapping, Sequence
 from operator import itemgetter
@@ -26,10 +27,23 @@ Statement = sa.Select[Any] | sa.CompoundSelect[Any] | sa.Insert | sa.Update
 
 
 class Prepared:
-    """A Core statement, compiled once for each driver. Its parameters are named ``bindparam``s."""
+    """A Core statement, compiled once for each driver. Its parameters are named ``bindparam``s.
 
-    def __init__(self, statement: Statement) -> None:
-        self.on = _Compiled(statement)
+    Args:
+        statement: on SQLite, and on PostgreSQL if there is no other for it.
+        on_postgresql: the same there.
+        bulk: on PostgreSQL, a change of many rows at once: its parameter ``rows`` is a JSON list.
+    """
+
+    def __init__(
+        self,
+        statement: Statement,
+        on_postgresql: Statement | None = None,
+        *,
+        bulk: Statement | None = None,
+    ) -> None:
+        self.on = _Compiled(statement, on_postgresql)
+        self.bulk = None if bulk is None else Prepared(bulk)
         columns = (
             [c.name for c in statement.selected_columns]
             if isinstance(statement, sa.SelectBase)
@@ -46,13 +60,15 @@ class Prepared:
 class _Compiled(dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]]):
     """By driver: SQL text, and what puts parameters into its order."""
 
-    def __init__(self, statement: Statement) -> None:
+    def __init__(self, statement: Statement, on_postgresql: Statement | None) -> None:
         self._statement = statement
+        self._on_postgresql = statement if on_postgresql is None else on_postgresql
 
     def __missing__(
         self, driver: str
     ) -> tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
-        compiled: Any = self._statement.compile(dialect=DIALECTS[driver])
+        statement = self._on_postgresql if driver == "postgresql" else self._statement
+        compiled: Any = statement.compile(dialect=DIALECTS[driver])
         ordered = _in_order(compiled.positiontup or ())
         constants = {name: value for name, value in compiled.params.items() if value is not None}
         form = self[driver] = (
@@ -70,6 +86,7 @@ def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, 
 
 
 Read = tuple[Prepared, dict[str, Any]]  # a statement that reads, and its parameters
+BoundStatement = tuple[str, tuple[Any, ...]]  # its text for a driver, and values in order
 
 
 def match_columns(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
@@ -77,9 +94,65 @@ def match_columns(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
     return sa.and_(*(column == sa.bindparam(column.name, type_=column.type) for column in columns))
 
 
-def prepare_insert(table: sa.Table) -> Prepared:
-    """An insert of one whole row."""
-    return Prepared(table.insert().values({c.name: sa.bindparam(c.name) for c in table.columns}))
+def _unpack_rows(columns: Sequence[sa.Column[Any]], parameter: str) -> Any:
+    """On PostgreSQL: the rows of a JSON list of objects, with these columns."""
+    text = sa.cast(sa.bindparam(parameter, type_=sa.Text), postgresql.JSON)
+    rows = sa.func.json_to_recordset(text).table_valued(
+        *(sa.column(column.name, column.type) for column in columns)
+    )
+    return rows.render_derived(name="packed", with_types=True)
+
+
+def prepare_insert(table: sa.Table, *, replace: bool = False) -> Prepared:
+    """An insert of whole rows.
+
+    Args:
+        replace: a row with the same key gets the new values.
+    """
+    columns = list(table.columns)
+    packed = _unpack_rows(columns, "rows")
+    one = postgresql.insert(table).values({c.name: sa.bindparam(c.name) for c in columns})
+    many = postgresql.insert(table).from_select(
+        [c.name for c in columns], sa.select(*(packed.c[c.name] for c in columns))
+    )
+    if replace:
+        keys = [column.name for column in table.primary_key]
+        one, many = (
+            insert.on_conflict_do_update(
+                index_elements=keys,
+                set_={c.name: insert.excluded[c.name] for c in columns if c.name not in keys},
+            )
+            for insert in (one, many)
+        )
+    return Prepared(one, bulk=many)
+
+
+def prepare_lookup(
+    columns: Sequence[sa.Column[Any]], identity: Sequence[sa.Column[Any]]
+) -> Prepared:
+    """A read of all rows with any of many identities: its parameter ``keys`` is a JSON list of
+    objects.
+    """
+    keys = sa.func.json_each(sa.bindparam("keys", type_=sa.Text)).table_valued("value", name="key")
+    matches = [
+        column == sa.func.json_extract(keys.c.value, sa.literal_column(f"'$.{column.name}'"))
+        for column in identity
+    ]
+    packed = _unpack_rows(identity, "keys")
+    # Each key by the index, however small the table was when this was planned: an inner query with
+    # an offset is not joined in any other way.
+    inner = (
+        sa.select(*columns)
+        .where(*(column == packed.c[column.name] for column in identity))
+        .offset(sa.literal_column("0"))
+        .lateral("found")
+    )
+    return Prepared(
+        sa.select(*columns).select_from(keys.join(columns[0].table, sa.and_(*matches))),
+        sa.select(*(inner.c[column.name] for column in columns)).select_from(
+            packed.join(inner, sa.true())
+        ),
+    )
 
 
 _cursor_number = itertools.count()
@@ -90,10 +163,20 @@ class Transaction:
 
     def __init__(self, connection: Any, driver: str) -> None:
         self._connection, self._driver = connection, driver
+        #: What `begin` read, in the order in which it was asked.
+        self.read_ahead: list[list[Any]] = []
+        #: Called before anything is read: whoever holds changes back sends them now.
+        self.before_reading: Callable[[], None] = lambda: None
         cursor = connection.cursor()
         self._cursor: Any = (
             cursor if fault_points.after_statement is None else fault_points.Watched(cursor)
         )
+
+    def begin(self, statements: Sequence[str], reads: Sequence[Read] = ()) -> None:
+        """Start it, and read what is needed from the first, all at once."""
+        for sql in statements:
+            self._cursor.execute(sql)
+        self.read_ahead = [self.rows(statement, **parameters) for statement, parameters in reads]
 
     def run(self, statement: Prepared, **parameters: Any) -> None:
         """Execute a change."""
@@ -108,6 +191,7 @@ class Transaction:
 
     def first(self, statement: Prepared, **parameters: Any) -> Any:
         """The first row, or None."""
+        self.before_reading()
         sql, ordered = statement.on[self._driver]
         self._cursor.execute(sql, ordered(parameters))
         row = self._cursor.fetchone()
@@ -115,12 +199,14 @@ class Transaction:
 
     def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
         """All rows."""
+        self.before_reading()
         sql, ordered = statement.on[self._driver]
         self._cursor.execute(sql, ordered(parameters))
         return [statement.row._make(row) for row in self._cursor.fetchall()]
 
     def stream(self, statement: Prepared, **parameters: Any) -> Generator[Any, None, None]:
         """All rows, a few at a time: for reading more than fits into memory."""
+        self.before_reading()
         sql, ordered = statement.on[self._driver]
         # On PostgreSQL only a cursor with a name stays at the server.
         name = () if self._driver == "sqlite" else (f"dpflow_{next(_cursor_number)}",)
@@ -134,6 +220,7 @@ class Transaction:
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Run one of our own constant statements."""
+        self.before_reading()
         self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
         return list(self._cursor.fetchall()) if sql.startswith(("SELECT", "PRAGMA")) else []
 
@@ -169,27 +256,55 @@ class Transaction:
 
 
 class PostgresTransaction(Transaction):
-    """Changes wait until something is read or committed, and go out together: a network is slow."""
+    """Statements go out together, because a network is slow: those that begin it with what is read
+    ahead, and its changes with the commit or before the next read.
 
-    def __init__(self, connection: Any) -> None:
+    Args:
+        after_commit: a statement that goes out with the commit, as a transaction of its own.
+    """
+
+    def __init__(self, connection: Any, after_commit: str | None = None) -> None:
         super().__init__(connection, "postgresql")
-        self._waiting: list[tuple[str, tuple[Any, ...]]] = []
+        self._end = ["COMMIT", *([] if after_commit is None else [after_commit])]
+        self._waiting: list[BoundStatement] = []
+
+    def begin(self, statements: Sequence[str], reads: Sequence[Read] = ()) -> None:
+        bound = [statement.bind_values(self._driver, given) for statement, given in reads]
+        results = self._run_together([*((sql, ()) for sql in statements), *bound])
+        self.read_ahead = [
+            [statement.row._make(row) for row in rows]
+            for (statement, _), rows in zip(reads, results[len(statements) :], strict=True)
+        ]
 
     def run(self, statement: Prepared, **parameters: Any) -> None:
         self._waiting.append(statement.bind_values(self._driver, parameters))
 
     def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
-        self._waiting += [statement.bind_values(self._driver, row) for row in parameters]
+        if statement.bulk is not None and len(parameters) > 1:
+            self.run(statement.bulk, rows=json.dumps(parameters))
+        else:
+            self._waiting += [statement.bind_values(self._driver, row) for row in parameters]
+
+    def _run_together(self, statements: Sequence[BoundStatement]) -> list[list[Any]]:
+        """The rows of each statement, of all in one round trip."""
+        if len(statements) == 1 or fault_points.after_statement is not None:
+            results = []
+            for sql, values in statements:
+                self._cursor.execute(sql, values)
+                results.append(self._cursor.fetchall() if self._cursor.description else [])
+            return results
+        cursors = []
+        with self._connection.pipeline():
+            for sql, values in statements:
+                cursors.append(self._connection.cursor())
+                cursors[-1].execute(sql, values)
+        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     def _send_changes(self) -> None:
+        self.before_reading()
         waiting, self._waiting = self._waiting, []
-        if len(waiting) > 1 and fault_points.after_statement is None:
-            with self._connection.pipeline():
-                for sql, values in waiting:
-                    self._cursor.execute(sql, values)
-        else:
-            for sql, values in waiting:
-                self._cursor.execute(sql, values)
+        if waiting:
+            self._run_together(waiting)
 
     def first(self, statement: Prepared, **parameters: Any) -> Any:
         self._send_changes()
@@ -208,5 +323,5 @@ class PostgresTransaction(Transaction):
         return super().text(sql, parameters)
 
     def commit(self) -> None:
-        self._send_changes()
-        super().commit()
+        waiting, self._waiting = self._waiting, []
+        self._run_together([*waiting, *((sql, ()) for sql in self._end)])

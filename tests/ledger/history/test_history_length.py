@@ -69,7 +69,7 @@ def test_sqlite_does_the_same_steps(tmp_path, monkeypatch):
         return connection
 
     taken = {}
-    for number in (10, 3000):
+    for number in (10, 3000, 9000):
         aged(str(tmp_path / f"l{number}"), tmp_path / f"a{number}", number)
         with monkeypatch.context() as patch:
             for module in (sqlite3, sqlite3.dbapi2):
@@ -80,6 +80,8 @@ def test_sqlite_does_the_same_steps(tmp_path, monkeypatch):
             taken[number] = steps[0]
     # The trie of 3,000 releases is two levels deeper; one scan of them takes more steps than this.
     assert 1000 < taken[10] <= taken[3000] < taken[10] + 3000
+    # The tries of 3,000 and of 9,000 are equally deep.
+    assert taken[9000] < 1.05 * taken[3000]
 
 
 def in_a_child(work: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ next charge that uses them refuses.
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -230,17 +231,12 @@ def test_a_refusal_on_a_false_row_is_no_refusal(ledger, place, ask):
 class Memory:
     """The nodes of a trie without a database."""
 
-    dialect = "sqlite"
-
     def __init__(self) -> None:
         self.nodes: dict[str, str] = {}
 
-    def text(self, sql: str, parameters: Any) -> list[Any]:
-        import json
-
-        return [
-            (name, self.nodes[name]) for name in json.loads(parameters[0]) if name in self.nodes
-        ]
+    def rows(self, statement: Any, keys: str) -> list[Any]:
+        names = [key["prefix"] for key in json.loads(keys)]
+        return [statement.row(name, self.nodes[name]) for name in names if name in self.nodes]
 
     def many(self, statement: Any, rows: list[dict[str, str]]) -> None:
         self.nodes |= {row["prefix"]: row["body"] for row in rows}
@@ -271,7 +267,7 @@ def test_the_root_depends_on_the_items_alone():
 
 
 def read_item(memory: Memory, root: str, name: str) -> str | None:
-    return state.LedgerState(memory, root)._load_paths([name])[name].get(name)
+    return state.find_digest(state.LedgerState(memory, root)._load_paths([name])[name], name)
 
 
 def test_names_cannot_be_taken_for_lists(ledger, ask):
