@@ -176,7 +176,7 @@ class Database:
 
     def _begin_transaction(
         self,
-        start: Callable[[sa.PoolProxiedConnection, Sequence[Read]], Transaction],
+        start: Callable[[sa.PoolProxiedConnection], tuple[Transaction, Sequence[str]]],
         reads: Sequence[Read],
     ) -> tuple[Any, Transaction]:
         """A connection inside a transaction. Those that died while idle are replaced: nothing ran
@@ -189,7 +189,14 @@ class Database:
             except IndexError:
                 connection, fresh = self._open_connection(engine), True
             try:
-                return connection, start(connection, reads)
+                transaction, statements = start(connection)
+                try:
+                    transaction.begin(statements, reads)
+                except BaseException:
+                    with contextlib.suppress(*_driver_errors()):
+                        transaction.rollback()
+                    raise
+                return connection, transaction
             except BaseException as error:
                 connection.invalidate()
                 # Only a connection that died while idle is replaced: a fresh one tells the truth.
@@ -209,30 +216,22 @@ class Database:
             ) from None
 
     def _start_reading(
-        self, connection: sa.PoolProxiedConnection, reads: Sequence[Read]
-    ) -> Transaction:
-        transaction: Transaction
+        self, connection: sa.PoolProxiedConnection
+    ) -> tuple[Transaction, Sequence[str]]:
         if self.sqlite:
-            transaction, begin = Transaction(connection.driver_connection, "sqlite"), "BEGIN"
-        else:
-            transaction = PostgresTransaction(connection.driver_connection)
-            begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-        transaction.begin([begin], reads)
-        return transaction
+            return Transaction(connection.driver_connection, "sqlite"), ["BEGIN"]
+        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+        return PostgresTransaction(connection.driver_connection), [begin]
 
     def _start_writing(
-        self, connection: sa.PoolProxiedConnection, reads: Sequence[Read]
-    ) -> Transaction:
-        transaction: Transaction
+        self, connection: sa.PoolProxiedConnection
+    ) -> tuple[Transaction, Sequence[str]]:
         if self.sqlite:
-            transaction = Transaction(connection.driver_connection, "sqlite")
-            transaction.begin(["BEGIN IMMEDIATE"], reads)
-        else:
-            # The commit ends the turn: the next writer works while this one waits for the disk.
-            transaction = PostgresTransaction(connection.driver_connection, _FLUSH)
-            # Each statement sees what was committed before it: reads come behind the turn.
-            transaction.begin(["BEGIN ISOLATION LEVEL READ COMMITTED", _TAKE_TURN], reads)
-        return transaction
+            return Transaction(connection.driver_connection, "sqlite"), ["BEGIN IMMEDIATE"]
+        # The commit ends the turn: the next writer works while this one waits for the disk. Each
+        # statement sees what was committed before it, so reads come behind the turn.
+        transaction = PostgresTransaction(connection.driver_connection, _FLUSH)
+        return transaction, ["BEGIN ISOLATION LEVEL READ COMMITTED", _TAKE_TURN]
 
     def _flush_log(self, connection: sa.PoolProxiedConnection) -> None:
         """Put all that was committed to the SQLite file on the disk."""

@@ -158,6 +158,10 @@ def prepare_lookup(
 _cursor_number = itertools.count()
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class Transaction:
     """What runs between begin and commit, on a driver's cursor."""
 
@@ -166,7 +170,7 @@ class Transaction:
         #: What `begin` read, in the order in which it was asked.
         self.read_ahead: list[list[Any]] = []
         #: Called before anything is read: whoever holds changes back sends them now.
-        self.before_reading: Callable[[], None] = lambda: None
+        self.before_reading: Callable[[], None] = _do_nothing
         cursor = connection.cursor()
         self._cursor: Any = (
             cursor if fault_points.after_statement is None else fault_points.Watched(cursor)
@@ -226,11 +230,15 @@ class Transaction:
 
     def commit(self) -> None:
         """Make it visible to others."""
+        self.before_reading = _do_nothing
         self._connection.commit()
         fault_points.pass_statement()
 
     def rollback(self) -> None:
         """Leave nothing."""
+        self.before_reading = _do_nothing
+        # A statement of SQLite that was not read to its end would go on reading, and hold its locks.
+        self._cursor.close()
         self._connection.rollback()
 
     @property
@@ -323,5 +331,6 @@ class PostgresTransaction(Transaction):
         return super().text(sql, parameters)
 
     def commit(self) -> None:
+        self.before_reading = _do_nothing
         waiting, self._waiting = self._waiting, []
         self._run_together([*waiting, *((sql, ()) for sql in self._end)])
