@@ -7,14 +7,15 @@ where it is false or NULL are left out.
 The language: declared columns and literals; ``= <> < <= > >=``, ``BETWEEN``, ``IN (...)``, ``IS
 NULL``, ``LIKE`` with a literal, ``AND OR NOT``; ``+ - * / %``, ``abs``, ``sqrt``, ``ln`` and
 ``exp`` of numbers; ``lower``, ``upper`` and ``length`` of text; ``CASE WHEN``, ``coalesce``,
-``least`` and ``greatest``. Nothing else: what sqlglot parses is copied node by node into `Node`,
+``least`` and ``greatest``; ``date_trunc`` and the parts of dates and timestamps; ``bucket(x, 10)``,
+the start of the bin of that width; and casts that cannot fail. Nothing else: what sqlglot parses is copied node by node into `Node`,
 and a node or an argument that this file does not name is refused.
 `dpflow.tables.language.expressions` adds aggregates to it.
 
 No expression raises, whatever a row holds, because a condition that fails on a chosen row is an
 oracle. Whole columns compare exactly with whole literals; every other number, and all arithmetic,
-is a DOUBLE, in which NaN and a division by zero are NULL. Types never mix, so there is no cast that
-could fail.
+is a DOUBLE, in which NaN and a division by zero are NULL. Dates outside of the years 1 to 9999 have
+no parts. Types never mix, so there is no cast that could fail.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ from dpflow.core.contract.declaration import Table
 from dpflow.errors import UnknownName
 from dpflow.tables.language.nodes import (
     BINARY,
+    CAST_TYPES,
     CHOICES,
     CONNECTIVES,
+    DATE_PARTS,
+    DATE_UNITS,
+    EXTRACTED,
     FUNCTIONS,
     MOST_DEPTH,
     MOST_TEXT,
+    TIME_UNITS,
     Node,
     refuse_sql,
 )
@@ -120,6 +126,11 @@ class Reader:
                 found, "this", "expressions", ignore=("ignore_nulls",)
             )
             return self._read_operator(CHOICES[kind], [first, *(others or ())], depth)
+        if kind in DATE_PARTS:
+            return self._read_operator(DATE_PARTS[kind], self._take_arguments(found, "this"), depth)
+        if kind == "Anonymous" and found.name.lower() in ("bucket", "date_trunc", "datetrunc"):
+            bucket = found.name.lower() == "bucket"
+            return (self._read_bucket if bucket else self._read_date_trunc)(found, depth)
         build: Callable[[Any, int], Node] | None = getattr(self, f"_read_{kind.lower()}", None)
         # A method alone allows nothing: a new helper's name must not let a node in.
         if build is None or kind not in _SPECIAL:
@@ -241,6 +252,47 @@ class Reader:
         # Sorted and distinct, so that a list in another order is the same condition.
         return Node("IN", (self._read_node(value, depth - 1), *sorted(set(nodes), key=str)))
 
+    def _read_bucket(self, found: Any, depth: int) -> Node:
+        _, arguments = self._take_arguments(found, "this", "expressions")
+        node = Node("bucket", tuple(self._read_node(one, depth - 1) for one in arguments or ()))
+        if len(node.args) != 2 or node.args[1].op != "number":
+            refuse_sql("literals", "bucket takes a number and a literal width")
+        width = node.args[1].args[0]
+        if width != width.to_integral_value() or not 1 <= width < 2**53:
+            refuse_sql(
+                "literals",
+                "the width of a bucket is a whole number from 1; for finer ones multiply first, "
+                "such as bucket(x * 100, 25)",
+            )
+        return node
+
+    def _read_extract(self, found: Any, depth: int) -> Node:
+        part, value = self._take_arguments(found, "this", "expression")
+        name = EXTRACTED.get(str(part.this).upper()) if type(part).__name__ == "Var" else None
+        if name is None:
+            refuse_sql("literals", f"EXTRACT gives {', '.join(sorted(EXTRACTED)).lower()}")
+        return self._read_operator(name, [value], depth)
+
+    def _read_date_trunc(self, found: Any, depth: int) -> Node:
+        _, arguments = self._take_arguments(found, "this", "expressions")
+        nodes = [self._read_node(one, depth - 1) for one in arguments or ()]
+        units = DATE_UNITS + TIME_UNITS
+        if len(nodes) != 2 or nodes[0].op != "text" or nodes[0].args[0].lower() not in units:
+            refuse_sql("literals", f"date_trunc takes one of {', '.join(units)}, and a date")
+        return Node("date_trunc", (Node("text", (nodes[0].args[0].lower(),)), nodes[1]))
+
+    def _read_cast(self, found: Any, depth: int) -> Node:
+        value, kind = self._take_arguments(found, "this", "to")
+        name = CAST_TYPES.get(getattr(kind.this, "name", "")) if kind is not None else None
+        if name is None or kind.expressions or kind.args.get("nested"):
+            types = sorted(set(CAST_TYPES.values()))
+            written = kind.sql("duckdb") if kind is not None else "nothing"
+            refuse_sql(
+                "allow-list",
+                f"Cast to {written[:40]} is not in the language; a cast is to one of {', '.join(types)}",
+            )
+        return Node("CAST", (self._read_node(value, depth - 1), name))
+
     def _read_like(self, found: Any, depth: int) -> Node:
         value, pattern = self._take_arguments(found, "this", "expression", ignore=("negate",))
         node = self._read_operator("LIKE", (value, pattern), depth)
@@ -257,7 +309,9 @@ def _negate(operand: Node) -> Node:
 
 _SPECIAL = {
     "Case",
+    "Cast",
     "Column",
+    "Extract",
     "Literal",
     "Boolean",
     "Null",
@@ -270,15 +324,20 @@ _SPECIAL = {
 }
 
 
+#: Functions that are parsed as a name with arguments.
+_PLAIN_FUNCTIONS = {"LIKE", "DATE_TRUNC", "DATETRUNC"}
+
+
 @cache
 def _strict_parser() -> Any:
     """sqlglot's parser of DuckDB's SQL, but no argument of a function is lost or changes its place."""
     from sqlglot.parsers.duckdb import DuckDBParser
 
     class Strict(DuckDBParser):
-        #: like(value, pattern), whose arguments sqlglot exchanges, is no function of the language
+        #: like(value, pattern), whose arguments sqlglot exchanges, is no function of the language;
+        #: of date_trunc it makes several things, by what its argument looks like
         FUNCTIONS: ClassVar[dict[str, Any]] = {
-            n: build for n, build in DuckDBParser.FUNCTIONS.items() if n != "LIKE"
+            n: build for n, build in DuckDBParser.FUNCTIONS.items() if n not in _PLAIN_FUNCTIONS
         }
         #: those of quantiles look at two arguments only
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {

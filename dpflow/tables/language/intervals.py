@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from dpflow.core.contract.declaration import Table
-from dpflow.tables.language.nodes import Node
+from dpflow.tables.language.nodes import PART_RANGES, Node
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,17 @@ def bound_expression(node: Node, table: Table, integers: set[str]) -> RowBounds:
         return _bound_choice(node, [bound_expression(arg, table, integers) for arg in values])
     if node.op == "length":
         return RowBounds(0, math.inf, True)
+    if node.op in PART_RANGES:
+        return RowBounds(*PART_RANGES[node.op], True)
+    if node.op == "bucket":
+        inner, width = bound_expression(node.args[0], table, integers), int(node.args[1].args[0])
+        return RowBounds(_widen_end(inner.low) - width, _widen_end(inner.high) + width, True)
+    if node.op == "CAST" and node.args[1] == "DOUBLE":
+        inner = bound_expression(node.args[0], table, integers)
+        # Of a truth value it is 0 or 1.
+        return RowBounds(min(inner.low, 0), max(inner.high, 1), inner.whole)
+    if not node.args or not isinstance(node.args[0], Node):
+        return RowBounds()
     spans = [bound_expression(arg, table, integers) for arg in node.args if isinstance(arg, Node)]
     low, high = _bound_operator(node.op, spans)
     if math.isnan(low) or math.isnan(high):

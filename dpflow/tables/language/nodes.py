@@ -30,6 +30,46 @@ FUNCTIONS = {
     "Upper": "upper",
     "Length": "length",
 }
+#: Parts of dates and timestamps (UTC), by sqlglot's nodes and by the words of EXTRACT, with their
+#: least and largest numbers. A week's day counts from Sunday as 0, or in ISO's way from Monday as 1.
+DATE_PARTS = {
+    "Year": "year",
+    "Quarter": "quarter",
+    "Month": "month",
+    "Day": "day",
+    "DayOfYear": "dayofyear",
+    "DayOfWeek": "dayofweek",
+    "DayOfWeekIso": "isodow",
+    "Hour": "hour",
+    "Minute": "minute",
+}
+EXTRACTED = {name.upper(): name for name in DATE_PARTS.values()} | {
+    "DOW": "dayofweek",
+    "DOY": "dayofyear",
+}
+PART_RANGES = {
+    "year": (1, 9999),
+    "quarter": (1, 4),
+    "month": (1, 12),
+    "day": (1, 31),
+    "dayofyear": (1, 366),
+    "dayofweek": (0, 6),
+    "isodow": (1, 7),
+    "hour": (0, 23),
+    "minute": (0, 59),
+}
+#: What ``date_trunc`` rounds down to: dates, and what only timestamps have.
+DATE_UNITS, TIME_UNITS = ("year", "quarter", "month", "week", "day"), ("hour", "minute")
+#: Types of CAST by what sqlglot calls them.
+CAST_TYPES = {
+    "TEXT": "VARCHAR",
+    "VARCHAR": "VARCHAR",
+    "BIGINT": "BIGINT",
+    "DOUBLE": "DOUBLE",
+    "DATE": "DATE",
+    "TIMESTAMP": "TIMESTAMP",
+    "TIMESTAMPNTZ": "TIMESTAMP",
+}
 CHOICES = {"Least": "least", "Greatest": "greatest", "Coalesce": "coalesce"}
 BINARY = COMPARISONS | CONNECTIVES | ARITHMETIC
 _INFIX = {*BINARY.values(), "LIKE"}
@@ -79,6 +119,8 @@ class Node:
             return f"({operands[0]} IN ({', '.join(operands[1:])}))"
         if self.op == "IS NULL":
             return f"({operands[0]} IS NULL)"
+        if self.op == "CAST":
+            return f"CAST({operands[0]} AS {self.args[1]})"
         if self.op == "CASE":
             whens = "".join(
                 f" WHEN {when} THEN {then}" for when, then in zip(operands[::2], operands[1::2])

@@ -18,7 +18,15 @@ from functools import cache
 from typing import ClassVar
 
 from dpflow.tables.access import sql
-from dpflow.tables.language.nodes import ARITHMETIC, CHOICES, COMPARISONS, Node, refuse_sql
+from dpflow.tables.language.nodes import (
+    ARITHMETIC,
+    CHOICES,
+    COMPARISONS,
+    DATE_UNITS,
+    PART_RANGES,
+    Node,
+    refuse_sql,
+)
 from dpflow.tables.language.sql_writer import SqlWriter
 
 _SMALL = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}
@@ -70,6 +78,14 @@ class Renderer(ABC):
     @abstractmethod
     def timestamp(self, since: dt.timedelta, zoned: bool) -> str:
         """The constant that lies so long after 1970."""
+
+    @abstractmethod
+    def to_utc(self, value: str) -> str:
+        """A timestamp with a time zone as the timestamp that clocks show in UTC."""
+
+    def date_part(self, part: str, value: str) -> str:
+        """A part of a date or timestamp, as the language numbers it."""
+        return self.write.call(part, value)
 
     def condition(self, node: Node) -> str:
         """A condition as SQL."""
@@ -139,7 +155,16 @@ class Renderer(ABC):
             return self.is_missing(self._column(".".join(node.args[0].args[0]))), "truth"
         if node.op in COMPARISONS.values() or node.op == "IN":
             return self._write_comparison(node), "truth"
+        if node.op == "CAST":
+            return self._write_cast(node)
+        if node.op == "date_trunc":
+            return self._write_date_trunc(node)
+        if node.op in PART_RANGES:
+            moment = self._calendar_value(node, node.args[0])
+            return self.date_part(node.op, moment.sql), "whole"
         terms = [self.write_term(arg) for arg in node.args]
+        if node.op == "bucket":
+            return self._write_bucket(node, terms[0], int(node.args[1].args[0])), "whole"
         if node.op in ("AND", "OR"):
             left, right = (condition_text(term, node) for term in terms)
             return self.write.operate(left, node.op, right), "truth"
@@ -174,6 +199,76 @@ class Renderer(ABC):
                 values[1] = self.write.call("nullif", values[1], self.write.double(0.0))
             value = self.write.operate(values[0], node.op, values[1])
         return Term(self.without_nan(value), "number", value)
+
+    def _calendar_value(self, node: Node, value: Node) -> Term:
+        """A date or timestamp (UTC) of the years 1 to 9999, else NULL: beyond them functions of
+        dates may fail.
+
+        Of a column, or of another such function: the guard writes its operand three times.
+        """
+        term = self.write_term(value)
+        require_operands(term.family in _CALENDAR, node, "a date or a timestamp")
+        if value.op in ("CAST", "date_trunc"):
+            return term
+        require_operands(
+            value.op == "column", node, "a column, such as CASE WHEN x THEN hour(d) END"
+        )
+        first, last = (
+            self._time_constant(text[:10] if term.family == "date" else text, term.family)
+            for text in ("0001-01-01 00:00:00", "9999-12-31 23:59:59.999999")
+        )
+        within = self.write.operate(
+            self.write.operate(term.sql, ">=", first),
+            "AND",
+            self.write.operate(term.sql, "<=", last),
+        )
+        # Inside of the function, so that it never meets another value.
+        guarded = self.write.choose([(within, term.sql)])
+        if term.family.endswith("zone"):
+            return Term(self.to_utc(guarded), "timestamp")
+        return Term(guarded, term.family)
+
+    def _write_date_trunc(self, node: Node) -> tuple[str, str]:
+        unit, value = node.args[0].args[0], self._calendar_value(node, node.args[1])
+        require_operands(unit in DATE_UNITS or value.family != "date", node, "a timestamp")
+        start = self.write.call("date_trunc", self.write.text(unit), value.sql)
+        kind = "DATE" if unit in DATE_UNITS else "TIMESTAMP"
+        return self.write.cast(start, kind), kind.lower()
+
+    def _write_bucket(self, node: Node, term: Term, width: int) -> str:
+        """The operand is written once, so that no nesting grows: the number of the bin, times its
+        width.
+        """
+        require_operands(term.family in ("whole", "number"), node, "a number")
+        write = self.write
+        if term.family == "whole":
+            # 64 bits in a type of 128, where nothing here overflows. Moved above 0 by whole bins,
+            # for // cuts towards 0.
+            bins = -(-(2**63) // width)
+            moved = write.cast(write.integer(bins * width), "HUGEINT")
+            value = write.cast(write.try_cast(term.sql, "BIGINT"), "HUGEINT")
+            number = write.operate(write.operate(value, "+", moved), "//", str(width))
+            start = write.operate(write.operate(number, "*", str(width)), "-", moved)
+        else:
+            quotient = write.operate(self._as_operand(term), "/", write.double(float(width)))
+            # NULL where it is NaN, or beyond 64 bits.
+            number = write.try_cast(write.call("floor", quotient), "BIGINT")
+            start = write.operate(write.cast(number, "HUGEINT"), "*", str(width))
+        return write.try_cast(start, "BIGINT")
+
+    def _write_cast(self, node: Node) -> tuple[str, str]:
+        """A cast between types of which every value of the first has one in the second, or NULL."""
+        kind, term = node.args[1], self.write_term(node.args[0])
+        if term.family not in _CASTS[kind]:
+            refuse_sql(
+                "casts",
+                f"a cast to {kind} from {term.family} could fail; bucket(x, 1) rounds numbers down",
+            )
+        if kind in ("DATE", "TIMESTAMP"):
+            return self.write.cast(self._calendar_value(node, node.args[0]).sql, kind), kind.lower()
+        if kind == "BIGINT":
+            return self.write.try_cast(term.sql, kind), "whole"
+        return self.write.cast(term.sql, kind), "number" if kind == "DOUBLE" else "text"
 
     def _write_comparison(self, node: Node) -> str:
         """A comparison of one family; a text literal takes the type of a time or UUID that it is
@@ -274,6 +369,19 @@ class DuckDBRenderer(Renderer):
         microseconds = str(since // dt.timedelta(microseconds=1))
         return self.write.call("make_timestamptz" if zoned else "make_timestamp", microseconds)
 
+    def to_utc(self, value: str) -> str:
+        return self.write.call("make_timestamp", self.write.call("epoch_us", value))
+
+
+#: Families with a calendar, and those that a cast to each type takes.
+_CALENDAR = ("date", "timestamp", "timestamp with time zone")
+_CASTS = {
+    "VARCHAR": ("text", "whole", "truth", "date", "timestamp", "uuid"),
+    "BIGINT": ("whole", "truth"),
+    "DOUBLE": ("whole", "number", "truth"),
+    "DATE": _CALENDAR,
+    "TIMESTAMP": _CALENDAR,
+}
 
 _LIKE = {
     "date": "'2013-01-31'",

@@ -79,6 +79,23 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("i NOT BETWEEN 0 AND 1", 2),
         ("i IN (0, 1, 99)", 2),
         ("i NOT IN (0, 1)", 2),
+        ("date_trunc('month', day) = '2020-02-01'", 1),
+        ("date_trunc('week', tz) = '2019-12-30'", 1),
+        ("date_trunc('hour', ts) = '2020-02-29 12:00:00'", 1),
+        ("dayofweek(day) = 6 AND isodow(day) = 6", 1),
+        ("EXTRACT(hour FROM ts) = 12", 1),
+        ("hour(tz) = 0", 2),
+        ("year(day) IS NULL", 3),
+        ("bucket(i, 10) = 0", 2),
+        ("bucket(i, 10) = 9223372036854775800", 1),
+        ("bucket(i, 10) IS NULL", 2),
+        ("bucket(-7, 5) = -10 AND bucket(7.5, 5) = 5", 5),
+        ("CAST(i AS VARCHAR) = '-9223372036854775808'", 1),
+        ("CAST(big AS BIGINT) = 7", 1),
+        ("CAST(flag AS BIGINT) = 1", 2),
+        ("ts::DATE = '2020-02-29'", 1),
+        ("day::TIMESTAMP = '2020-02-29'", 1),
+        ("CAST(day AS VARCHAR) LIKE '2020%'", 1),
         ("i = 9223372036854775807", 1),
         ("i = 9223372036854775806", 0),
         ("big = 18446744073709551615", 1),
@@ -148,6 +165,19 @@ def test_what_conditions_mean(nasty: Any, where: str, rows: int) -> None:
         ("CAST(txt AS INT) = 1", "Cast"),
         ("txt::INT = 1", "Cast"),
         ("TRY_CAST(txt AS INT) = 1", "TryCast"),
+        ("CAST(i AS DECIMAL(3,1)) = 1", "Cast"),
+        ("CAST(f AS BIGINT) = 1", "casts"),
+        ("f::VARCHAR = '1'", "casts"),
+        ("txt::DATE = '2020-01-01'", "casts"),
+        ("date_trunc('century', day) = day", "literals"),
+        ("date_trunc('hour', day) = ts", "types"),
+        ("date_trunc(txt, day) = day", "literals"),
+        ("EXTRACT(epoch FROM ts) = 1", "literals"),
+        ("hour(txt) = 1", "types"),
+        ("bucket(i, 0.5) = 1", "literals"),
+        ("bucket(i, big) = 1", "literals"),
+        ("bucket(i) = 1", "literals"),
+        ("bucket(txt, 1) = 1", "types"),
         ("read_text('/etc/passwd') = 'x'", "the function 'read_text'"),
         ("getenv('HOME') = 'x'", "the function 'getenv'"),
         ("random() < 0.5", "Rand"),
@@ -283,6 +313,18 @@ def test_equal_conditions_have_one_text() -> None:
     assert texts[1] != texts[0]
 
 
+PARTS = ["year", "quarter", "month", "day", "dayofyear", "dayofweek", "isodow", "hour", "minute"]
+times = st.deferred(
+    lambda: (
+        st.sampled_from(["day", "ts", "tz"])
+        | st.tuples(st.sampled_from(["year", "week", "day"]), times).map(
+            lambda t: f"date_trunc('{t[0]}', {t[1]})"
+        )
+        | st.tuples(times, st.sampled_from(["DATE", "TIMESTAMP"])).map(
+            lambda t: f"CAST({t[0]} AS {t[1]})"
+        )
+    )
+)
 numbers = st.deferred(
     lambda: (
         st.sampled_from(
@@ -300,12 +342,18 @@ numbers = st.deferred(
             lambda t: f"CASE WHEN {t[0]} THEN {t[1]} ELSE {t[2]} END"
         )
         | texts.map(lambda t: f"length({t})")
+        | numbers.map(lambda n: f"bucket({n}, 7)")
+        | st.tuples(st.sampled_from(PARTS), times).map(lambda t: f"{t[0]}({t[1]})")
+        | st.sampled_from(["CAST(flag AS BIGINT)", "CAST(i AS DOUBLE)", "CAST(big AS BIGINT)"])
     )
 )
 texts = st.deferred(
     lambda: (
         st.sampled_from(["txt", "en", "'Oslo'", "'%'", "''''"])
         | texts.map(lambda t: f"upper(lower({t}))")
+        | st.sampled_from(["i", "big", "day", "ts", "flag", "id"]).map(
+            lambda c: f"CAST({c} AS VARCHAR)"
+        )
     )
 )
 comparison = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
@@ -324,6 +372,7 @@ condition_texts = st.deferred(
         | st.tuples(numbers, comparison, numbers).map(" ".join)
         | st.tuples(texts, comparison, texts).map(" ".join)
         | texts.map(lambda t: f"{t} LIKE '_%\\'")
+        | times.map(lambda t: f"date_trunc('month', {t}) >= '2020-02-01'")
         | numbers.map(lambda n: f"{n} IN (0, 1.5)")
         | condition_texts.map(lambda c: f"NOT ({c})")
         | st.tuples(condition_texts, st.sampled_from(["AND", "OR"]), condition_texts).map(
