@@ -156,14 +156,24 @@ class Bounds(Mechanism[BoundsParams]):
 
 def count_magnitudes(cells: BinCounts) -> NDArray[np.int64]:
     """How many values have each sign and power of two, from the lowest bin to the highest."""
-    size = np.abs(cells.keys)
+    keys = cells.keys if cells.keys.dtype.kind == "f" else _round_towards_zero(cells.keys)
+    size = np.abs(keys)
     # frexp gives a fraction of [1/2, 1), so its exponent is one above the power.
     power = np.frexp(size)[1] - 1
     power = np.where(np.isinf(size) | (power > MOST), MOST, power)
     away = np.where((size == 0) | (power < LEAST), 0, power - LEAST + 1)
     counts = np.zeros(BINS, dtype=np.int64)
-    np.add.at(counts, POWERS + np.where(cells.keys < 0, -away, away), cells.counts)
+    np.add.at(counts, POWERS + np.where(keys < 0, -away, away), cells.counts)
     return counts
+
+
+def _round_towards_zero(integers: NDArray[Any]) -> NDArray[np.float64]:
+    """Integers as doubles of the same power of two: the nearest double may have the next one."""
+    sizes = [abs(int(value)) for value in integers]
+    sizes = [
+        size >> max(0, size.bit_length() - 53) << max(0, size.bit_length() - 53) for size in sizes
+    ]
+    return np.array(sizes, float) * np.where(integers < 0, -1.0, 1.0)
 
 
 def outer_edges(first: int, last: int) -> tuple[float, float]:

@@ -65,5 +65,5 @@ class ArrayColumn(OpenColumn):
             cells_by_group[code] = BinCounts(distinct[enough], counts[enough].astype(np.int64))
         return cells_by_group
 
-    def column_value(self, value: float) -> float:
-        return value + 0.0
+    def column_value(self, value: float | Fraction) -> float:
+        return float(value) + 0.0

@@ -294,9 +294,11 @@ class CellGrid:
 
 @dataclass(frozen=True)
 class BinCounts:
-    """How many values lie in each cell of a grid: ``keys`` ascending, without empty cells."""
+    """How many values lie in each cell of a grid: ``keys`` ascending, without empty cells; doubles,
+    or integers where the column has those (`OpenColumn`).
+    """
 
-    keys: NDArray[np.float64] = field(repr=False)
+    keys: NDArray[Any] = field(repr=False)
     counts: NDArray[np.int64] = field(repr=False)
 
 
@@ -304,10 +306,12 @@ class OpenColumn(ABC):
     """Answer to `UnboundedValues`, open to questions while the draw goes on; groups are numbered in
     the order of the keys.
 
-    A question may depend on what earlier ones led to, as long as that is private. Every value is a
-    double: numbers as they are (integers and decimals that a double cannot hold are rounded down,
-    so order is kept), decimals in units of their last digit, dates in days and timestamps in
-    microseconds since 1970-01-01 (UTC).
+    A question may depend on what earlier ones led to, as long as that is private. Values are exact:
+    numbers as they are, decimals in units of their last digit, dates in days and timestamps in
+    microseconds since 1970-01-01 (UTC). Types of which a double holds every value are arrays of
+    doubles, and so are timestamps, rounded down to a double beyond 2^53 microseconds (the years
+    1684 to 2255 are exact). BIGINT and wider integers, and decimals of more than 15 digits, are
+    arrays of integers, of 64 bits or of Python's; UHUGEINT ends at 2^127 - 1.
 
     Attributes:
         rows: values in each group. Secret.
@@ -327,7 +331,7 @@ class OpenColumn(ABC):
         """
 
     @abstractmethod
-    def sample_values(self, most: int) -> list[NDArray[np.float64]]:
+    def sample_values(self, most: int) -> list[NDArray[Any]]:
         """Per group all values if there are at most so many, else that many of them.
 
         Which ones is decided by their units alone, through a fresh hash, so one row more or less
@@ -345,7 +349,7 @@ class OpenColumn(ABC):
         """
 
     @abstractmethod
-    def column_value(self, value: float) -> float | int | str:
+    def column_value(self, value: float | Fraction) -> float | int | str:
         """The number as the column writes it: whole numbers, decimals and dates rounded up to their
         grid; dates, and decimals that no double writes, as text.
         """

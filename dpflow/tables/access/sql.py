@@ -267,14 +267,18 @@ def bounded_number(column: Field, declared: Column) -> str:
     return f"CASE WHEN {column.sql} IS NULL OR isnan({value}) THEN {default} ELSE {clamped} END"
 
 
-def lower_double(column: Field) -> str:
-    """The column as a DOUBLE without bounds, never above the value itself and in the same order;
-    NULL and NaN stay.
+def has_exact_integers(column: Field) -> bool:
+    """Whether the values are integers that a double may not hold; decimals count their last digit."""
+    return column.kind in _WIDE | {"bigint"} or column.width > 15
 
-    Decimals count their last digit, dates days and timestamps microseconds since 1970-01-01 (UTC);
-    infinities stay. Rounding down makes every comparison safe: a double z is at most real(x) only
-    if it is at most x, and above it only if it is above x. Beyond +-(2^127 - 1) integers are
-    clamped, which keeps that.
+
+def open_number(column: Field) -> str:
+    """The column as a number without bounds, in the same order; NULL and NaN stay.
+
+    A BIGINT or HUGEINT where `has_exact_integers`, else a DOUBLE. Decimals count their last digit,
+    dates days and timestamps microseconds since 1970-01-01 (UTC); infinities stay. Timestamps that
+    a double cannot hold are rounded down: then a double z is at most the time itself only if it is
+    at most x, and above it only if above x. Beyond +-(2^127 - 1) integers are clamped.
     """
     check_value(column)
     if column.kind in _FLOATS:
@@ -284,10 +288,13 @@ def lower_double(column: Field) -> str:
         if column.kind in _TIMES
         else _exact_steps(column, -_INT128, _INT128)[0]
     )
+    if has_exact_integers(column):
+        kind = "BIGINT" if column.kind == "bigint" else "HUGEINT"
+        return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE CAST({whole} AS {kind}) END"
     value = f"CAST({whole} AS DOUBLE)"
-    # Beyond 2^53 the cast may have rounded up, at the end to 2^127, which no HUGEINT holds.
-    if column.kind in _WIDE | _TIMES | {"bigint"} or column.width > 15:
-        above = f"coalesce(TRY_CAST({value} AS HUGEINT) > {whole}, true)"
+    if column.kind in _TIMES:
+        # Beyond 2^53 the cast may have rounded up.
+        above = f"TRY_CAST({value} AS HUGEINT) > {whole}"
         value = (
             f"CASE WHEN {above} THEN nextafter({value}, CAST('-inf' AS DOUBLE)) ELSE {value} END"
         )

@@ -4,8 +4,8 @@ cells of one grid.
 Contributions are truncated once, into the temporary table ``kept``: group code ``code``, hash of
 the unit ``h``, value ``x``. Where DuckDB enforces that units are unique there is nothing to
 truncate and ``kept`` is a view. Rounds read it with two kinds of query, neither of which takes a
-logarithm: cells are floor(x * 2^-e), exact because the factor is a power of two, and distances are
-taken from the sample, outside.
+logarithm: cells are floor(x * 2^-e), exact because the factor is a power of two, or floor(x / 2^e)
+in integers, and distances are taken from the sample, outside.
 
 Sample: the rows with the smallest (h, x), h a salted hash of unit and part. Whether a row is in
 depends on how many others come before it, so one row more moves at most one out; no quality of the
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,9 @@ _WIDE = Context(prec=400)
 _ALL = 2**64 - 1  # the largest hash
 
 
-def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
+def keep(
+    rows: str, per_group: int, groups: int | None, unique: bool, *, doubles: bool = True
+) -> str:
     """The statement that makes ``kept`` from a rows query with ``unit``, ``part``, ``code`` and
     ``v0``, NULL and NaN left out.
 
@@ -57,7 +60,9 @@ def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
             f"hash(xor(hash({', '.join(columns)}), CAST({secrets.randbits(64)} AS UBIGINT))) AS h"
         )
 
-    present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL AND NOT isnan(v0)"
+    present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
+    if doubles:
+        present += " AND NOT isnan(v0)"
     if unique:
         return f"CREATE TEMP VIEW kept AS SELECT code, {h('unit')}, v0 AS x FROM ({present})"
     # Beyond this DuckDB's aggregate takes no such number; then a window ranks the rows.
@@ -78,10 +83,15 @@ def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
 
 def statement(reading: RequestQuery, request: UnboundedValues) -> str:
     """The statement that makes the table ``kept`` of a request; reads nothing."""
-    rows, groups = reading.in_groups(
-        request, [f"{sql.lower_double(reading.column(request.column))} AS v0"]
+    column = reading.column(request.column)
+    rows, groups = reading.in_groups(request, [f"{sql.open_number(column)} AS v0"])
+    return keep(
+        rows,
+        request.rows_per_group,
+        groups,
+        reading.has_unique_units(),
+        doubles=not sql.has_exact_integers(column),
     )
-    return keep(rows, request.rows_per_group, groups, reading.has_unique_units())
 
 
 def check_request(reading: RequestQuery, request: UnboundedValues) -> None:
@@ -107,6 +117,7 @@ class TableColumn(OpenColumn):
         self._reading, self._request = reading, request
         self._connection, self._groups = reading.connection, len(request.keys)
         self._column = reading.column(request.column)
+        self._exact = sql.has_exact_integers(self._column)
         self._slack = 8 * request.rows_per_group  # rows of one unit share a hash
         self.step = Fraction(1, 10**self._column.scale)
         # Grouping by a constant takes time.
@@ -136,7 +147,7 @@ class TableColumn(OpenColumn):
             missing_are_values=False,
         )
 
-    def sample_values(self, most: int) -> list[NDArray[np.float64]]:
+    def sample_values(self, most: int) -> list[NDArray[Any]]:
         # About as many hashes as are wanted lie below this share of them; if too few do, all are
         # read.
         sizes = [most + self._slack * math.isqrt(most) + self._slack for _ in range(self._groups)]
@@ -150,15 +161,15 @@ class TableColumn(OpenColumn):
             samples = self._smallest([_ALL] * self._groups, most)
         return samples
 
-    def _smallest(self, limits: Sequence[int], most: int) -> list[NDArray[np.float64]]:
+    def _smallest(self, limits: Sequence[int], most: int) -> list[NDArray[Any]]:
         limit = _by_code([f"CAST({n} AS UBIGINT)" for n in limits])
         arrays = self._connection.fetch_arrays(
-            f"SELECT {self._code} AS code, h, x FROM kept WHERE h <= {limit}"
+            f"SELECT {self._code} AS code, h, {self._fetched('x')} AS x FROM kept WHERE h <= {limit}"
         )
         code, h, x = (
             as_int64(arrays["code"]),
             np.asarray(arrays["h"], np.uint64),
-            np.asarray(arrays["x"], np.float64),
+            self._numbers(arrays["x"]),
         )
         if self._groups == 1:
             return [_first(h, x, most)]
@@ -172,13 +183,36 @@ class TableColumn(OpenColumn):
         arrays = self._connection.fetch_arrays(self._cells(grids))
         codes, keys, counts = (
             as_int64(arrays["code"]),
-            np.asarray(arrays["k"], np.float64),
+            self._numbers(arrays["k"]),
             as_int64(arrays["n"]),
         )
         order = np.lexsort((keys, codes))
         codes, keys, counts = codes[order], keys[order], counts[order]
         at = {code: slice(*np.searchsorted(codes, [code, code + 1])) for code in grids}
-        return {code: BinCounts(keys[part], counts[part]) for code, part in at.items()}
+        return {
+            code: BinCounts(self._fine_keys(keys[part], grids[code]), counts[part])
+            for code, part in at.items()
+        }
+
+    def _fetched(self, value: str) -> str:
+        """A number in the form that arrives exactly: 128 bits as text."""
+        return f"CAST({value} AS VARCHAR)" if self._wide() else value
+
+    def _wide(self) -> bool:
+        return self._exact and self._column.kind != "bigint"
+
+    def _numbers(self, array: Any) -> NDArray[Any]:
+        if self._wide():
+            numbers = np.empty(len(array), object)
+            numbers[:] = [int(text) for text in array]
+            return numbers
+        return np.asarray(array, np.int64 if self._exact else np.float64)
+
+    def _fine_keys(self, keys: NDArray[Any], grid: CellGrid) -> NDArray[Any]:
+        """Keys of cells narrower than 1, which the database leaves to integers without an end."""
+        if not self._exact or grid.exponent is None or grid.exponent >= 0:
+            return keys
+        return keys.astype(object) << -grid.exponent
 
     def _cells(self, grids: Mapping[int, CellGrid]) -> str:
         """The query of cells: count, take the trimmed values out of the outer cells, drop small
@@ -190,14 +224,30 @@ class TableColumn(OpenColumn):
                 [value(grids[code]) if code in grids else "NULL" for code in range(self._groups)]
             )
 
-        scale = per_group(
-            lambda g: "NULL" if g.exponent is None else f"CAST('{2.0**-g.exponent!r}' AS DOUBLE)"
-        )
         listed = ", ".join(map(str, sorted(grids)))
-        rows = f"SELECT {self._code} AS code, x, CAST({scale} AS DOUBLE) AS s FROM kept WHERE {self._code} IN ({listed})"
-        # A negative x that underflows to -0 lies in cell -1; adding 0 makes -0 and 0 one key.
-        rows = f"SELECT code, x, coalesce(floor(x * s), x) AS k0, s FROM ({rows})"
-        key = "k0 + 0 - CAST(k0 = 0 AND x < 0 AS DOUBLE)"
+        rows = f"FROM kept WHERE {self._code} IN ({listed})"
+        if self._exact:
+            # The type's division rounds towards zero: a negative x moves down by a cell's width less 1.
+            # Widths end where every x is in cell 0 or -1.
+            kind, bits = ("HUGEINT", 126) if self._wide() else ("BIGINT", 62)
+            width = per_group(
+                lambda g: f"CAST('{2 ** min(max(g.exponent or 0, 0), bits)}' AS {kind})"
+            )
+            rows = f"SELECT {self._code} AS code, x, {width} AS w {rows}"
+            key = "CASE WHEN x < 0 THEN (x + 1) // w - 1 ELSE x // w END"
+            if any((grid.exponent or 0) > bits for grid in grids.values()):
+                beyond = per_group(lambda g: str((g.exponent or 0) > bits).lower())
+                key = f"CASE WHEN {beyond} THEN CASE WHEN x < 0 THEN -1 ELSE 0 END ELSE {key} END"
+        else:
+            scale = per_group(
+                lambda g: (
+                    "NULL" if g.exponent is None else f"CAST('{2.0**-g.exponent!r}' AS DOUBLE)"
+                )
+            )
+            rows = f"SELECT {self._code} AS code, x, CAST({scale} AS DOUBLE) AS s {rows}"
+            # A negative x that underflows to -0 lies in cell -1; adding 0 makes -0 and 0 one key.
+            rows = f"SELECT code, x, coalesce(floor(x * s), x) AS k0, s FROM ({rows})"
+            key = "k0 + 0 - CAST(k0 = 0 AND x < 0 AS DOUBLE)"
         by = "k" if self._groups == 1 else "k, code"
         query = (
             f"SELECT {self._code} AS code, {key} AS k, count(*) AS n FROM ({rows}) GROUP BY {by}"
@@ -208,17 +258,18 @@ class TableColumn(OpenColumn):
             sums = f"SELECT *, {trim} AS t, {upto} AS upto, sum(n) OVER (PARTITION BY code) AS total FROM ({query})"
             left = "least(upto, total - t) - greatest(upto - n, t)"
             query = f"SELECT code, k, CAST({left} AS BIGINT) AS n FROM ({sums})"
-        return f"SELECT * FROM ({query}) WHERE n >= {per_group(lambda g: str(max(g.least, 1)))}"
+        least = per_group(lambda g: str(max(g.least, 1)))
+        return f"SELECT code, {self._fetched('k')} AS k, n FROM ({query}) WHERE n >= {least}"
 
-    def column_value(self, value: float) -> float | int | str:
+    def column_value(self, value: float | Fraction) -> float | int | str:
         if sql.is_time(self._column):
             return str(
-                self._connection.fetch_rows(f"SELECT {sql.text_from_double(self._column, value)}")[
-                    0
-                ][0]
+                self._connection.fetch_rows(
+                    f"SELECT {sql.text_from_double(self._column, float(value))}"
+                )[0][0]
             )
         if self._column.is_float:
-            return value + 0.0
+            return float(value) + 0.0
         whole = math.ceil(value)
         if not self._column.scale:
             return whole
@@ -230,7 +281,7 @@ class TableColumn(OpenColumn):
         )
 
 
-def _first(h: NDArray[np.uint64], x: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+def _first(h: NDArray[np.uint64], x: NDArray[Any], most: int) -> NDArray[Any]:
     """The x of the first rows by (h, x), at most so many, in no order."""
     if len(x) <= most:
         return x

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -128,19 +129,30 @@ def test_values_that_are_none_are_left_out(make: Any) -> None:
     ("kind", "values", "expected", "written"),
     [
         ("DECIMAL(9,2)", ["-1.25", "2.50"], [-125, 250], [-1.25, 2.5]),
-        ("DECIMAL(38,20)", ["0.00000000000000000003", "-1"], [-1e20, 3], [-1.0, 3e-20]),
-        ("DECIMAL(38,2)", ["98765432109876543210.01"], None, ["98765432109876536934.40"]),
+        ("DECIMAL(38,20)", ["0.00000000000000000003", "-1"], [-(10**20), 3], [-1.0, 3e-20]),
+        (
+            "DECIMAL(38,2)",
+            ["98765432109876543210.01"],
+            [9876543210987654321001],
+            ["98765432109876543210.01"],
+        ),
+        ("DECIMAL(38,10)", ["123456789012345.0000000001"], None, ["123456789012345.0000000001"]),
         ("DECIMAL(4,0)", ["7", "-7"], [-7, 7], [-7, 7]),
         ("BOOLEAN", ["true", "false"], [0, 1], [0, 1]),
         (
             "BIGINT",
-            ["9007199254740993", "-9007199254740993"],
-            [-(2.0**53) - 2, 2.0**53],
-            [-(2**53) - 2, 2**53],
+            ["9007199254740993", "-9007199254740993", str(2**63 - 1), str(-(2**63))],
+            [-(2**63), -(2**53) - 1, 2**53 + 1, 2**63 - 1],
+            [-(2**63), -(2**53) - 1, 2**53 + 1, 2**63 - 1],
         ),
-        ("HUGEINT", [str(2**127 - 1), str(-(2**127))], None, None),
-        ("UHUGEINT", [str(2**128 - 1), "0"], None, None),
-        ("UBIGINT", [str(2**64 - 1), "5"], [5, math.nextafter(2.0**64, 0)], [5, 2**64 - 2048]),
+        (
+            "HUGEINT",
+            [str(2**127 - 1), str(1 - 2**127), str(10**29 + 1)],
+            [1 - 2**127, 10**29 + 1, 2**127 - 1],
+            [1 - 2**127, 10**29 + 1, 2**127 - 1],
+        ),
+        ("UHUGEINT", [str(2**128 - 1), "0"], [0, 2**127 - 1], [0, 2**127 - 1]),
+        ("UBIGINT", [str(2**64 - 1), "5"], [5, 2**64 - 1], [5, 2**64 - 1]),
         ("FLOAT", ["1e-45", "-3.5"], [-3.5, 2.0**-149], [-3.5, 2.0**-149]),
         (
             "DATE",
@@ -164,10 +176,10 @@ def test_values_that_are_none_are_left_out(make: Any) -> None:
         ),
     ],
 )
-def test_types_become_doubles_that_keep_the_order(
+def test_types_become_numbers_and_are_written_as_they_were(
     make: Any, kind: str, values: list[str], expected: list[float] | None, written: list[Any] | None
 ) -> None:
-    """Each type's values as doubles, rounded down where needed, and back as the column writes them."""
+    """Each type's values as exact numbers, and back as the column writes them."""
     listed = ", ".join(f"({i}, CAST('{value}' AS {kind}))" for i, value in enumerate(values))
     private = make(
         f"CREATE TABLE data AS SELECT * FROM (VALUES {listed}) t(u, v)", columns={"v": {}}
@@ -183,24 +195,28 @@ def test_types_become_doubles_that_keep_the_order(
             column.column_value(end)
 
 
-def test_every_bigint_lies_at_or_above_its_double(make: Any) -> None:
-    """The largest double that is not above the integer, for integers around powers of two."""
+@pytest.mark.parametrize("kind", ["BIGINT", "HUGEINT", "DECIMAL(38,0)"])
+def test_cells_of_integers_are_those_of_exact_division(make: Any, kind: str) -> None:
+    """floor(x / 2^e) for integers around powers of two and at the type's ends, at every width:
+    no double could hold them.
+    """
+    bits = 63 if kind == "BIGINT" else 126
     whole = [
         sign * (2**e + d)
-        for e in (53, 54, 60, 62)
+        for e in (1, 53, 54, 60, bits - 1)
         for d in (-3, -1, 0, 1, 2, 3)
         for sign in (1, -1)
-    ]
-    rows = ", ".join(f"({i}, {value})" for i, value in enumerate(whole))
+    ] + [2**63 - 1, -(2**63), 0, 10**18 + 7]
+    rows = ", ".join(f"({i}, CAST('{value}' AS {kind}))" for i, value in enumerate(whole))
     private = make(f"CREATE TABLE data AS SELECT * FROM (VALUES {rows}) t(u, v)", columns={"v": {}})
     with private.open_answer(ASK, ()) as column:
-        found = {int(x) for x in column.count_cells({0: CellGrid(None)})[0].keys}
-
-    def down(value: int) -> int:
-        near = float(value)
-        return int(near if int(near) <= value else math.nextafter(near, -math.inf))
-
-    assert found == {down(value) for value in whole}
+        assert sorted(column.sample_values(10**6)[0].tolist()) == sorted(whole)
+        for exponent in (None, -3, 0, 1, 5, 52, 53, 61, 62, 63, 64, 126, 127, 128, 900):
+            e = exponent or 0
+            keys = Counter(x << -e if e < 0 else x >> e for x in whole)
+            found = column.count_cells({0: CellGrid(exponent)})[0]
+            assert dict(zip(found.keys.tolist(), found.counts.tolist(), strict=True)) == keys
+            assert found.keys.tolist() == sorted(keys)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 1500])

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,26 +77,34 @@ def sample_size(noise: TruncatedNoiseLaw) -> int:
     return max(2**16, 64 * noise.radius // PARTNERS)
 
 
-def pair_differences(values: NDArray[np.float64], source: Source) -> NDArray[np.float64]:
-    """|x - x'| of random pairs. No row is paired with itself, even if there are only two."""
+def pair_differences(values: NDArray[Any], source: Source) -> NDArray[Any]:
+    """|x - x'| of random pairs. No row is paired with itself, even if there are only two.
+
+    Of integers exactly: those of 64 bits have differences of 64 bits without a sign.
+    """
     circle = values[circular_order(len(values), source)]
+    pairs = [
+        (circle, np.roll(circle, distance))
+        for distance in range(1, REACH + 1)
+        if distance < len(circle)
+    ]
+    if values.dtype.kind == "i":
+        # Modulo 2^64 the difference of the larger and the smaller is the difference itself.
+        gaps = [(np.maximum(x, y).view("u8") - np.minimum(x, y).view("u8")) for x, y in pairs]
+        return np.concatenate(gaps or [circle[:0].view("u8")])
     # inf - inf is NaN and the largest doubles overflow: both are dropped when classes are counted
     with np.errstate(over="ignore", invalid="ignore"):
-        gaps = [
-            circle - np.roll(circle, distance)
-            for distance in range(1, REACH + 1)
-            if distance < len(circle)
-        ]
-    return np.abs(np.concatenate(gaps or [circle[:0]]))
+        gaps = [np.abs(x - y) for x, y in pairs]
+    return np.concatenate(gaps or [circle[:0]])
 
 
-def count_classes(gaps: NDArray[np.float64], octaves: int = 1) -> tuple[Ints, Ints]:
+def count_classes(gaps: NDArray[Any], octaves: int = 1) -> tuple[Ints, Ints]:
     """Least exponents of the classes of the differences, or `TIES`, and how often each occurs.
 
     No logarithm: an exponent is read off. With more ``octaves`` a class is [2^j, 2^(j + octaves)),
     j a multiple of them.
     """
-    exponents = np.frexp(gaps[np.isfinite(gaps) & (gaps > 0)])[1] - 1
+    exponents = _read_exponents(gaps)
     exponents = exponents[(exponents >= LEAST) & (exponents <= MOST)] // octaves * octaves
     # LEAST need not be a multiple of ``octaves``: bins start where its class does
     lowest = LEAST // octaves * octaves
@@ -106,6 +114,21 @@ def count_classes(gaps: NDArray[np.float64], octaves: int = 1) -> tuple[Ints, In
     return names[counts > 0], counts[counts > 0]
 
 
+def _read_exponents(gaps: NDArray[Any]) -> Ints:
+    """j with 2^j <= gap < 2^(j+1), of gaps above 0 that are finite."""
+    if gaps.dtype.kind == "f":
+        return np.asarray(np.frexp(gaps[np.isfinite(gaps) & (gaps > 0)])[1] - 1, np.int64)
+    if gaps.dtype.kind == "O":
+        return np.array([int(gap).bit_length() - 1 for gap in gaps if gap], np.int64)
+    gaps = gaps[gaps > 0]
+    # The upper half of a number's bits is exact as a double, and so is the lower.
+    upper, lower = gaps >> np.uint64(32), gaps & np.uint64(2**32 - 1)
+    exponents = np.where(
+        upper > 0, np.frexp(upper.astype(float))[1] + 32, np.frexp(lower.astype(float))[1]
+    )
+    return np.asarray(exponents - 1, np.int64)
+
+
 def least_pairs(share: Fraction, rows: int) -> int:
     """The threshold for a class that is to hold this share of all pairs of so many rows."""
     # Rounding down is safe: the radius bounds every threshold from below.
@@ -113,7 +136,7 @@ def least_pairs(share: Fraction, rows: int) -> int:
 
 
 def estimate_scale(
-    values: NDArray[np.float64],
+    values: NDArray[Any],
     noise: TruncatedNoiseLaw,
     threshold: int,
     rule: Rule,

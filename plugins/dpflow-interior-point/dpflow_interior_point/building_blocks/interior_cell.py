@@ -2,7 +2,7 @@
 
 Cells [k w, (k+1) w) of width w = 2^e that `stable_bins.select_bins` shows hold a row each, with certainty.
 The left edge of a shown cell that is not the lowest one therefore lies above some row and not above
-another: min(x) < z <= max(x) for every table and every noise, exactly in doubles too, because k w
+another: min(x) < z <= max(x) for every table and every noise, exactly in doubles and integers, because k w
 is exact.
 
 A cell may also be asked for ``spare`` rows beyond the noise: T = R + spare. Then cells with at most
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class Point:
         below, above: noisy numbers of rows in the shown cells on both sides, 0 without an answer.
     """
 
-    value: float | None
+    value: float | int | None
     status: str
     below: int = 0
     above: int = 0
@@ -48,7 +49,23 @@ NO_SCALE = Point(None, "no_scale")
 NO_BINS = Point(None, "no_bins")
 
 
-def middle_slice(values: NDArray[np.float64], trim: int) -> NDArray[np.float64]:
+def finite_cells(cells: BinCounts) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Keys and counts without the cells of infinite values, which have no edge that a double holds."""
+    if cells.keys.dtype.kind != "f":
+        return cells.keys, cells.counts
+    finite = np.isfinite(cells.keys)
+    return cells.keys[finite], cells.counts[finite]
+
+
+def lower_edge(key: Any, exponent: int) -> float | int:
+    """key 2^exponent, exactly: of cells of doubles a double, of cells of integers an integer."""
+    if isinstance(key, float):
+        return math.ldexp(key, exponent)
+    # Cells narrower than 1 hold one integer each, so nothing is lost.
+    return int(key) << exponent if exponent >= 0 else int(key) >> -exponent
+
+
+def middle_slice(values: NDArray[Any], trim: int) -> NDArray[Any]:
     """The values without the ``trim`` lowest and highest."""
     # An end before the start would count from the back: too few values leave none.
     return np.sort(values)[trim : max(len(values) - trim, trim)]
@@ -60,10 +77,8 @@ def point_between(
     """The edge between shown cells that best divides their noisy counts in two; of equal ones the
     lowest.
     """
-    # The cells of infinite values have no edge that a double holds.
-    finite = np.isfinite(cells.keys)
-    keys = cells.keys[finite]
-    selected, noisy = select_bins(cells.counts[finite], noise, noise.radius + spare, source)
+    keys, counts = finite_cells(cells)
+    selected, noisy = select_bins(counts, noise, noise.radius + spare, source)
     # One occupied cell proves no row on the other side of its edges.
     if len(selected) < 2:
         return NO_BINS
@@ -71,7 +86,7 @@ def point_between(
     below = np.cumsum(noisy)[:-1]
     total = int(noisy.sum())
     cut = int(np.argmin(np.abs(2 * below - total)))
-    edge = math.ldexp(float(keys[selected[cut + 1]]), exponent)
+    edge = lower_edge(keys[selected[cut + 1]], exponent)
     return Point(edge, "ok", int(below[cut]), total - int(below[cut]))
 
 
@@ -79,13 +94,12 @@ def point_among(atoms: BinCounts, noise: TruncatedNoiseLaw, spare: int, source: 
     """Of the shown values the lowest that reaches half of their noisy counts. It is a value of the
     table.
     """
-    finite = np.isfinite(atoms.keys)
-    keys = atoms.keys[finite]
-    selected, noisy = select_bins(atoms.counts[finite], noise, noise.radius + spare, source)
+    keys, counts = finite_cells(atoms)
+    selected, noisy = select_bins(counts, noise, noise.radius + spare, source)
     if not len(selected):
         return NO_BINS
     # post-processing from here on
     upto = np.cumsum(noisy)
     cut = int(np.argmax(2 * upto >= upto[-1]))
     below, above = int(upto[cut] - noisy[cut]), int(upto[-1] - upto[cut])
-    return Point(float(keys[selected[cut]]), "ok_atom", below, above)
+    return Point(lower_edge(keys[selected[cut]], 0), "ok_atom", below, above)

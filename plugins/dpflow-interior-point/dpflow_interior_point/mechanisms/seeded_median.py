@@ -141,7 +141,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         """
         usable = np.abs(cells.keys) < FARTHEST
         # Cells -1 and 0 are one: a median near 0 would else need twice the rows.
-        keys = np.where(cells.keys == -1, 0.0, cells.keys)[usable]
+        keys = np.where(cells.keys == -1, cells.keys.dtype.type(0), cells.keys)[usable]
         keys, inverse = np.unique(keys, return_inverse=True)
         counts = np.bincount(inverse, weights=cells.counts[usable], minlength=len(keys)).astype(
             np.int64
@@ -173,11 +173,17 @@ class Window:
     half: int
 
 
-def median_in(window: Window, cells: BinCounts, rate: Fraction, source: Source) -> float:
-    """The exponential mechanism over a window; cost |#below - #above|, rows outside at its ends."""
-    positions = np.clip(cells.keys - float(window.centre), -window.half, window.half - 1).astype(
-        np.int64
+def median_in(window: Window, cells: BinCounts, rate: Fraction, source: Source) -> float | Fraction:
+    """The exponential mechanism over a window; cost |#below - #above|, rows outside at its ends.
+
+    The point is a double among doubles, and exact among integers.
+    """
+    doubles = cells.keys.dtype.kind == "f"
+    # Python's integers, because the difference of two of 64 bits has 65.
+    distances = (
+        cells.keys - float(window.centre) if doubles else cells.keys.astype(object) - window.centre
     )
+    positions = np.clip(distances, -window.half, window.half - 1).astype(np.int64)
     positions, inverse = np.unique(positions, return_inverse=True)
     counts = np.bincount(inverse, weights=cells.counts, minlength=len(positions)).astype(np.int64)
     below = np.concatenate([[0], np.cumsum(counts)])
@@ -198,6 +204,8 @@ def median_in(window: Window, cells: BinCounts, rate: Fraction, source: Source) 
     piece = choose_piece(lengths, costs, rate, source)
     at = window.centre + int(starts[piece]) + source.draw_below(int(lengths[piece]))
     value = at * Fraction(2) ** window.step
+    if not doubles:
+        return value
     # The outermost points may lie beyond the doubles.
     return float(max(-LARGEST, min(value, LARGEST)))
 

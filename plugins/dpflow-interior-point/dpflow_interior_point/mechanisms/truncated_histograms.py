@@ -15,9 +15,10 @@ smaller by a constant for a small delta. Here an error bound is certain, and bin
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+import sys
+from typing import Annotated, Any
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
@@ -28,6 +29,7 @@ from dpflow.core.contract.requests import Answer, CellGrid, GroupedSums, Unbound
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_interior_point import CITATION
+from dpflow_interior_point.building_blocks.interior_cell import finite_cells, lower_edge
 from dpflow_interior_point.building_blocks.stable_bins import select_bins
 from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw, count_noise
 
@@ -152,19 +154,13 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
             counts, names = answer.rows[order], [answer.keys[i] for i in order]
         else:
             cells = answer.count_cells({0: CellGrid(params.exponent, least=params.least)})[0]
-            # The cells of infinite values have no lower end that a double holds.
-            finite = np.isfinite(cells.keys)
-            counts, edges = cells.counts[finite], cells.keys[finite]
+            edges, counts = finite_cells(cells)
         selected, noisy = select_bins(counts, noise, noise.radius + params.least - 1, source)
         if params.exponent is not None:
-            # the lower end of the outermost cells may lie beyond the doubles
-            with np.errstate(over="ignore"):
-                lows = np.clip(
-                    np.ldexp(edges[selected], params.exponent),
-                    -np.finfo(float).max,
-                    np.finfo(float).max,
-                )
-            labels = [str(answer.column_value(float(low))) for low in lows]
+            labels = [
+                str(answer.column_value(_clip_to_doubles(edges[at], params.exponent)))
+                for at in selected
+            ]
         else:
             labels = [names[i] for i in selected]
         return Result(
@@ -180,3 +176,11 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
         rows = noise.radius + params.least - 1 + noise.half_width
         note = f"for bins that show; a bin needs about {rows} rows to show"
         return ErrorBound({"count": noise.half_width}, note)
+
+
+def _clip_to_doubles(key: Any, exponent: int) -> float | int:
+    """The lower end of a cell; that of the outermost cells may lie beyond the doubles."""
+    try:
+        return lower_edge(key, exponent)
+    except OverflowError:
+        return math.copysign(sys.float_info.max, key)
