@@ -118,7 +118,7 @@ def cost_pieces(
     """
     a, b = p.numerator, p.denominator
     total = int(data.counts.sum())
-    values = data.values.astype(np.int64 if high - low < 2**62 else object)
+    values = data.values.astype(np.int64 if low > -(2**62) and high < 2**62 else object)
     counts = data.counts.astype(np.int64 if b * (total + 1) < 2**62 else object)
     upto = np.cumsum(counts)
     starts, below, above = (
@@ -209,12 +209,7 @@ class _Quantiles(Mechanism[P]):
                 answers.append(int(starts[piece]) + source.draw_below(int(lengths[piece])))
             # Sorting is post-processing, and a higher quantile is never smaller.
             values = zip(quantiles, sorted(answers), strict=True)
-            unit = (
-                column.grid_value
-                if column.holds_dates
-                else lambda value: float(value * column.step)
-            )
-            rows += (Row(key, name, unit(value)) for name, value in values)
+            rows += (Row(key, name, column.grid_value(value)) for name, value in values)
         return Result(tuple(rows))
 
     def error_bound(self, params: P, table: Table) -> ErrorBound:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from decimal import Context, Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -33,9 +34,11 @@ from pydantic_core import ErrorDetails
 from dpflow.core.accounting import amounts
 from dpflow.errors import InvalidAmount, PlanRefused, UnknownName
 
-#: Integers of a statistic stay below this by plan, so that HUGEINT sums and BIGINT results cannot
-#: wrap.
+#: Sums stay below this by plan, so that HUGEINT sums and BIGINT results cannot wrap. Single values may
+#: be any BIGINT or UBIGINT.
 MAX_MAGNITUDE = 2**62
+#: Enough digits for any bound that is a double.
+_WIDE = Context(prec=800)
 #: What a table protects that is declared generalisation_only: the only scopes in which a release
 #: without a privacy guarantee may run.
 NOBODY = "nobody (generalisation-only)"
@@ -158,9 +161,12 @@ class Column(Strict):
         if self.lower is not None and self.upper is not None:
             if not self.lower < self.upper:
                 raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
-            # Sums of more steps could wrap 64-bit integers.
-            if max(abs(self.lower), abs(self.upper)) / self.step > MAX_MAGNITUDE:
-                raise ValueError("the bounds hold more than 2^62 steps; take a coarser step")
+            # Further than this no 64 bits hold a value. Sums stop earlier, see `MAX_MAGNITUDE`.
+            low, high = self.grid_bounds()
+            if low < -(2**63) or high >= (2**63 if low < 0 else 2**64):
+                raise ValueError(
+                    "the bounds hold steps that neither a BIGINT nor a UBIGINT has; take a coarser step"
+                )
             if self.upper // self.step < -(-self.lower // self.step):
                 raise ValueError(
                     f"no multiple of step {self.step} lies within the bounds; take a finer step"
@@ -183,13 +189,47 @@ class Column(Strict):
         return int(low), int(high)
 
     def grid_value(self, grid: int) -> int | float | str:
-        """A grid integer in the column's own unit: whole numbers exactly while a double holds them,
-        a date as 2013-01-31.
+        """A grid integer in the column's own unit: a date as 2013-01-31, a whole number exactly, any
+        other as the double that writes it, or as text where none does.
         """
         if self.holds_dates:
             return str(np.datetime64(grid, "D"))
         value = grid * self.step
-        return int(value) if value.denominator == 1 and abs(value) < 2**53 else float(value)
+        if value.denominator == 1:
+            return int(value)
+        near, digits = float(value), _decimal_places(self.step)
+        # No decimals write a third: there the nearest double has to do.
+        if digits is None or Fraction(repr(near)) == value:
+            return near
+        return f"{Decimal(int(value * 10**digits)).scaleb(-digits, _WIDE):f}"
+
+    @property
+    def kind(self) -> str:
+        """How a synthetic table holds the column (`dpflow.core.contract.results.Synthetic`): in the
+        type of least size that holds every grid value exactly.
+        """
+        if self.holds_dates:
+            return "date"
+        ends = [abs(grid * self.step) for grid in self.grid_bounds()]
+        if self.step.denominator == 1:
+            return "whole" if max(ends) < 2**63 else "huge"
+        digits = _decimal_places(self.step)
+        width = len(str(int(max(ends)))) + (digits or 0)
+        # A double writes every decimal of 15 digits; one of a third is the nearest.
+        if digits is None or width <= 15:
+            return "number"
+        return f"decimal({width},{digits})" if width <= 38 else "text"
+
+
+def _decimal_places(step: Fraction) -> int | None:
+    """How many decimals write every multiple of a step; None if none do."""
+    rest, digits = step.denominator, 0
+    for prime in (2, 5):
+        power = 0
+        while rest % prime == 0:
+            rest, power = rest // prime, power + 1
+        digits = max(digits, power)
+    return digits if rest == 1 else None
 
 
 class PrivacyUnit(Strict):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,9 @@ def _encode_numbers(name: str, column: Column, values: Any) -> Codes:
     """Numbers and dates in grid steps."""
     hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     array = np.asarray(values)  # what a mask hides is put right below
+    low, high = column.grid_bounds()
+    if max(abs(low), abs(high)) > 2**53 and array.dtype.kind in "iuO":
+        return _encode_exactly(name, column, values, hidden)
     if array.dtype.kind == "M":
         numbers = array.astype("datetime64[us]").astype(np.float64) / 86_400_000_000
         # A missing date is a number far below zero after the cast.
@@ -120,7 +124,6 @@ def _encode_numbers(name: str, column: Column, values: Any) -> Codes:
         numbers = np.where(hidden, np.nan, numbers)
     if not np.isfinite(numbers).all():
         numbers = _fill_missing(name, column, numbers)
-    low, high = column.grid_bounds()
     steps = numbers / float(column.step)
     # Half away from zero, as the database rounds rows.
     rounded = np.copysign(np.floor(np.abs(steps) + 0.5), steps)
@@ -130,18 +133,47 @@ def _encode_numbers(name: str, column: Column, values: Any) -> Codes:
     return codes
 
 
-def _fill_missing(name: str, column: Column, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Numbers with the declared one for each that is missing."""
+def _encode_exactly(
+    name: str, column: Column, values: Any, hidden: NDArray[np.bool_] | None
+) -> Codes:
+    """The same one by one, for grids of more steps than a double holds."""
+    low, high = column.grid_bounds()
+    codes = np.empty(len(values), np.int64)
+    for place, value in enumerate(values):
+        if isinstance(value, int | np.integer | Decimal) and not isinstance(value, bool):
+            finite = not isinstance(value, Decimal) or value.is_finite()
+            number = (
+                Fraction(value if isinstance(value, Decimal) else int(value)) if finite else None
+            )
+        else:
+            number = None
+        if number is None or (hidden is not None and hidden[place]):
+            given = (
+                np.nan
+                if hidden is not None and hidden[place]
+                else _parse_number(name, place, value)
+            )
+            number = Fraction(float(_fill_missing(name, column, np.array([given]), place)[0]))
+        # Half away from zero, as the database rounds rows.
+        steps = int((2 * abs(number) / column.step + 1) // 2) * (-1 if number < 0 else 1)
+        codes[place] = min(max(steps, low), high)
+    return codes
+
+
+def _fill_missing(
+    name: str, column: Column, numbers: NDArray[np.float64], first: int = 0
+) -> NDArray[np.float64]:
+    """Numbers with the declared one for each that is missing; ``first`` is the first point's number."""
     absent = np.isnan(numbers)
     if absent.any():
         if column.missing == "skip":
             raise InvalidInput(
-                f"point {int(absent.argmax())} has no {name}, and its column declares no missing number; give one"
+                f"point {first + int(absent.argmax())} has no {name}, and its column declares no missing number; give one"
             )
         numbers = np.where(absent, float(column.missing), numbers)
     if not np.isfinite(numbers).all():
         raise InvalidInput(
-            f"point {int((~np.isfinite(numbers)).argmax())} has an infinite {name}; give a finite number"
+            f"point {first + int((~np.isfinite(numbers)).argmax())} has an infinite {name}; give a finite number"
         )
     return numbers
 

@@ -224,13 +224,14 @@ class PublicSize:
 
 @dataclass(frozen=True)
 class ValueCounts:
-    """Answer to `SortedValues`: ascending grid integers and how often each occurs.
+    """Answer to `SortedValues`: ascending grid integers and how often each occurs; integers without
+    a sign where the declared range needs a UBIGINT.
 
     With several groups ``codes`` has the group of each value, by the place of its key, ascending;
     values ascend in a group. ``public_size`` is of one group under replace, else None.
     """
 
-    values: NDArray[np.int64] = field(repr=False)
+    values: NDArray[Any] = field(repr=False)
     counts: NDArray[np.int64] = field(repr=False)
     codes: NDArray[np.int64] | None = field(repr=False, default=None)
     public_size: PublicSize | None = None

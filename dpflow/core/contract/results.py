@@ -14,8 +14,8 @@ class Row:
     Attributes:
         key: group key, "" when there is no grouping.
         measure: what the number is, e.g. ``"count"``.
-        value: the released number, a text where the answer is not a number (a key, a date), or None
-            when the release answered "none".
+        value: the released number, exactly; a text where it is not a number (a key, a date) or a
+            decimal that no double writes; None when the release answered "none".
         half_width_95: half-width in which the noise stays with probability 95 %, or None where no bound
             is proved. Bias from clamping and truncation is not in it.
     """
@@ -32,8 +32,9 @@ class Synthetic:
     may read, at no cost.
 
     Attributes:
-        columns: names with their kinds, one of ``"whole"``, ``"number"``, ``"text"`` and ``"date"``
-        (as 2013-01-31).
+        columns: names with their kinds: ``"whole"`` and ``"huge"`` (integers of 64 and 128 bits),
+        ``"number"`` (doubles), ``"decimal(38,10)"`` (with its width and scale; values are texts where
+        no double writes them), ``"text"`` and ``"date"`` (as 2013-01-31).
         rows: values in the order of the columns.
     """
 
@@ -54,16 +55,18 @@ class Result:
     synthetic: Synthetic | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object from which `from_json` makes an equal result."""
-        data: dict[str, Any] = {
-            "rows": [[r.key, r.measure, r.value, r.half_width_95] for r in self.rows]
-        }
+        """A JSON object from which `from_json` makes an equal result.
+
+        Integers beyond 2^53, which many readers of JSON take for doubles, are texts, marked by a
+        fifth entry ``"integer"`` of their row; in synthetic tables the column's kind tells.
+        """
+        data: dict[str, Any] = {"rows": [_row_to_json(row) for row in self.rows]}
         if self.document:
             data["document"] = dict(self.document)
         if self.synthetic is not None:
             data["synthetic"] = {
                 "columns": [list(column) for column in self.synthetic.columns],
-                "rows": [list(row) for row in self.synthetic.rows],
+                "rows": [list(map(exact_json, row)) for row in self.synthetic.rows],
             }
         return data
 
@@ -71,12 +74,33 @@ class Result:
     def from_json(cls, data: Mapping[str, Any]) -> Result:
         """The inverse of `to_json`."""
         synthetic_json = data.get("synthetic")
-        synthetic = synthetic_json and Synthetic(
-            tuple(map(tuple, synthetic_json["columns"])), tuple(map(tuple, synthetic_json["rows"]))
+        synthetic = synthetic_json and _read_synthetic(synthetic_json)
+        rows = (
+            Row(key, measure, int(value) if mark else value, half_width)
+            for key, measure, value, half_width, *mark in data["rows"]
         )
-        return cls(
-            tuple(Row(*row) for row in data["rows"]), data.get("document", {}), synthetic or None
-        )
+        return cls(tuple(rows), data.get("document", {}), synthetic or None)
+
+
+def exact_json(value: Any) -> Any:
+    """A value as JSON that every reader takes for what it is: integers beyond 2^53 as text."""
+    return str(value) if isinstance(value, int) and abs(value) > 2**53 else value
+
+
+def _row_to_json(row: Row) -> list[Any]:
+    value = exact_json(row.value)
+    mark = [] if value is row.value else ["integer"]
+    return [row.key, row.measure, value, row.half_width_95, *mark]
+
+
+def _read_synthetic(data: Mapping[str, Any]) -> Synthetic:
+    columns = tuple(map(tuple, data["columns"]))
+    integers = [kind in ("whole", "huge") for _, kind in columns]
+    rows = (
+        tuple(int(v) if whole and isinstance(v, str) else v for v, whole in zip(row, integers))
+        for row in data["rows"]
+    )
+    return Synthetic(columns, tuple(rows))
 
 
 #: A release whose draw met something impossible: settled and charged as "none", never redrawn.

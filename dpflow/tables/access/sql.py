@@ -225,21 +225,30 @@ def check_value(column: Field) -> None:
         )
 
 
-def grid_steps(column: Field, declared: Column) -> str:
-    """The column in grid steps as a BIGINT within the declared bounds: clamped, rounded half away
-    from zero.
+def grid_steps(column: Field, declared: Column, *, above: int = 0) -> str:
+    """The column in grid steps above an integer, as a BIGINT, within the declared bounds: clamped,
+    rounded half away from zero.
 
     NULL and NaN are ``declared.missing``. Dates and timestamps count days since 1970-01-01 (UTC).
+    Raises `PlanRefused` where a BIGINT does not hold the bounds less ``above``.
     """
     check_value(column)
+    low, high = declared.grid_bounds()
+    if high - above > _INT64:
+        raise PlanRefused(
+            f"column {column.name!r} declares more than a BIGINT holds, and only values by themselves are read "
+            f"beyond that (quantiles, synthetic columns); take a coarser step, or an upper bound below 2^63"
+        )
     value = (
         _from_float(column, declared) if column.kind in _FLOATS else _from_exact(column, declared)
     )
+    if above:
+        value = f"CAST({value} - {write_integer(above)} AS BIGINT)"
     if declared.missing == "skip":
         return value
-    low, high = declared.grid_bounds()
     # A declared number is put on the grid as a row's value would be, so it cannot leave the bounds.
-    return f"coalesce({value}, {write_integer(min(max(_half_away(declared.missing / declared.step), low), high))})"
+    default = min(max(_half_away(declared.missing / declared.step), low), high)
+    return f"coalesce({value}, {write_integer(default - above)})"
 
 
 def bounded_number(column: Field, declared: Column) -> str:
@@ -358,12 +367,12 @@ def _from_float(column: Field, declared: Column) -> str:
         scaled += f" * {write_double(Fraction(step.denominator))}"
     if step.numerator != 1:
         scaled += f" / {write_double(Fraction(step.numerator))}"
-    # Clamped before the cast to BIGINT, which would fail on a value beyond 2^63.
+    # Clamped before the cast to an integer, which would fail on a value beyond its range.
     value = f"least(greatest(round({scaled}), {write_double(Fraction(low))}), {write_double(Fraction(high))})"
-    value = f"CAST({value} AS BIGINT)"
-    # A bound that a DOUBLE cannot hold was rounded: clamp again, exactly.
+    # A bound that a DOUBLE cannot hold was rounded, maybe beyond BIGINT: clamp again, exactly.
     if max(abs(low), abs(high)) > 2**53:
-        value = f"least(greatest({value}, {write_integer(low)}), {write_integer(high)})"
+        value = f"least(greatest(CAST({value} AS HUGEINT), {write_integer(low)}), {write_integer(high)})"
+    value = f"CAST({value} AS {'BIGINT' if high <= _INT64 else 'HUGEINT'})"
     # NaN is DuckDB's largest number, and a comparison with NULL holds for none: both give NULL.
     return f"CASE WHEN {column.sql} < CAST('NaN' AS {column.type}) THEN {value} END"
 
@@ -390,7 +399,8 @@ def _from_exact(column: Field, declared: Column) -> str:
         size = f"(2 * abs({whole}) * CAST('{n}' AS {wide}) + CAST('{d}' AS {wide})) // CAST('{2 * d}' AS {wide})"
         units = f"CASE WHEN {whole} < 0 THEN -({size}) ELSE {size} END"
     units = f"least(greatest({units}, {write_integer(low)}), {write_integer(high)})"
-    return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE CAST({units} AS BIGINT) END"
+    kind = "BIGINT" if high <= _INT64 else "HUGEINT"
+    return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE CAST({units} AS {kind}) END"
 
 
 def _exact_steps(column: Field, least: int, most: int) -> tuple[str, int]:

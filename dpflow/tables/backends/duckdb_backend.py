@@ -21,7 +21,7 @@ from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend
 from dpflow.tables.language.nodes import Node
-from dpflow.tables.requests import cached_blocks, holdout_groups
+from dpflow.tables.requests import cached_blocks, holdout_groups, sorted_values
 from dpflow.tables.requests.handlers import HANDLERS
 from dpflow.tables.requests.partial_cache import PartialCache
 from dpflow.tables.requests.query import RequestQuery
@@ -96,7 +96,9 @@ class DuckDBBackend(QueryBackend):
             for name, column in self.table.columns.items():
                 # Only what each call refuses matters here: its SQL is not run.
                 if column.lower is not None:
-                    sql.grid_steps(reading.column(name), column)
+                    sql.grid_steps(
+                        reading.column(name), column, above=sorted_values.offset_of(column)
+                    )
                 elif column.public_keys is not None:
                     sql.key(reading.column(name), "group key")
                 else:

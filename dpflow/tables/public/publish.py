@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -166,22 +167,58 @@ def _rename_half_width(connection: duckdb.DuckDBPyConnection, table: str) -> Non
         ) from None
 
 
-_KINDS = {"whole": "BIGINT", "number": "DOUBLE", "text": "VARCHAR", "date": "DATE"}
+_KINDS = {
+    "whole": "BIGINT",
+    "huge": "HUGEINT",
+    "number": "DOUBLE",
+    "text": "VARCHAR",
+    "date": "DATE",
+}
 
 
 def _insert_synthetic(
     connection: duckdb.DuckDBPyConnection, release: PublishedRelease, table: Synthetic
 ) -> None:
     """Add a synthetic table's rows, marked with their release and block."""
-    name = sql.quote_name(f"{release.release}_synthetic")
+    name = f"{release.release}_synthetic"
     key_columns = [("release_id", "VARCHAR"), ("block", "VARCHAR")]
-    columns = key_columns + [(column, _KINDS[kind]) for column, kind in table.columns]
+    columns = key_columns + [
+        # The kind of a decimal is the name of its type.
+        (column, _KINDS.get(kind, kind.upper()))
+        for column, kind in table.columns
+    ]
     definitions = ", ".join(f"{sql.quote_name(column)} {kind} NOT NULL" for column, kind in columns)
-    connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({definitions})")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {sql.quote_name(name)} ({definitions})")
+    _widen_columns(connection, name, columns)
     if not table.rows:
         return
-    values = map(list, zip(*table.rows, strict=True))
-    _insert_rows(connection, name, columns, [release.release_id, release.block, *values])
+    # What no double or BIGINT holds is given as text.
+    values = [
+        list(map(str, listed)) if kind == "HUGEINT" or kind.startswith("DECIMAL") else list(listed)
+        for listed, (_, kind) in zip(zip(*table.rows, strict=True), columns[2:], strict=True)
+    ]
+    _insert_rows(
+        connection, sql.quote_name(name), columns, [release.release_id, release.block, *values]
+    )
+
+
+def _widen_columns(
+    connection: duckdb.DuckDBPyConnection, table: str, columns: Sequence[tuple[str, str]]
+) -> None:
+    """Give columns that an earlier version made as BIGINT or DOUBLE the type that holds every value
+    exactly; a release of that time keeps the values it was published with.
+    """
+    types = dict(
+        connection.execute(
+            "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ?", [table]
+        ).fetchall()
+    )
+    for column, kind in columns:
+        exact = kind in ("HUGEINT", "VARCHAR") or kind.startswith("DECIMAL")
+        if exact and types.get(column) in ("BIGINT", "DOUBLE"):
+            connection.execute(
+                f"ALTER TABLE {sql.quote_name(table)} ALTER {sql.quote_name(column)} TYPE {kind}"
+            )
 
 
 def _insert_rows(
@@ -194,14 +231,22 @@ def _insert_rows(
     names = ", ".join(sql.quote_name(column) for column, _ in columns)
     # One parameter per column: parameters for every row would take far longer.
     parts = ", ".join(
-        f"unnest(CAST(? AS {kind.split()[0]}[]))" if isinstance(value, list) else "?"
+        f"unnest(CAST(? AS {kind.removesuffix(' NOT NULL')}[]))" if isinstance(value, list) else "?"
         for (_, kind), value in zip(columns, values, strict=True)
     )
     connection.execute(f"INSERT INTO {table} ({names}) SELECT {parts}", list(values))
 
 
+#: A text that writes a decimal, which no key of an integer or date does.
+_DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
+
+
 def _split_value(value: float | int | str | None) -> tuple[float | None, str | None]:
-    return (None, value) if isinstance(value, str) else (_as_float(value), None)
+    """What stands in ``value`` and ``text``: an exact text wherever the double is not exact."""
+    if isinstance(value, str):
+        return (float(value) if _DECIMAL.fullmatch(value) else None), value
+    exact = value is None or isinstance(value, float) or abs(value) <= 2**53
+    return _as_float(value), None if exact else str(value)
 
 
 def _as_float(value: float | None) -> float | None:

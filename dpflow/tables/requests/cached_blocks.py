@@ -43,6 +43,7 @@ from dpflow.tables.access import block_fingerprints, sql
 from dpflow.tables.requests.handlers import HANDLERS
 from dpflow.tables.requests.partial_cache import MOST_RESERVED, Part, PartialCache
 from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.requests.sorted_values import offset_of
 
 
 def can_cache(reading: RequestQuery, request: Any) -> bool:
@@ -56,6 +57,11 @@ def can_cache(reading: RequestQuery, request: Any) -> bool:
     if truncate is None:
         return False
     truncate(reading, request)
+    # The cache stores BIGINTs.
+    if isinstance(request, SortedValues) and offset_of(
+        reading.table.bounded_column(request.column)
+    ):
+        return False
     by = request.by
     numbered = (
         by is None or request.keys is not None or sql.small_integer(reading.column(by)) is not None

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.declaration import Column
 from dpflow.core.contract.requests import SortedValues, ValueCounts
 from dpflow.tables.access import sql
 from dpflow.tables.bounding import dispatch
@@ -19,11 +24,18 @@ def check_request(reading: RequestQuery, request: SortedValues) -> None:
     truncate_request(reading, request)
 
 
+def offset_of(declared: Column) -> int:
+    """What values are read above, so that a BIGINT holds them: 0 but for a range that needs UBIGINT."""
+    return 2**63 if declared.grid_bounds()[1] >= 2**63 else 0
+
+
 def truncate_request(reading: RequestQuery, request: SortedValues) -> tuple[Truncation, Value]:
     """How the values of a column are truncated, and what they can be; reads nothing."""
     declared = reading.table.bounded_column(request.column)
-    value = Value(*declared.grid_bounds(), 0)
-    output = f"{sql.grid_steps(reading.column(request.column), declared)} AS v0"
+    above = offset_of(declared)
+    low, high = declared.grid_bounds()
+    value = Value(low - above, high - above, 0)
+    output = f"{sql.grid_steps(reading.column(request.column), declared, above=above)} AS v0"
     rows, groups = reading.in_groups(request, [output])
     size, unit = len(request.keys), reading.protected_columns
     return Truncation(
@@ -39,7 +51,11 @@ def answer_request(reading: RequestQuery, request: SortedValues) -> ValueCounts:
     if request.by is not None:
         reading.number_keys(reading.column(request.by), request.keys)
     codes = NumberedColumn("code", 0, len(request.keys))
-    groups, values, counts = dispatch.bounded_values(reading, truncation, value, codes)
+    groups, signed, counts = dispatch.bounded_values(reading, truncation, value, codes)
+    values: NDArray[Any] = signed
+    if offset_of(reading.table.bounded_column(request.column)):
+        # Adds 2^63 modulo 2^64: what a UBIGINT holds is above 0.
+        values = signed.view(np.uint64) ^ np.uint64(2**63)
     if request.by is not None:
         return ValueCounts(values, counts, groups)
     size = find_public_size(

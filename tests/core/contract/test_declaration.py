@@ -41,7 +41,7 @@ def declared(**changes: Any) -> Table:
         ({"columns": {"age": {"lower": 0, "upper": 1, "step": "1e400"}}}, "finite number"),
         ({"columns": {"age": {"lower": 0, "upper": 1, "step": 0}}}, "step must be positive"),
         ({"columns": {"age": {"lower": 0, "upper": 10, "missing": 11}}}, "within the bounds"),
-        ({"columns": {"age": {"lower": 0, "upper": 2**63}}}, "coarser step"),
+        ({"columns": {"age": {"lower": 0, "upper": 2**64}}}, "coarser step"),
         ({"columns": {"city": {"public_keys": []}}}, "at least one"),
         ({"columns": {"city": {"public_keys": ["a", "a"]}}}, "different values"),
         ({"contribution_bounds": {"rows": 0}}, "greater than or equal to 1"),

@@ -11,6 +11,7 @@ predicate reads the dates themselves.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.results import exact_json
 from dpflow.errors import InvalidInput
 
 Bools = NDArray[np.bool_]
@@ -42,10 +44,11 @@ class Rule(ABC):
         """The predicate over these SQL expressions of grid integers."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON from which `rule` makes an equal one."""
+        """JSON from which `read_rule` makes an equal one; integers beyond 2^53 are texts."""
         fields = asdict(self)  # type: ignore[call-overload]
         return {"kind": self.kind} | {
-            k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()
+            k: list(map(exact_json, v)) if isinstance(v, tuple) else exact_json(v)
+            for k, v in fields.items()
         }
 
 
@@ -121,7 +124,7 @@ KINDS: Mapping[str, type[Rule]] = {
 
 def read_rule(data: Mapping[str, Any]) -> Rule:
     """The rule that `Rule.to_json` wrote. Raises `InvalidInput`."""
-    fields = {name: value for name, value in data.items() if name != "kind"}
+    fields = {name: _read_integers(value) for name, value in data.items() if name != "kind"}
     try:
         hypothesis = KINDS[data["kind"]](**fields)
     except (KeyError, TypeError):
@@ -141,6 +144,14 @@ def read_rule(data: Mapping[str, Any]) -> Rule:
     if isinstance(hypothesis, RectangleRule) and len(hypothesis.lower) != len(hypothesis.upper):
         raise InvalidInput("a rectangle has as many lower ends as upper ones")
     return hypothesis
+
+
+def _read_integers(value: Any) -> Any:
+    """Integers that `exact_json` wrote as text."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_read_integers, value))
+    whole = isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,40}", value)
+    return int(value) if whole else value
 
 
 @dataclass(frozen=True)
@@ -168,11 +179,13 @@ class ColumnScale:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ColumnScale:
         """The inverse of `to_json`."""
-        return cls(**dict(data) | {"step": Fraction(data["step"])})
+        ends = {name: _read_integers(data[name]) for name in ("low", "high", "missing")}
+        return cls(**dict(data) | ends | {"step": Fraction(data["step"])})
 
     def to_json(self) -> dict[str, Any]:
         """As a learner's document has it."""
-        return asdict(self) | {"step": str(self.step)}
+        fields = {name: exact_json(value) for name, value in asdict(self).items()}
+        return fields | {"step": str(self.step)}
 
     def grid_integers(self, values: Any) -> tuple[NDArray[np.int64], Bools]:
         """Grid integers of numbers in the column's unit, or of dates, and which rows have one;
@@ -186,6 +199,8 @@ class ColumnScale:
         # Integers never pass through a float: 2^53 + 1 must stay itself.
         if raw.dtype.kind in "iub" and self.step == 1:
             return np.clip(raw, self.low, self.high).astype(np.int64), np.ones(len(raw), bool)
+        if self._is_wide() and raw.dtype.kind in "Oiub":
+            return self._exact_integers(raw)
         numbers = raw.astype(float)
         there = ~np.isnan(numbers)
         with np.errstate(over="ignore"):
@@ -202,6 +217,24 @@ class ColumnScale:
         integers = np.where(
             there, np.array(clipped, np.int64), 0 if self.missing is None else self.missing
         )
+        return integers, there | (self.missing is not None)
+
+    def _is_wide(self) -> bool:
+        """Whether a double does not hold every grid integer."""
+        return max(abs(self.low), abs(self.high)) > 2**53
+
+    def _exact_integers(self, values: NDArray[Any]) -> tuple[NDArray[np.int64], Bools]:
+        """The same of Python's integers, decimals and texts of them, one by one."""
+        there = np.array([value is not None and value == value for value in values], bool)
+        integers = np.full(len(values), 0 if self.missing is None else self.missing, np.int64)
+        for place in np.flatnonzero(there):
+            value = values[place]
+            if isinstance(value, float) and not np.isfinite(value):
+                integers[place] = self._nearest_end(value)
+            else:
+                steps = 2 * abs(Fraction(str(value))) / self.step + 1
+                whole = int(steps // 2) * (-1 if Fraction(str(value)) < 0 else 1)
+                integers[place] = min(max(whole, self.low), self.high)
         return integers, there | (self.missing is not None)
 
     def _nearest_end(self, value: float) -> int:
@@ -226,10 +259,23 @@ class ColumnScale:
                 f"WHEN {quoted} IS NOT NULL THEN least({nearest}, {self.high}) END"
             )
             return value if self.missing is None else f"coalesce({value}, {self.missing})"
-        scaled = quoted
-        if self.step != 1:
-            scaled = f"CAST({quoted} AS DOUBLE) * {self.step.denominator} / {self.step.numerator}"
-        value = f"least(greatest(round({scaled}), {self.low}), {self.high})"
+        places = len(str(self.step.denominator)) - 1
+        if self._is_wide() and self.step == Fraction(1, 10**places) and 0 < places <= 38:
+            # In decimals, exactly; what no decimal of 38 digits holds is beyond a bound.
+            exact = f"TRY_CAST({quoted} AS DECIMAL(38, {places}))"
+            digits = f"CAST(replace(CAST({exact} AS VARCHAR), '.', '') AS HUGEINT)"
+            nearest = f"CASE WHEN {quoted} > 0 THEN {self.high} ELSE {self.low} END"
+            value = (
+                f"CASE WHEN {exact} IS NULL THEN {nearest} "
+                f"ELSE least(greatest({digits}, {self.low}), {self.high}) END"
+            )
+        else:
+            scaled = quoted
+            if self.step != 1:
+                scaled = (
+                    f"CAST({quoted} AS DOUBLE) * {self.step.denominator} / {self.step.numerator}"
+                )
+            value = f"least(greatest(round({scaled}), {self.low}), {self.high})"
         # NaN is missing, as in `grid_integers`.
         value = f"CASE WHEN {quoted} IS NULL OR isnan(CAST({quoted} AS DOUBLE)) THEN NULL ELSE {value} END"
         return value if self.missing is None else f"coalesce({value}, {self.missing})"

@@ -58,25 +58,12 @@ class Synopsis:
     def to_table(self, name: str, column: Column, low: int) -> Synthetic:
         """The synthetic column in its own unit, with a weight for each value."""
         return Synthetic(
-            ((name, kind(column)), ("weight", "whole")),
+            ((name, column.kind), ("weight", "whole")),
             tuple(
-                (in_unit(column, low + point), weight)
+                (column.grid_value(low + point), weight)
                 for point, weight in zip(self.points, self.weights)
             ),
         )
-
-
-def kind(column: Column) -> str:
-    """What a synthetic column holds: dates, whole numbers, or numbers."""
-    return "date" if column.holds_dates else "whole" if column.step.denominator == 1 else "number"
-
-
-def in_unit(column: Column, grid: int) -> int | float | str:
-    """A grid integer in the column's unit, all whole numbers exactly."""
-    if column.holds_dates:
-        return column.grid_value(grid)
-    value = grid * column.step
-    return int(value) if column.step.denominator == 1 else float(value)
 
 
 def check_name(table: Table, name: str) -> None:

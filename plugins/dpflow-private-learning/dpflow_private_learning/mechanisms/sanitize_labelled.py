@@ -40,7 +40,7 @@ from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, 
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, offsets
-from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name, in_unit, kind
+from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
 from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitize_column
 from dpflow_private_learning.mechanisms.sanitizer_transforms import Rules
 
@@ -208,10 +208,10 @@ def table_of(halves: tuple[Half, Half], name: str, table: Table) -> Synthetic:
     rows: list[tuple[Any, ...]] = []
     for half in halves:
         rows += [
-            (in_unit(column, low + p), half.label, float(w * half.row_weight))
+            (column.grid_value(low + p), half.label, float(w * half.row_weight))
             for p, w in zip(half.column.points, half.column.weights)
         ]
-    return Synthetic(((name, kind(column)), ("label", "whole"), ("weight", "number")), tuple(rows))
+    return Synthetic(((name, column.kind), ("label", "whole"), ("weight", "number")), tuple(rows))
 
 
 class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):

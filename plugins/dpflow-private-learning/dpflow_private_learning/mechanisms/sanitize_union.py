@@ -36,7 +36,7 @@ from dpflow_private_learning.building_blocks.prefix_tree import build_tree, leve
 from dpflow_private_learning.building_blocks.row_bounds import peeling_rows, tree_rows
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, offsets
-from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name, in_unit, kind
+from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
 from dpflow_private_learning.mechanisms.sanitize_points import peel_values, plan_rounds
 
 WIDEST = 4096
@@ -125,12 +125,12 @@ class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
                 part, x, answer.counts, first, last, params, (epsilon, beta, moves), calls
             )
             rows += [
-                (in_unit(column, low + p), w, number)
+                (column.grid_value(low + p), w, number)
                 for p, w in zip(synopsis.points, synopsis.weights)
             ]
             proof_rows = max(proof_rows, need)
         document = common.report("union", calls, needed=proof_rows, rows=params.rows)
-        columns = ((params.column, kind(column)), ("weight", "whole"), ("part", "whole"))
+        columns = ((params.column, column.kind), ("weight", "whole"), ("part", "whole"))
         return Result((Row("", "rows", params.n),), document, Synthetic(columns, tuple(rows)))
 
     def _sanitize_part(
