@@ -19,6 +19,7 @@ from dpflow.engine import (
     make_plan,
     release_all,
 )
+from dpflow.engine.releases.result_table import ResultTable, require_file_kind, write_tables
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
@@ -29,6 +30,10 @@ def command(
     listing: Annotated[bool, typer.Option("--list", help="List past releases instead.")] = False,
     shown: Annotated[
         str | None, typer.Option("--show", help="Reprint one past release by id.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Also write the results with named columns: .csv, .json or .parquet."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -42,7 +47,10 @@ def command(
     if listing:
         return _list_releases(ledger, as_json)
     if shown is not None:
-        return _show_release(ledger, shown, as_json)
+        return _show_release(ledger, shown, output, as_json)
+    if output is not None:
+        # Before anything is charged: a mistyped name should cost nothing.
+        require_file_kind(output)
     registry, book = Registry.load(), open_ledger(ledger, files=files or ())
     plans = [
         make_plan(request, registry, insert_bounds(request, book))
@@ -50,6 +58,8 @@ def command(
     ]
     planned = [(plan, RunIdentity.of_request(plan.request)) for plan in plans]
     receipts = list(release_all(planned, book, registry))
+    if output is not None:
+        write_tables([receipt.table for receipt in receipts], output)
     if as_json:
         shown_receipts = [receipt.to_json() | receipt.result.to_json() for receipt in receipts]
         return show_json(shown_receipts if len(receipts) > 1 else shown_receipts[0])
@@ -96,12 +106,16 @@ def _list_releases(ledger: str | None, as_json: bool) -> None:
     show_table("releases", columns, cells)
 
 
-def _show_release(ledger: str | None, release_id: str, as_json: bool) -> None:
+def _show_release(ledger: str | None, release_id: str, output: Path | None, as_json: bool) -> None:
     stored = open_ledger(ledger).release(release_id)
     if stored.result is None:
         raise InvalidInput(
             f"release {release_id} is {stored.state}, so it has no result; run its file again to finish it"
         )
+    if output is not None:
+        about = {name: str(stored.request.get(name, "")) for name in ("name", "mechanism", "table")}
+        about = {"release_id": stored.release_id, "scope": stored.scope} | about
+        write_tables([ResultTable(about, Result.from_json(stored.result))], output)
     if as_json:
         return show_json({"id": stored.release_id, "request": stored.request, **stored.result})
     _print_result(

@@ -144,6 +144,26 @@ def test_publish_repairs_an_output_file(tiny: Tiny) -> None:
     assert "0 settled releases copied" in dpflow(tiny, "publish", "out.duckdb").stdout
 
 
+def test_results_are_written_with_named_columns(tiny: Tiny) -> None:
+    """When they are released, and when they are reprinted."""
+    done = dpflow(tiny, "release", tiny.file(), "--output", "out.json", "--json")
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads((tiny.folder / "out.json").read_text())
+    release_id = json.loads(done.stdout)["release_id"]
+    assert (record["release_id"], record["measure"], record["epsilon"]) == (
+        release_id,
+        "count",
+        "0.5",
+    )
+    again = dpflow(tiny, "release", "--show", release_id, "--output", "again.csv")
+    assert again.returncode == 0, again.stderr
+    head, line = (tiny.folder / "again.csv").read_text().splitlines()
+    assert head.startswith("release_id,scope,name,mechanism,table,key,measure,value")
+    assert line.startswith(f"{release_id},visits,visits,count,visits,")
+    wrong = dpflow(tiny, "release", tiny.file(), "--output", "out.xlsx")
+    assert wrong.returncode == 1 and ".parquet" in wrong.stderr
+
+
 def test_mechanisms_are_listed_with_their_origin(tiny: Tiny) -> None:
     """Every built-in appears, with parameters and citation."""
     rows = {row["name"]: row for row in json.loads(dpflow(tiny, "mechanisms", "--json").stdout)}

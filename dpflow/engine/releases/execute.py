@@ -14,7 +14,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dpflow import fault_points
 from dpflow.core.accounting.events import Unprotected
@@ -24,6 +25,7 @@ from dpflow.core.contract.results import NONE, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.result_table import ResultTable
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import PlanRefused
@@ -31,6 +33,11 @@ from dpflow.ledger import Ledger, ReleaseCharge, ReleaseRecord, Reservation, Sco
 from dpflow.ledger.books.data_claims import JOINED
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable, PublishedRelease, publish
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
 
 log = logging.getLogger("dpflow")
 
@@ -73,6 +80,47 @@ class Receipt:
             "rows": len(self.result.rows),
             "published": self.published,
         }
+
+    @property
+    def table(self) -> ResultTable:
+        """The result with named columns, as frames and files have it."""
+        about = {
+            "release_id": self.release_id,
+            "release": self.name,
+            "mechanism": self.mechanism,
+            "scope": self.scope,
+            "block": ",".join(self.blocks),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "protects": self.protects,
+        }
+        return ResultTable(about, self.result)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The result as a pandas frame; columns as `ResultTable` says. Raises `MissingExtra`."""
+        return self.table.to_pandas()
+
+    def to_arrow(self) -> pyarrow.Table:
+        """The result as an Arrow table; columns as `ResultTable` says. Raises `MissingExtra`."""
+        return self.table.to_arrow()
+
+    def to_polars(self) -> polars.DataFrame:
+        """The result as a polars frame; columns as `ResultTable` says. Raises `MissingExtra`."""
+        return self.table.to_polars()
+
+    def write(self, file: Path | str) -> None:
+        """Write the result as CSV, Parquet, or JSON with named fields, by the file's name. Raises
+        `InvalidInput` for another name.
+        """
+        self.table.write(file)
+
+    def _repr_html_(self) -> str:
+        cost = (
+            "replayed, nothing charged"
+            if self.replayed
+            else f"epsilon {self.epsilon}, delta {self.delta}"
+        )
+        return self.table.to_html(f"{self.name}: {cost}; protects {self.protects}")
 
 
 @errors_end_here

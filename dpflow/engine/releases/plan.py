@@ -27,6 +27,7 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import DataRequest, Records
 from dpflow.core.contract.results import ErrorBound
 from dpflow.engine.releases.request import ReleaseRequest, require_public
+from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
@@ -42,7 +43,7 @@ def digest(value: Any) -> str:
     ).hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A validated release or session.
 
@@ -65,6 +66,30 @@ class Plan:
     version_independent_digest: str
     digest: str
     former_digests: tuple[str, str] = field(compare=False)
+
+    def __repr__(self) -> str:
+        epsilon, delta = self.privacy_cost()
+        return (
+            f"Plan({self.request.name!r}: {self.mechanism.name} of {self.table.name}, epsilon {epsilon}, "
+            f"delta {delta}, from scope {self.request.scope!r})"
+        )
+
+    def _repr_html_(self) -> str:
+        epsilon, delta = self.privacy_cost()
+        about = {
+            "mechanism": self.mechanism.name,
+            "table": self.table.name,
+            "protects": self.table.protection_text,
+            "scope": self.request.scope,
+            "blocks": ", ".join(self.request.blocks),
+            "where": self.request.where or "",
+            "cost": f"epsilon {epsilon}, delta {delta}",
+        }
+        widths = self.error_bound.half_width if self.error_bound else {}
+        noise = ", ".join(f"{measure} +- {width:g}" for measure, width in widths.items())
+        about["95 % noise interval"] = noise or "depends on the rows; part of the result"
+        lines = [(name, text) for name, text in about.items() if text]
+        return write_html(f"plan {self.request.name}", (), lines)
 
     @property
     def charged_blocks(self) -> tuple[str, ...]:

@@ -46,6 +46,9 @@ COLUMNS = (
     ("delta", "DOUBLE NOT NULL"),
 )
 
+#: Stands for a release without rows: whoever reads the table sees that it was made.
+NO_ROWS = Row("", "no rows", None)
+
 
 @dataclass(frozen=True)
 class PublishedRelease:
@@ -70,8 +73,9 @@ def publish(
 ) -> None:
     """Copy a settled result into ``table`` of ``database``; both are created if missing.
 
-    The same release again changes nothing. While another process holds the file, tries again with
-    growing pauses.
+    The same release again changes nothing. A release without rows, such as one that selected no key,
+    has the one row `NO_ROWS`. While another process holds the file, tries again with growing
+    pauses.
 
     Raises:
         NotPublished: still held after ``deadline`` seconds, or not writable; the release itself
@@ -82,7 +86,7 @@ def publish(
     cost = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
     lines = [
         (row.key, row.measure, *_split_value(row.value), _as_float(row.half_width_95))
-        for row in release.rows
+        for row in release.rows or (NO_ROWS,)
     ]
     name = sql.quote_name(table)
 
@@ -95,7 +99,7 @@ def publish(
         published = connection.execute(
             f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
         ).fetchone()
-        if published is None and lines:
+        if published is None:
             _insert_rows(connection, name, COLUMNS, [*about, *map(list, zip(*lines)), *cost])
             if release.synthetic is not None:
                 _insert_synthetic(connection, release, release.synthetic)

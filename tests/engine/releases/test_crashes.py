@@ -118,7 +118,7 @@ def books():
 print(json.dumps([killed, number + 1, json.loads(child(books)[1])]))
 """
 
-RELEASE = [point for point in POINTS if not point.startswith("session")]
+RELEASE = [point for point in POINTS if not point.startswith(("session", "load"))]
 OPENING = ["session.before-commit", "session.after-commit"]
 ANSWER = ["aggregate.after", "draw.after"]
 

@@ -57,6 +57,17 @@ def test_publishing_makes_file_and_table(tmp_path: Path) -> None:
     assert published_ids(path, "releases") == {"r1"}
 
 
+def test_a_release_without_rows_has_one(tmp_path: Path) -> None:
+    """A private selection may select nothing: the table says that the release was made, and knows it."""
+    path = tmp_path / "out.duckdb"
+    empty = replace(RELEASE, rows=())
+    publish(path, "releases", empty)
+    publish(path, "releases", empty)
+    about = ("r1", "daily", "2013-01-01", "histogram")
+    assert content(path) == [(*about, "", "no rows", None, None, None, 0.5, 0.0)]
+    assert published_ids(path, "releases") == {"r1"}
+
+
 def test_publishing_twice_changes_nothing(tmp_path: Path) -> None:
     """The same release again leaves the table as it is."""
     path = tmp_path / "out.duckdb"
