@@ -23,7 +23,8 @@ class BudgetGrantOperator(BaseOperator):
     :param ledger_conn_id: connection of type ``dpflow_ledger``; the role behind it must be an
         owner's.
 
-    Returns what remains in the scope.
+    Returns what remains in the scope. Where a second principal must approve the grant, it is proposed
+    once, and the task fails retryably until that has happened.
     """
 
     template_fields: Sequence[str] = ("scope", "epsilon", "delta", "table")
@@ -55,6 +56,8 @@ class BudgetGrantOperator(BaseOperator):
         """Grant unless the scope has this grant; see the class."""
         from dpflow.core.accounting import amounts
         from dpflow.core.accounting.privacy_filters import make_filter
+        from dpflow.errors import LedgerUnavailable
+        from dpflow.ledger import GrantProposal
         from dpflow.tables.access.declarations import load_table
 
         ledger = open_ledger(self.ledger_conn_id)
@@ -73,7 +76,7 @@ class BudgetGrantOperator(BaseOperator):
             ):
                 break
         else:
-            ledger.grant(
+            outcome = ledger.grant(
                 self.scope,
                 *terms,
                 filter=self.filter,
@@ -81,4 +84,9 @@ class BudgetGrantOperator(BaseOperator):
                 table=table,
                 principal=dag_principal(self.dag_id),
             )
+            if isinstance(outcome, GrantProposal):
+                raise LedgerUnavailable(
+                    f"the grant of {self.scope!r} waits for a second principal; have another owner run: "
+                    f"dpflow ledger approve {self.scope} {outcome.seq}"
+                )
         return ledger.remaining(self.scope).to_json()

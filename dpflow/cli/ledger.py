@@ -28,7 +28,7 @@ from dpflow.core.accounting.amounts import short_text as short
 from dpflow.core.accounting.privacy_filters import FilterName
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
-from dpflow.ledger import Entry, Ledger, Scope, VerificationReport
+from dpflow.ledger import Entry, GrantProposal, Ledger, Scope, VerificationReport
 from dpflow.ledger.history.anchor import default_folder
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.tables.access.declarations import load_table
@@ -49,6 +49,13 @@ ShareOption = Annotated[
         help="Part of delta for Renyi divergence (renyi, hybrid); the rest pays mechanisms' own deltas."
     ),
 ]
+ApprovalsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=2,
+        help="2: this grant and later ones wait until another principal approves them; as before if left out.",
+    ),
+]  # fmt: skip
 SinceOption = Annotated[
     str | None,
     typer.Option(
@@ -80,6 +87,7 @@ def grant(
     no_table: Annotated[
         bool, typer.Option("--no-table", help="The scope belongs to no declared table.")
     ] = False,
+    approvals: ApprovalsOption = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -96,9 +104,12 @@ def grant(
     # Read before the ledger is made: a mistake in the declaration must leave none behind.
     declaration = load_table(table) if table else None
     book = open_ledger(ledger, create=True)
-    terms: Any = {"filter": filter_name, "tail_share": tail_share, "principal": current_principal()}
-    granted = book.grant(scope, epsilon, delta, table=declaration, **terms)
-    _show_grant(granted, as_json)
+    terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
+    told = book.grant(
+        scope, epsilon, delta, table=declaration, principal=current_principal(), **terms
+    )
+    _show_grant(told, as_json)
+    granted = told.terms if isinstance(told, GrantProposal) else told
     # Nothing adds up the budgets of two scopes over one table, so its owner is told.
     root = scope.partition("/")[0]
     beside = [
@@ -125,14 +136,45 @@ def quota(
         ),
     ] = None,
     tail_share: ShareOption = None,
+    approvals: ApprovalsOption = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a scope below another a budget inside that one. What it spends, every scope above it
     spends too.
     """
-    terms: Any = {"filter": filter_name, "tail_share": tail_share, "principal": current_principal()}
-    _show_grant(open_ledger(ledger).quota(scope, epsilon, delta, **terms), as_json)
+    terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
+    book = open_ledger(ledger)
+    _show_grant(book.quota(scope, epsilon, delta, principal=current_principal(), **terms), as_json)
+
+
+@app.command("proposals")
+def show_proposals(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
+    """The grants that wait for the approval of a second principal."""
+    waiting = open_ledger(ledger).proposals()
+    if as_json:
+        return show_json([_describe_grant(proposal) for proposal in waiting])
+    columns = ("scope", "entry", "epsilon", "delta", "filter", "approvals", "proposed by")
+    cells = []
+    for proposal in waiting:
+        terms = proposal.terms
+        amounts = exact_text(terms.filter.epsilon), exact_text(terms.filter.delta)
+        rule = terms.filter.name, terms.approvals
+        cells.append((terms.scope, proposal.seq, *amounts, *rule, proposal.principal))
+    show_table("grants that wait", columns, cells)
+
+
+@app.command()
+def approve(
+    scope: ScopeArgument,
+    entry: Annotated[
+        int, typer.Argument(help="The entry that proposed the grant, as dpflow ledger proposals shows it.")
+    ],
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Put a grant into effect that another principal proposed."""
+    _show_grant(open_ledger(ledger).approve(scope, entry, principal=current_principal()), as_json)
 
 
 @app.command("show")
@@ -471,16 +513,29 @@ def _scope_names(book: Ledger, scope: str | None) -> list[str]:
     return [scope] if scope else [granted.scope for granted in book.scopes()]
 
 
-def _show_grant(granted: Scope, as_json: bool) -> None:
-    rule = granted.filter
+def _describe_grant(told: Scope | GrantProposal) -> dict[str, Any]:
+    granted = told.terms if isinstance(told, GrantProposal) else told
+    about = {"scope": granted.scope, "protects": granted.protects, "blocks": granted.blocks}
+    about |= {"filter": granted.filter.to_json(), "approvals": granted.approvals}
+    if isinstance(told, GrantProposal):
+        about |= {"proposed_by": told.principal, "proposal": told.seq}
+    return about
+
+
+def _show_grant(told: Scope | GrantProposal, as_json: bool) -> None:
     if as_json:
-        about = {"scope": granted.scope, "protects": granted.protects, "blocks": granted.blocks}
-        return show_json(about | {"filter": rule.to_json()})
+        return show_json(_describe_grant(told))
+    granted = told.terms if isinstance(told, GrantProposal) else told
+    rule = granted.filter
     extent = " in every block" if granted.blocks else ""
     protects = f", protecting {granted.protects}" if granted.protects else ""
     print(
         f"{granted.scope}: epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}{extent} ({rule.name}){protects}"
     )
+    if isinstance(told, GrantProposal):
+        print(
+            f"proposed by {told.principal}, and not in effect: another owner runs dpflow ledger approve {granted.scope} {told.seq}"
+        )
 
 
 def _show_verification(report: VerificationReport, as_json: bool) -> None:

@@ -8,6 +8,7 @@ integers; the ledger adds and compares them.
 from dpflow.ledger.books.records import (
     AnswerRecord,
     Entry,
+    GrantProposal,
     ReleaseKey,
     ReleaseRecord,
     Remaining,
@@ -24,6 +25,7 @@ from dpflow.ledger.ledger import Ledger
 __all__ = [
     "AnswerRecord",
     "Entry",
+    "GrantProposal",
     "Ledger",
     "ReleaseCharge",
     "ReleaseKey",

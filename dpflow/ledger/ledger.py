@@ -20,6 +20,7 @@ from dpflow.ledger.audit.recheck import RESERVED_KINDS
 from dpflow.ledger.books import charges, data_claims, grants, releases, sessions
 from dpflow.ledger.books.records import (
     AnswerRecord,
+    GrantProposal,
     ReleaseKey,
     ReleaseRecord,
     Remaining,
@@ -82,8 +83,9 @@ class Ledger(AuditedLedger):
         protects: str = "",
         blocks: bool = False,
         tail_share: object | None = None,
+        approvals: int | None = None,
         principal: str,
-    ) -> Scope:
+    ) -> Scope | GrantProposal:
         """Give a scope a budget, raise it, or lower it to no less than what any of its blocks
         has spent.
 
@@ -97,6 +99,12 @@ class Ledger(AuditedLedger):
             tail_share: under renyi and hybrid, the part of delta that converts Renyi divergence;
                 the rest pays for mechanisms with a delta of their own. By default all of it, or
                 what an earlier grant said.
+            approvals: 2 has this grant and all later ones of the scope wait until another principal
+                approves (`approve`); 1 ends that, once it is approved itself. By default 1, or what
+                an earlier grant said.
+
+        Returns:
+            The scope; or the proposal that waits. The same grant proposed again adds nothing.
 
         Raises:
             InvalidAmount: not a legal amount.
@@ -122,6 +130,7 @@ class Ledger(AuditedLedger):
                 blocks,
                 principal,
                 may_bind=table is not None,
+                approvals=approvals,
             )
 
     def quota(
@@ -132,15 +141,16 @@ class Ledger(AuditedLedger):
         *,
         filter: FilterName | None = None,
         tail_share: object | None = None,
+        approvals: int | None = None,
         principal: str,
-    ) -> Scope:
+    ) -> Scope | GrantProposal:
         """Give a scope below another, such as ``flights/team-a``, a budget of its own inside that
         one; or change it.
 
         What is charged to a quota is charged to every scope above it, too. It protects what the
         scope above protects, by the same blocks, and counts by the same filter unless ``filter``
         says otherwise. Several quotas may add up to more than the scope above: then the first to
-        spend is served.
+        spend is served. ``approvals`` is the quota's own, as for `grant`.
 
         Raises:
             GrantConflict: the scope above has no grant or a smaller one; else as for `grant`.
@@ -158,7 +168,30 @@ class Ledger(AuditedLedger):
             name = filter or (before or above).filter.name
             terms = grants.Terms.parse_terms(name, epsilon, delta, tail_share)
             grants.require_inside(scope, terms, above)
-            return grants.store_grant(writer, scope, terms, above.protects, above.blocks, principal)
+            return grants.store_grant(
+                writer, scope, terms, above.protects, above.blocks, principal, approvals=approvals
+            )
+
+    def approve(self, scope: str, proposal: int, *, principal: str) -> Scope:
+        """Put a grant into effect that another principal proposed.
+
+        Args:
+            proposal: the number of the entry that proposed it, so that nobody approves what came in
+                its place meanwhile.
+
+        Raises:
+            InvalidInput: nothing that this entry proposed waits, or this principal proposed it.
+            GrantConflict: as for `grant`, by what is spent and granted now.
+        """
+        grants.checked_scope(scope)
+        checked_name("a principal", principal)
+        with self._begin_writing() as writer:
+            return grants.approve_proposal(writer, scope, proposal, principal)
+
+    def proposals(self) -> list[GrantProposal]:
+        """Grants that wait for a second principal, the oldest first."""
+        with self._begin_reading() as state:
+            return grants.list_proposals(state)
 
     def scope(self, name: str) -> Scope:
         """A granted scope. Raises `UnknownName`."""

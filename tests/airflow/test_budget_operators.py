@@ -261,6 +261,27 @@ def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
             run(made, task_id)
 
 
+def test_a_grant_that_waits_fails_retryably(tiny: Tiny, dag: Any) -> None:
+    """Where two principals must agree, a DAG proposes once, and goes on when the other has approved."""
+    from airflow_names import AirflowFailException
+
+    first = Ledger(tiny.ledger).grant(
+        "new", 1, 0, table=None, filter="basic", approvals=2, principal="ann"
+    )
+    Ledger(tiny.ledger).approve("new", first.seq, principal="bob")  # type: ignore[union-attr]
+    made = dag(
+        """
+        BudgetGrantOperator(task_id="more", scope="new", table=None, epsilon="2")
+        """
+    )
+    for _ in range(2):
+        with pytest.raises(Exception, match="dpflow ledger approve new 4") as told:
+            run(made, "more")
+        assert not isinstance(told.value, AirflowFailException)
+    Ledger(tiny.ledger).approve("new", 4, principal="bob")
+    assert run(made, "more")["budgets"][0]["epsilon_granted"] == "2"
+
+
 # --- the connection ---------------------------------------------------------------------------------------------------
 
 

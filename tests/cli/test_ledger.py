@@ -72,6 +72,27 @@ def charge(
     )
 
 
+def test_two_owners_agree_to_a_grant(tiny: Tiny, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is told what the second one runs; the table shows what waits."""
+    raised = ["grant", "visits", "--epsilon", "7", "--delta", "1e-5", "--table", "visits.yml"]
+    raised += ["--approvals", "2"]
+    assert "another owner runs dpflow ledger approve visits 2" in run(*raised)
+    waiting = run("proposals", "--json")
+    assert [(w["scope"], w["proposed_by"], w["proposal"]) for w in waiting] == [
+        ("visits", "tester", 2)
+    ]
+    table = run("proposals")
+    assert "visits" in table and "tester" in table and " 7 " in table
+    with pytest.raises(InvalidInput, match="somebody else approves it"):
+        run("approve", "visits", "2")
+    assert Ledger(tiny.ledger).scope("visits").epsilon == 1
+    monkeypatch.setenv("DPFLOW_PRINCIPAL", "second")
+    assert run("approve", "visits", "2", "--json")["approvals"] == 2
+    assert Ledger(tiny.ledger).scope("visits").epsilon == 7 and run("proposals", "--json") == []
+    told = run("quota", "visits/a", "--epsilon", "1", "--approvals", "2", "--json")
+    assert (told["proposal"], told["proposed_by"]) == (4, "second")
+
+
 def test_a_quota_is_inside_its_scope(tiny: Tiny, run: Run) -> None:
     """It protects what the scope above protects, by the same blocks and filter; both pay; either
     refuses.

@@ -46,8 +46,9 @@ class Place:
                 yield run
             return
         with contextlib.closing(sqlite3.connect(self.target, isolation_level=None)) as connection:
-            for trigger in ("dpflow_entry_no_update", "dpflow_entry_no_delete"):
-                connection.execute(f"DROP TRIGGER IF EXISTS {trigger}")
+            find = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+            for (trigger,) in connection.execute(find).fetchall():
+                connection.execute(f"DROP TRIGGER {trigger}")
             yield lambda statement, *values: connection.execute(statement, values).fetchall()
 
     def sql(self, *statements: str) -> list[Any]:

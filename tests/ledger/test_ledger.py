@@ -34,6 +34,11 @@ from dpflow.errors import (
 from dpflow.ledger import Ledger, ReleaseKey, Reservation, Slot
 
 HALF = Pure(Fraction(1, 2))
+TRIGGERS = {
+    "dpflow_entry_append_only": "dpflow_entry",
+    "dpflow_scope_stays": "dpflow_scope",
+    "dpflow_scope_has_entry": "dpflow_scope",
+}
 
 
 class Place:
@@ -51,12 +56,12 @@ class Place:
         engine = sa.create_engine(f"sqlite:///{self.target}" if sqlite else self.target)
         with engine.begin() as connection:
             if sqlite:
-                connection.exec_driver_sql("DROP TRIGGER IF EXISTS dpflow_entry_no_update")
-                connection.exec_driver_sql("DROP TRIGGER IF EXISTS dpflow_entry_no_delete")
+                find = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+                for (name,) in connection.exec_driver_sql(find).fetchall():
+                    connection.exec_driver_sql(f"DROP TRIGGER {name}")
             else:
-                connection.exec_driver_sql(
-                    "DROP TRIGGER IF EXISTS dpflow_entry_append_only ON dpflow_entry"
-                )
+                for name, table in TRIGGERS.items():
+                    connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {name} ON {table}")
             for statement in statements:
                 connection.exec_driver_sql(statement)
         engine.dispose()

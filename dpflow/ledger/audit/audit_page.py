@@ -110,7 +110,7 @@ class AuditPage:
                     spend.add(group, charges)
         elif entry.kind == "settle" or body.get("becomes") in ("fenced", "closed"):
             self._pending.pop(entry.release_id, None)
-        if entry.kind == "resolve" and within:
+        if entry.kind in ("resolve", "propose") and within:
             self._decisions.append(entry)
 
     def render_html(self) -> str:
@@ -142,7 +142,7 @@ class AuditPage:
                     "Decisions of owners",
                     ("entry", "at", "kind", "release", "principal", "reason"),
                     [
-                        (e.seq, e.at, e.kind, e.release_id, e.principal, e.body.get("reason", ""))
+                        (e.seq, e.at, e.kind, e.release_id, e.principal, _explain_decision(e))
                         for e in self._decisions
                     ],
                 ),
@@ -183,6 +183,13 @@ class AuditPage:
 _PERIOD_AMOUNTS = ("epsilon", "delta", "Renyi divergence")
 _GRANT = ("entry", "at", "scope", "epsilon", "delta", "filter", "protects", "principal")
 _ENTRY = ("entry", "at", "what", "scope", "release", "principal", "task")
+
+
+def _explain_decision(entry: Entry) -> str:
+    if entry.kind != "propose":
+        return str(entry.body.get("reason", ""))
+    rule = _read_filter(entry)
+    return f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)} for {entry.scope}"
 
 
 def _read_filter(grant: Entry) -> Filter:

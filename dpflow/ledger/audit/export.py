@@ -141,6 +141,7 @@ def _table_rows(
     keys: Mapping[tuple[str, int], DataKey],
 ) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
     yield schema.scope, [{"name": name, **row} for name, row in expected.scopes.items()]
+    yield schema.proposal, [{"scope": name, **row} for name, row in expected.proposals.items()]
     yield (
         schema.account,
         [

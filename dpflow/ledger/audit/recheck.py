@@ -17,19 +17,21 @@ from hashlib import blake2b
 from typing import Any
 
 from dpflow.core.accounting import events
-from dpflow.core.accounting.amounts import DELTA_UNIT, to_units_down
 from dpflow.core.accounting.events import Unprotected
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import DpflowError
 from dpflow.ledger.books import data_claims
+from dpflow.ledger.books.grants import may_follow
 from dpflow.ledger.books.records import name_in_request, path_of, split_slot
 from dpflow.ledger.books.sessions import answer_digest, batch_name
+from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
 from dpflow.ledger.history.state import TABLES
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
 RESERVED_KINDS = frozenset(
-    {"grant", "reserve", "session", "join", "retry", "settle", "resolve", "answer", "import", "upgrade", "reanchor", "recover", "rotate"}
+    {"grant", "propose",
+     "reserve", "session", "join", "retry", "settle", "resolve", "answer", "import", "upgrade", "reanchor", "recover", "rotate"}
 )  # fmt: skip
 
 #: What an entry of version 5 calls otherwise.
@@ -107,6 +109,7 @@ class Recheck:
         self._pack: Any = dict if whole else fixed_part
         self.problems: list[str] = []
         self.scopes: dict[str, dict[str, Any]] = {}
+        self.proposals: dict[str, dict[str, Any]] = {}
         self.accounts: dict[str, dict[str, Cost]] = {}
         self.releases: dict[str, ReleaseState] = {}
         self.slots: set[tuple[str, str, str]] = set()
@@ -139,12 +142,42 @@ class Recheck:
 
     # --- grants -------------------------------------------------------------------------------
 
-    def _apply_grant(self, entry: Any, body: dict[str, Any]) -> None:
-        name, capacity = entry.scope, body.pop("capacity", None)
-        granted, limits = _parse_filter(body["filter"])
+    def _read_terms(self, entry: Any, body: dict[str, Any]) -> dict[str, Any]:
+        """The columns of a grant or proposal."""
+        capacity, approvals = body.pop("capacity", None), body.pop("approvals", 1)
+        _, limits = _parse_filter(body["filter"])
         told = [*astuple(limits)] if entry.root else None
         _require(capacity == told, "holds another capacity than it grants")
         _require(set(body) == {"filter", "protects", "blocks"}, "grants something unknown")
+        _require(approvals in (1, 2), "asks for an impossible number of approvals")
+        return body | {"approvals": approvals}
+
+    def _needs_second(self, scope: str, terms: Mapping[str, Any]) -> bool:
+        return 2 in (terms["approvals"], self.scopes.get(scope, terms)["approvals"])
+
+    def _apply_propose(self, entry: Any, body: dict[str, Any]) -> None:
+        terms = self._read_terms(entry, body)
+        _require(self._needs_second(entry.scope, terms), "proposes what needs no second approval")
+        self.proposals[entry.scope] = terms | {"principal": entry.principal, "seq": entry.seq}
+
+    def _require_second(self, entry: Any, terms: Mapping[str, Any], approved: int | None) -> None:
+        """A grant that needs two principals names the proposal that waited for it, by another."""
+        name, waiting = entry.scope, self.proposals.get(entry.scope, {})
+        _require(
+            self._needs_second(name, terms) == (approved is not None),
+            "grants without the second principal that its scope needs",
+        )
+        if approved is not None:
+            former = self.scopes.get(name, {"seq": 0})["seq"]
+            waits = waiting.get("seq") == approved and approved > former
+            _require(waits and terms.items() <= waiting.items(), "approves what nobody proposed")
+            _require(waiting["principal"] != entry.principal, "is approved by who proposed it")
+
+    def _apply_grant(self, entry: Any, body: dict[str, Any]) -> None:
+        name, approved = entry.scope, body.pop("proposal", None)
+        body = self._read_terms(entry, body)
+        self._require_second(entry, body, approved)
+        granted, limits = _parse_filter(body["filter"])
         above = self.scopes.get(name.rpartition("/")[0])
         binding = body["protects"], body["blocks"]
         if "/" in name:
@@ -158,12 +191,10 @@ class Recheck:
             former = _parse_filter(before["filter"])[0]
             _require(granted.name == former.name, "changes the filter of a scope")
             costs = [cost for cost in spent.values() if cost != Cost()]
-            _require(
-                not costs or _may_follow(granted, former), "changes how spent sums are counted"
-            )
+            _require(not costs or may_follow(granted, former), "changes how spent sums are counted")
             fits = all(Filter.admits(limits, cost) for cost in costs)
             _require(fits, "grants less than is spent")
-        self.scopes[name] = body | {"closed": 0}
+        self.scopes[name] = body | {"closed": 0, "seq": entry.seq}
 
     # --- charges ------------------------------------------------------------------------------
 
@@ -319,9 +350,9 @@ class Recheck:
             release.state = "closed" if release.state == "open" else release.state
 
     def _apply_recover(self, entry: Any, body: dict[str, Any]) -> None:
-        for name, filter, protects, blocks, closed in body["scopes"]:
-            terms = {"filter": filter, "protects": protects, "blocks": blocks, "closed": closed}
-            self.scopes[name] = terms
+        for name, *terms in body["scopes"]:
+            row = dict(zip(CHECKPOINT_COLUMNS, terms, strict=True))
+            self.scopes[name] = row | {"seq": entry.seq}
         for scope, block, *units in body["spent"]:
             sums, after = self.accounts.setdefault(scope, {}), Cost(*units)
             pairs = zip(astuple(sums.get(block, Cost())), astuple(after), strict=True)
@@ -332,7 +363,7 @@ class Recheck:
         closed = [] if witnessed else sorted(self.scopes)
         _require(body["closed"] == closed, "leaves scopes open that nobody witnesses")
         for name in closed:
-            self.scopes[name] = self.scopes[name] | {"closed": 1}
+            self.scopes[name] = self.scopes[name] | {"closed": 1, "seq": entry.seq}
         unsettled = {
             n: row for n, row in self.releases.items() if row.state in ("reserved", "open")
         }
@@ -366,14 +397,3 @@ def recheck_entries(rows: Any, *, whole: bool = False) -> Recheck:
 
 def _binding(scope: Mapping[str, Any] | None) -> tuple[Any, Any]:
     return (None, None) if scope is None else (scope["protects"], scope["blocks"])
-
-
-def _may_follow(granted: Filter, former: Filter) -> bool:
-    """Whether sums that were made under one filter still mean the same under another."""
-    if granted.order is None:
-        return True
-    # Charges before a Renyi path was open were not counted on it.
-    if former.order != granted.order or former.conversion != granted.conversion:
-        return False
-    share = former.tail_delta / former.delta
-    return granted.tail_delta == to_units_down(granted.delta * share, DELTA_UNIT) * DELTA_UNIT

@@ -18,7 +18,7 @@ from dpflow.errors import InvalidInput
 from dpflow.ledger.audit.recheck import Recheck
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
-from dpflow.ledger.history.checkpoint import Checkpoint, Signer
+from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS, Checkpoint, Signer
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
 
@@ -81,7 +81,14 @@ def make_checkpoint(anchor: Anchor, expected: Recheck, passage: Passage) -> Chec
         expected.root,
         passage.at,
         tuple(
-            (name, row["filter"], row["protects"], row["blocks"], row["closed"])
+            (
+                name,
+                row["filter"],
+                row["protects"],
+                row["blocks"],
+                row["closed"],
+                row["approvals"],
+            )
             for name, row in sorted(expected.scopes.items())
         ),
         tuple(sorted(expected.account_rows(), key=lambda row: row[:2])),
@@ -117,9 +124,10 @@ def recover_state(
     witnessed = ahead is not None and marked == (ahead.size, ahead.head)
     state = writer.state
     scopes, spent = [], []
-    for name, filter, protects, blocks, closed in ahead.scopes if ahead else ():
-        terms = {"filter": filter, "protects": protects, "blocks": blocks, "closed": closed}
-        scopes.append([name, *terms.values()])
+    number = writer.next_seq
+    for name, *columns in ahead.scopes if ahead else ():
+        scopes.append([name, *columns])
+        terms = dict(zip(SCOPE_COLUMNS, columns, strict=True)) | {"seq": number}
         row = state.find(schema.scope, name=name)
         if row is None:
             state.insert(schema.scope, name=name, **terms)
@@ -135,7 +143,7 @@ def recover_state(
     closed_scopes = []
     # Sorted here: databases order texts by rules of their own.
     for name in [] if witnessed else sorted(row.name for row in state.transaction.rows(_SCOPES)):
-        state.update(schema.scope, state.find(schema.scope, name=name), closed=1)
+        state.update(schema.scope, state.find(schema.scope, name=name), closed=1, seq=number)
         closed_scopes.append(name)
     unsettled = sorted(state.transaction.rows(_UNSETTLED), key=lambda row: row.id)
     for row in unsettled:

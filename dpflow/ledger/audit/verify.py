@@ -23,6 +23,7 @@ RELEASES = Prepared(sa.select(schema.release, schema.key.c.wrapped).outerjoin(sc
 _META = Prepared(sa.select(schema.meta))
 _KEYS = Prepared(sa.select(schema.key))
 _NODES = Prepared(sa.select(schema.node))
+_SCOPE, _PROPOSAL = (TABLES[t.name].names[1:] for t in (schema.scope, schema.proposal))
 _CHANGED = {
     "result_digest": "the result of release {id} is not the one that was settled",
     "secret_digest": "the state of session {id} is not the one its last answer left",
@@ -90,10 +91,18 @@ class TableCheck:
 
     def _compare_scope(self, rows: Iterator[Any]) -> Iterator[Any]:
         expected = {
-            name: (name, row["filter"], row["protects"], row["blocks"], row["closed"])
+            name: tuple([name, *(row[column] for column in _SCOPE)])
             for name, row in self._expected.scopes.items()
         }
         return self._compare_simple(rows, expected, 1, "scope {} is not what was granted")
+
+    def _compare_proposal(self, rows: Iterator[Any]) -> Iterator[Any]:
+        expected = {
+            name: tuple([name, *(row[column] for column in _PROPOSAL)])
+            for name, row in self._expected.proposals.items()
+        }
+        sentence = "the grant that waits for {} is not what was proposed"
+        return self._compare_simple(rows, expected, 1, sentence)
 
     def _compare_account(self, rows: Iterator[Any]) -> Iterator[Any]:
         expected = {

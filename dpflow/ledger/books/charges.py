@@ -42,6 +42,7 @@ def _parse_scope(row: Any) -> Scope:
         row.protects,
         bool(row.blocks),
         bool(row.closed),
+        row.approvals,
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
+from typing import Any
+
+import sqlalchemy as sa
 
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.amounts import DELTA_UNIT, exact_text, to_units_down
@@ -15,10 +18,13 @@ from dpflow.core.accounting.privacy_filters import (
 )
 from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger.books import charges
-from dpflow.ledger.books.records import Scope, checked_name
+from dpflow.ledger.books.records import GrantProposal, Scope, checked_name, stored_json
 from dpflow.ledger.history.chain import Writer, canonical_json
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.statements import Prepared
+
+_PROPOSALS = Prepared(sa.select(schema.proposal).order_by(schema.proposal.c.seq))
 
 
 def checked_scope(name: str) -> str:
@@ -94,15 +100,20 @@ def store_grant(
     principal: str,
     *,
     may_bind: bool = False,
-) -> Scope:
-    """Store a grant. See `Ledger.grant`.
+    approvals: int | None = None,
+) -> Scope | GrantProposal:
+    """Store a grant, or propose it where two principals must agree. See `Ledger.grant`.
 
     Args:
         may_bind: the grant names a table: a scope that nothing was charged to may be bound to it.
+        approvals: how many must agree to the next grant; None keeps what an earlier grant said.
     """
+    if approvals not in (None, 1, 2):
+        raise InvalidInput("a grant needs the approval of 1 or 2 principals; choose one")
     state, binding = writer.state, (protects, blocks)
     before, parent = charges.find_scope(state, scope), find_parent(state, scope)
     used = charges.list_costs(state, scope)
+    stays = 1 if before is None else before.approvals
     # A scope that was charged has promised a guarantee to its table's units, which stays.
     binds = (
         may_bind and before is not None and (before.protects, before.blocks) != binding and not used
@@ -124,32 +135,154 @@ def store_grant(
         filter = _change_amounts(before, terms)
     else:
         filter = terms.build_filter(None if before is None else before.filter)
-    granted = Scope(scope, filter, protects, blocks)
+    granted = Scope(scope, filter, protects, blocks, approvals=approvals or stays)
     _require_covers(granted, used)
-    _write_scope(writer, granted, principal)
-    # Whatever a quota pays, the scope above it pays too: nothing was charged to these either.
-    for quota in charges.all_scopes(state) if binds else ():
-        if quota.scope.startswith(scope + "/"):
-            quota = Scope(quota.scope, quota.filter, protects, blocks)
-            _write_scope(writer, quota, principal)
+    if 2 in (stays, granted.approvals):
+        return _propose(writer, granted, principal)
+    _put_in_effect(writer, granted, principal, binds)
     return granted
 
 
-def _write_scope(writer: Writer, granted: Scope, principal: str) -> None:
-    """Write a scope's row and its entry in the history."""
-    row = {
+def _put_in_effect(
+    writer: Writer, granted: Scope, principal: str, binds: bool, proposal: int | None = None
+) -> None:
+    """Write a grant, and bind the quotas below it to its table if it was bound to another."""
+    _write_scope(writer, granted, principal, proposal)
+    # Whatever a quota pays, the scope above it pays too: nothing was charged to these either.
+    for quota in charges.all_scopes(writer.state) if binds else ():
+        if quota.scope.startswith(granted.scope + "/"):
+            if quota.approvals > 1:
+                raise GrantConflict(
+                    f"quota {quota.scope!r} would be bound to another table, too, which takes two approvals of its own; "
+                    f"grant it with approvals 1 first"
+                )
+            quota = replace(quota, protects=granted.protects, blocks=granted.blocks, closed=False)
+            _write_scope(writer, quota, principal)
+
+
+def _columns_of(granted: Scope) -> dict[str, Any]:
+    return {
         "filter": canonical_json(granted.filter.to_json()),
         "protects": granted.protects,
         "blocks": int(granted.blocks),
+        "approvals": granted.approvals,
     }
+
+
+def _add_entry(
+    writer: Writer, kind: str, granted: Scope, principal: str, proposal: int | None = None
+) -> None:
+    body = _columns_of(granted)
+    if body["approvals"] == 1:
+        del body["approvals"]
+    # In whole units: an auditor then needs no formula for what a grant holds.
+    body["capacity"] = list(astuple(granted.capacity))
+    if proposal is not None:
+        body["proposal"] = proposal
+    writer.add_entry(kind, granted.scope, "", principal, body)
+
+
+def _write_scope(
+    writer: Writer, granted: Scope, principal: str, proposal: int | None = None
+) -> None:
+    """Write a scope's row and its entry in the history."""
+    row = _columns_of(granted) | {"closed": 0, "seq": writer.next_seq}
     before = writer.state.find(schema.scope, name=granted.scope)
     if before is None:
-        writer.state.insert(schema.scope, name=granted.scope, **row, closed=0)
+        writer.state.insert(schema.scope, name=granted.scope, **row)
     else:
-        writer.state.update(schema.scope, before, **row, closed=0)
-    # In whole units: an auditor then needs no formula for what a grant holds.
-    body = row | {"capacity": list(astuple(granted.capacity))}
-    writer.add_entry("grant", granted.scope, "", principal, body)
+        writer.state.update(schema.scope, before, **row)
+    _add_entry(writer, "grant", granted, principal, proposal)
+
+
+# --- second approvals -----------------------------------------------------------------------------
+
+
+def _propose(writer: Writer, granted: Scope, principal: str) -> GrantProposal:
+    """Write down a grant that waits; it takes the place of an earlier one, unless that is the
+    same.
+    """
+    state = writer.state
+    earlier = state.find(schema.proposal, scope=granted.scope)
+    row = _columns_of(granted) | {"principal": principal}
+    if earlier is not None:
+        waits = earlier.seq > _seq_of(state, granted.scope)
+        if waits and row.items() <= earlier._asdict().items():
+            return _read_proposal(earlier)
+    proposal = GrantProposal(granted, principal, writer.next_seq)
+    row["seq"] = proposal.seq
+    if earlier is None:
+        state.insert(schema.proposal, scope=granted.scope, **row)
+    else:
+        state.update(schema.proposal, earlier, **row)
+    _add_entry(writer, "propose", granted, principal)
+    return proposal
+
+
+def _seq_of(state: LedgerState, scope: str) -> int:
+    """The entry that made a scope what it is; 0 if nobody granted it."""
+    row = state.find(schema.scope, name=scope)
+    return 0 if row is None else int(row.seq)
+
+
+def _read_proposal(row: Any) -> GrantProposal:
+    filter = Filter.from_json(stored_json(row.filter))
+    terms = Scope(row.scope, filter, row.protects, bool(row.blocks), approvals=row.approvals)
+    return GrantProposal(terms, row.principal, row.seq)
+
+
+def list_proposals(state: LedgerState) -> list[GrantProposal]:
+    """All grants that wait, the oldest first; one that was deleted by hand is not missed."""
+    rows = [state.take(schema.proposal, row) for row in state.transaction.rows(_PROPOSALS)]
+    return [_read_proposal(row) for row in rows if row.seq > _seq_of(state, row.scope)]
+
+
+def approve_proposal(writer: Writer, scope: str, seq: int, principal: str) -> Scope:
+    """Put a proposed grant into effect. See `Ledger.approve`."""
+    state = writer.state
+    row = state.find(schema.proposal, scope=scope)
+    if row is None or row.seq != seq or row.seq <= _seq_of(state, scope):
+        raise InvalidInput(
+            f"no grant that entry {seq} proposed waits for scope {scope!r}; dpflow ledger proposals lists those that do"
+        )
+    if row.principal == principal:
+        raise InvalidInput(
+            f"{principal} proposed this grant, and somebody else approves it; have a second owner run: "
+            f"dpflow ledger approve {scope} {seq}"
+        )
+    granted = _read_proposal(row).terms
+    before, parent = charges.find_scope(state, scope), find_parent(state, scope)
+    used = charges.list_costs(state, scope)
+    binding = granted.protects, granted.blocks
+    binds = before is not None and (before.protects, before.blocks) != binding
+    # Since it was proposed, others may have charged the scope or granted what is above it.
+    stale = (
+        (parent is not None and (parent.protects, parent.blocks) != binding)
+        or (binds and used)
+        or (before is not None and any(cost != Cost() for _, cost in used)
+            and not may_follow(granted.filter, before.filter))
+    )  # fmt: skip
+    if stale:
+        raise GrantConflict(
+            f"scope {scope!r} has changed since entry {seq} proposed this grant; propose it again"
+        )
+    _require_covers(granted, used)
+    _put_in_effect(writer, granted, principal, binds, seq)
+    return granted
+
+
+def may_follow(granted: Filter, former: Filter) -> bool:
+    """Whether sums that were made under one filter still mean the same under another."""
+    if granted.order is None:
+        return True
+    # Charges before a Renyi path was open were not counted on it.
+    if former.order != granted.order or former.conversion != granted.conversion:
+        return False
+    share = former.tail_delta / former.delta
+    return granted.tail_delta == to_units_down(granted.delta * share, DELTA_UNIT) * DELTA_UNIT
+
+
+# --- amounts --------------------------------------------------------------------------------------
 
 
 def _change_amounts(scope: Scope, terms: Terms) -> Filter:

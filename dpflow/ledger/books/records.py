@@ -227,6 +227,8 @@ class Scope:
     blocks: bool
     #: Since entries were lost that may have charged it; it pays nothing until a new grant.
     closed: bool = False
+    #: How many principals must agree to its next grant: 1 or 2.
+    approvals: int = 1
 
     @property
     def epsilon(self) -> Fraction:
@@ -259,6 +261,16 @@ class Scope:
             if limit > CLOSED
         ]
         return round(min(shares, default=1.0), 4)
+
+
+@dataclass(frozen=True)
+class GrantProposal:
+    """A grant that takes effect once a second principal approves it."""
+
+    terms: Scope
+    principal: str
+    #: Of the entry that proposed it; whoever approves names it.
+    seq: int
 
 
 def _used_part(amount: int, limit: int) -> float:

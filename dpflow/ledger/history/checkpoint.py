@@ -19,6 +19,9 @@ from typing import Any
 from dpflow.core.accounting.privacy_filters import Cost
 from dpflow.errors import InvalidInput, LedgerCorrupt
 
+#: What a checkpoint says of a scope, behind its name.
+SCOPE_COLUMNS = ("filter", "protects", "blocks", "closed", "approvals")
+
 _ED25519 = b"\x01"  # the algorithm's number in signed notes
 _DASH = "\u2014 "
 _PRIVATE = "PRIVATE+KEY+"
@@ -157,7 +160,8 @@ class Checkpoint:
         head: its hash, which covers all before it.
         root: the digest of every row that decides, as the last entry has it.
         at: when the last entry was written.
-        scopes: name, filter as JSON text, what is protected, whether by blocks, whether closed.
+        scopes: name, filter as JSON text, what is protected, whether by blocks, whether closed, how
+            many principals must agree to its next grant.
         spent: cost by scope and block.
     """
 
@@ -166,7 +170,7 @@ class Checkpoint:
     head: str
     root: str
     at: str
-    scopes: tuple[tuple[str, str, str, int, int], ...]
+    scopes: tuple[tuple[str, str, str, int, int, int], ...]
     spent: tuple[tuple[str, str, Cost], ...]
 
     @property
@@ -195,7 +199,9 @@ class Checkpoint:
                 base64.b64decode(head, validate=True).hex(),
                 state.removeprefix("state "),
                 at.removeprefix("at "),
-                tuple((str(a), str(b), str(c), int(d), int(e)) for a, b, c, d, e in scopes),
+                tuple(
+                    (str(a), str(b), str(c), int(d), int(e), int(f)) for a, b, c, d, e, f in scopes
+                ),
                 tuple((str(a), str(b), Cost(*map(int, units))) for a, b, *units in spent),
             )
             if parsed.text != text:

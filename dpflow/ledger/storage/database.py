@@ -56,7 +56,7 @@ _POWERS = """SELECT CASE WHEN r.rolsuper THEN 'is a superuser'
     WHEN pg_has_role(r.oid, c.relowner, 'MEMBER') THEN 'owns ' || c.relname
     WHEN has_table_privilege(r.oid, c.oid, 'DELETE, TRUNCATE') THEN 'can delete rows of ' || c.relname
     WHEN c.relname = 'dpflow_entry' AND has_any_column_privilege(r.oid, c.oid, 'UPDATE')
-        OR c.relname = 'dpflow_scope' AND has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE')
+        OR c.relname IN ('dpflow_scope', 'dpflow_proposal') AND has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE')
     THEN 'can write ' || c.relname END AS power
     FROM pg_roles r, pg_class c, unnest(%s::text[]) t(name)
     WHERE pg_has_role(session_user, r.oid, 'MEMBER') AND c.oid = to_regclass(t.name)

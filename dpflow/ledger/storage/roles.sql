@@ -23,9 +23,9 @@ EXCEPTION WHEN duplicate_object THEN NULL;
 END $$;
 GRANT dpflow_spender TO dpflow_interactive;
 
-REVOKE ALL ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_answer,
+REVOKE ALL ON dpflow_meta, dpflow_scope, dpflow_proposal, dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_answer,
     dpflow_key, dpflow_node, dpflow_entry FROM PUBLIC, dpflow_spender, dpflow_interactive;
-GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_data, dpflow_slot, dpflow_key, dpflow_node, dpflow_entry
+GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_proposal, dpflow_account, dpflow_data, dpflow_slot, dpflow_key, dpflow_node, dpflow_entry
     TO dpflow_spender;
 GRANT SELECT (id, scope, dag_id, task_id, run_identity, digest, ordinal, family, state, exclusive, attempts, fenced_below,
     principal, blocks, event, request, name, seq, result, result_digest, snapshot, version, secret_digest) ON dpflow_release
@@ -84,7 +84,7 @@ DROP POLICY IF EXISTS dpflow_reads ON dpflow_entry;
 CREATE POLICY dpflow_reads ON dpflow_entry FOR SELECT USING (true);
 DROP POLICY IF EXISTS dpflow_no_decision ON dpflow_entry;
 CREATE POLICY dpflow_no_decision ON dpflow_entry FOR INSERT TO dpflow_spender
-    WITH CHECK (kind NOT IN ('grant', 'resolve', 'import', 'reanchor', 'recover', 'rotate'));
+    WITH CHECK (kind NOT IN ('grant', 'propose', 'resolve', 'import', 'reanchor', 'recover', 'rotate'));
 
 DROP POLICY IF EXISTS dpflow_reads ON dpflow_release;
 CREATE POLICY dpflow_reads ON dpflow_release FOR SELECT USING (true);

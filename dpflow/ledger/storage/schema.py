@@ -44,7 +44,27 @@ scope = sa.Table(
     _required_column("blocks", SmallInteger),
     # 1 after entries were lost that may have charged it, until its owner grants again.
     _required_column("closed", SmallInteger),
+    # How many principals must agree to its next grant: 1 or 2.
+    _required_column("approvals", SmallInteger),
+    # Of the entry that made the row what it is.
+    _required_column("seq", BigInteger),
     info={"identity": ("name",)},
+    **_SLIM,
+)
+
+#: The newest grant of each scope that somebody proposed. It waits for another principal as long as
+#: its entry is newer than the scope's.
+proposal = sa.Table(
+    "dpflow_proposal",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    _required_column("filter"),
+    _required_column("protects"),
+    _required_column("blocks", SmallInteger),
+    _required_column("approvals", SmallInteger),
+    _required_column("principal"),
+    _required_column("seq", BigInteger),
+    info={"identity": ("scope",)},
     **_SLIM,
 )
 
@@ -172,18 +192,37 @@ node = sa.Table(
     **_SLIM,
 )
 
-#: The history can only grow, whoever holds a connection.
-APPEND_ONLY = {
+_NEWEST = "(SELECT coalesce(max(seq), 0) FROM dpflow_entry)"
+#: Whoever holds a connection: the history can only grow, and a grant is changed by none of the
+#: entries that are there, so only together with a new one.
+TRIGGERS = {
     "sqlite": (
         "CREATE TRIGGER dpflow_entry_no_update BEFORE UPDATE ON dpflow_entry "
         "BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END",
         "CREATE TRIGGER dpflow_entry_no_delete BEFORE DELETE ON dpflow_entry "
         "BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END",
+        "CREATE TRIGGER dpflow_scope_no_delete BEFORE DELETE ON dpflow_scope "
+        "BEGIN SELECT RAISE(ABORT, 'a grant is never deleted'); END",
+        "CREATE TRIGGER dpflow_scope_no_update BEFORE UPDATE ON dpflow_scope "
+        f"WHEN NEW.name <> OLD.name OR NEW.seq <= {_NEWEST} "
+        "BEGIN SELECT RAISE(ABORT, 'a grant changes only with an entry'); END",
+        "CREATE TRIGGER dpflow_scope_no_insert BEFORE INSERT ON dpflow_scope "
+        f"WHEN NEW.seq <= {_NEWEST} "
+        "BEGIN SELECT RAISE(ABORT, 'a grant comes only with an entry'); END",
     ),
     "postgresql": (
         "CREATE FUNCTION dpflow_append_only() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE EXCEPTION 'the history is append-only'; END $$",
         "CREATE TRIGGER dpflow_entry_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpflow_entry "
         "FOR EACH STATEMENT EXECUTE FUNCTION dpflow_append_only()",
+        "CREATE FUNCTION dpflow_grant_stays() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'a grant is never deleted'; END $$",
+        "CREATE TRIGGER dpflow_scope_stays BEFORE DELETE OR TRUNCATE ON dpflow_scope "
+        "FOR EACH STATEMENT EXECUTE FUNCTION dpflow_grant_stays()",
+        "CREATE FUNCTION dpflow_grant_has_entry() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN IF NEW.seq <= {_NEWEST} OR (TG_OP = 'UPDATE' AND NEW.name <> OLD.name) THEN "
+        "RAISE EXCEPTION 'a grant changes only with an entry'; END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER dpflow_scope_has_entry BEFORE INSERT OR UPDATE ON dpflow_scope "
+        "FOR EACH ROW EXECUTE FUNCTION dpflow_grant_has_entry()",
     ),
 }

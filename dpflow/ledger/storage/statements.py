@@ -259,7 +259,7 @@ class Transaction:
             self.text(str(CreateTable(table).compile(dialect=dialect)))
             for index in sorted(table.indexes, key=lambda index: str(index.name)):
                 self.text(str(CreateIndex(index).compile(dialect=dialect)))
-        for statement in schema.APPEND_ONLY[dialect.name]:
+        for statement in schema.TRIGGERS[dialect.name]:
             self.text(statement)
 
 

@@ -125,7 +125,7 @@ def test_a_charge_below_its_events_cost_is_found(tmp_path, ask, monkeypatch, wha
     ask.reserve(ledger, "wrong", scope="s", event=event)
     monkeypatch.undo()
     done = run_audit(export_text(ledger), tmp_path)
-    assert "less than its event costs" in done.stderr and done.returncode
+    assert "less than it costs" in done.stderr and done.returncode
     assert "charges less than its event costs" in str(ledger.verify())
 
 

@@ -14,7 +14,7 @@ from dpflow.errors import (
     InvalidInput,
     LedgerCorrupt,
 )
-from dpflow.ledger import Ledger
+from dpflow.ledger import GrantProposal, Ledger
 from dpflow.ledger.history import chain
 from dpflow.ledger.storage import schema
 
@@ -35,6 +35,8 @@ def papers(
     ledger = books
     ledger.settle(ask.reserve(ledger, "done", slot="run/0"), {"value": 7})
     ask.reserve(ledger, "orphan")
+    told = ledger.grant("s", 1, 0, table=None, approvals=2, filter="basic", principal="owner")
+    assert isinstance(told, GrantProposal)
     held = ledger.open_session(
         ask.key("gate"), **ask.terms(), state={"threshold": 4711}, exclusive=False
     )

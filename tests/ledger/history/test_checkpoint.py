@@ -22,7 +22,7 @@ POINT = Checkpoint(
     "b" * 64,
     "c" * 64,
     "2026-01-01T00:00:00+00:00",
-    (("flights", '{"filter":1}', "one person", 0, 0),),
+    (("flights", '{"filter":1}', "one person", 0, 0, 1),),
     (("flights", "", Cost(5, 6, 7)),),
 )
 

@@ -129,6 +129,10 @@ def test_what_a_run_has_paid_for_is_proved(ledger, place, ask):
 def play(ledger: Any, ask: Any, round: int) -> None:
     """Each verb once more; it touches rows of every table."""
     ledger.grant("flights", 2 + round, 0, table=None, filter="basic", principal="owner")
+    told = ledger.grant(
+        "both", 2 + round, 0, table=None, filter="basic", approvals=2, principal="owner"
+    )
+    ledger.approve("both", told.seq, principal="other")
     ask.reserve(ledger, "taken over", slot="run/0")
     held = ask.reserve(ledger, f"settled {round}", slot=f"run/1-{round}", data=("table t",))
     ledger.settle(held, {"value": round})
