@@ -17,8 +17,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 
 DRIVER = """
@@ -30,7 +32,7 @@ from dpflow.engine.releases import execute
 from dpflow.engine.releases.request import Publish
 from dpflow.fault_points import pass_point
 
-folder, target, number, seed, point = Path(sys.argv[1]), sys.argv[2], *map(str, sys.argv[3:])
+folder, target, anchor, number, seed, point = Path(sys.argv[1]), *sys.argv[2:]
 
 def draw(*_):
     source = random.Random(seed)
@@ -42,7 +44,7 @@ def draw(*_):
 execute.draw_result = draw
 wanted = plan("count", folder / "visits.yml", name="r", epsilon="0.001", scope="visits", blocks=["2020-01-01"],
               publish=Publish(database=folder / "out.duckdb") if int(number) < 5000 else None)
-ledger = Ledger(target, anchor=f"{target}.anchor")
+ledger = Ledger(target, anchor=anchor)
 fault_points.armed = point and point + ":kill"
 print(json.dumps([len(release(wanted, ledger).result.rows)]), flush=True)
 """
@@ -111,9 +113,11 @@ def state_files(folder: Path) -> Iterator[Path]:
 
 def start_release(folder: Path, target: str, number: int, seed: str, point: str = ""):
     (folder / "tmp").mkdir(exist_ok=True)
+    anchor = str(folder / "server.anchor") if "://" in target else f"{target}.anchor"
+    owner = {"DPFLOW_LEDGER_OWNER": "1"}
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(folder), target, str(number), seed, point],
-        stdout=subprocess.PIPE, env={"TMPDIR": str(folder / "tmp"), "HOME": str(folder), "PATH": "/usr/bin:/bin"},
+        [sys.executable, "-c", DRIVER, str(folder), target, anchor, str(number), seed, point],
+        stdout=subprocess.PIPE, env={"TMPDIR": str(folder / "tmp"), "HOME": str(folder), "PATH": "/usr/bin:/bin"} | owner,
     )  # fmt: skip
 
 
@@ -131,7 +135,8 @@ def world(tiny, tmp_path):
     from dpflow import Ledger, load_table
 
     def make_ledger(target: str) -> tuple[Path, str]:
-        Ledger(target, anchor=f"{target}.anchor", create=True).grant(
+        anchor = tmp_path / "server.anchor" if "://" in target else f"{target}.anchor"
+        Ledger(target, anchor=anchor, create=True).grant(
             "visits", 1, "1e-6", filter="basic", table=load_table(tmp_path / "visits.yml"), principal="owner",
         )  # fmt: skip
         return tmp_path, target
@@ -184,3 +189,106 @@ def test_killed_at_random_times(world, tmp_path, number):
         require_hidden(folder, drawn_values(number, str(n)), settled=True)
         for path in tmp_path.glob(f"{n}.sqlite*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class Server:
+    """The files of a PostgreSQL server that may hold what one database wrote since it was made."""
+
+    def __init__(self, target: str) -> None:
+        self._url = target.replace("+psycopg", "")
+        ((self._data, oid),) = self._ask(
+            "SELECT current_setting('data_directory'), oid FROM pg_database WHERE datname = current_database()"
+        )
+        self._base = Path(self._data) / "base" / str(oid)
+        self._first = self._segment()
+
+    def _ask(self, statement: str) -> list[Any]:
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def _segment(self) -> str:
+        return str(self._ask("SELECT pg_walfile_name(pg_current_wal_insert_lsn())")[0][0])
+
+    def files(self) -> list[Path]:
+        """The database's own, and the log since it was made, once all of it is on the disk."""
+        self._ask("CHECKPOINT")
+        last = self._segment()
+        self._ask("SELECT pg_switch_wal()")
+        log = (Path(self._data) / "pg_wal").iterdir()
+        written = [path for path in log if self._first <= path.name <= last]
+        assert written
+        return [*written, *(path for path in self._base.iterdir() if path.is_file())]
+
+
+def require_server_hidden(server: Server, values: np.ndarray) -> int:
+    """No file of the server shows the draw; returns how many bytes were searched."""
+    size = 0
+    for path in server.files():
+        data = path.read_bytes()
+        size += len(data)
+        shown = shown_values(data, values)
+        assert shown < FEW, f"{path.name} of the server shows {shown} of {len(values)} draws"
+    return size
+
+
+@pytest.mark.parametrize(
+    ("number", "points"),
+    [
+        pytest.param(10_000, ["settle.before-commit"], id="one"),
+        pytest.param(100_000, POINTS[:5], id="hundred-thousand", marks=pytest.mark.slow),
+    ],
+)
+def test_a_server_shows_no_killed_draw(world, postgres, number, points):
+    """PostgreSQL writes rows of transactions that never commit to its files and its log: they hold
+    ciphertext only.
+    """
+    for point in points:
+        target = postgres()
+        folder, _ = world(target)
+        server = Server(target)
+        child = start_release(folder, target, number, point, point)
+        child.communicate()
+        assert child.returncode == -9
+        searched = require_server_hidden(server, drawn_values(number, point))
+        # A control of the search: what was written of the draw is longer than its values.
+        if point.startswith("settle"):
+            assert searched > 8 * number
+        shutil.rmtree(folder / "server.anchor")
+
+
+def test_the_search_of_a_server_finds_what_is_in_the_clear(postgres):
+    """Its control: the same values in a transaction that is rolled back are found."""
+    target = postgres()
+    server, values = Server(target), drawn_values(2_000, "clear")
+    with psycopg.connect(target.replace("+psycopg", "")) as connection:
+        connection.execute("CREATE TABLE t (x text)")
+        text = json.dumps([int(value) for value in values])
+        connection.execute("ALTER TABLE t ALTER x SET STORAGE EXTERNAL")
+        connection.execute("INSERT INTO t VALUES (%s)", [text])
+        connection.rollback()
+    with pytest.raises(AssertionError, match="of the server shows"):
+        require_server_hidden(server, values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [100_000])
+def test_a_server_shows_no_draw_killed_at_random_times(world, postgres, number):
+    """Twenty deaths between the draw and the end."""
+    times, longest = random.Random(11), 0.0
+    for n in range(21):
+        target = postgres()
+        folder, _ = world(target)
+        server = Server(target)
+        child = start_release(folder, target, number, str(n))
+        assert child.stdout is not None and child.stdout.readline() == b"drawn\n"
+        if n == 0:
+            start = time.monotonic()
+            child.wait()
+            longest = time.monotonic() - start
+        else:
+            time.sleep(times.random() * longest)
+            child.kill()
+            child.communicate()
+        require_server_hidden(server, drawn_values(number, str(n)))
+        shutil.rmtree(folder / "server.anchor")
