@@ -7,7 +7,7 @@ PACKAGES := $(wildcard plugins/*/dpflow_*)
 DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint names slow browser docs wheels compat bench experiments oracle lock clean
+.PHONY: setup demo up down test lint names slow audit browser docs wheels compat bench experiments oracle lock clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,9 @@ test: setup
 
 slow: setup
 	$(BIN)/pytest -p no:cacheprovider -q -m slow
+
+audit: setup  # about a minute for each mechanism; writes docs/research/audits.md
+	$(BIN)/python -m checks.audit_table
 
 browser: setup
 	$(BIN)/pytest -p no:cacheprovider -q -m browser

@@ -6,7 +6,7 @@ or wider.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
@@ -156,6 +156,15 @@ def dpflow_register_estimators() -> Iterable[Estimator]:
 def dpflow_register_calculators() -> Iterable[Calculator[Any]]:
     """Return calculators: planners, bounds and tables that touch no rows. Called once while the
     registry loads.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def dpflow_register_examples() -> Mapping[str, Sequence[Mapping[str, object]]]:
+    """Return, by a mechanism's name, what its audit tries: each has a ``table`` and ``params`` as in
+    files, and for a session ``queries``. Needed where parameters have no standard names; called by
+    audits only.
     """
     raise NotImplementedError
 

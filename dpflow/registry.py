@@ -90,6 +90,16 @@ class Registry:
             raise UnknownName("calculator", name, self.calculators)
         return calculator
 
+    def collect_examples(self, name: str) -> list[Mapping[str, Any]]:
+        """What distributions registered for audits of a mechanism; none where it takes the standard
+        ones.
+        """
+        return [
+            example
+            for registered in self._manager.hook.dpflow_register_examples()
+            for example in registered.get(name, ())
+        ]
+
     def collect_vetoes(self, plan: hookspecs.PlanView) -> list[str]:
         """Every reason a plugin gives against a plan; a plugin that fails while looking refuses
         too.

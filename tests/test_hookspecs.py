@@ -33,6 +33,6 @@ def test_what_hooks_see_exists(view: type, shown: type) -> None:
 def test_no_hook_takes_or_returns_anything() -> None:
     """``Any`` may stand for a mechanism's parameter model, never for a whole argument."""
     hooks = {n: f for n, f in vars(hookspecs).items() if n.startswith("dpflow_")}
-    assert len(hooks) == 5
+    assert len(hooks) == 6
     for hook in hooks.values():
         assert "Any" not in inspect.get_annotations(hook).values()

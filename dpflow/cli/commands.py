@@ -39,6 +39,10 @@ COMMANDS = {
         "mechanisms",
         "List installed mechanisms, built-ins and plugins, or explain one and its parameters.",
     ),
+    "audit": (
+        "audit",
+        "Measure a mechanism's guarantee: by its exact output distributions, or by draws.",
+    ),
     "plan": ("plan", "Say what a release or a whole schedule will cost, before anything is spent."),
     "release": ("release", "Charge, draw, settle and publish releases; list past ones."),
     "ask": ("ask", "Ask a session, in order; without a query, show what is left of it."),

@@ -12,7 +12,7 @@ costs a full share.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -106,3 +106,19 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
 @hookimpl
 def dpflow_register_mechanisms() -> list[AboveThreshold]:
     return [AboveThreshold()]
+
+
+@hookimpl
+def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+    # A replaced unit leaves group b for a. Several "above" answers about b drive the threshold's
+    # noise down, and one "below" about a then costs the rest: nearly all of epsilon.
+    table = {
+        "name": "audited",
+        "database": "audited.duckdb",
+        "privacy_unit": {"column": "user"},
+        "neighbours": "replace",
+        "contribution_bounds": {"rows": 1},
+        "columns": {"user": {}, "kind": {"public_keys": ["b", "a"]}},
+    }
+    queries = [{"by": "kind", "key": key, "threshold": t} for key, t in zip("bbba", (5, 5, 5, 4))]
+    return {"above_threshold": [{"table": table, "params": {"epsilon": "6"}, "queries": queries}]}

@@ -42,6 +42,8 @@ class Audit:
         lower_epsilon: the loss is at least this, with the confidence; 0 when nothing is proved.
         confidence: of the whole audit, both directions together.
         draws: from each neighbour.
+        rates: for each direction a set S of outcomes: its probability is at least the first number
+            under one neighbour, and at most the second under the other, with the confidence.
     """
 
     epsilon: float
@@ -49,6 +51,7 @@ class Audit:
     lower_epsilon: float
     confidence: float
     draws: int
+    rates: tuple[tuple[float, float], ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -80,20 +83,42 @@ def audit_pair(
         draws: from each; half of them chooses, half of them tests.
         confidence: that a true guarantee is not refuted.
     """
-    # An odd draw is left out: the halves that choose and test are of one size.
-    half = draws // 2
-    draws_of = [[a() for _ in range(2 * half)], [b() for _ in range(2 * half)]]
-    scores = _score_outcomes(draws_of[0], draws_of[1], half)
     failure = (1 - confidence) / 4  # two directions, two intervals in each
-    lower = 0.0
-    for sign, first, second in ((1, 0, 1), (-1, 1, 0)):
-        likely, rare = sign * scores[first], sign * scores[second]
-        cut = _best_threshold(likely[:half], rare[:half], float(delta), failure)
-        counts = [np.array([int((side[half:] >= cut).sum())]) for side in (likely, rare)]
-        lower = max(
-            lower, float(_proven_epsilon(counts[0], counts[1], half, float(delta), failure)[0])
-        )
-    return Audit(float(epsilon), float(delta), lower, confidence, 2 * half)
+    hits, half = _count_hits(a, b, float(delta), draws, failure)
+    rates = [_bound_rates(likely, rare, half, failure) for likely, rare in hits]
+    lower = max(0.0, *(_epsilon_between(*pair, float(delta)) for pair in rates))
+    return Audit(float(epsilon), float(delta), lower, confidence, 2 * half, tuple(rates))
+
+
+def estimate_power(
+    a: Sampler,
+    b: Sampler,
+    epsilon: Any,
+    delta: Any = 0,
+    *,
+    draws: int = 20_000,
+    confidence: float = 1 - RARE,
+) -> float:
+    """How surely `audit_pair` refutes the guarantee on these neighbours with so many draws.
+
+    A lower bound that holds with `SUSPICION`: fresh draws give the set S that an audit would choose
+    and bounds of its two probabilities; binomial quantiles then say what an audit will count. The
+    arguments are those of `audit_pair`; 0 if nothing can be promised.
+    """
+    from scipy.stats import binom
+
+    failure = (1 - confidence) / 4
+    hits, half = _count_hits(a, b, float(delta), draws, failure)
+    power = 0.0
+    for likely, rare in hits:
+        low, high = _bound_rates(likely, rare, half, (1 - SUSPICION) / 4)
+        for miss in (0.25, 0.1, 0.025, 0.005, 0.0005, 0.00005):
+            counted = int(binom.ppf(miss, half, low)), int(binom.isf(miss, half, high))
+            rates = _bound_rates(*counted, half, failure)
+            # Either count may miss, so both misses are taken off.
+            if _epsilon_between(*rates, float(delta)) > float(epsilon):
+                power = max(power, 1 - 2 * miss)
+    return power
 
 
 def audit_with_confirmation(
@@ -142,6 +167,33 @@ def clopper_pearson(
     lower = np.where(hits > 0, betaincinv(np.maximum(hits, 1), n - hits + 1, failure), 0.0)
     upper = np.where(hits < n, betaincinv(hits + 1, np.maximum(n - hits, 1), 1 - failure), 1.0)
     return lower, upper
+
+
+def _count_hits(
+    a: Sampler, b: Sampler, delta: float, draws: int, failure: float
+) -> tuple[list[tuple[int, int]], int]:
+    """For each direction how often S was hit under either neighbour, and in how many draws."""
+    # An odd draw is left out: the halves that choose and test are of one size.
+    half = draws // 2
+    draws_of = [[a() for _ in range(2 * half)], [b() for _ in range(2 * half)]]
+    scores = _score_outcomes(draws_of[0], draws_of[1], half)
+    hits = []
+    for sign, first, second in ((1, 0, 1), (-1, 1, 0)):
+        likely, rare = sign * scores[first], sign * scores[second]
+        cut = _best_threshold(likely[:half], rare[:half], delta, failure)
+        hits.append((int((likely[half:] >= cut).sum()), int((rare[half:] >= cut).sum())))
+    return hits, half
+
+
+def _bound_rates(likely: int, rare: int, n: int, failure: float) -> tuple[float, float]:
+    """The first probability from below and the second from above."""
+    low = clopper_pearson(np.array([likely]), n, failure)[0][0]
+    return float(low), float(clopper_pearson(np.array([rare]), n, failure)[1][0])
+
+
+def _epsilon_between(low: float, high: float, delta: float) -> float:
+    # Pr[S] - delta may be negative, which proves nothing: its log is far below any epsilon.
+    return float(np.log(max(low - delta, 1e-300)) - np.log(high))
 
 
 def _proven_epsilon(

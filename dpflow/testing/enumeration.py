@@ -10,14 +10,12 @@ less than ``tail`` is left of each number.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from fractions import Fraction
 from itertools import permutations
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +27,7 @@ from dpflow.core.sampling import samplers
 from dpflow.core.sampling.randomness import RandomWords, Source
 from dpflow.testing import exact_divergence
 from dpflow.testing.neighbours import answer_fingerprint
+from dpflow.testing.sampler_patches import REAL, replace_samplers, sample_weakened
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -105,7 +104,7 @@ def enumerate_outputs(
     law: dict[Outcome, float] = defaultdict(float)
     path: list[int] = []
     end = time.thread_time() + seconds
-    with _patch_samplers():
+    with replace_samplers(_list_stand_ins()):
         for _ in range(paths):
             source = Enumerator(path, tail, end)
             outcome = draw(source)
@@ -247,28 +246,14 @@ def is_sampler(code: CodeType) -> bool:
 _REGISTERED: dict[Any, Callable[..., Any]] = {}
 
 
-@contextmanager
-def _patch_samplers() -> Iterator[None]:
-    """Every module that imported a sampler by name gets one that also understands an `Enumerator`."""
-    laws = {getattr(samplers, name): law for name, law in _LAWS.items()} | _REGISTERED
-    names = {sampler.__name__ for sampler in laws}
-    patched = [
-        (module, name, vars(module)[name])
-        for module in list(sys.modules.values())
-        # One look at the names: thousands of modules are loaded, few hold a sampler.
-        for name in names & getattr(module, "__dict__", {}).keys()
-        if isinstance(vars(module)[name], FunctionType) and vars(module)[name] in laws
-    ]
-    # Modules import samplers by name, so patching `samplers` alone would reach nobody.
-    for module, name, real in patched:
-        setattr(module, name, _draw_or_enumerate(real, laws[real]))
-    try:
-        yield
-    finally:
-        for module, name, real in patched:
-            setattr(module, name, real)
+def _list_stand_ins() -> dict[Any, Callable[..., Any]]:
+    laws = {REAL[name]: law for name, law in _LAWS.items()} | _REGISTERED
+    return {real: _draw_or_enumerate(real, law) for real, law in laws.items()}
 
 
 def _draw_or_enumerate(real: Callable[..., Any], law: Callable[..., Any]) -> Callable[..., Any]:
     """A sampler that follows an `Enumerator`; other threads and helper sources keep the real one."""
-    return lambda *args: (law if isinstance(args[-1], Enumerator) else real)(*args)
+
+    return lambda *args: sample_weakened(
+        real, args, law if isinstance(args[-1], Enumerator) else real
+    )

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpflow.core.contract.declaration import Table
@@ -55,6 +55,8 @@ from dpflow.testing.session_checks import (
 )
 from dpflow.testing.tiny_tables import NOTHING, ROWS, TINY_TABLES, is_tiny
 
+Law = Mapping[Hashable, float]
+
 #: CPU seconds for all distributions of one example.
 SECONDS = 1.0
 #: What truncated noise may add to a computed delta.
@@ -82,6 +84,8 @@ class ExactComparison:
         pairs: neighbouring answers that were compared; 0 if none could be enumerated.
         obstacle: why some could not, or "".
         passed: whether no pair refutes the guarantee; the tails that were left out are granted.
+        laws: the output distributions of the pair that needs the largest epsilon.
+        params: the parameters that were compared, as in a release file.
     """
 
     epsilon: float
@@ -91,6 +95,8 @@ class ExactComparison:
     pairs: int
     obstacle: str = ""
     passed: bool = True
+    laws: tuple[Law, Law] | None = field(default=None, repr=False)
+    params: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tiny_examples(mechanism: AnyMechanism) -> list[Example]:
@@ -126,6 +132,7 @@ def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> 
     questions = 1 if isinstance(mechanism, Mechanism) else LONGEST
     tail = slack / (20 * questions) * math.exp(-min(epsilon, 40))
     worst_delta, worst_epsilon, pairs, obstacle = 0.0, 0.0, 0, ""
+    worst: tuple[Law, Law] | None = None
     end = time.thread_time() + seconds
     laws = (
         _session_laws(mechanism, example, params, tail, end)
@@ -135,16 +142,26 @@ def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> 
     try:
         for first, second in laws:
             pairs += 1
+            worst = worst or (first, second)
             worst_delta = max(worst_delta, exact_divergence.divergence(first, second, epsilon))
             # Only a pair that is worse than all before is worth the search for its epsilon.
             if exact_divergence.divergence(first, second, worst_epsilon) > delta + slack:
                 worst_epsilon = exact_divergence.smallest_epsilon(first, second, delta + slack)
+                worst = first, second
             if worst_delta > delta + slack:
                 break  # refuted
     except NotEnumerable as error:
         obstacle = str(error)
     return ExactComparison(
-        epsilon, delta, worst_delta, worst_epsilon, pairs, obstacle, worst_delta <= delta + slack
+        epsilon,
+        delta,
+        worst_delta,
+        worst_epsilon,
+        pairs,
+        obstacle,
+        worst_delta <= delta + slack,
+        worst,
+        example.params,
     )
 
 
@@ -218,9 +235,6 @@ def _widen_epsilon(mechanism: AnyMechanism, example: Example) -> Iterator[dict[s
                 plan_mechanism(mechanism, example.table, raw)
                 yield raw
     yield dict(example.params)
-
-
-Law = Mapping[Hashable, float]
 
 
 def _release_laws(

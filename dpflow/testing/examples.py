@@ -110,6 +110,14 @@ class Example:
     queries: Sequence[Mapping[str, Any]] = field(default=())
 
 
+def read_examples(registered: Iterable[Mapping[str, Any]]) -> list[Example]:
+    """Examples as `dpflow.hookspecs.dpflow_register_examples` has them."""
+    return [
+        Example(validate_model(Table, one["table"]), one["params"], one.get("queries", ()))
+        for one in registered
+    ]
+
+
 def validate_model(model: type[BaseModel], raw: Mapping[str, Any]) -> Any:
     """Parameters or a query as the engine builds them. Raises `InvalidDeclaration`."""
     try:

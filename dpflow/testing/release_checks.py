@@ -18,6 +18,7 @@ from dpflow.errors import InvalidInput
 from dpflow.testing import harness
 from dpflow.testing.audit import (
     RARE,
+    Sampler,
     affordable_draws,
     audit_with_confirmation,
     refutes_probability,
@@ -179,19 +180,10 @@ def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
 
 def guarantee_survives_audit(mechanism: Mechanism[Any], example: Example) -> None:
     """Draws on neighbouring answers do not refute the event's (epsilon, delta)."""
-    params, event = plan_mechanism(mechanism, example.table, example.params)
+    _, event = plan_mechanism(mechanism, example.table, example.params)
     epsilon, delta = epsilon_delta(event)
-    source = SystemSource()
-
-    def draw_from(answer: Answer) -> Callable[[], Result]:
-        return lambda: mechanism.draw(params, example.table, answer, source)
-
-    pairs = neighbouring_answers(mechanism.data_request(params, example.table), example.table)
-    for number, pair in enumerate(pairs):
-        draws = [draw_from(given) for given in pair]
-        # Twenty draws of either side show which coordinates change at all.
-        paths = choose_paths(list_features(draw()) for draw in draws for _ in range(20))
-        a, b = (_outcome_sampler(draw, paths) for draw in draws)
+    pairs = neighbouring_results(mechanism, example)
+    for number, (a, b) in enumerate(pairs):
         audit = audit_with_confirmation(
             a,
             b,
@@ -202,6 +194,27 @@ def guarantee_survives_audit(mechanism: Mechanism[Any], example: Example) -> Non
             ),
         )
         require(audit.passed, f"neighbouring answers {number}: {audit}")
+
+
+def neighbouring_results(
+    mechanism: Mechanism[Any], example: Example
+) -> list[tuple[Sampler, Sampler]]:
+    """What draws a result from either of two neighbours, for each pair that is worth an audit."""
+    params, _ = plan_mechanism(mechanism, example.table, example.params)
+    source = SystemSource()
+
+    def draw_from(answer: Answer) -> Callable[[], Result]:
+        return lambda: mechanism.draw(params, example.table, answer, source)
+
+    samplers: list[tuple[Sampler, Sampler]] = []
+    request = mechanism.data_request(params, example.table)
+    for pair in neighbouring_answers(request, example.table):
+        draws = [draw_from(given) for given in pair]
+        # Twenty draws of either side show which coordinates change at all.
+        paths = choose_paths(list_features(draw()) for draw in draws for _ in range(20))
+        a, b = (_outcome_sampler(draw, paths) for draw in draws)
+        samplers.append((a, b))
+    return samplers
 
 
 ONE_SHOT = (

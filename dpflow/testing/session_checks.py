@@ -14,6 +14,7 @@ from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.testing import harness
 from dpflow.testing.audit import (
     SUSPICION,
+    Sampler,
     affordable_draws,
     audit_pair,
     audit_with_confirmation,
@@ -209,33 +210,39 @@ def guarantee_survives_audit(mechanism: Interactive, example: Example) -> None:
     asked, and however often.
     """
     epsilon, delta = epsilon_delta(plan_mechanism(mechanism, example.table, example.params)[1])
-    source = SystemSource()
-    sides = neighbouring_sides(mechanism, example)
+    sides = neighbouring_transcripts(mechanism, example)
     # Each pair is audited over whole sessions: the loss adds up over answers.
-    for number, picks in enumerate(sides):
+    for number, games in enumerate(sides):
         seconds = SECONDS * harness.effort / len(sides)
-
-        def bind_game(
-            game: Game | None, picks: Sequence[Pick] = picks
-        ) -> list[Callable[[], tuple[str, ...]]]:
-            def bind_side(pick: Pick) -> Callable[[], tuple[str, ...]]:
-                return lambda: MemorySession(mechanism, example, source).transcript(pick, game)
-
-            return [bind_side(pick) for pick in picks]
-
         # A short audit of each game chooses the one that gains most; its draws are not used again.
-        games = [None, *list_games(len(example.queries))]
         gains = []
-        for game in games:
-            a, b = bind_game(game)
+        for a, b in games:
             draws = affordable_draws(a, int(DRAWS * harness.effort) // 6, seconds / 2 / len(games))
             gains.append(
                 audit_pair(a, b, epsilon, delta, draws=draws, confidence=SUSPICION).lower_epsilon
             )
-        a, b = bind_game(games[gains.index(max(gains))])
+        a, b = games[gains.index(max(gains))]
         draws = affordable_draws(a, int(DRAWS * harness.effort), seconds / 2)
         audit = audit_with_confirmation(a, b, epsilon, delta, draws=draws)
         require(audit.passed, f"neighbouring answers {number}: {audit}")
+
+
+def neighbouring_transcripts(
+    mechanism: Interactive, example: Example
+) -> list[list[tuple[Sampler, Sampler]]]:
+    """What draws a transcript from either of two neighbours: for each pair one for every game."""
+    source = SystemSource()
+
+    def bind_side(pick: Pick, game: Game | None) -> Sampler:
+        return lambda: MemorySession(mechanism, example, source).transcript(pick, game)
+
+    return [
+        [
+            (bind_side(first, game), bind_side(second, game))
+            for game in [None, *list_games(len(example.queries))]
+        ]
+        for first, second in neighbouring_sides(mechanism, example)
+    ]
 
 
 def neighbouring_sides(mechanism: Interactive, example: Example) -> list[tuple[Pick, Pick]]:

@@ -22,6 +22,7 @@ from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThres
 from dpflow_private_learning.mechanisms.sanitize_union import SanitizeUnion
 from dpflow_private_learning.mechanisms.small_domain import SanitizeSmall
 from dpflow_private_learning.mechanisms.thresholds_by_search import LearnThresholdsBySearch
+from dpflow_private_learning.theory import audit_examples
 from dpflow_private_learning.theory.calculators import CALCULATORS
 
 
@@ -50,3 +51,8 @@ def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
 @hookimpl
 def dpflow_register_calculators() -> list[Calculator[Any]]:
     return list(CALCULATORS)
+
+
+@hookimpl
+def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+    return audit_examples.EXAMPLES

@@ -13,7 +13,7 @@ from dpflow_private_prediction.mechanisms.average_value import PredictValue
 from dpflow_private_prediction.mechanisms.linear import PredictLinear
 from dpflow_private_prediction.mechanisms.vote import PredictVote
 from dpflow_private_prediction.mechanisms.walk import PredictWalk
-from dpflow_private_prediction.theory import calculators
+from dpflow_private_prediction.theory import audit_examples, calculators
 
 
 @hookimpl
@@ -24,3 +24,8 @@ def dpflow_register_mechanisms() -> Iterable[PredictionMechanism[Any]]:
 @hookimpl
 def dpflow_register_calculators() -> Iterable[Calculator[Any]]:
     return calculators.CALCULATORS
+
+
+@hookimpl
+def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+    return audit_examples.EXAMPLES

@@ -4,68 +4,14 @@ relations.
 
 from __future__ import annotations
 
-from typing import Any
-
 import dpflow_private_prediction.plugin
+from dpflow_private_prediction.theory import audit_examples
 
-from dpflow.core.contract.declaration import Table
-from dpflow.testing.examples import Example
+from dpflow.testing.examples import read_examples
 from dpflow.testing.harness import Check
 from dpflow.testing.pytest_plugin import parametrize_with_checks
 
-TABLE = Table.model_validate(
-    {
-        "name": "example",
-        "database": "example.duckdb",
-        "privacy_unit": {"column": "user"},
-        "contribution_bounds": {"rows": 3},
-        "columns": {
-            "amount": {"lower": -10, "upper": 30},
-            "share": {"lower": 0, "upper": 1, "step": "0.25"},
-            "late": {"public_keys": ["no", "yes"]},
-        },
-    }
-)
-SHARDED = {
-    "features": ["amount", "share"],
-    "label": "late",
-    "epsilon": "1",
-    "predictions": 3,
-    "shards": 4,
-}
-LINEAR = {
-    "features": ["amount", "share"],
-    "label": "late",
-    "epsilon": "1",
-    "predictions": 3,
-    "size": 7,
-}
-ON_A_LINE = {"features": ["amount"], "label": "late", "epsilon": "1", "predictions": 3}
-PARAMS: dict[str, list[dict[str, Any]]] = {
-    "predict_average": [SHARDED | {"learner": "GaussianNB"}, SHARDED | {"answer": "share", "noise": "gaussian", "learner": "GaussianNB"}],
-    "predict_value": [
-        SHARDED | {"label": "share", "features": ["amount"]},
-        SHARDED | {"label": "share", "features": ["late"], "noise": "gaussian", "options": {"fit_intercept": False}},
-    ],
-    "predict_linear": [
-        LINEAR | {"loss": "logistic"},
-        LINEAR | {"label": "share", "features": ["amount"], "method": "sgd", "radius": "2", "noise": "gaussian"},
-    ],
-    "predict_walk": [ON_A_LINE | {"clip": 2}, ON_A_LINE | {"mode": "agnostic"}],
-}  # fmt: skip
-
-
-def example(params: dict[str, Any], neighbours: str) -> Example:
-    """Six queries at one point."""
-    point = ["yes"] if params["features"] == ["late"] else [5, 0.5][: len(params["features"])]
-    return Example(
-        TABLE.model_copy(update={"neighbours": neighbours}), params, [{"point": point}] * 6
-    )
-
-
-EXAMPLES = {
-    name: [*map(example, given, ("add-remove", "replace"))] for name, given in PARAMS.items()
-}
+EXAMPLES = {name: read_examples(given) for name, given in audit_examples.EXAMPLES.items()}
 
 
 @parametrize_with_checks(

@@ -11,7 +11,7 @@ from dpflow_stable_median.mechanisms.effective_rounds import EffectiveRounds
 from dpflow_stable_median.mechanisms.mean_queries import MeanQueries
 from dpflow_stable_median.mechanisms.multiplicative_weights import MultiplicativeWeights
 from dpflow_stable_median.mechanisms.stable_median import StableMedian
-from dpflow_stable_median.theory import calculators, sign_attack, theorems
+from dpflow_stable_median.theory import audit_examples, calculators, sign_attack, theorems
 
 
 @hookimpl
@@ -22,3 +22,8 @@ def dpflow_register_mechanisms() -> list[InteractiveMechanism[Any, Any]]:
 @hookimpl
 def dpflow_register_calculators() -> list[Calculator[Any]]:
     return [*calculators.CALCULATORS, *theorems.CALCULATORS, *sign_attack.CALCULATORS]
+
+
+@hookimpl
+def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+    return audit_examples.EXAMPLES

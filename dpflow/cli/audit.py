@@ -1,0 +1,82 @@
+"""`dpflow audit`: what can be measured of a mechanism's guarantee."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpflow.cli.console import JsonOption, open_output, show_json, show_table
+from dpflow.extras import require_extra
+from dpflow.registry import Registry
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(help="A mechanism; all of them are audited without.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="CPU seconds for each, about.")] = 50,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with the privacy profile here.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a mechanism's guarantee: by its exact output distributions, or by draws.
+
+    The audit is repeated with weaker noise, until it refutes the guarantee: one that sees nothing
+    has no power. No table is read, and nothing is charged.
+    """
+    with require_extra("testing", "an audit"):
+        import scipy  # noqa: F401  the bounds of counted draws
+
+        from dpflow.testing.examples import read_examples
+        from dpflow.testing.mechanism_audit import audit_mechanism
+        from dpflow.testing.profile_page import render_page
+    registry = Registry.load()
+    names = list(registry.mechanisms) if name is None else [name]
+    audits = [
+        audit_mechanism(
+            registry.find_mechanism(one), read_examples(registry.collect_examples(one)), seconds
+        )
+        for one in names
+    ]
+    if html is not None:
+        with open_output(html) as file:
+            file.write(render_page(audits))
+    if as_json:
+        return show_json([audit.to_json() for audit in audits])
+    show_table(
+        "audits (measured: a lower bound; weaker noise: by how much until the audit refutes)",
+        (
+            "mechanism",
+            "method",
+            "neighbours",
+            "epsilon",
+            "delta",
+            "measured",
+            "share",
+            "weaker noise",
+            "power",
+            "seconds",
+            "verdict",
+        ),
+        (
+            (
+                a.mechanism,
+                a.method,
+                a.neighbours,
+                f"{a.epsilon:.4g}",
+                f"{a.delta:.3g}",
+                f"{a.measured_epsilon:.4g}",
+                f"{a.share:.0%}",
+                "none seen" if a.weakened is None else f"1/{a.weakened}",
+                f"{a.power:.4g}",
+                f"{a.seconds:.0f}",
+                a.verdict,
+            )
+            for a in audits
+        ),
+    )
+    if any(audit.refuted for audit in audits):
+        raise typer.Exit(1)

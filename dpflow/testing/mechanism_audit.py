@@ -1,0 +1,291 @@
+"""The audit of one mechanism: what is measured of its guarantee, and how sure the measuring is.
+
+Two methods, the first wherever it can follow the mechanism: the exact output distributions on tiny
+tables (`dpflow.testing.exact_checks`), and draws on neighbours (`dpflow.testing.audit`).
+
+Either is run once more with the noise of every sampler weakened (`dpflow.testing.sampler_patches`)
+by 2, 4, 8, ... until it refutes the guarantee: an audit that cannot see a broken mechanism says
+nothing about the sound one. A guarantee that is tight on the compared tables is refuted at 2; one
+with room to spare (unused delta, a bound over many stages) still holds there, and falls later.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.errors import InvalidInput
+from dpflow.testing import exact_divergence
+from dpflow.testing.audit import Audit, Sampler, affordable_draws, audit_pair, estimate_power
+from dpflow.testing.exact_checks import ExactComparison, compare_exactly, tiny_examples
+from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan_mechanism
+from dpflow.testing.harness import epsilon_delta
+from dpflow.testing.release_checks import neighbouring_results
+from dpflow.testing.sampler_patches import weaken_noise
+from dpflow.testing.session_checks import neighbouring_transcripts
+
+#: By how much noise is weakened until an audit sees it.
+FACTORS = (2, 4, 8, 16, 32, 64)
+#: How surely the weakened mechanism must be caught.
+POWER = 0.99
+#: Confidence of a measured loss that is drawn; a refutation needs much more.
+CONFIDENCE = 0.99
+#: Draws from either neighbour, at most.
+DRAWS = 40_000
+#: Points of a privacy profile.
+POINTS = 41
+
+Profile = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class MechanismAudit:
+    """What an audit says about a mechanism.
+
+    Attributes:
+        mechanism, version: what was audited.
+        method: ``exact`` or ``drawn``.
+        neighbours, params: of the example that measures most of the guarantee.
+        epsilon, delta: its guarantee.
+        measured_epsilon: the loss is at least this at delta, with ``confidence``.
+        confidence: 1 for an exact method.
+        refuted: whether some example breaks the guarantee.
+        weakened: the factor by which noise must be weaker to be caught, or None if none was.
+        power: how surely it is then caught, at least.
+        compared: pairs of neighbours, or draws from either of them.
+        seconds: CPU time.
+        stated, measured: privacy profiles: delta by epsilon, from above and from below.
+    """
+
+    mechanism: str
+    version: int
+    method: str
+    neighbours: str
+    params: dict[str, Any]
+    epsilon: float
+    delta: float
+    measured_epsilon: float
+    confidence: float
+    refuted: bool
+    weakened: int | None
+    power: float
+    compared: int
+    seconds: float
+    stated: Profile
+    measured: Profile
+
+    @property
+    def verdict(self) -> str:
+        """One of ``refuted``, ``not refuted``, and ``no power``: nothing that was tried is seen."""
+        if self.refuted:
+            return "refuted"
+        return "not refuted" if self.weakened is not None else "no power"
+
+    @property
+    def share(self) -> float:
+        """How much of the stated epsilon was measured."""
+        return self.measured_epsilon / self.epsilon if self.epsilon else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {**asdict(self), "verdict": self.verdict, "share": self.share}
+
+
+def audit_mechanism(
+    mechanism: AnyMechanism, examples: Sequence[Example] = (), seconds: float = 50
+) -> MechanismAudit:
+    """Audit a mechanism on examples, or on the standard ones.
+
+    Args:
+        mechanism: an instance.
+        examples: for a mechanism whose parameters have no standard names.
+        seconds: CPU time, about; the exact method ends earlier.
+
+    Raises:
+        InvalidInput: there are no standard examples, and none were given.
+    """
+    begun = time.thread_time()
+    given = list(examples) or examples_for(mechanism)
+    # Examples of the author's own come first: they say where the guarantee is tight.
+    exact = _audit_exactly(mechanism, [*examples, *tiny_examples(mechanism)], seconds / 2)
+    if exact is not None and (exact.refuted or exact.weakened == FACTORS[0]):
+        return _stamp(exact, begun)
+    drawn = _audit_draws(mechanism, given, seconds - (time.thread_time() - begun))
+    # Whichever refutes, or sees the smaller mistake.
+    best = min(
+        (one for one in (exact, drawn) if one is not None),
+        key=lambda one: (not one.refuted, one.weakened or math.inf, -one.share),
+    )
+    return _stamp(best, begun)
+
+
+def _stamp(found: MechanismAudit, begun: float) -> MechanismAudit:
+    return MechanismAudit(**{**vars(found), "seconds": time.thread_time() - begun})
+
+
+def _audit_exactly(
+    mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
+) -> MechanismAudit | None:
+    """The exact method; None where no example can be followed."""
+    # Half of the time looks for the best example, and half weakens its noise.
+    each = seconds / 2 / max(len(examples), 1)
+    found = []
+    for example in examples:
+        # Standard queries may not fit tiny tables, where other examples do.
+        with suppress(InvalidInput):
+            found.append((example, compare_exactly(mechanism, example, each)))
+            if not found[-1][1].passed:
+                break
+    followed = [(example, one) for example, one in found if one.pairs]
+    if not followed:
+        return None
+    followed.sort(key=lambda one: (one[1].passed, -one[1].epsilon_found / one[1].epsilon))
+    refuted = not followed[0][1].passed
+    weakened = None
+    for factor in () if refuted else FACTORS:
+        with weaken_noise(factor):
+            if any(
+                not compare_exactly(mechanism, example, seconds / 12).passed
+                for example, _ in followed[:2]
+            ):
+                weakened = factor
+                break
+    example, best = followed[0]
+    event = plan_mechanism(mechanism, example.table, best.params)[1]
+    return MechanismAudit(
+        mechanism.name,
+        mechanism.version,
+        "exact",
+        example.table.neighbours,
+        dict(best.params),
+        best.epsilon,
+        best.delta,
+        best.epsilon_found,
+        1.0,
+        refuted,
+        weakened,
+        1.0 if weakened else 0.0,
+        best.pairs,
+        0.0,
+        _state_profile(event, best.epsilon, best.delta),
+        _measure_exact_profile(best),
+    )
+
+
+def _audit_draws(
+    mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
+) -> MechanismAudit:
+    """The black-box method: the pair of neighbours that shows most is drawn from longest."""
+    begun = time.thread_time()
+    best: tuple[float, Example, int] | None = None
+    places = [
+        (example, place)
+        for example in examples
+        for place in range(len(_list_samplers(mechanism, example)))
+    ]
+    # A third of the time chooses. Weak noise shows soonest which neighbours are far apart.
+    with weaken_noise(FACTORS[3]):
+        for example, place in places:
+            epsilon, delta = _guarantee_of(mechanism, example)
+            a, b = _list_samplers(mechanism, example)[place]
+            draws = affordable_draws(a, 2000, seconds / 3 / len(places))
+            found = audit_pair(a, b, epsilon, delta, draws=draws, confidence=CONFIDENCE)
+            share = found.lower_epsilon / epsilon
+            if best is None or share > best[0]:
+                best = share, example, place
+            if time.thread_time() > begun + seconds / 2:
+                break
+    assert best is not None
+    _, example, place = best
+    epsilon, delta = _guarantee_of(mechanism, example)
+    a, b = _list_samplers(mechanism, example)[place]
+    left = max(begun + seconds - time.thread_time(), seconds / 4)
+    draws = affordable_draws(a, DRAWS, left / 4)
+    audit = audit_pair(a, b, epsilon, delta, draws=draws, confidence=CONFIDENCE)
+    refuted = not audit.passed and not audit_pair(a, b, epsilon, delta, draws=draws).passed
+    weakened, power = None, 0.0
+    for factor in () if refuted else FACTORS:
+        with weaken_noise(factor):
+            # A quarter of the draws tells whether all of them are worth their time.
+            a, b = _list_samplers(mechanism, example)[place]
+            quick = audit_pair(a, b, epsilon, delta, draws=draws // 4, confidence=0.5)
+            power = estimate_power(a, b, epsilon, delta, draws=draws) if not quick.passed else 0.0
+        if power >= POWER:
+            weakened = factor
+            break
+    event = plan_mechanism(mechanism, example.table, example.params)[1]
+    return MechanismAudit(
+        mechanism.name,
+        mechanism.version,
+        "drawn",
+        example.table.neighbours,
+        dict(example.params),
+        epsilon,
+        delta,
+        audit.lower_epsilon,
+        CONFIDENCE,
+        refuted,
+        weakened,
+        power if weakened else 0.0,
+        draws,
+        0.0,
+        _state_profile(event, epsilon, delta),
+        _measure_drawn_profile(audit),
+    )
+
+
+def _list_samplers(mechanism: AnyMechanism, example: Example) -> list[tuple[Sampler, Sampler]]:
+    if isinstance(mechanism, InteractiveMechanism):
+        return [pair for games in neighbouring_transcripts(mechanism, example) for pair in games]
+    return neighbouring_results(mechanism, example)
+
+
+def _guarantee_of(mechanism: AnyMechanism, example: Example) -> tuple[float, float]:
+    return epsilon_delta(plan_mechanism(mechanism, example.table, example.params)[1])
+
+
+def _grid(epsilon: float) -> list[float]:
+    return [1.25 * epsilon * i / (POINTS - 1) for i in range(POINTS)]
+
+
+def _state_profile(event: Event, epsilon: float, delta: float) -> Profile:
+    """The least delta that the event implies at each epsilon, as far as is known here."""
+    if event.epsilon_delta() is not None:
+        # Kairouz, Oh, Viswanath 2015: the worst (epsilon, delta)-DP mechanism at smaller epsilons.
+        return tuple(
+            (
+                x,
+                delta
+                + max(
+                    0.0,
+                    (1 - delta)
+                    * (math.exp(epsilon - x) - 1)
+                    / (math.exp(-x) + math.exp(epsilon - x)),
+                ),
+            )
+            for x in _grid(epsilon)
+        )
+    spare = event.rho_delta()[1]
+    deltas = [Fraction(1, 2) * Fraction(3, 5) ** i for i in range(24)]
+    points = [(event.epsilon_at(spare + one), float(spare + one)) for one in deltas]
+    return tuple((float(x), y) for x, y in points if x is not None)
+
+
+def _measure_exact_profile(found: ExactComparison) -> Profile:
+    assert found.laws is not None
+    return tuple((x, exact_divergence.divergence(*found.laws, x)) for x in _grid(found.epsilon))
+
+
+def _measure_drawn_profile(audit: Audit) -> Profile:
+    """Pr[S] - e^epsilon Pr'[S] is a lower bound of delta at every epsilon."""
+    return tuple(
+        (x, max(0.0, *(low - math.exp(x) * high for low, high in audit.rates)))
+        for x in _grid(audit.epsilon)
+    )

@@ -1,0 +1,43 @@
+"""Declarations, parameters and queries on which audits of this package run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _make_example(relation: str, params: dict[str, Any], query: dict[str, Any]) -> dict[str, Any]:
+    """One query, asked up to four times."""
+    table = {
+        "name": "example",
+        "database": "example.duckdb",
+        "privacy_unit": {"column": "user"},
+        "neighbours": relation,
+        "contribution_bounds": {"rows": 1},
+        "columns": {
+            "user": {},
+            "amount": {"lower": -10, "upper": 30},
+            "kind": {"public_keys": ["no", "yes"]},
+        },
+    }
+    return {"table": table, "params": params, "queries": [query] * 4}
+
+
+_MEAN = {"estimator": "column_mean", "columns": ["amount"]}
+
+EXAMPLES: dict[str, list[dict[str, Any]]] = {
+    "effective_rounds": [
+        _make_example(
+            relation,
+            {
+                "groups": 40,
+                "rounds": 2,
+                "round_groups": 10,
+                "queries": 4,
+                "rho": "0.24",
+                "alpha": "0.2",
+            },
+            _MEAN,
+        )
+        for relation in ("add-remove", "replace")
+    ],
+}
