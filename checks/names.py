@@ -155,6 +155,8 @@ SHARED_STEMS = {
     "plan": "doors named after their verb: cli; the engine's plan",
     "load": "doors named after their verb: cli; tables builds private files",
     "ledger": "doors named after their noun: cli; the ledger itself",
+    "audit": "doors named after their verb: cli; the audit by draws",
+    "audit_examples": "each distribution's tables and parameters for audits",
     "calculators": "each distribution's calculators",
     "records": "rows for a learner in tables, values of the ledger",
     "report": "the demo's page, a forecast's tables",

@@ -21,7 +21,7 @@ from typing import Any
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism, State
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer
+from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
 from dpflow.errors import InvalidInput
 from dpflow.testing import exact_divergence, harness
@@ -268,7 +268,14 @@ def _neighbouring_pairs(request: Any, table: Table) -> Iterator[tuple[Answer, An
     if not is_tiny(table):
         yield from neighbouring_answers(request, table)
         return
-    units = [*possible_units(ROWS, table.contribution_bounds.rows), (NOTHING,)]
+    rows: Sequence[Mapping[str, Any]] = ROWS
+    if isinstance(request, Records):
+        # There a public key is its index.
+        keys = {name: table.column(name).public_keys for name in request.columns}
+        rows = [
+            row | {c: k.index(row[c]) for c, k in keys.items() if k is not None} for row in ROWS
+        ]
+    units = [*possible_units(rows, table.contribution_bounds.rows), (NOTHING,)]
     try:
         # A lone unit shows a wrong scale; what others have matters to choices between values.
         for others in (0, 1, 2):
