@@ -136,9 +136,9 @@ def _sheet_table(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
 
 
 def _cell_text(value: Any) -> Any:
-    """A cell for people: six digits, yes, or nothing; JSON has them all."""
+    """A cell for people: six digits, yes or no, or nothing; JSON has them all."""
     if isinstance(value, bool):
-        return "yes" if value else None
+        return "yes" if value else "no"
     if isinstance(value, float):
         whole = value.is_integer() and 1e-4 <= abs(value) < 1e15
         return str(int(value)) if whole else f"{value:.6g}"

@@ -207,6 +207,8 @@ def _check_table(
     )
     # A stored result is returned without a look at the table, which may be gone by now.
     if stored is None or not stored.settled:
+        for name, warning in plan.coarse_grids().items():
+            log.warning("%s reads column %s%s", plan.request.name, name, warning)
         open_tables.enter_context(private.hold_open())
         statistic = plan.mechanism.data_request(plan.params, plan.table)
         private.check_request(statistic, plan.request.blocks)

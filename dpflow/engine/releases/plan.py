@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 
+#: A value column of fewer grid points is likely one of fractions, rounded to whole numbers.
+FEW_POINTS = 50
 #: Of an epsilon that is computed for a report; rounded up, so it never promises too much.
 EPSILON_STEP = Fraction(1, 10**6)
 
@@ -139,14 +142,34 @@ class Plan:
         """
         if self.request.bounds:
             return ", ".join(map(repr, self.request.bounds))
+        coarse = self.coarse_grids()
         used_columns = set(_iterate_texts(self.params.model_dump(mode="json")))
         ranges = [
-            f"{name} from {column.grid_value(low)} to {column.grid_value(high)}"
+            f"{name} from {column.grid_value(low)} to {column.grid_value(high)}{coarse.get(name, '')}"
             for name, column in self.table.columns.items()
             if name in used_columns and column.lower is not None
             for low, high in [column.grid_bounds()]
         ]
         return ", ".join(ranges) or "(none needed)"
+
+    def coarse_grids(self) -> dict[str, str]:
+        """For value columns of few grid points whose step nobody declared, a warning that values are
+        rounded to them; labels are left out.
+        """
+        values = self.params.model_dump(mode="json")
+        values.pop("label", None)
+        used_columns, warnings = set(_iterate_texts(values)), {}
+        for name, column in self.table.columns.items():
+            if name not in used_columns or column.lower is None or column.holds_dates:
+                continue
+            low, high = column.grid_bounds()
+            if high - low + 1 < FEW_POINTS and "step" not in column.model_fields_set:
+                step = Fraction(10) ** round(math.log10((column.upper or 0) - column.lower) - 3)
+                warnings[name] = (
+                    f" ({high - low + 1} grid points, to which values are rounded; declare step: "
+                    f"{exact_text(step)}, or step: 1 for whole numbers)"
+                )
+        return warnings
 
     def _session_note(self) -> str:
         if isinstance(self.mechanism, InteractiveMechanism):

@@ -21,12 +21,14 @@ from dpflow_private_learning.building_blocks.synopsis import Synopsis
 from dpflow_private_learning.mechanisms import sanitize_points
 from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
 
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import ValueCounts
 from dpflow.errors import PlanRefused
 from dpflow.testing.examples import plan_mechanism as planned
 from dpflow.testing.harness import StreamSource
 
 sys.path.insert(0, str(Path(__file__).parent))
-from learning_examples import example  # noqa: E402
+from learning_examples import DECLARED, example  # noqa: E402
 
 ONE, MILLIONTH, TENTH = F(1), F(1, 10**6), F(1, 10)
 
@@ -114,9 +116,36 @@ def test_sums_of_k_points_are_within_alpha(method: str, k: int) -> None:
     )
 
 
+def test_what_is_left_over_is_spread() -> None:
+    """Half of the rows are on one value, the others on hundreds: no value that nobody listed gets
+    more than a few rows. They were filled up one after the other, .18 of the rows on values of .02.
+    """
+    for end in (999, 2**64 - 1):
+        made, fits = sanitize_points.make_proper({7: 5000}, 10_000, F(1, 5), end)
+        assert fits and made.size == 10_000 and made.share_at([7]) == 0.5
+        assert all(weight <= 6 for point, weight in zip(made.points, made.weights) if point != 7)
+        assert max(made.points) > end * 0.99
+
+
+def test_negative_counts_are_clipped_and_the_document_says_so() -> None:
+    """Of a column without rows every listed count is noise: none is below 0, and how many were is
+    told.
+    """
+    table = Table.model_validate(DECLARED | {"columns": {"x": {"lower": 0, "upper": 50}}})
+    given = {"column": "x", "epsilon": "1", "rows": 100, "method": "exponential", "alpha": "0.1"}
+    mechanism = sanitize_points.SanitizePoints()
+    params = mechanism.Params.model_validate(given)
+    empty = ValueCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    result = mechanism.draw(params, table, empty, StreamSource(3))
+    assert all(row.value >= 0 for row in result.rows)
+    clipped = result.document["counts_clipped_to_0"]
+    assert 0 < clipped <= sum(row.value == 0 for row in result.rows)
+
+
 def test_proper_database_edges() -> None:
     """Too much, too little, nothing listed, and a domain too small for what is left over."""
-    assert sanitize_points.make_proper({}, 10, F(1, 2), 9) == (Synopsis((0, 1), (5, 5)), True)
+    even = Synopsis(tuple(range(10)), (1,) * 10)
+    assert sanitize_points.make_proper({}, 10, F(1, 2), 9) == (even, True)
     assert sanitize_points.make_proper({3: 11}, 10, TENTH, 9) == (Synopsis((3,), (10,)), True)
     assert sanitize_points.make_proper({3: 12}, 10, TENTH, 9)[1] is False
     assert sanitize_points.make_proper({3: -4}, 10, F(1, 5), 9)[1]

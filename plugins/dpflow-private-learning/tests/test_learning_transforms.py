@@ -91,6 +91,18 @@ def test_small_sanitizer_weighs_by_the_worst_answer() -> None:
     assert all(law[made] == pytest.approx(math.exp(q) / total) for made, q in scores.items())
 
 
+@pytest.mark.parametrize("values", [2, 8, 12])
+def test_small_sanitizer_has_a_size_for_every_domain(values: int) -> None:
+    """The default size was refused from eight values on; now it is what can be listed."""
+    columns = {"x": {"lower": 0, "upper": values - 1}}
+    table = Table.model_validate(DECLARED | {"columns": columns})
+    params, _ = plan_mechanism(
+        SanitizeSmall(), table, {"column": "x", "epsilon": "1", "rows": 1000}
+    )
+    size = params.points(values - 1)
+    assert 9 <= size <= 20 and math.comb(size + values - 1, values - 1) <= small_domain.MOST
+
+
 def test_small_sanitizer_is_accurate_where_that_is_proven() -> None:
     table = example({}).table
     given = {

@@ -306,3 +306,15 @@ def test_intervals() -> None:
 def test_impossible_tasks_are_refused(given: tuple[int, int, float]) -> None:
     with pytest.raises(InvalidInput, match="not a task"):
         median_sizes.AnsweringTask(*given)
+
+
+def test_the_largest_step_is_never_below_the_plain_sum() -> None:
+    """Five steps of epsilon 1: .2 each is allowed by the plain sum, and the forms for many steps
+    said .084 at most.
+    """
+    sheet = theorems.Composition().run({"count": 5, "epsilon": 1})
+    steps = dict(sheet.rows)
+    assert steps["plain sum"] == 0.2 and max(steps["closed form"], steps["the lecture's"]) < 0.1
+    assert sheet.notes == ("take 0.2 a step (plain sum): the forms hold side by side",)
+    many = theorems.Composition().run({"count": 10_000, "epsilon": 1})
+    assert "plain sum" not in many.notes[0]

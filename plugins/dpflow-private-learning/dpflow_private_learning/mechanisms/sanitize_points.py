@@ -14,7 +14,7 @@ Guarantee: (epsilon, delta)-DP, or epsilon-DP for ``exponential``. A value that 
 has score 0 in later rounds.
 
 The synthetic table is proper (Remark 2.18): whole weights that sum to ``rows``, each within alpha
-rows of its estimate; what is left over goes to unlisted values, at most alpha rows each.
+rows of its estimate; what is left over is spread over unlisted values, at most alpha rows each.
 
 When not to use it: for counts by public keys (`histogram`), or for ranges (`sanitize_thresholds`).
 """
@@ -22,8 +22,10 @@ When not to use it: for counts by public keys (`histogram`), or for ranges (`san
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -49,6 +51,9 @@ from dpflow_private_learning.building_blocks.row_bounds import (
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, StepFunction, offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
+
+#: Unlisted values, at least, that what is left over is spread over, if there are so many.
+SPREAD = 1000
 
 
 class SanitizePointsParams(common.Approximated):
@@ -149,10 +154,11 @@ def make_proper(
     """A database of ``rows`` points whose frequencies are within alpha of the estimates, and
     whether there is one.
 
-    Remark 2.18 for points. Listed points get their estimates. What is then left over goes to
-    unlisted points, first in order, at most alpha rows each, then to listed ones; what is too much
-    is taken from listed ones; again alpha rows each. Post-processing. The paper's wording fills
-    listed points first, which is as close as promised, and less close to the truth.
+    Remark 2.18 for points. Listed points get their estimates. What is then left over is spread
+    evenly over unlisted points, at most alpha rows each, then over listed ones; what is too much is
+    taken from listed ones; again alpha rows each. Post-processing. The paper's wording fills listed
+    points first, which is as close as promised, and less close to the truth; and so is a few points
+    filled up to alpha rows, of values that hardly any row has.
     """
     # Down: more than alpha rows moved would leave the bound.
     slack = math.floor(alpha * rows)
@@ -162,16 +168,27 @@ def make_proper(
         less = min(max(-left, 0), weights[point], slack)
         weights[point], left = weights[point] - less, left + less
     # Unlisted values first: their estimate is 0, so up to alpha rows of each are within the bound.
-    point = 0
-    while left > 0 and slack and point <= end:
-        if point not in weights:
-            weights[point] = min(left, slack)
+    if left > 0 and slack:
+        chosen = _spread_points(weights, end, max(SPREAD, -(-left // slack)))
+        for number, point in enumerate(chosen):
+            weights[point] = min(-(-left // (len(chosen) - number)), slack)
             left -= weights[point]
-        point += 1
     for point, count in sorted(estimates.items()):
         more = min(max(left, 0), max(0, count + slack - weights[point]))
         weights[point], left = weights[point] + more, left - more
     return Synopsis.of(weights), left == 0
+
+
+def _spread_points(listed: Container[int], end: int, most: int) -> list[int]:
+    """Up to so many unlisted points of 0..end, at equal distances."""
+    # Of every so many neighbours the first that is not listed; all points if there are few.
+    size = end + 1
+    firsts = range(size) if size <= most else [size * i // most for i in range(most)]
+    points = []
+    for first, behind in pairwise([*firsts, size]):
+        free = next((point for point in range(first, behind) if point not in listed), None)
+        points += [] if free is None else [free]
+    return points
 
 
 class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
@@ -217,12 +234,19 @@ class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
         synopsis, fits = make_proper(estimates, params.n, params.alpha / params.k, end)
         width = half_width(1 / plan.epsilon)
         rows = tuple(
-            Row(str(column.grid_value(low + point)), "count", count, width)
+            # A count below 0 is noise: clipped, which the document says.
+            Row(str(column.grid_value(low + point)), "count", max(0, count), width)
             for point, count in sorted(estimates.items())
         )
         status = "ok" if fits else "fallback"
         document = common.report(
-            plan.method, calls, needed=plan.proof_rows, rows=params.rows, status=status, k=params.k
+            plan.method,
+            calls,
+            needed=plan.proof_rows,
+            rows=params.rows,
+            status=status,
+            k=params.k,
+            counts_clipped_to_0=sum(count < 0 for count in estimates.values()),
         )
         return Result(rows, document, synopsis.to_table(params.column, column, low))
 

@@ -55,12 +55,18 @@ Named = Literal["points", "thresholds", "subsets"]
 class SanitizeSmallParams(common.Approximated):
     """``column``: bounded, of at most 12 values. ``rules``: the class whose answers are kept:
     points, thresholds, subsets (all sets of values), or rules as learners write them. ``size``:
-    points of the synthetic column.
+    points of the synthetic column; left out, the most up to 20 whose multisets can be listed.
     """
 
     column: str
     rules: Named | tuple[Mapping[str, Any], ...] = "thresholds"
-    size: Annotated[int, Field(ge=1, le=10**4)] = 20
+    size: Annotated[int, Field(ge=1, le=10**4)] | None = None
+
+    def points(self, end: int) -> int:
+        """``size``, or the largest that the values 0..end allow."""
+        if self.size is not None:
+            return self.size
+        return next(n for n in range(20, 0, -1) if math.comb(n + end, end) <= MOST)
 
 
 def concept_matrix(
@@ -130,7 +136,7 @@ class SanitizeSmall(common.ReadsValues, Counted[SanitizeSmallParams]):
                 f"sanitize_small is for columns of at most {WIDEST} values, and this has {end + 1}"
             )
         # The exponential mechanism must weigh every multiset, so all are listed.
-        if math.comb(params.size + end, end) > MOST:
+        if math.comb(params.points(end) + end, end) > MOST:
             raise PlanRefused(
                 f"a size of {params.size} makes more than {MOST} candidates; take a smaller size"
             )
@@ -146,7 +152,7 @@ class SanitizeSmall(common.ReadsValues, Counted[SanitizeSmallParams]):
         self._concept_matrix(params, table)
         epsilon, _ = common.per_row(params.epsilon, params.delta, table)
         # Refused in the plan, so that no draw fails after the charge.
-        common.need_scale(2 * params.size / epsilon)
+        common.need_scale(2 * params.points(common.domain(table, params.column)[2]) / epsilon)
         return common.run_event(params.epsilon, Fraction(0), exponential=True)
 
     def draw_at_rows(
@@ -160,11 +166,16 @@ class SanitizeSmall(common.ReadsValues, Counted[SanitizeSmallParams]):
         counts[offsets(answer.values, low).astype(np.intp)] = np.minimum(answer.counts, MOST_ROWS)
         calls = SpendLog(source)
         synopsis = sanitize_small(
-            counts, self._concept_matrix(params, table), params.n, params.size, epsilon, calls
+            counts,
+            self._concept_matrix(params, table),
+            params.n,
+            params.points(end),
+            epsilon,
+            calls,
         )
         # Without a multiset near enough no number of rows proves accuracy.
-        near = Fraction(end + 1, 4 * params.size) <= params.alpha / 2
-        size = math.comb(params.size + end, end)
+        near = Fraction(end + 1, 4 * params.points(end)) <= params.alpha / 2
+        size = math.comb(params.points(end) + end, end)
         proof_rows = (
             4 / float(params.alpha * epsilon) * math.log(size / params.beta) if near else math.inf
         )

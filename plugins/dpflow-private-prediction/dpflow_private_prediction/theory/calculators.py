@@ -418,8 +418,12 @@ class Certificate(Calculator[CertificateParams]):
         eps, beta = params.epsilon, params.beta
         loss = bounds.fresh_loss(eps, params.delta, params.training_loss, params.largest)
         rows: list[Line] = [("mean loss on fresh data, at most", loss, "")]
+        # One that predicts a row's own label better than these would tell the label.
         coins = "training error on coin-toss labels, at least"
-        rows.append((coins, exp(-eps) / 2, "a privacy test"))
+        any_labels = exp(-eps) * (0.5 - params.delta)
+        rows.append((coins, max(0.0, any_labels), "a privacy test; a row is added or replaced"))
+        flipped = (1 - params.delta) / (1 + exp(eps))
+        rows.append((coins, flipped, "the same; a row's binary label is replaced by the other"))
         if params.alpha is not None and not params.delta:
             factor = bounds.tail_factor(eps, beta)
             rows.append(("loss below, but for beta", params.alpha * factor, f"factor {factor:.4g}"))

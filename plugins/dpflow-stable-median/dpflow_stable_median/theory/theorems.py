@@ -7,7 +7,7 @@ Every bound is about neighbours that differ in one group (stable median) or one 
 from __future__ import annotations
 
 from math import ceil, exp, expm1, inf, log, log1p, sqrt
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -244,7 +244,7 @@ class CompositionParams(Params):
 
 
 class Composition(Calculator[CompositionParams]):
-    """k-fold adaptive composition, in three forms, forwards and backwards."""
+    """k-fold adaptive composition, in four forms, forwards and backwards."""
 
     name = "composition"
     summary = "total epsilon of k equal adaptive steps, and the largest step for a total"
@@ -253,7 +253,14 @@ class Composition(Calculator[CompositionParams]):
 
     def make_sheet(self, params: CompositionParams) -> Sheet:
         """One row per form of composition: total epsilon, or the largest step."""
+        # Always valid, and the best of all for few steps.
+        plain: tuple[str, Any, Any] = (
+            "plain sum",
+            lambda each, delta, count: each * count,
+            lambda epsilon, delta, count: epsilon / count,
+        )
         forms = (
+            plain,
             ("closed form", composition.total_eps, composition.step_eps),
             ("the lecture's", composition.lecture_total_eps, composition.lecture_step_eps),
             ("bounded range", composition.range_total_eps, composition.range_step_eps),
@@ -262,11 +269,13 @@ class Composition(Calculator[CompositionParams]):
             rows = tuple(
                 (name, step(params.epsilon, params.delta, params.count)) for name, _, step in forms
             )
-            return Sheet(("form", "largest step"), rows)
+            best, name = max((step, name) for name, step in rows)
+            note = f"take {best:.6g} a step ({name}): the forms hold side by side"
+            return Sheet(("form", "largest step"), rows, (note,))
         rows = tuple(
             (name, total(params.each, params.delta, params.count)) for name, total, _ in forms
         )
-        return Sheet(("form", "total epsilon"), (*rows, ("plain sum", params.each * params.count)))
+        return Sheet(("form", "total epsilon"), rows)
 
 
 class LaplaceParams(Params):

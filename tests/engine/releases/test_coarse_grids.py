@@ -1,0 +1,49 @@
+"""A value column of few grid points is likely one of fractions: plans and releases say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpflow import api
+from dpflow.core.contract.declaration import Table
+from dpflow.engine import Plan
+
+
+def plan(mechanism: str, column: dict[str, Any], **params: Any) -> Plan:
+    declared = {
+        "name": "t",
+        "database": "t.duckdb",
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
+        "columns": {"x": column, "late": {"lower": 0, "upper": 1}},
+    }
+    table = Table.model_validate(declared)
+    return api.plan(mechanism, table, name="a", scope="s", column="x", epsilon=1, **params)
+
+
+@pytest.mark.parametrize(
+    ("column", "step"),
+    [
+        ({"lower": 0, "upper": 1}, "0.001"),
+        ({"lower": -2, "upper": 40}, "0.1"),
+        ({"lower": 0, "upper": 50}, None),
+        ({"lower": 0, "upper": 1, "step": "0.01"}, None),
+        ({"lower": 0, "upper": 10, "step": 1}, None),
+        ({"lower": 0, "upper": 10**6}, None),
+    ],
+)
+def test_a_grid_of_few_points_is_told(column: dict[str, Any], step: str | None) -> None:
+    """With the step to declare, near 2^-10 of the range; a step that was declared is meant."""
+    for mechanism in ("sum", "median"):
+        found = plan(mechanism, column).coarse_grids()
+        assert list(found) == ([] if step is None else ["x"])
+        assert step is None or f"declare step: {step}," in found["x"]
+
+
+def test_plans_say_it_of_features_and_not_of_labels() -> None:
+    """A label has two values; a feature of a learner with two is a mistake."""
+    shown = plan("learn_thresholds", {"lower": 0, "upper": 1}, label="late").describe()["bounds"]
+    assert shown.startswith("x from 0 to 1 (2 grid points, to which values are rounded")
+    assert shown.endswith("late from 0 to 1")
