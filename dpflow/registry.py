@@ -15,7 +15,7 @@ from dpflow.core.contract.estimators import Estimator, reads_across
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.errors import PluginError, UnknownName
+from dpflow.errors import InvalidInput, PluginError, UnknownName
 
 #: Modules that register first, by the same hooks as everybody.
 BUILT_INS = (
@@ -74,6 +74,11 @@ class Registry:
 
     def find_mechanism(self, name: str) -> AnyMechanism:
         """The mechanism or session of this name, or `UnknownName`."""
+        if name not in self.mechanisms and name in self.estimators:
+            raise InvalidInput(
+                f"{name!r} is an estimator, which a session such as reusable_holdout computes for every group, and no "
+                f"mechanism; dpflow estimators {name} explains it"
+            )
         if name not in self.mechanisms:
             raise UnknownName("mechanism", name, self.mechanisms)
         return self.mechanisms[name]

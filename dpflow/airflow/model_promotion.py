@@ -5,63 +5,82 @@ gate promotes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
+from typing import Any
 
+from dpflow.core.accounting.amounts import parse_exact
 from dpflow.engine.sessions.candidate import Candidate
+from dpflow.engine.sessions.holdout_gate import Champion
+from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 
 
 class Promoter:
-    """One registered model and the alias that points at its best accepted version.
+    """One registered model and the alias that points at its champion.
 
     Args:
         model: registered model name; made if missing.
         alias: e.g. ``"champion"``.
         tracking_uri: an MLflow URI such as ``sqlite:////path/mlflow.db``.
+        better_by: by how much a challenger has to be better, in units of the session's metric.
     """
 
-    def __init__(self, model: str, alias: str, tracking_uri: str) -> None:
+    def __init__(self, model: str, alias: str, tracking_uri: str, better_by: str | int = 0) -> None:
         with require_extra("gate", "a promotion"):
             from mlflow import MlflowClient
 
         self.model, self.alias = model, alias
+        self.better_by = parse_exact("better_by", better_by)
+        if self.better_by < 0:
+            raise InvalidInput(f"better_by {better_by} is negative; write 0 or more")
         self._client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
         if not self._client.search_registered_models(filter_string=f"name = '{model}'"):
             self._client.create_registered_model(model)
 
-    def offer(self, candidate: Candidate, record: Mapping[str, str]) -> bool:
-        """Promote an accepted candidate if its claim is above the promoted one's; a retry finds its
-        version again.
-        """
-        claim = candidate.submission.claim
-        version = self._find_version(candidate, record)
-        current = self._read_promoted()
-        # A retry finds its own version promoted already, and an equal claim moves nothing.
-        if current is not None and (current[0] == version or current[1] >= claim):
-            return current[0] == version
-        self._client.set_registered_model_alias(self.model, self.alias, version)
-        return True
-
-    def _read_promoted(self) -> tuple[str, Fraction] | None:
-        """Version and claim behind the alias."""
+    def find_champion(self) -> Champion | None:
+        """The version behind the alias."""
         aliases = self._client.get_registered_model(self.model).aliases
         if self.alias not in aliases:
             return None
         version = self._client.get_model_version(self.model, str(aliases[self.alias]))
-        return str(version.version), Fraction(version.tags["dpflow.claim"])
+        digest, submission = (
+            version.tags.get(f"dpflow.{name}", "") for name in ("candidate", "submission")
+        )
+        return Champion(str(version.version), digest, submission)
 
-    def _find_version(self, candidate: Candidate, record: Mapping[str, str]) -> str:
-        """The model version of this candidate, made once."""
+    def was_promoted(self, digest: str, session: str) -> bool:
+        """Whether a version of this candidate is tagged as promoted by this session."""
+        version = self._find_version(digest)
+        return version is not None and version.tags.get("dpflow.promoted") == session
+
+    def promote(self, candidate: Candidate, record: Mapping[str, str]) -> None:
+        """Move the alias; a retry finds its version again."""
         # Known by its digest: a retry must not register the same model a second time.
-        for version in self._client.search_model_versions(f"name = '{self.model}'"):
-            if version.tags.get("dpflow.candidate") == candidate.digest:
-                return str(version.version)
+        version = self._find_version(candidate.digest)
+        submission = candidate.submission
         tags = {
             "dpflow.candidate": candidate.digest,
-            "dpflow.name": candidate.submission.name,
-            "dpflow.claim": str(candidate.submission.claim),
-            "dpflow.estimator": candidate.submission.measure,
+            "dpflow.name": submission.name,
+            "dpflow.claim": str(submission.claim),
+            "dpflow.estimator": submission.measure,
+            "dpflow.submission": submission.model_dump_json(),
             **{f"dpflow.{name}": text for name, text in record.items()},
         }
-        source = candidate.submission.source
-        return str(self._client.create_model_version(self.model, source=source, tags=tags).version)
+        if version is None:
+            version = self._client.create_model_version(
+                self.model, source=submission.source, tags=tags
+            )
+        else:
+            for name, text in tags.items():
+                self._client.set_model_version_tag(self.model, version.version, name, text)
+        self._client.set_registered_model_alias(self.model, self.alias, version.version)
+        # Last: a version with this tag had its turn.
+        self._client.set_model_version_tag(
+            self.model, version.version, "dpflow.promoted", record["session"]
+        )
+
+    def _find_version(self, digest: str) -> Any:
+        """The model version of a candidate, or None."""
+        for version in self._client.search_model_versions(f"name = '{self.model}'"):
+            if version.tags.get("dpflow.candidate") == digest:
+                return version
+        return None

@@ -32,9 +32,10 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
     :param candidates: a list of submissions: name, file, label, features, claim, estimator
         (templated; usually an XCom). They are answered in order, in this one task, and each once:
         the answer is stored under the candidate's digest.
-    :param promote: registered model, alias and tracking URI in MLflow (templated), or None. On a
-        yes whose claim is above the promoted one's, the alias moves to the candidate. The model
-        version is tagged with the verdict's record.
+    :param promote: registered model, alias and tracking URI in MLflow (templated), and
+        ``better_by``, by how much a challenger has to be better; or None. The sessions must fix a
+        metric. On a yes the alias moves to the first candidate; later ones move it if the gate says
+        that they beat the champion on fresh data. The model version is tagged with the record.
     :param fresh: gates on other data, as mappings or files (templated): when ``session`` is used
         up, the next of them is opened, charged to its own scope, and goes on.
     :param branches: for "yes" (some candidate passed), "exhausted" (none did, and some got no
@@ -80,7 +81,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Answer the candidates in order, then branch; see the class."""
         from dpflow.engine import insert_bounds, make_plan
-        from dpflow.engine.sessions.holdout_gate import join_verdicts, judge_all
+        from dpflow.engine.sessions.holdout_gate import join_verdicts, judge_all, require_metrics
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
 
@@ -95,6 +96,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
         ]
         promoter = None
         if self.promote:
+            require_metrics(plans)
             from dpflow.airflow.model_promotion import Promoter
 
             promoter = Promoter(**self.promote)

@@ -42,6 +42,9 @@ COMMANDS = {
     "audit": (
         "audit",
         "Measure a mechanism's guarantee: by its exact output distributions, or by draws.",
+    "estimators": (
+        "estimators",
+        "List the estimators of gates and answering sessions, or explain one: direction, range, default.",
     ),
     "plan": ("plan", "Say what a release or a whole schedule will cost, before anything is spent."),
     "release": ("release", "Charge, draw, settle and publish releases; list past ones."),

@@ -22,6 +22,7 @@ GATE = {
     "table": "tables/flights_holdout.yml",
     "scope": "flights_holdout",
     "params": {
+        "metric": "accuracy",
         "epsilon": "2",
         "groups": 2000,
         "queries": 200,

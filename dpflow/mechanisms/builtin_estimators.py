@@ -7,13 +7,15 @@ the query.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.estimators import Estimator, FromMoments, Rows, Subject
+from dpflow.core.contract.estimators import Better, Estimator, FromMoments, Rows, Subject
 from dpflow.hookspecs import hookimpl
 
 Floats = NDArray[np.float64]
@@ -53,21 +55,22 @@ def _complete_rows(rows: Rows, subject: Subject) -> Floats:
     return complete
 
 
-def _label_accuracy(rows: Rows, subject: Subject) -> float:
-    return float(np.mean(_true_labels(rows, subject) == _predict_labels(rows, subject)))
+def _right_labels(rows: Rows, subject: Subject) -> Floats:
+    right = _true_labels(rows, subject) == _predict_labels(rows, subject)
+    return np.asarray(right, dtype=float)
 
 
-def _squared_loss(rows: Rows, subject: Subject) -> float:
-    return float(
-        np.mean((_true_labels(rows, subject).astype(float) - _score_rows(rows, subject)) ** 2)
-    )
+def _squared_errors(rows: Rows, subject: Subject) -> Floats:
+    errors: Floats = _true_labels(rows, subject).astype(float) - _score_rows(rows, subject)
+    return errors**2
 
 
-def _log_loss(rows: Rows, subject: Subject) -> float:
+def _log_losses(rows: Rows, subject: Subject) -> Floats:
     floor = float(subject.options["floor"])
     truth = _true_labels(rows, subject) == 1
     p = np.clip(_score_rows(rows, subject), floor, 1 - floor)
-    return float(-np.mean(np.where(truth, np.log(p), np.log1p(-p))))
+    losses: Floats = -np.where(truth, np.log(p), np.log1p(-p))
+    return losses
 
 
 def _area_under_curve(rows: Rows, subject: Subject) -> float:
@@ -97,20 +100,20 @@ def _calibration_error(rows: Rows, subject: Subject) -> float:
     return float(np.abs(gaps).sum() / len(p))
 
 
-def _accuracy_difference(rows: Rows, subject: Subject) -> float:
+def _right_differences(rows: Rows, subject: Subject) -> Floats:
     assert subject.rival is not None
-    truth = _true_labels(rows, subject)
     theirs = np.asarray(subject.rival(_feature_columns(rows, subject)))
-    return float(np.mean(truth == _predict_labels(rows, subject)) - np.mean(truth == theirs))
+    difference: Floats = _right_labels(rows, subject) - (_true_labels(rows, subject) == theirs)
+    return difference
 
 
-def _column_agreement(rows: Rows, subject: Subject) -> float:
+def _equal_values(rows: Rows, subject: Subject) -> Floats:
     x, y = _complete_rows(rows, subject)[:, :2].T
-    return float(np.mean(x == y))
+    return np.asarray(x == y, dtype=float)
 
 
-def _column_mean(rows: Rows, subject: Subject) -> float:
-    return float(_column_values(rows, subject, 0).mean())
+def _first_values(rows: Rows, subject: Subject) -> Floats:
+    return _column_values(rows, subject, 0)
 
 
 def _column_variance(rows: Rows, subject: Subject) -> float:
@@ -157,58 +160,119 @@ def _trained_loss(rows: Rows, subject: Subject) -> float:
     return float(np.mean((matrix[half:, 0] - design[half:] @ weights) ** 2))
 
 
+def _mean_over_rows(
+    name: str,
+    summary: str,
+    default: float,
+    row_scores: Callable[[Rows, Subject], Floats],
+    better: Better,
+    **more: Any,
+) -> Estimator:
+    """An estimator that is the mean of one score for each row."""
+
+    def mean(rows: Rows, subject: Subject) -> float:
+        return float(row_scores(rows, subject).mean())
+
+    return Estimator(name, summary, default, mean, better=better, row_scores=row_scores, **more)
+
+
+#: The least probability that a log loss is taken of, which keeps it finite.
+FLOOR = Fraction(1, 10**6)
 SCORES = (
-    Estimator("accuracy", "share of right predictions in a group", 0.0, _label_accuracy),
-    Estimator("squared_loss", "mean squared error of a score", 1.0, _squared_loss),
-    Estimator(
+    _mean_over_rows(
+        "accuracy",
+        "share of right predictions in a group",
+        0.0,
+        _right_labels,
+        "higher",
+        range=(0.0, 1.0),
+    ),
+    _mean_over_rows("squared_loss", "mean squared error of a score", 1.0, _squared_errors, "lower"),
+    _mean_over_rows(
         "log_loss",
         "mean log loss of a probability; floor keeps it finite",
         1.0,
-        _log_loss,
-        {"floor": Fraction(1, 10**6)},
+        _log_losses,
+        "lower",
+        range=(0.0, -math.log(FLOOR)),
+        options={"floor": FLOOR},
     ),
-    Estimator("auc", "area under the ROC curve; label 1 is positive", 0.5, _area_under_curve),
-    Estimator("f1", "F1 of class 1", 0.0, _f1_score),
+    Estimator(
+        "auc",
+        "area under the ROC curve; label 1 is positive",
+        0.5,
+        _area_under_curve,
+        better="higher",
+        range=(0.0, 1.0),
+    ),
+    Estimator("f1", "F1 of class 1", 0.0, _f1_score, better="higher", range=(0.0, 1.0)),
     Estimator(
         "calibration_error",
         "expected calibration error over bins",
         1.0,
         _calibration_error,
         {"bins": Fraction(10)},
+        better="lower",
+        range=(0.0, 1.0),
     ),
-    Estimator(
+    _mean_over_rows(
         "difference",
         "accuracy of a model minus its rival's",
         0.0,
-        _accuracy_difference,
+        _right_differences,
+        "higher",
+        range=(-1.0, 1.0),
         model="two",
     ),
 )
 
 
-def _of_columns(name: str, summary: str, function: Any, **more: Any) -> Estimator:
+def _of_columns(
+    name: str, summary: str, function: Any, better: Better = "higher", **more: Any
+) -> Estimator:
     """An estimator that applies no model; a group without rows has 0."""
-    return Estimator(name, summary, 0.0, function, model="", **more)
+    return Estimator(name, summary, 0.0, function, model="", better=better, **more)
 
 
 MEAN = FromMoments(("n", "x"), lambda m: m["x"] / m["n"])
 VARIANCE = FromMoments(("n", "xx"), lambda m: m["xx"] / (m["n"] * (m["n"] - 1)))
 DEVIATION = FromMoments(("n", "xx"), lambda m: np.sqrt(m["xx"] / (m["n"] * (m["n"] - 1))))
+#: Of what a column holds nobody but the owner knows what is better: higher unless a metric says
+#: otherwise.
 COLUMNS = (
-    _of_columns(
+    _mean_over_rows(
         "column_agreement",
         "share of rows in which two columns are equal: the accuracy of stored predictions",
-        _column_agreement,
+        0.0,
+        _equal_values,
+        "higher",
+        model="",
         columns=2,
         moments=FromMoments(("n", "equal"), lambda m: m["equal"] / m["n"]),
+        range=(0.0, 1.0),
+        skips_missing=True,
     ),
-    _of_columns("column_mean", "mean of a column", _column_mean, moments=MEAN),
+    _mean_over_rows(
+        "column_mean",
+        "mean of a column",
+        0.0,
+        _first_values,
+        "higher",
+        model="",
+        moments=MEAN,
+        range="column",
+        skips_missing=True,
+    ),
     _of_columns("column_variance", "variance of a column", _column_variance, moments=VARIANCE),
     _of_columns(
         "column_deviation", "standard deviation of a column", _column_deviation, moments=DEVIATION
     ),
     _of_columns(
-        "column_quantile", "p-quantile of a column", _column_quantile, options={"p": Fraction(1, 2)}
+        "column_quantile",
+        "p-quantile of a column",
+        _column_quantile,
+        options={"p": Fraction(1, 2)},
+        range="column",
     ),
     _of_columns(
         "column_correlation",
@@ -216,6 +280,7 @@ COLUMNS = (
         _column_correlation,
         columns=2,
         moments=FromMoments(("xx", "yy", "xy"), lambda m: m["xy"] / np.sqrt(m["xx"] * m["yy"])),
+        range=(-1.0, 1.0),
     ),
     _of_columns(
         "column_slope",
@@ -228,12 +293,14 @@ COLUMNS = (
         "best_loss",
         "least squared error inside a group, first column on the others",
         _best_loss,
+        "lower",
         columns=2,
     ),
     _of_columns(
         "trained_loss",
         "least squares on half a group, error on the other half",
         _trained_loss,
+        "lower",
         columns=2,
     ),
 )

@@ -43,16 +43,16 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.composition import step_eps
 from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected
 from dpflow.core.contract.declaration import Exact, Table
-from dpflow.core.contract.estimators import EstimatorQuery
+from dpflow.core.contract.estimators import AnyMetric, EstimatorQuery, SqlEstimator
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
-from dpflow.core.contract.requests import Answer, GroupValues
+from dpflow.core.contract.requests import Answer, GroupValues, PerGroup
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.generalisation_bounds import (
     Promise,
@@ -66,13 +66,21 @@ from dpflow.core.toolbox.generalisation_bounds import (
     tight_groups,
     tight_threshold,
 )
+from dpflow.core.toolbox.noise import half_width
 from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
 from dpflow.core.toolbox.ranges import AnyRange
-from dpflow.core.toolbox.sparse_vector import Engine, Memory
+from dpflow.core.toolbox.sparse_vector import Engine, Memory, sum_differences
+from dpflow.core.toolbox.unit_counts import (
+    MOST_TOLERANCE,
+    describe_resolution,
+    draw_unit_limit,
+    least_units,
+)
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 
 HALF = Fraction(1, 2)
+COUNT_FAILURE = 0.01  #: share of beta with which a noisy number of units may be too large
 PRIVATE = ("sparse_vector", "one_query", "tight")  #: methods with a privacy guarantee
 
 
@@ -98,7 +106,10 @@ class HoldoutParams(Params):
     `over` fails claims that are too good, `both` also those that are too bad. ``correct``: the
     range of corrected values, if failed claims get one. ``require``: `proven` refuses a gate whose
     verdicts are not proven, with the sizes that would be. ``reserve``: the part of epsilon and
-    delta that pays for releases inside the session.
+    delta that pays for releases inside the session. ``metric``: the one estimator that all
+    candidates are compared by, with its direction, range and default; without one claims are about
+    any estimators, and nothing is promoted. ``count_epsilon``: the part of epsilon that pays for
+    the number of units, where that is private; a proof needs to know it.
     """
 
     method: Literal["sparse_vector", "one_query", "tight", "description_length", "splitting"] = (
@@ -116,6 +127,15 @@ class HoldoutParams(Params):
     correct: AnyRange | None = None
     require: Literal["any", "proven"] = "any"
     reserve: Reserve | None = None
+    metric: AnyMetric | None = None
+    count_epsilon: Epsilon | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what nobody set as before it was there: sessions are known by a digest of this."""
+        written: dict[str, Any] = write(self)
+        unset = {name for name in ("metric", "count_epsilon") if getattr(self, name) is None}
+        return {name: value for name, value in written.items() if name not in unset}
 
     @model_validator(mode="after")
     def _check_method(self) -> HoldoutParams:
@@ -130,16 +150,29 @@ class HoldoutParams(Params):
             raise ValueError(
                 f"method {self.method} has no noise and no privacy; leave epsilon and delta out"
             )
-        reserve = self.reserve
-        if (
-            self.epsilon is not None
-            and reserve
-            and (reserve.epsilon >= self.epsilon or reserve.delta > self.delta)
-        ):
-            raise ValueError("reserve must be less than epsilon, and its delta no more than delta")
+        if self.epsilon is None:
+            if self.count_epsilon is not None:
+                raise ValueError(
+                    f"method {self.method} has no epsilon to count with; leave count_epsilon out"
+                )
+        elif self.kept_epsilon >= self.epsilon or self.kept_delta > self.delta:
+            raise ValueError(
+                "reserve and count_epsilon together must be less than epsilon, and the reserve's delta no more than delta"
+            )
         if self.method == "splitting" and self.groups < self.queries:
             raise ValueError("splitting needs at least one fresh group for each query")
         return self
+
+    @property
+    def kept_epsilon(self) -> Fraction:
+        """The part of epsilon that no verdict spends."""
+        kept = Fraction(0) if self.reserve is None else self.reserve.epsilon
+        return kept + (self.count_epsilon or 0)
+
+    @property
+    def kept_delta(self) -> Fraction:
+        """The part of delta that no verdict spends."""
+        return Fraction(0) if self.reserve is None else self.reserve.delta
 
     @property
     def is_private(self) -> bool:
@@ -154,9 +187,32 @@ class HoldoutParams(Params):
 
 
 class ClaimQuery(EstimatorQuery):
-    """``claim``: the number that the estimator is said to have on fresh data."""
+    """One of two questions.
 
-    claim: Exact
+    ``claim``: the number that the estimator is said to have on fresh data. ``champion``: the digest
+    of a candidate that this one is said to beat by more than ``better_by`` on fresh data
+    (`dpflow.Session.challenge`).
+    """
+
+    claim: Exact | None = None
+    champion: str = ""
+    better_by: Annotated[Exact, Field(ge=0)] = Fraction(0)
+
+    @model_serializer(mode="wrap")
+    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A claim as before there were champions: questions are known by a digest of this."""
+        written: dict[str, Any] = write(self)
+        if self.champion:
+            return written
+        return {k: v for k, v in written.items() if k not in ("champion", "better_by")}
+
+    @model_validator(mode="after")
+    def _check_question(self) -> ClaimQuery:
+        if (self.claim is None) == (not self.champion):
+            raise ValueError("give a claim, or the champion that this candidate is said to beat")
+        if self.better_by and not self.champion:
+            raise ValueError("better_by is about a champion; leave it out of a claim")
+        return self
 
 
 @cache
@@ -173,7 +229,7 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
     """Is a claimed number plausible on fresh data?"""
 
     name = "reusable_holdout"
-    version = 2
+    version = 3
     summary = "session: is a candidate's claimed score plausible on fresh data? yes, no, exhausted"
     citation = (
         "Feldman, Steinke 2017, Theorem 5.1 (stable median); Dwork et al. 2015 (reusable holdout)"
@@ -198,13 +254,14 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         """The whole session's guarantee; `Unprotected` without noise. Refuses what ``require``
         forbids.
         """
-        if params.require == "proven" and not is_proven(params, self.changed_groups(table)):
-            raise PlanRefused(f"{explain_heuristic(params, table)}; or drop require: proven")
+        if params.require == "proven" and (why := self._explain_heuristic(params, table)):
+            raise PlanRefused(f"{why}; or drop require: proven")
         if not params.is_private:
             return Unprotected()
         assert params.epsilon is not None
-        # Releases inside the session are no sparse vector, so the whole is stated as pure.
-        if params.delta == 0 and params.reserve is not None:
+        # A release inside the session or a count is no sparse vector, so the whole is stated as
+        # pure.
+        if params.delta == 0 and params.kept_epsilon:
             return Pure(params.epsilon)
         return (
             Approximate(params.epsilon, params.delta)
@@ -214,11 +271,24 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
 
     def note(self, params: HoldoutParams, table: Table) -> str:
         """Whether verdicts are proven to generalise, and what would be needed if they are not."""
-        if is_proven(params, self.changed_groups(table)):
-            return (
-                "verdicts are proven to generalise, if nothing was released from this data before"
-            )
-        return f"verdicts are heuristic: {explain_heuristic(params, table)}"
+        if why := self._explain_heuristic(params, table):
+            return f"verdicts are heuristic: {why}"
+        least = least_units(params.groups, float(params.rho - params.alpha))
+        return (
+            f"verdicts are proven to generalise, if the table has at least {least} units with a value, the estimator is a mean "
+            f"of bounded scores, and nothing was released from this data before"
+        )
+
+    def _explain_heuristic(self, params: HoldoutParams, table: Table) -> str:
+        """Why nothing that this session says can be proven, or ""."""
+        if not is_proven(params, self.changed_groups(table)):
+            return explain_heuristic(params, table)
+        if table.contribution_bounds.rows != 1:
+            return "a proof is about units of one row; declare contribution_bounds: {rows: 1}"
+        private = not table.generalisation_only and table.neighbours != "replace"
+        if private and params.count_epsilon is None:
+            return "the number of units is private; add count_epsilon, a part of epsilon that counts them"
+        return ""
 
     def open(self, params: HoldoutParams, table: Table, source: Source) -> State:
         """No claim seen yet; private methods draw the noise of the first threshold."""
@@ -230,9 +300,15 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
 
     def data_request(self, params: HoldoutParams, query: ClaimQuery, table: Table) -> GroupValues:
         """One estimate for each group, from the columns of the query. Raises `UnknownName`."""
+        if isinstance(query.estimator, SqlEstimator) and query.estimator.better is None:
+            raise PlanRefused(
+                "say whether higher or lower numbers of this SQL are better, for a claim is refused if it is too good; "
+                "add better: higher or better: lower beside sql"
+            )
         for name in query.columns:
             table.column(name)
-        return GroupValues(params.groups, query.columns)
+        proves = is_proven(params, self.changed_groups(table))
+        return GroupValues(params.groups, query.columns, count_units=proves)
 
     def answer(
         self,
@@ -246,69 +322,166 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         """ "yes", "no" or "exhausted"; a "no" may carry a corrected value, drawn privately."""
         claim_count, failures = int(state.data["asked"]), int(state.data["failures"])
         if failures >= params.failures or claim_count >= params.queries:
-            return self._make_verdict("exhausted", params, table, claim_count, failures), state
+            worth = {"guarantee": "none"}
+            return self._make_verdict(
+                "exhausted", params, table, claim_count, failures, worth
+            ), state
         values = answer.values
         if params.method == "splitting":
             # Groups that no earlier claim has seen.
             fresh = params.groups // params.queries
             values = values[claim_count * fresh : (claim_count + 1) * fresh]
-        claim = float(query.claim)
-        counts = [int((values >= claim).sum())]
-        # A claim that is too low fails only on request.
-        if params.side == "both":
-            counts.append(int((values <= claim).sum()))
-        failed, after = self._judge_claim(params, table, state, counts, len(values), source)
-        failures += failed
-        verdict = self._make_verdict(
-            "no" if failed else "yes", params, table, claim_count + 1, failures
-        )
+        worth, known = self._describe_worth(params, table, state, query, answer, source)
+        # Who opened it for proofs only has no use for anything else.
+        if params.require == "proven" and worth["guarantee"] != "proven":
+            return Verdict({"verdict": "none", **worth}, closed=True), state
+        counts, threshold = self._count_against(params, table, query, answer, values)
+        pays, after = self._is_below(params, table, state, counts, threshold, source)
+        failures += pays
+        # A claim costs where it fails, a challenge where it succeeds: both are rare.
+        word = "yes" if pays == bool(query.champion) else "no"
+        verdict = self._make_verdict(word, params, table, claim_count + 1, failures, worth)
         # Drawn after the verdict: its cost is part of the same stretch.
-        if failed and params.correct is not None:
+        if pays and params.correct is not None and not query.champion:
             value = _correct_value(
                 params, params.correct, self.changed_groups(table), values, source
             )
             good = _correction_proven(params, self.changed_groups(table))
             verdict.body.update(
-                corrected=value, corrected_guarantee="proven" if good else "heuristic"
+                corrected=value,
+                corrected_guarantee="proven"
+                if good and worth["guarantee"] == "proven"
+                else "heuristic",
             )
-        return verdict, State({"asked": claim_count + 1, **after})
+        return verdict, State({"asked": claim_count + 1, **known, **after})
 
-    def _judge_claim(
+    def _count_against(
+        self,
+        params: HoldoutParams,
+        table: Table,
+        query: ClaimQuery,
+        answer: PerGroup,
+        values: NDArray[np.float64],
+    ) -> tuple[list[int], Fraction]:
+        """Integers that a group moves by 1 at most, and what one of them is at most if it pays."""
+        groups = len(values)
+        if query.champion:
+            margin = _challenge_margin(params, self.changed_groups(table), values, answer.width)
+            least = groups * query.better_by / (2 * Fraction(answer.width))
+            # One more, for the sum is rounded down and has to be above.
+            return [-sum_differences(values, answer.width)], -(least + margin + 1)
+        assert query.claim is not None
+        claim = float(query.claim)
+        # A loss that is too good is one that is too low.
+        if answer.lower_is_better:
+            values, claim = -values, -claim
+        counts = [int((values >= claim).sum())]
+        # A claim that is too bad fails only on request.
+        if params.side == "both":
+            counts.append(int((values <= claim).sum()))
+        share = _failure_threshold(params, self.changed_groups(table))
+        return counts, share * groups
+
+    def _describe_worth(
+        self,
+        params: HoldoutParams,
+        table: Table,
+        state: State,
+        query: ClaimQuery,
+        answer: PerGroup,
+        source: Source,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a verdict is worth on fresh data, and what is then known of the units: part of the
+        state.
+        """
+        if why := self._explain_heuristic(params, table):
+            proven = is_proven(params, self.changed_groups(table))
+            return {"guarantee": "heuristic", **({"because": why} if proven else {})}, {}
+        if params.metric is None and (
+            query.default is not None or isinstance(query.estimator, SqlEstimator)
+        ):
+            why = "the default of a group without rows is the candidate's own; open with a metric, which fixes it"
+            return {"guarantee": "heuristic", "because": why}, {}
+        if query.champion and params.is_private:
+            why = "with noise only claims are proven, and this is a comparison"
+            return {"guarantee": "heuristic", "because": why}, {}
+        known: dict[str, Any] = {k: v for k, v in state.data.items() if k == "units"}
+        grouped = answer.units
+        units = None if grouped is None or grouped.doubt else grouped.number
+        # Counted once, for that was charged once.
+        if units is not None and grouped is not None and not grouped.is_public:
+            if "units" not in known and params.count_epsilon is not None:
+                failure = float(params.beta) * COUNT_FAILURE
+                limit = draw_unit_limit(units, params.count_epsilon, failure, source)
+                known["units"] = limit
+            units = known.get("units")
+        if query.champion:
+            return self._describe_comparison(params, table, answer), known
+        share = float(params.rho - params.alpha)
+        resolution = describe_resolution(answer, units, params.groups, share)
+        if resolution.tolerance is None:
+            return {"guarantee": "heuristic", "because": resolution.doubt}, known
+        return {"guarantee": "proven", "tolerance": resolution.tolerance}, known
+
+    def _describe_comparison(
+        self, params: HoldoutParams, table: Table, answer: PerGroup
+    ) -> dict[str, Any]:
+        """What a comparison without noise is worth: the mean of fresh groups' differences is above
+        ``better_by`` if it is a yes.
+        """
+        groups = params.groups // (params.queries if params.method == "splitting" else 1)
+        margin = _challenge_margin(params, self.changed_groups(table), np.zeros(groups), 1.0)
+        # With the least spread; a larger one only makes a yes rarer.
+        if margin >= groups * Fraction(MOST_TOLERANCE):
+            why = f"{groups} groups are too few to tell differences of this range apart"
+            return {"guarantee": "heuristic", "because": why}
+        return {
+            "guarantee": "proven",
+            "tolerance": float(margin / groups) * 2 * answer.width,
+        }
+
+    def _is_below(
         self,
         params: HoldoutParams,
         table: Table,
         state: State,
         counts: list[int],
-        groups: int,
+        threshold: Fraction,
         source: Source,
     ) -> tuple[bool, dict[str, Any]]:
-        """Whether the claim fails, and the state without the number of claims."""
+        """Whether one of the counts is at most the threshold, and the state without the number of
+        claims.
+        """
         if not params.is_private:
-            # Equally far from both rates, so neither kind of mistake is likelier.
-            theta = balance_threshold(float(params.rho - params.alpha), float(params.rho))[0]
-            failed = min(counts) <= theta * groups
+            failed = min(counts) <= threshold
             return failed, {"failures": int(state.data["failures"]) + failed}
         engine, memory = self.make_engine(params, table), Memory.from_json(state.data)
         # One noisy count for both sides: the smaller decides.
         if params.method != "sparse_vector":
             counts = [min(counts)]
-        threshold = math.floor(_failure_threshold(params, self.changed_groups(table)) * groups)
+        limit = math.floor(threshold)
         # After a failed first half the second is not asked: the last failure is a "no", too.
         for count in counts:
-            failed, memory = engine.compare_value(memory, count, threshold, source)
+            failed, memory = engine.compare_value(memory, count, limit, source)
             if failed:
                 break
         return failed, memory.to_json()
 
     def _make_verdict(
-        self, word: str, params: HoldoutParams, table: Table, asked: int, failures: int
+        self,
+        word: str,
+        params: HoldoutParams,
+        table: Table,
+        asked: int,
+        failures: int,
+        worth: dict[str, Any],
     ) -> Verdict:
-        """The public answer. The number of failures is the number of "no" answers, so it is public
+        """The public answer. The number of failures is that of answers that paid, so it is public,
         too.
         """
         body: dict[str, Any] = {
             "verdict": word,
-            "guarantee": "proven" if is_proven(params, self.changed_groups(table)) else "heuristic",
+            **worth,
             "queries_left": params.queries - asked,
             "failures_left": params.failures - failures,
         }
@@ -317,9 +490,8 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
 
 def _stretch_epsilon(params: HoldoutParams) -> Fraction:
     assert params.epsilon is not None
-    reserve = params.reserve or Reserve.model_construct(epsilon=Fraction(0), delta=Fraction(0))
     return per_failure(
-        params.epsilon - reserve.epsilon, params.delta - reserve.delta, params.failures
+        params.epsilon - params.kept_epsilon, params.delta - params.kept_delta, params.failures
     )
 
 
@@ -334,6 +506,9 @@ def _group_amounts(params: HoldoutParams, changed: int) -> tuple[float, float, f
 
 def _failure_threshold(params: HoldoutParams, changed: int) -> Fraction:
     """The share of groups below which a claim fails."""
+    if not params.is_private:
+        # Equally far from both rates, so neither kind of mistake is likelier.
+        return Fraction(balance_threshold(float(params.rho - params.alpha), float(params.rho))[0])
     if params.method == "tight":
         threshold = tight_threshold(
             _verdict_promise(params), *_group_amounts(params, changed), params.groups
@@ -343,13 +518,43 @@ def _failure_threshold(params: HoldoutParams, changed: int) -> Fraction:
     return params.rho - params.alpha / 2
 
 
+def _challenge_margin(
+    params: HoldoutParams, changed: int, values: NDArray[np.float64], width: float
+) -> Fraction:
+    """By how much the sum of differences has to be above 0, in units of twice the width.
+
+    With noise: what its two parts together exceed once in twenty comparisons. Without: by how much
+    the mean may be above that of fresh groups, for all transcripts together (Maurer, Pontil 2009,
+    Theorem 4, for numbers of range 1).
+    """
+    if params.is_private:
+        verdict = _stretch_epsilon(params) / (2 if params.correct else 1)
+        scales = (4 * changed / verdict, 2 * changed / verdict)
+        # A fortieth each, one-sided: together a twentieth.
+        return Fraction(sum(half_width(scale, 1 / 20) for scale in scales))
+    groups, rate = (
+        len(values),
+        balance_threshold(float(params.rho - params.alpha), float(params.rho))[1],
+    )
+    promise = _verdict_promise(params)
+    # Every node of the tree of transcripts may be wrong with probability exp(-nodes).
+    nodes = (
+        splitting_groups(promise) / promise.queries
+        if params.method == "splitting"
+        else description_length_groups(promise)
+    ) * rate
+    spread = float(np.var(values / (2 * width), ddof=1)) if groups > 1 else 1.0
+    margin = math.sqrt(2 * spread * nodes / groups) + 7 * nodes / (3 * max(groups - 1, 1))
+    return Fraction(margin * groups)
+
+
 def _verdict_promise(params: HoldoutParams) -> Promise:
     """The promise of the verdicts: half of beta is for corrected values where there are any."""
     promise = params.make_promise()
-    if params.correct is None:
-        return promise
-    # The other half of beta is for the corrected values.
-    return Promise(promise.queries, promise.failures, promise.beta / 2, promise.rho, promise.alpha)
+    # The other half of beta is for the corrected values, and a hundredth for a noisy count.
+    beta = promise.beta / (1 if params.correct is None else 2)
+    beta *= 1 if params.count_epsilon is None else 1 - COUNT_FAILURE
+    return Promise(promise.queries, promise.failures, beta, promise.rho, promise.alpha)
 
 
 @cache
@@ -374,7 +579,8 @@ def is_proven(params: HoldoutParams, changed: int) -> bool:
         return params.groups >= description_length_groups(
             promise, params.correct.key_count if params.correct else 1
         )
-    return _noise_proves(params, changed)
+    # A metric changes no noise, and has no hash.
+    return _noise_proves(params.model_copy(update={"metric": None}), changed)
 
 
 def _correct_value(

@@ -16,6 +16,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
     DataRequest,
+    GroupedUnits,
     GroupEstimates,
     GroupMoments,
     GroupValues,
@@ -140,6 +141,22 @@ class PrivateTable:
         declared bounds (missing: the declared number, or NaN), text as str or None.
         """
         return self._backend.grouped_rows(request, secret, blocks)
+
+    def grouped_units(
+        self, columns: Sequence[str], blocks: Sequence[str], *, skips_missing: bool
+    ) -> GroupedUnits:
+        """The units that holdout groups are made of, and whether their number is public
+        (`dpflow.tables.requests.grouped_units`).
+        """
+        return self._backend.grouped_units(columns, blocks, skips_missing=skips_missing)
+
+    def mean_range(self, text: str) -> tuple[float, float] | None:
+        """[low, high] of the score that an expression is the mean of, if it is ``avg`` of a bounded
+        one, times and plus constants; None if it is anything else.
+        """
+        return expressions.mean_range(
+            expressions.parse_expression(text, self.declaration), self.declaration
+        )
 
     def can_sum_exactly(self, request: GroupMoments) -> bool:
         """Whether the declared bounds let every sum be an exact integer; columns that are compared

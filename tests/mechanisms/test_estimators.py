@@ -123,9 +123,19 @@ def test_estimators_that_read_across_groups_are_refused_at_registration() -> Non
     rng = np.random.default_rng()
     centred = FromMoments(("n", "x"), lambda m: m["x"] / m["n"] - (m["x"] / m["n"]).mean())
     odd = (
-        Estimator("scaled", "s", 0.0, _Scaler(), model=""),
-        Estimator("random", "s", 0.0, lambda rows, subject: rng.random(), model=""),
-        Estimator("centred", "s", 0.0, lambda rows, subject: 0.5, model="", moments=centred),
+        Estimator("scaled", "s", 0.0, _Scaler(), model="", better="higher"),
+        Estimator(
+            "random", "s", 0.0, lambda rows, subject: rng.random(), model="", better="higher"
+        ),
+        Estimator(
+            "centred",
+            "s",
+            0.0,
+            lambda rows, subject: 0.5,
+            model="",
+            better="higher",
+            moments=centred,
+        ),
     )
     for estimator in odd:
         assert reads_across(estimator, SystemSource())

@@ -20,8 +20,9 @@ from dpflow.core.accounting.events import (
     from_json,
     to_json,
 )
+from dpflow.core.contract.declaration import ContributionBounds
 from dpflow.core.contract.interactive import State
-from dpflow.core.contract.requests import PerGroup
+from dpflow.core.contract.requests import GroupedUnits, PerGroup
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.core.toolbox.generalisation_bounds import (
     Promise,
@@ -29,7 +30,7 @@ from dpflow.core.toolbox.generalisation_bounds import (
     sparse_vector_groups,
     tight_groups,
 )
-from dpflow.core.toolbox.sparse_vector import Engine
+from dpflow.core.toolbox.sparse_vector import Engine, sum_differences
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.reusable_holdout import (
     HoldoutParams,
@@ -45,7 +46,8 @@ from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example
 from dpflow.testing.session_checks import MemorySession
 
 GATE = ReusableHoldout()
-OPEN_TABLE = EXAMPLE_TABLE.model_copy(update={"generalisation_only": True})
+ROW_TABLE = EXAMPLE_TABLE.model_copy(update={"contribution_bounds": ContributionBounds(rows=1)})
+OPEN_TABLE = ROW_TABLE.model_copy(update={"generalisation_only": True})
 SURE = {"epsilon": "1000000", "groups": 100, "queries": 50, "failures": 3}  # no noise to speak of
 GRID = {"kind": "grid", "lower": 0, "upper": 1, "step": "0.01"}
 
@@ -262,6 +264,7 @@ def test_description_length_keeps_its_promise_against_an_adaptive_analyst() -> N
         )
     )
     m = size["description_length"]
+    units = GroupedUnits(20 * m, is_public=True, mean_range=(-5.0, 5.0))
     params = {
         "method": "description_length",
         "groups": m,
@@ -276,7 +279,7 @@ def test_description_length_keeps_its_promise_against_an_adaptive_analyst() -> N
         query = session.mechanism.Query(
             estimator="accuracy", columns=("amount",), claim="0.1", candidate=str(j)
         )
-        body = session.ask_query(query, PerGroup(data[:, j])).body
+        body = session.ask_query(query, PerGroup(data[:, j], units=units)).body
         assert (
             body["verdict"] == "yes" and body["guarantee"] == "proven"
         )  # the claim is 0.1 sd off: honest
@@ -288,6 +291,121 @@ def test_description_length_keeps_its_promise_against_an_adaptive_analyst() -> N
         )
         verdict = session.ask_query(query, PerGroup(boost)).body["verdict"]
         assert verdict == "no" if claim == "1.8" else verdict in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("units", "because"),
+    [
+        (None, "number of units is unknown"),
+        (GroupedUnits(100, True, (0.0, 1.0)), "100 units are too few for 50000 groups"),
+        (GroupedUnits(10**7, True), "no mean of one bounded score"),
+        (GroupedUnits(10**7, False, (0.0, 1.0)), "private and was not counted"),
+        (GroupedUnits(10**7, True, (0.0, 1.0), "x may be missing"), "x may be missing"),
+    ],
+)
+def test_proven_is_said_only_of_what_says_something(
+    units: GroupedUnits | None, because: str
+) -> None:
+    """By plan it is proven; rows decide whether the proof says anything, and never refuse."""
+    given = {"method": "description_length", "groups": 50_000, "queries": 100, "failures": 5}
+    session = claims(given, ["0.99"], OPEN_TABLE)
+    values = np.ones(50_000)
+    body = session.ask_query(session.queries[0], PerGroup(values, units=units)).body
+    assert body["guarantee"] == "heuristic" and because in body["because"]
+    assert body["verdict"] == "yes" and "tolerance" not in body
+    strict = claims(given | {"require": "proven"}, ["0.99"], OPEN_TABLE)
+    none = strict.ask_query(strict.queries[0], PerGroup(values, units=units))
+    assert none.body["verdict"] == "none" and none.closed and strict.state.data["failures"] == 0
+    many = GroupedUnits(10**7, True, (0.0, 1.0))
+    body = session.ask_query(session.queries[0], PerGroup(values, units=many)).body
+    assert body["guarantee"] == "proven" and 0 < body["tolerance"] < 0.5 and "because" not in body
+
+
+def test_a_private_number_of_units_is_counted_once_with_noise() -> None:
+    """The limit is below the number, and the same for all verdicts; its epsilon is the session's."""
+    given = {
+        "method": "tight",
+        "epsilon": "1",
+        "delta": "1e-9",
+        "groups": 10**6,
+        "queries": 10,
+        "failures": 1,
+        "rho": "0.24",
+        "alpha": "0.2",
+        "count_epsilon": "0.001",
+    }
+    # Both claims and count are within the same epsilon.
+    params = HoldoutParams.model_validate(given)
+    assert GATE.make_engine(params, ROW_TABLE).epsilon == Fraction(999, 1000)
+    assert GATE.event(params, ROW_TABLE) == Approximate(Fraction(1), params.delta)
+    pure = HoldoutParams.model_validate(given | {"delta": 0})
+    assert GATE.event(pure, ROW_TABLE) == Pure(Fraction(1))
+    if not is_proven(params, 1):
+        params = HoldoutParams.model_validate(given | {"epsilon": "0.05"})
+    assert is_proven(params, 1)
+    session = claims(params.model_dump(mode="json"), ["0.5", "0.6"], ROW_TABLE)
+    values, units = np.ones(10**6), GroupedUnits(2 * 10**7, False, (0.0, 1.0))
+    found = [session.ask_query(q, PerGroup(values, units=units)).body for q in session.queries]
+    assert [b["guarantee"] for b in found] == ["proven", "proven"]
+    limit = session.state.data["units"]
+    assert 2 * 10**7 - 10**5 < limit < 2 * 10**7
+    assert found[0]["tolerance"] == found[1]["tolerance"]
+
+
+@pytest.mark.parametrize("method", ["sparse_vector", "description_length"])
+def test_a_challenger_is_better_in_the_mean_or_not_at_all(method: str) -> None:
+    """A challenge pays for yes, the rare answer, and needs more than better_by. A claim pays for
+    no, as before.
+    """
+    query = {"estimator": "accuracy", "columns": ["amount"], "candidate": "b", "champion": "a"}
+    free = {"method": method, "groups": 20_000, "queries": 50, "failures": 3}
+    params = free if method == "description_length" else SURE | {"groups": 20_000}
+
+    def ask(better: float, better_by: str = "0.1") -> tuple[str, int]:
+        session = claims(params, [], OPEN_TABLE)
+        asked = session.mechanism.Query.model_validate(query | {"better_by": better_by})
+        differences = np.where(np.arange(20_000) < better * 20_000, 0.2, 0.0)
+        body = session.ask_query(asked, PerGroup(differences, width=1.0)).body
+        return body["verdict"], body["failures_left"]
+
+    assert ask(0.95) == ("yes", 2) and ask(0.5) == ("no", 3)
+    assert ask(1.0, "0.2") == ("no", 3)  # better by so much, and not by more
+    assert ask(1.0, "0") == ("yes", 2) and ask(0.0, "0") == ("no", 3)
+
+
+def test_one_group_moves_a_sum_of_differences_by_one_at_most() -> None:
+    """Whatever the numbers are, those that are none included; and it uses all of that."""
+    rng, most = np.random.default_rng(0), 0
+    odd = [math.nan, math.inf, -math.inf, 1e308, -0.7, 0.7, 0.0, 0.1]
+    for _ in range(2000):
+        values = rng.uniform(-0.7, 0.7, size=rng.integers(1, 50))
+        other = values.copy()
+        other[rng.integers(len(values))] = rng.choice(odd)
+        moved = abs(sum_differences(values, 0.7) - sum_differences(other, 0.7))
+        most = max(most, moved)
+        assert moved <= 1
+    assert most == 1
+    assert sum_differences(np.full(1000, 0.7), 0.7) == 500
+    assert sum_differences(np.array([-0.7]), 0.7) - sum_differences(np.array([0.7]), 0.7) == -1
+
+
+def test_no_lucky_challenger_of_many_comes_in() -> None:
+    """Without noise and for a proven gate: of 50 challengers that are as good as the champion none
+    passes, in 20 runs; one that is better by the tolerance does.
+    """
+    params = HoldoutParams(method="description_length", groups=5692, queries=50, failures=3)
+    query = {"estimator": "accuracy", "columns": ["amount"], "champion": "a"}
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        session = claims(params.model_dump(mode="json"), [], OPEN_TABLE)
+        for number in range(49):
+            asked = session.mechanism.Query.model_validate(query | {"candidate": str(number)})
+            lucky = rng.normal(0, 0.1, size=5692).clip(-1, 1)
+            assert session.ask_query(asked, PerGroup(lucky, width=1.0)).body["verdict"] == "no"
+        asked = session.mechanism.Query.model_validate(query | {"candidate": "better"})
+        better = (0.12 + rng.normal(0, 0.1, size=5692)).clip(-1, 1)
+        body = session.ask_query(asked, PerGroup(better, width=1.0)).body
+        assert body["verdict"] == "yes" and body["tolerance"] < 0.12
 
 
 def test_splitting_uses_every_group_once() -> None:
@@ -356,9 +474,13 @@ def test_unproven_sessions_are_refused_when_proof_is_required() -> None:
         match="cheapest proven method on this table is description_length with 5692 groups",
     ):
         GATE.event(few, OPEN_TABLE)
-    assert isinstance(
-        GATE.event(priced("tight", 900_000, require="proven"), EXAMPLE_TABLE), Approximate
-    )
+    enough = priced("tight", 900_000, require="proven")
+    with pytest.raises(PlanRefused, match="a proof is about units of one row"):
+        GATE.event(enough, EXAMPLE_TABLE)
+    with pytest.raises(PlanRefused, match="number of units is private; add count_epsilon"):
+        GATE.event(enough, ROW_TABLE)
+    counted = priced("tight", 900_000, require="proven", count_epsilon="0.0001")
+    assert isinstance(GATE.event(counted, ROW_TABLE), Approximate)
     assert GATE.event(HoldoutParams(epsilon="1", groups=10), EXAMPLE_TABLE) == SparseVector(
         Fraction(1)
     )

@@ -9,11 +9,19 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from dpflow.core.contract.declaration import Exact
 from dpflow.core.contract.mechanism import Params
@@ -23,9 +31,12 @@ from dpflow.errors import InvalidInput, UnknownName
 
 __all__ = [
     "AnyEstimator",
+    "AnyMetric",
+    "Better",
     "Estimator",
     "EstimatorQuery",
     "FromMoments",
+    "Metric",
     "Rows",
     "SqlEstimator",
     "Subject",
@@ -33,6 +44,8 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+#: Which of two values of a score is the better one.
+Better = Literal["higher", "lower"]
 
 
 class SqlEstimator(Params):
@@ -41,12 +54,20 @@ class SqlEstimator(Params):
     ``sql``: an expression of aggregates over one group's rows
     (`dpflow.tables.language.expressions`). ``range``: [low, high], to which its number is clamped.
     ``default``: within the range, the number of a group without rows, or on which the expression
-    gives NULL, NaN or an infinity.
+    gives NULL, NaN or an infinity. ``better``: whether ``higher`` or ``lower`` numbers are better;
+    a gate needs to know.
     """
 
     sql: Annotated[str, Field(min_length=1)]
     range: tuple[Exact, Exact]
     default: Exact
+    better: Better | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a direction as before there were any: questions are known by a digest of this."""
+        written: dict[str, Any] = write(self)
+        return written if self.better else {k: v for k, v in written.items() if k != "better"}
 
     @model_validator(mode="after")
     def _check_range(self) -> SqlEstimator:
@@ -73,6 +94,50 @@ AnyEstimator = Annotated[
     Annotated[str, Field(min_length=1), Tag("name")] | Annotated[SqlEstimator, Tag("sql")],
     Discriminator(_estimator_kind),
 ]
+
+
+def _name_estimator(given: Any) -> Any:
+    return {"estimator": given} if isinstance(given, str) else given
+
+
+class Metric(Params):
+    """The number that all candidates of a session are compared by, as its owner fixes it.
+
+    ``estimator``: a name, or SQL, which has range, default and direction in itself. ``options``: of
+    a named estimator. ``better``: ``higher`` or ``lower``; the named estimator's own if left out.
+    ``range``: [low, high], to which a group's number is clamped; the estimator's own if left out.
+    ``default``: the number of a group without rows or on which it fails; the estimator's own if
+    left out. Written as a name alone it leaves all of them out.
+    """
+
+    estimator: AnyEstimator
+    options: dict[str, Exact] = Field(default_factory=dict)
+    better: Better | None = None
+    range: tuple[Exact, Exact] | None = None
+    default: Exact | None = None
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Metric:
+        if isinstance(self.estimator, SqlEstimator):
+            if self.options or (self.better, self.range, self.default) != (None, None, None):
+                raise ValueError(
+                    "an estimator in SQL has its range, default and direction in itself, and no options; write them there"
+                )
+            if self.estimator.better is None:
+                raise ValueError(
+                    "say whether higher or lower numbers of this SQL are better; add better: higher or better: lower"
+                )
+        if self.range is not None:
+            low, high = self.range
+            if not low < high:
+                raise ValueError(f"range must be [low, high], low below high, not [{low}, {high}]")
+            if self.default is not None and not low <= self.default <= high:
+                raise ValueError(f"default must lie within range [{low}, {high}]")
+        return self
+
+
+#: A metric as a person writes it: a mapping, or the name of an estimator.
+AnyMetric = Annotated[Metric, BeforeValidator(_name_estimator)]
 
 
 class EstimatorQuery(Params):
@@ -153,6 +218,13 @@ class Estimator:
     group is never dropped, because then their number would depend on the rows.
 
     Attributes:
+        better: whether higher or lower numbers of it are better; a gate refuses claims that are too
+        good.
+        range: [low, high] of what it gives, "column" for the bounds of its first column, or None if
+        it has none of its own.
+        row_scores: for a mean of one score for each row, these scores; the function may then be
+        left out.
+        skips_missing: whether it leaves out rows that lack a value, and does not fail on them.
         options: the options it knows, with their defaults.
         model: whether it scores a candidate: "" no, "one" a model, "two" a model and a rival.
         columns: how many columns it needs at least.
@@ -167,6 +239,15 @@ class Estimator:
     model: str = "one"
     columns: int = 1
     moments: FromMoments | None = None
+    better: Better = field(kw_only=True)
+    range: tuple[float, float] | Literal["column"] | None = field(default=None, kw_only=True)
+    row_scores: Callable[[Rows, Subject], Floats] | None = field(default=None, kw_only=True)
+    skips_missing: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for a direction that there is not."""
+        if self.better not in ("higher", "lower"):
+            raise ValueError(f"estimator {self.name!r}: better is higher or lower")
 
     def fill_options(self, query: EstimatorQuery) -> dict[str, Fraction]:
         """The query's options with defaults. Raises `UnknownName` or `InvalidInput` before anything

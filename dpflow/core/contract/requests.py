@@ -86,10 +86,12 @@ class GroupValues:
     Attributes:
         groups: number of groups m.
         columns: what the estimator reads, beside nothing else.
+        count_units: whether the answer shall have the number of units in the groups, too.
     """
 
     groups: int
     columns: tuple[str, ...]
+    count_units: bool = False
 
 
 @dataclass(frozen=True)
@@ -259,12 +261,40 @@ class Sets:
 
 
 @dataclass(frozen=True)
+class GroupedUnits:
+    """What a group's number is worth: how many units there are to make groups of, and of what it is
+    a mean.
+
+    Attributes:
+        number: units with a value, read with the groups. Secret unless ``is_public``.
+        is_public: whether neighbouring tables have as many, or nobody is protected.
+        mean_range: [low, high] of the scores, if each unit has one row and a group's number is the
+        mean of one score of each of its rows; else None.
+        doubt: why the number of units with a value is not known; "" if it is.
+    """
+
+    number: int = field(repr=False)
+    is_public: bool
+    mean_range: tuple[float, float] | None = None
+    doubt: str = ""
+
+
+@dataclass(frozen=True)
 class PerGroup:
     """Answer to `GroupValues` after the estimator ran: one float per group, failures already mapped
     to its default.
+
+    Attributes:
+        values: the numbers.
+        lower_is_better: whether the estimator's lower numbers are the better ones.
+        units: what is known of the units in the groups; None where nobody asked.
+        width: no number lies further from 0, where differences of two candidates are asked for.
     """
 
     values: NDArray[np.float64] = field(repr=False)
+    lower_is_better: bool = False
+    units: GroupedUnits | None = None
+    width: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.estimators import Estimator, Rows, Subject
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.estimators import Estimator, Metric, Rows, Subject
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
 from dpflow.tables import PrivateTable
 
@@ -98,6 +100,45 @@ def _order_rows(
         for group in np.flatnonzero(np.diff(starts))
     ]
     return groups[order], {name: values[order] for name, values in rows.items()}, parts
+
+
+def fix_range(estimator: Estimator, metric: Metric) -> tuple[Estimator, float]:
+    """An estimator within the range of a metric, and what a group has on which it fails."""
+    default = estimator.default if metric.default is None else float(metric.default)
+    if metric.range is None:
+        return estimator, default
+    low, high = map(float, metric.range)
+    scores, function = estimator.row_scores, estimator.function
+
+    def clamp_scores(rows: Rows, subject: Subject) -> NDArray[np.float64]:
+        assert scores is not None
+        return np.clip(scores(rows, subject), low, high)
+
+    def clamp_estimate(rows: Rows, subject: Subject) -> float:
+        value = function(rows, subject) if scores is None else clamp_scores(rows, subject).mean()
+        return float(np.clip(value, low, high))
+
+    # Sums in the database are of values that no range has clamped.
+    within = replace(
+        estimator,
+        function=clamp_estimate,
+        row_scores=None if scores is None else clamp_scores,
+        range=(low, high),
+        moments=None,
+    )
+    return within, min(max(default, low), high)
+
+
+def score_range(
+    estimator: Estimator, columns: Sequence[str], table: Table
+) -> tuple[float, float] | None:
+    """[low, high] of an estimator's numbers on these columns, if it has one."""
+    if estimator.range != "column":
+        return estimator.range
+    column = table.column(columns[0])
+    if column.lower is None or column.upper is None:
+        return None
+    return float(column.lower), float(column.upper)
 
 
 def exact_sums(

@@ -11,19 +11,23 @@ rejection sampling, and going on would let failures tell about rows for nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from dpflow import fault_points
 from dpflow.core.contract.declaration import describe_problems
-from dpflow.core.contract.estimators import EstimatorQuery, SqlEstimator, Subject
+from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator, Subject
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import GroupEstimates, GroupValues, PerGroup
+from dpflow.core.contract.requests import GroupedUnits, GroupEstimates, GroupValues, PerGroup
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_before_rows, draw_or_none
 from dpflow.engine.releases.execute import check_scope, data_names, draw_result
@@ -32,9 +36,15 @@ from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions import nested_release
 from dpflow.engine.sessions.candidate import Candidate, Submission
-from dpflow.engine.sessions.group_scores import exact_sums, group_values, predicted_values
+from dpflow.engine.sessions.group_scores import (
+    exact_sums,
+    fix_range,
+    group_values,
+    predicted_values,
+    score_range,
+)
 from dpflow.error_boundary import errors_end_here
-from dpflow.errors import InvalidDeclaration, PlanRefused, SessionClosed
+from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger, SessionRecord
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
@@ -134,6 +144,7 @@ class Session:
         }
         if candidate is not None:
             fields_of_query["candidate"] = candidate.digest
+        fields_of_query = dict(self.fill_metric(fields_of_query))
         if set(fields_of_query) == {"release"} and isinstance(fields_of_query["release"], Mapping):
             inner = nested_release.inner_plan(
                 self._plan, fields_of_query["release"], self._registry
@@ -150,10 +161,82 @@ class Session:
             ) from None
         if isinstance(parsed, EstimatorQuery):
             parsed = self.canonical_query(parsed)
+            self._require_metric(parsed)
             if candidate is not None and not parsed.columns:
                 parsed = parsed.model_copy(update={"columns": candidate.submission.columns})
         name = digest([self.id, parsed.model_dump(mode="json")])
         return self._answer_once(name, partial(self._answer_query, mechanism, parsed, candidate))
+
+    @errors_end_here
+    def challenge(
+        self, candidate: Candidate, champion: Candidate, better_by: Fraction = Fraction(0)
+    ) -> dict[str, Any]:
+        """Whether a candidate beats a champion by more than ``better_by`` on fresh data, by the
+        session's metric on the same rows: yes or no, or the stored answer.
+
+        A candidate challenges once in a session: whoever is champion by then, the answer is the
+        stored one, and its ``champion`` says whom it was about.
+
+        Raises:
+            PlanRefused: the session fixes no metric.
+            SessionClosed: no answer is left.
+        """
+        mechanism = self._plan.mechanism
+        if self.metric is None or not isinstance(mechanism, InteractiveMechanism):
+            raise PlanRefused(
+                f"{self._plan.request.name} fixes no metric, so nothing compares two candidates; open a session with "
+                f"metric: accuracy, or another one"
+            )
+        fields = candidate.query() | {
+            "claim": None,
+            "champion": champion.digest,
+            "better_by": str(better_by),
+        }
+        parsed = mechanism.Query.model_validate(fields)
+        assert isinstance(parsed, EstimatorQuery)
+        query = self.canonical_query(parsed)
+        self._require_metric(query)
+        name = digest([self.id, "challenge", candidate.digest, str(better_by)])
+        answer = partial(self._answer_query, mechanism, query, candidate, champion=champion)
+        return self._answer_once(name, answer)
+
+    @property
+    def plan(self) -> Plan:
+        """What was charged."""
+        return self._plan
+
+    @property
+    def metric(self) -> Metric | None:
+        """The metric that the session's owner fixed, if any."""
+        metric = getattr(self._plan.params, "metric", None)
+        return metric if isinstance(metric, Metric) else None
+
+    def fill_metric(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A query or submission with the session's metric where it names no estimator."""
+        if self.metric is None or "release" in fields:
+            return fields
+        metric = self.metric.model_dump(mode="json")
+        filled = {name: metric[name] for name in ("estimator", "options") if metric[name]}
+        return {**filled, **{name: value for name, value in fields.items() if value is not None}}
+
+    def _require_metric(self, query: EstimatorQuery) -> None:
+        """Raises `InvalidInput` unless a query is about the session's metric."""
+        metric = self.metric
+        if metric is None:
+            return
+        wanted = EstimatorQuery.model_validate(
+            {**metric.model_dump(mode="json", include={"estimator", "options"}), "columns": ["x"]}
+            if isinstance(metric.estimator, str)
+            else {"estimator": metric.estimator}
+        )
+        wanted = self.canonical_query(wanted)
+        asked = (query.estimator, query.options, query.default)
+        if asked != (wanted.estimator, wanted.options, None):
+            name = wanted.estimator if isinstance(wanted.estimator, str) else wanted.estimator.sql
+            raise InvalidInput(
+                f"{self._plan.request.name} compares candidates by {name} alone, as its owner fixed it; leave estimator, "
+                f"options and default out"
+            )
 
     def canonical_query(self, asked: Q) -> Q:
         """The same with an estimator's SQL in its canonical form, so that spaces make no other
@@ -233,6 +316,7 @@ class Session:
         query: Any,
         candidate: Candidate | None,
         held: SessionRecord,
+        champion: Candidate | None = None,
     ) -> tuple[Verdict, State]:
         """First everything that plan and catalog can refuse; then rows and draw, whose failures are
         the answer "none".
@@ -245,7 +329,7 @@ class Session:
         statistic = mechanism.data_request(plan.params, query, plan.table)
         read: Callable[[], Any]
         if isinstance(statistic, GroupValues):
-            read = self._score_reader(statistic, query, candidate)
+            read = self._group_reader(statistic, query, candidate, champion)
         else:
             self._private.check_request(statistic, plan.request.blocks)
             read = partial(self._private.answer, statistic, plan.request.blocks)
@@ -262,9 +346,12 @@ class Session:
             verdict, after = mechanism.answer(plan.params, plan.table, state, query, values, source)
             body = dict(verdict.body)
             if body.get("guarantee") == "proven" and doubt:
+                body = {k: v for k, v in body.items() if k != "tolerance"}
                 body |= {"guarantee": "heuristic", "because": doubt}
             if mechanism.locks_dataset:
                 body["snapshot"] = snapshot
+            if champion is not None:
+                body["champion"] = champion.digest
             # What cannot be stored is an impossible value, too.
             json.dumps([body, after.data], allow_nan=False)
             return Verdict(body, verdict.closed), after
@@ -297,14 +384,41 @@ class Session:
             state
         )
 
-    def _score_reader(
-        self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
+    def _group_reader(
+        self,
+        statistic: GroupValues,
+        query: EstimatorQuery,
+        candidate: Candidate | None,
+        champion: Candidate | None,
     ) -> Callable[[], PerGroup]:
+        """What reads the estimates, or how much better a candidate's are than a champion's, and
+        the units that they are of.
+        """
+        mine = self._value_reader(statistic, query, candidate)
+        count = mine.count_units if statistic.count_units else lambda: None
+        if champion is None:
+            return lambda: PerGroup(mine.read(), mine.lower_is_better, count())
+        theirs = self._value_reader(
+            replace(statistic, columns=champion.submission.columns),
+            query.model_copy(update={"columns": champion.submission.columns}),
+            champion,
+        )
+        if mine.span is None:
+            raise PlanRefused(
+                f"{self._plan.request.name} compares candidates by a metric without a range, so one unit may decide everything; "
+                f"open a session whose metric has range: [low, high]"
+            )
+        sign, width = -1.0 if mine.lower_is_better else 1.0, mine.span[1] - mine.span[0]
+        return lambda: PerGroup(sign * (mine.read() - theirs.read()), units=count(), width=width)
+
+    def _value_reader(
+        self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
+    ) -> GroupReader:
         """What reads the estimates; groups are one partition per data set, whatever the session."""
         root, blocks = self._plan.request.scope.split("/")[0], self._plan.request.blocks
         secret = bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))
         if isinstance(query.estimator, SqlEstimator):
-            return self._sql_score_reader(statistic, query, query.estimator, candidate, secret)
+            return self._sql_reader(statistic, query, query.estimator, candidate, secret)
         estimator = self._registry.find_estimator(query.estimator)
         options = estimator.fill_options(query)
         if estimator.model and (candidate is None or candidate.predict is None):
@@ -326,22 +440,47 @@ class Session:
                 candidate.score,
                 candidate.rival,
             )
+        default = estimator.default if query.default is None else float(query.default)
+        metric, lower = self.metric, estimator.better == "lower"
+        if metric is not None:
+            lower = (metric.better or estimator.better) == "lower"
+            estimator, default = fix_range(estimator, metric)
         self._private.check_request(
             exact_sums(self._private, statistic, estimator) or statistic, blocks
         )
-        default = estimator.default if query.default is None else float(query.default)
-        return lambda: PerGroup(
-            group_values(self._private, statistic, secret, blocks, estimator, subject, default)
+        span = score_range(estimator, query.columns, self._plan.table)
+        of_rows = span if estimator.row_scores is not None else None
+        needed = query.columns if estimator.model else query.columns[: estimator.columns]
+        return GroupReader(
+            lambda: group_values(
+                self._private, statistic, secret, blocks, estimator, subject, default
+            ),
+            lower,
+            span,
+            self._unit_counter(needed, of_rows, skips_missing=estimator.skips_missing),
         )
 
-    def _sql_score_reader(
+    def _unit_counter(
+        self, columns: Sequence[str], span: tuple[float, float] | None, *, skips_missing: bool
+    ) -> Callable[[], GroupedUnits]:
+        """What counts the units in the groups, after the charge."""
+
+        def count() -> GroupedUnits:
+            units = self._private.grouped_units(
+                columns, self._plan.request.blocks, skips_missing=skips_missing
+            )
+            return replace(units, mean_range=span)
+
+        return count
+
+    def _sql_reader(
         self,
         statistic: GroupValues,
         query: EstimatorQuery,
         own: SqlEstimator,
         candidate: Candidate | None,
         secret: bytes,
-    ) -> Callable[[], PerGroup]:
+    ) -> GroupReader:
         """The same of an estimator in SQL: in the database, or over its rows with what a candidate
         says about them.
         """
@@ -354,18 +493,40 @@ class Session:
                 f"the estimator reads {', '.join(absent)}, and no candidate says that; hand one to ask"
             )
         private.check_request(request, blocks)
+        lower, of_rows = own.better == "lower", private.mean_range(own.sql)
+        span = float(own.range[0]), float(own.range[1])
         if not theirs:
-            return lambda: PerGroup(
-                own.clamp_values(private.group_estimates(request, secret, blocks))
+            return GroupReader(
+                lambda: own.clamp_values(private.group_estimates(request, secret, blocks)),
+                lower,
+                span,
+                self._unit_counter(columns, of_rows, skips_missing=True),
             )
         if candidate is not None:
             _check_columns(query, candidate.submission)
         rows = GroupValues(statistic.groups, tuple(dict.fromkeys((*query.columns, *columns))))
         private.check_request(rows, blocks)
         available = {name: function for name, function in functions.items() if function is not None}
-        return lambda: PerGroup(
-            own.clamp_values(predicted_values(private, rows, request, secret, blocks, available))
+        return GroupReader(
+            lambda: own.clamp_values(
+                predicted_values(private, rows, request, secret, blocks, available)
+            ),
+            lower,
+            span,
+            self._unit_counter(rows.columns, of_rows, skips_missing=False),
         )
+
+
+@dataclass(frozen=True)
+class GroupReader:
+    """What reads one number per group, once the charge is in the ledger; ``span``: within which all
+    of them are, or None.
+    """
+
+    read: Callable[[], NDArray[np.float64]]
+    lower_is_better: bool
+    span: tuple[float, float] | None
+    count_units: Callable[[], GroupedUnits | None]
 
 
 #: Which function of a candidate gives the columns that an estimator in SQL reads of it.

@@ -29,6 +29,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
     DataRequest,
+    GroupedUnits,
     GroupEstimates,
     GroupMoments,
     GroupValues,
@@ -118,6 +119,14 @@ class QueryBackend(ABC):
         self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]
     ) -> NDArray[np.float64]:
         """An expression's number for each group of `grouped_rows`, NaN where it has none."""
+
+    def grouped_units(
+        self, columns: Sequence[str], blocks: Sequence[str], *, skips_missing: bool
+    ) -> GroupedUnits:
+        """The units of the rows that groups are made of, and whether their number is public
+        (`dpflow.tables.requests.grouped_units`). A backend that counts none proves nothing.
+        """
+        return GroupedUnits(0, False, doubt=f"the backend {self.name} does not count units")
 
     @abstractmethod
     def snapshot_identity(self) -> bytes:

@@ -13,6 +13,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
     DataRequest,
+    GroupedUnits,
     GroupEstimates,
     GroupMoments,
     GroupValues,
@@ -22,6 +23,7 @@ from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend
 from dpflow.tables.language.nodes import Node
 from dpflow.tables.requests import cached_blocks, holdout_groups, sorted_values
+from dpflow.tables.requests.grouped_units import count_grouped_units
 from dpflow.tables.requests.handlers import HANDLERS
 from dpflow.tables.requests.partial_cache import PartialCache
 from dpflow.tables.requests.query import RequestQuery
@@ -142,6 +144,12 @@ class DuckDBBackend(QueryBackend):
         # Numbered outputs: a declared column may itself be called bucket.
         columns = {name: _plain_array(arrays[f"x{i}"]) for i, name in enumerate(request.columns)}
         return as_int64(arrays["bucket"]), columns
+
+    def grouped_units(
+        self, columns: Sequence[str], blocks: Sequence[str], *, skips_missing: bool
+    ) -> GroupedUnits:
+        with self._open_query(blocks) as reading:
+            return count_grouped_units(reading, columns, skips_missing=skips_missing)
 
     def group_moments(
         self, request: GroupMoments, secret: bytes, blocks: Sequence[str]

@@ -28,11 +28,13 @@ and the same expression is computed over those (`dpflow.tables.language.aggregat
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from typing import Any
 
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.tables.language.conditions import Reader
+from dpflow.tables.language.intervals import RowBounds, bound_expression, bound_operator
 from dpflow.tables.language.nodes import MOST_DEPTH, Aggregate, Node, refuse_sql
 
 #: sqlglot's names of aggregates of one argument or two, and what they are called here.
@@ -206,4 +208,50 @@ class _Reader(Reader):
 def _has_aggregate(node: Node) -> bool:
     return isinstance(node, Aggregate) or any(
         _has_aggregate(arg) for arg in node.args if isinstance(arg, Node)
+    )
+
+
+def mean_range(node: Node, table: Table) -> tuple[float, float] | None:
+    """[low, high] of the score of each row that an expression is the mean of; None unless it is
+    ``avg`` of one with known bounds, times and plus constants.
+    """
+    bounds = _bound_mean(node, add_predictions(table))
+    if (
+        bounds is None
+        or bounds[2] != 1
+        or not math.isfinite(bounds[0])
+        or not math.isfinite(bounds[1])
+    ):
+        return None
+    return bounds[0], bounds[1]
+
+
+def _bound_mean(node: Node, table: Table) -> tuple[float, float, int] | None:
+    """The ends of what each row adds, and of how many averages; None for anything else."""
+    if node.op == "number":
+        return float(node.args[0]), float(node.args[0]), 0
+    if node.op == "avg" and _has_value(node.args[0]):
+        bounds = bound_expression(node.args[0], table, set())
+        return bounds.low, bounds.high, 1
+    if node.op not in ("+", "-", "*", "/"):
+        return None
+    parts = [_bound_mean(arg, table) for arg in node.args]
+    if any(part is None for part in parts):
+        return None
+    ends = [part for part in parts if part is not None]
+    # Two averages may leave out different rows, and only one side of a product is a mean.
+    if sum(n for *_, n in ends) > 1 or (node.op == "/" and (ends[1][2] or ends[1][0] == 0)):
+        return None
+    low, high = bound_operator(node.op, [RowBounds(a, b) for a, b, _ in ends])
+    return low, high, sum(n for *_, n in ends)
+
+
+def _has_value(node: Node) -> bool:
+    """Whether a row expression has a value in every row that has its columns."""
+    if node.op == "CASE":
+        # Without ELSE some rows are in no case; a condition that is NULL is one that is false.
+        values = [*node.args[1::2], node.args[-1]]
+        return len(node.args) % 2 == 1 and all(map(_has_value, values))
+    return node.op in ("column", "number") or (
+        node.op in ("+", "-", "*", "abs", "least", "greatest") and all(map(_has_value, node.args))
     )

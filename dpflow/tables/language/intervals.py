@@ -56,7 +56,7 @@ def bound_expression(node: Node, table: Table, integers: set[str]) -> RowBounds:
     if not node.args or not isinstance(node.args[0], Node):
         return RowBounds()
     spans = [bound_expression(arg, table, integers) for arg in node.args if isinstance(arg, Node)]
-    low, high = _bound_operator(node.op, spans)
+    low, high = bound_operator(node.op, spans)
     if math.isnan(low) or math.isnan(high):
         return RowBounds()
     # Up to 2^53 the DOUBLE that computes whole numbers is exact.
@@ -82,7 +82,7 @@ def _bound_choice(node: Node, spans: list[RowBounds]) -> RowBounds:
     return RowBounds(low, high, all(s.whole for s in spans))
 
 
-def _bound_operator(op: str, spans: list[RowBounds]) -> tuple[float, float]:
+def bound_operator(op: str, spans: list[RowBounds]) -> tuple[float, float]:
     """The interval of an operator's value, NaN where there is none."""
     a, b = spans[0], spans[-1]
     if op == "-":

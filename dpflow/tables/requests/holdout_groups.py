@@ -5,7 +5,7 @@ A group is a keyed hash of the unit, so a unit's rows are all in one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,23 @@ def moments_query(reading: RequestQuery, request: GroupMoments, secret: bytes) -
         f"CAST({_MEASURES[name]} AS DOUBLE) AS m_{name}" for name in request.measures
     )
     return f"SELECT bucket, {measures} FROM ({reading.select_rows(outputs)}) WHERE {present} GROUP BY bucket"
+
+
+def units_query(reading: RequestQuery, columns: Sequence[str]) -> str:
+    """The query of the number of units and rows in all groups, and of rows that have a value in
+    every one of some columns.
+    """
+    fields = [reading.column(name) for name in columns]
+    outputs = [
+        f"{sql.bounded_number(field, reading.table.column(name))} AS x{i}"
+        for i, (field, name) in enumerate(zip(fields, columns))
+    ]
+    present = [
+        f"x{i} IS NOT NULL" if field.kind in ("varchar", "enum") else f"NOT isnan(x{i})"
+        for i, field in enumerate(fields)
+    ]
+    complete = f"count_if({' AND '.join(present) or 'true'}) AS complete"
+    return f"SELECT count(DISTINCT unit) AS units, count(*) AS n_rows, {complete} FROM ({reading.select_rows(outputs)})"
 
 
 def estimates_query(reading: RequestQuery, request: GroupEstimates, secret: bytes) -> str:

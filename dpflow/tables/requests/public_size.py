@@ -37,13 +37,13 @@ def find_public_size(
     exact = (
         unit_rows == 1
         and not reading.leaves_rows_out()
-        and all(_has_values(reading, name, missing_are_values) for name in columns)
+        and all(has_values(reading, name, missing_are_values) for name in columns)
     )
     # Where every unit has its one row, the rows were counted already.
     return PublicSize(size if exact else reading.count_units() * unit_rows, exact)
 
 
-def _has_values(reading: RequestQuery, name: str, missing_are_values: bool) -> bool:
+def has_values(reading: RequestQuery, name: str, missing_are_values: bool) -> bool:
     """Whether no row can lack a value of this column, by declaration and catalog."""
     declared = reading.table.column(name)
     if missing_are_values and (declared.public_keys is not None or declared.missing != "skip"):

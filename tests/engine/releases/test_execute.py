@@ -217,7 +217,9 @@ def test_hook_dpflow_register_estimators() -> None:
     from dpflow.core.contract.estimators import Estimator
 
     def dpflow_register_estimators() -> list[Estimator]:
-        return [Estimator("half", "always one half", 0.0, lambda rows, predictor: 0.5)]
+        return [
+            Estimator("half", "always one half", 0.0, lambda rows, predictor: 0.5, better="higher")
+        ]
 
     registry = registry_with(dpflow_register_estimators=dpflow_register_estimators)
     assert registry.find_estimator("half").estimate_group({}, None) == 0.5

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,9 +14,16 @@ import pytest
 from dpflow import Session, plan, release
 from dpflow.engine.releases.execute import data_names
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.sessions.holdout_gate import join_verdicts, judge, judge_all
-from dpflow.errors import PlanRefused, SessionClosed
+from dpflow.engine.sessions.holdout_gate import (
+    Champion,
+    join_verdicts,
+    judge,
+    judge_all,
+    require_metrics,
+)
+from dpflow.errors import InvalidInput, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
+from dpflow.mechanisms.reusable_holdout import ReusableHoldout
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
@@ -308,51 +316,203 @@ def test_many_verdicts_are_one_decision() -> None:
     assert said("no", "none") == said() == "no"
 
 
+class MemoryRegistry:
+    """A model registry of one alias."""
+
+    better_by = Fraction(0)
+
+    def __init__(self) -> None:
+        self.champion: Champion | None = None
+        self.records: list[Mapping[str, str]] = []
+        self.promoted: set[tuple[str, str]] = set()
+
+    def find_champion(self) -> Champion | None:
+        return self.champion
+
+    def was_promoted(self, digest: str, session: str) -> bool:
+        return (digest, session) in self.promoted
+
+    def promote(self, candidate: Any, record: Mapping[str, str]) -> None:
+        text = candidate.submission.model_dump_json()
+        self.champion = Champion(str(len(self.records) + 1), candidate.digest, text)
+        self.records.append(record)
+        self.promoted.add((candidate.digest, record["session"]))
+
+
+AGES = PARAMS | {"metric": "column_mean"}
+
+
 def test_a_promotion_is_recorded(tiny: Tiny, ledger: Ledger) -> None:
     """With the session, the guarantee, the data's keyed id, and a commitment that only this ledger
     can make.
     """
-    records: list[Mapping[str, str]] = []
-
-    class Registry_:
-        def offer(self, candidate: Any, record: Mapping[str, str]) -> bool:
-            records.append(record)
-            return True
-
-    session = opened(tiny, ledger)
-    verdict = judge(session, HONEST, Registry_())
-    assert verdict["promoted"] and judge(session, wrong(0), Registry_())["promoted"] is False
-    (record,) = records
+    models = MemoryRegistry()
+    session = opened(tiny, ledger, **AGES)
+    verdict = judge(session, HONEST, models)
+    assert verdict["promoted"] and judge(session, wrong(0), models)["promoted"] is False
+    (record,) = models.records
     assert (
         set(record) == {"session", "guarantee", "snapshot", "commitment"}
         and record["session"] == session.id
     )
-    said = {k: v for k, v in verdict.items() if k not in ("promoted", "session", "commitment")}
+    extra = ("promoted", "promotion", "session", "commitment")
+    said = {k: v for k, v in verdict.items() if k not in extra}
     assert record["commitment"] == session.commitment(said)
     assert record["commitment"] != session.commitment(said | {"verdict": "no"})
     tiny.fill(ROWS.replace("range(4000)", "range(4001)"))
-    assert judge(session, HONEST) == verdict | {
+    again = {k: v for k, v in verdict.items() if k != "promotion"}
+    assert judge(session, HONEST) == again | {
         "promoted": False
     }  # stored: its snapshot is the one it was drawn from
     assert judge(session, HONEST | {"claim": "17"})["snapshot"] != verdict["snapshot"]
 
 
-def test_the_alias_moves_with_the_record(tiny: Tiny, ledger: Ledger) -> None:
-    """On a yes that improves; the version's tags say which verdict moved it."""
+def test_nothing_is_promoted_without_a_metric(tiny: Tiny, ledger: Ledger) -> None:
+    """Claims about different numbers say nothing about each other: refused before anything is
+    asked.
+    """
+    session = opened(tiny, ledger)
+    with pytest.raises(PlanRefused, match="fixes no metric"):
+        judge(session, HONEST, MemoryRegistry())
+    with pytest.raises(PlanRefused, match="fixes no metric"):
+        require_metrics([session.plan])
+    assert session.remaining()["answered"] == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"estimator": {"sql": "least(1, 1 + 0 * avg(age))", "range": [0, 1], "default": 1}},
+        {"estimator": "column_quantile"},
+        {"default": "120"},
+        {"options": {"p": "0.9"}},
+    ],
+    ids=["own SQL", "another estimator", "own default", "own options"],
+)
+def test_the_owner_fixes_the_metric(tiny: Tiny, ledger: Ledger, changes: dict[str, Any]) -> None:
+    """A candidate brings no estimator, option or default of its own; the same ones may be named."""
+    session = opened(tiny, ledger, **AGES)
+    with pytest.raises(InvalidInput, match="compares candidates by column_mean alone"):
+        judge(session, HONEST | {"claim": "0.99"} | changes, MemoryRegistry())
+    assert session.remaining()["answered"] == 0
+    unnamed = {name: value for name, value in HONEST.items() if name != "estimator"}
+    assert judge(session, unnamed)["candidate"] == judge(session, HONEST)["candidate"]
+
+
+#: Two columns of predictions: `good` is off by 0.1, `bad` by 0.4, `level` as far as `good`.
+LOSSES = """CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS sick, 0.1 + (i % 7) / 1000 AS good,
+            0.4 + (i % 5) / 1000 AS bad, 0.1 + (i % 7) / 1000 AS level FROM range(4000) t(i)"""
+
+
+def losses(tiny: Tiny, **more: Any) -> tuple[Session, Ledger]:
+    tiny.fill(LOSSES)
+    loss = {"lower": 0, "upper": 1, "step": "0.001"}
+    columns = dict.fromkeys(("sick", "good", "bad", "level"), loss)
+    table = load_table(
+        tiny.declare(
+            protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True
+        )
+    )  # fmt: skip
+    ledger = Ledger(tiny.ledger)
+    ledger.grant("gate", 40, 0, filter="basic", table=table, principal="owner")
+    metric = {"estimator": "column_mean", "better": "lower"}
+    return opened(tiny, ledger, **(PARAMS | {"metric": metric, "epsilon": "40"} | more)), ledger
+
+
+def loss_of(column: str, claim: str) -> dict[str, Any]:
+    return {"name": column, "features": [column], "claim": claim}
+
+
+def test_a_better_claim_does_not_replace_a_better_model(tiny: Tiny) -> None:
+    """A loss that is claimed to be 0.0001 fails; one whose claim is plausible but whose model is
+    worse stays out; the better model comes in, whatever it claims.
+    """
+    session, _ = losses(tiny, failures=5)
+    models = MemoryRegistry()
+    assert judge(session, loss_of("bad", "0.0001"), models)["verdict"] == "no"
+    assert judge(session, loss_of("bad", "0.45"), models)["promotion"] == "first"
+    better = judge(session, loss_of("good", "0.9"), models)  # claims less than the champion did
+    assert better["promoted"] and better["promotion"] == "better than version 1"
+    worse = judge(session, loss_of("bad", "0.41"), models)  # claims more than the champion does
+    assert worse["verdict"] == "yes" and not worse["promoted"]
+    level = judge(session, loss_of("level", "0.11"), models)
+    assert level["verdict"] == "yes" and level["promotion"] == "not better than version 2"
+    assert models.champion is not None and models.champion.version == "2"
+
+
+def test_a_retry_of_all_candidates_promotes_nobody_else_and_is_free(tiny: Tiny) -> None:
+    session, ledger = losses(tiny, failures=5)
+    models = MemoryRegistry()
+    given = [loss_of("bad", "0.45"), loss_of("good", "0.2"), loss_of("level", "0.2")]
+    first = [judge(session, submission, models)["verdict"] for submission in given]
+    left, champion = session.remaining(), models.champion
+    again = [judge(session, submission, models) for submission in given]
+    assert [verdict["verdict"] for verdict in again] == first == ["yes"] * 3
+    assert session.remaining() == left and models.champion == champion and ledger.verify().ok
+    assert again[0]["promotion"] == "it was promoted, and then replaced"
+
+
+def test_a_registry_that_is_down_costs_no_second_question(tiny: Tiny) -> None:
+    """The verdict is kept; the next try moves the alias, once."""
+    session, _ = losses(tiny, failures=5)
+    models = MemoryRegistry()
+    judge(session, loss_of("bad", "0.45"), models)
+    up = models.promote
+    models.promote = lambda *a: (_ for _ in ()).throw(ConnectionError("down"))  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        judge(session, loss_of("good", "0.2"), models)
+    models.promote = up  # type: ignore[method-assign]
+    left = session.remaining()
+    assert judge(session, loss_of("good", "0.2"), models)["promoted"]
+    assert session.remaining() == left and len(models.records) == 2
+
+
+def test_a_champion_that_is_gone_is_not_replaced(tiny: Tiny) -> None:
+    session, _ = losses(tiny)
+    models = MemoryRegistry()
+    judge(session, loss_of("bad", "0.45"), models)
+    assert models.champion is not None
+    models.champion = replace(models.champion, submission="")
+    verdict = judge(session, loss_of("good", "0.2"), models)
+    assert not verdict["promoted"] and "is not where it was" in verdict["promotion"]
+
+
+def test_a_gate_of_the_version_before_goes_on(
+    tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session is resumed, its answers are the stored ones, and nothing is charged again."""
+    monkeypatch.setattr(ReusableHoldout, "version", 2)
+    before = opened(tiny, ledger)
+    said = judge(before, HONEST)
+    monkeypatch.setattr(ReusableHoldout, "version", 3)
+    after = opened(tiny, ledger)
+    assert after.id == before.id and judge(after, HONEST) == said
+    assert judge(after, wrong(0))["verdict"] == "no"
+    assert len(ledger.releases()) == 1 and ledger.verify().ok
+
+
+def test_the_alias_moves_with_the_record(tiny: Tiny) -> None:
+    """On a yes to the first, and to whoever beats it; the version's tags say which verdict moved it."""
     from mlflow import MlflowClient
 
     from dpflow.airflow.model_promotion import Promoter
 
     uri = f"sqlite:///{tiny.folder}/mlflow.db"
-    session, promoter = opened(tiny, ledger), Promoter("age", "champion", uri)
-    first = judge(session, HONEST, promoter)
-    assert first["promoted"] and not judge(session, wrong(0), promoter)["promoted"]
-    assert not judge(session, HONEST | {"claim": "17"}, promoter)["promoted"]
-    champion = MlflowClient(tracking_uri=uri, registry_uri=uri).get_model_version_by_alias(
-        "age", "champion"
-    )
-    for name in ("candidate", "session", "guarantee", "snapshot", "commitment"):
-        assert champion.tags[f"dpflow.{name}"] == first[name]
+    session, _ = losses(tiny, failures=5)
+    promoter = Promoter("loss", "champion", uri, better_by="0.05")
+    first = judge(session, loss_of("bad", "0.45"), promoter)
+    assert first["promoted"] and not judge(session, loss_of("bad", "0"), promoter)["promoted"]
+    better = judge(session, loss_of("good", "0.2"), promoter)
+    assert better["promoted"] and not judge(session, loss_of("bad", "0.41"), promoter)["promoted"]
+    assert judge(session, loss_of("good", "0.2"), promoter)["promoted"]
+    assert not judge(session, loss_of("bad", "0.45"), promoter)["promoted"]
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    champion = client.get_model_version_by_alias("loss", "champion")
+    for name in ("candidate", "session", "guarantee", "commitment"):
+        assert champion.tags[f"dpflow.{name}"] == better[name]
+    assert "dpflow.comparison" in champion.tags
+    with pytest.raises(InvalidInput, match="is negative"):
+        Promoter("loss", "champion", uri, better_by="-0.1")
 
 
 # --- tables that protect nobody ---------------------------------------------------------------------------------------
@@ -388,6 +548,7 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
         ("no", "proven"),
     ]
     assert ledger.remaining("open").rows()[0]["epsilon_spent"] == "0"
+    assert all(0 < v["tolerance"] < 60 for v in found)
     later = judge(opened(tiny, ledger, "open", name="later", **FREE), HONEST)
     assert (later["guarantee"], later["because"]) == (
         "heuristic",

@@ -39,7 +39,8 @@ def count(epsilon: str = "0.4", **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def ledger(tiny: Tiny) -> Ledger:
     tiny.fill(ROWS)
-    columns = {"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}}
+    age = {"lower": 0, "upper": 120, "missing": 0}
+    columns = {"sick": {"lower": 0, "upper": 1}, "age": age}
     table = load_table(
         tiny.declare(
             protects="unit",
@@ -171,7 +172,7 @@ def test_verdicts_after_it_prove_nothing(
     from dpflow.mechanisms import reusable_holdout
 
     monkeypatch.setattr(reusable_holdout, "is_proven", lambda *a: True)
-    session = opened(tiny, ledger, **RESERVE)
+    session = opened(tiny, ledger, count_epsilon="1", **RESERVE)
     before = judge(session, HONEST)
     session.ask(count())
     after = judge(session, HONEST | {"claim": "17"})

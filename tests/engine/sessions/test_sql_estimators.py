@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dpflow import Session, plan
+from dpflow.core.contract.estimators import SqlEstimator
 from dpflow.core.contract.requests import GroupValues
 from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
 from dpflow.engine.sessions.holdout_gate import judge
@@ -46,8 +47,8 @@ PARAMS = {
     "alpha": "0.2",
     "epsilon": "4",
 }
-LOSS = {"sql": "avg(abs(sick - said))", "range": [0, 1], "default": 1}
-RIGHT = {"sql": "1 - avg(abs(sick - said))", "range": [0, 1], "default": 0}
+LOSS = {"sql": "avg(abs(sick - said))", "range": [0, 1], "default": 1, "better": "lower"}
+RIGHT = {"sql": "1 - avg(abs(sick - said))", "range": [0, 1], "default": 0, "better": "higher"}
 BIT = {"lower": 0, "upper": 1}
 EMPTY = -7  #: of a group without rows: one of the 400 is empty once in 55 draws of the partition
 
@@ -84,6 +85,19 @@ def test_a_claim_about_an_expression_is_judged(opened: Any) -> None:
     gate = opened()
     assert gate.ask(RIGHT, claim="0.9")["verdict"] == "yes"
     assert gate.ask({"estimator": RIGHT, "claim": "0.95"})["verdict"] == "no"
+
+
+def test_a_loss_that_is_too_good_is_one_that_is_too_low(opened: Any) -> None:
+    """A claim of 0.01 for a loss of 0.1 fails, one of 0.5 passes; without a direction nobody knows."""
+    gate = opened()
+    assert gate.ask(LOSS, claim="0.01")["verdict"] == "no"
+    assert gate.ask(LOSS, claim="0.5")["verdict"] == "yes"
+    undirected = {name: value for name, value in LOSS.items() if name != "better"}
+    with pytest.raises(PlanRefused, match="whether higher or lower numbers of this SQL are better"):
+        gate.ask(undirected, claim="0.5")
+    assert gate.ask(LOSS | {"better": "higher"}, claim="0.5")["verdict"] == "no"
+    # Questions of before there were directions keep the name that their answer is stored under.
+    assert "better" not in SqlEstimator.model_validate(undirected).model_dump(mode="json")
 
 
 def test_the_text_is_part_of_the_question(opened: Any) -> None:
@@ -156,7 +170,7 @@ def values(session: Session, text: str, candidate: Candidate | None = None) -> n
     if candidate is not None:
         given |= {"candidate": candidate.digest, "columns": list(candidate.submission.columns)}
     query = session.canonical_query(ClaimQuery.model_validate(given))
-    return session._score_reader(GroupValues(400, query.columns), query, candidate)().values
+    return session._value_reader(GroupValues(400, query.columns), query, candidate).read()
 
 
 def test_predictions_are_columns_of_the_expression(tiny: Tiny, opened: Any) -> None:
@@ -186,9 +200,7 @@ def test_predictions_are_columns_of_the_expression(tiny: Tiny, opened: Any) -> N
     scores = values(gate, score, candidate)
     assert scores[scores != EMPTY] == pytest.approx(0.1)
     right = "avg(CASE WHEN abs(sick - candidate.prediction) < 0.5 THEN 1 ELSE 0 END)"
-    verdict = judge(
-        gate, given | {"estimator": {"sql": right, "range": [0, 1], "default": 0}, "claim": "0.99"}
-    )
+    verdict = judge(gate, given | {"estimator": RIGHT | {"sql": right}, "claim": "0.99"})
     assert verdict["verdict"] == "yes"
 
 
@@ -196,6 +208,7 @@ SAME = {
     "sql": "avg(CASE WHEN abs(sick - candidate.prediction) < 0.5 THEN 1 ELSE 0 END)",
     "range": [0, 1],
     "default": 0,
+    "better": "higher",
 }
 
 
