@@ -141,7 +141,7 @@ def ask(session: Session, number: int) -> dict[str, Any]:
 
 def ask_sql(session: Session, number: int) -> dict[str, Any]:
     """A claim about an analyst's own expression that nobody made before."""
-    own = {"sql": SQL, "range": [0, 1], "default": 1}
+    own = {"sql": SQL, "range": [0, 1], "default": 1, "better": "lower"}
     return session.ask(own, claim=str(0.48 + number / 10**8))
 
 

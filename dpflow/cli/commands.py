@@ -42,6 +42,7 @@ COMMANDS = {
     "audit": (
         "audit",
         "Measure a mechanism's guarantee: by its exact output distributions, or by draws.",
+    ),
     "estimators": (
         "estimators",
         "List the estimators of gates and answering sessions, or explain one: direction, range, default.",

@@ -72,9 +72,9 @@ from dpflow.core.toolbox.ranges import AnyRange
 from dpflow.core.toolbox.sparse_vector import Engine, Memory, sum_differences
 from dpflow.core.toolbox.unit_counts import (
     MOST_TOLERANCE,
-    describe_resolution,
-    draw_unit_limit,
+    learn_units,
     least_units,
+    qualify_proof,
 )
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
@@ -405,23 +405,16 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         if query.champion and params.is_private:
             why = "with noise only claims are proven, and this is a comparison"
             return {"guarantee": "heuristic", "because": why}, {}
-        known: dict[str, Any] = {k: v for k, v in state.data.items() if k == "units"}
-        grouped = answer.units
-        units = None if grouped is None or grouped.doubt else grouped.number
+        counted, failure = state.data.get("units"), float(params.beta) * COUNT_FAILURE
+        units = learn_units(answer.units, counted, params.count_epsilon, failure, source)
         # Counted once, for that was charged once.
-        if units is not None and grouped is not None and not grouped.is_public:
-            if "units" not in known and params.count_epsilon is not None:
-                failure = float(params.beta) * COUNT_FAILURE
-                limit = draw_unit_limit(units, params.count_epsilon, failure, source)
-                known["units"] = limit
-            units = known.get("units")
+        private = answer.units is not None and not answer.units.is_public
+        known = {"units": units} if private and units is not None else {}
         if query.champion:
             return self._describe_comparison(params, table, answer), known
         share = float(params.rho - params.alpha)
-        resolution = describe_resolution(answer, units, params.groups, share)
-        if resolution.tolerance is None:
-            return {"guarantee": "heuristic", "because": resolution.doubt}, known
-        return {"guarantee": "proven", "tolerance": resolution.tolerance}, known
+        said = {"guarantee": "proven"}
+        return qualify_proof(said, answer, units, params.groups, share), known
 
     def _describe_comparison(
         self, params: HoldoutParams, table: Table, answer: PerGroup

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
+    CountedSums,
     DataRequest,
+    GroupedSums,
     GroupedUnits,
     GroupEstimates,
     GroupMoments,
@@ -116,12 +119,16 @@ class PrivateTable:
             UnknownName: a column that the declaration does not have.
             NotSealed: blocks are sealed, and the place for them cannot be used.
         """
-        self._backend.check_request(statistic, blocks)
+        self._backend.check_request(_plain_request(statistic), blocks)
 
     def answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Answer:
         """Execute a request on the named blocks, each once, or on the whole table if none is named."""
         # A block named twice must not count twice where cached aggregates of blocks are added up.
-        return self._backend.answer(statistic, tuple(dict.fromkeys(blocks)))
+        blocks = tuple(dict.fromkeys(blocks))
+        answer = self._backend.answer(_plain_request(statistic), blocks)
+        if isinstance(statistic, CountedSums):
+            answer = replace(answer, whole=self.grouped_units((), blocks, skips_missing=True))
+        return answer
 
     @contextmanager
     def open_answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Iterator[Answer]:
@@ -215,3 +222,12 @@ class PrivateTable:
         what = f"table {self.declaration.name!r}"
         with sandbox.open_arrays([groups, *columns.values()], what) as connection:
             return holdout_groups.spread_groups(request.groups, connection.fetch_arrays(query))
+
+
+def _plain_request(
+    statistic: DataRequest | GroupMoments | GroupEstimates,
+) -> DataRequest | GroupMoments | GroupEstimates:
+    """What a backend is asked: it counts units when it is asked to."""
+    if isinstance(statistic, CountedSums):
+        return GroupedSums(**vars(statistic))
+    return statistic

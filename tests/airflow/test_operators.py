@@ -242,7 +242,8 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     }
 
     named = {"estimator": "column_mean", "features": ["age"]}
-    own = {"estimator": {"sql": "avg(age)", "range": [0, 120], "default": 0}}
+    average = {"sql": "avg(age)", "range": [0, 120], "default": 0, "better": "higher"}
+    own = {"estimator": average}
 
     def run(*claims: str) -> list[str]:
         operator = ReusableHoldoutOperator(

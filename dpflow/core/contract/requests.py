@@ -54,6 +54,11 @@ class GroupedSums:
 
 
 @dataclass(frozen=True)
+class CountedSums(GroupedSums):
+    """The same, and how many units all rows have that the request reads, whatever their keys are."""
+
+
+@dataclass(frozen=True)
 class SortedValues:
     """Distinct values of one bounded column, in grid steps and ascending, with their
     multiplicities.
@@ -190,7 +195,7 @@ DataRequest = GroupedSums | SortedValues | KeySets | GroupValues | Records | Unb
 @dataclass(frozen=True)
 class Groups:
     """Answer to `GroupedSums`. Arrays have one entry per group; those of ``sums``, ``counts``,
-    ``squares`` belong to a column.
+    ``squares`` belong to a column. ``whole``: the units of all rows, for `CountedSums` only.
     """
 
     keys: tuple[str, ...] = field(repr=False)
@@ -199,6 +204,7 @@ class Groups:
     sums: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
     counts: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
     squares: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
+    whole: GroupedUnits | None = None
 
     def moment(self, what: str, column: str) -> NDArray[np.int64]:
         """One integer per group: ``rows`` or ``units``, or a column's number of ``values``, ``sum``

@@ -12,11 +12,13 @@ exp(-2 x^2))/m)^N with x = T/(high-low): solved for x by `group_tolerance`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, expm1, log, log1p, sqrt
+from typing import Any
 
-from dpflow.core.contract.requests import PerGroup
+from dpflow.core.contract.requests import GroupedUnits, PerGroup
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.noise import half_width, scale_for
@@ -33,6 +35,28 @@ def draw_unit_limit(units: int, epsilon: Fraction, failure: float, source: Sourc
     noisy = units + int(discrete_laplace(scale, 1, source)[0])
     # Half of a two-sided failure is that of one side.
     return max(0, noisy - half_width(scale, 2 * failure))
+
+
+def learn_units(
+    units: GroupedUnits | None,
+    counted: int | None,
+    epsilon: Fraction | None,
+    failure: float,
+    source: Source,
+) -> int | None:
+    """The number of units as it may be used: public, or counted once with noise that was charged.
+
+    Args:
+        counted: what was counted in this session before, or None.
+        epsilon: what was charged for a count, or None.
+    """
+    if units is None or units.doubt:
+        return None
+    if units.is_public:
+        return units.number
+    if counted is None and epsilon is not None:
+        return draw_unit_limit(units.number, epsilon, failure, source)
+    return counted
 
 
 def group_tolerance(units: int, groups: int, share: float) -> float | None:
@@ -64,6 +88,23 @@ class Resolution:
 
     tolerance: float | None
     doubt: str
+
+
+def qualify_proof(
+    said: Mapping[str, Any], answer: PerGroup, units: int | None, groups: int, share: float
+) -> dict[str, Any]:
+    """What a session says of an answer: proven with its tolerance, or heuristic and why.
+
+    Args:
+        said: what the plan alone proves, with ``guarantee``.
+        units, groups, share: as for `describe_resolution`.
+    """
+    if said["guarantee"] != "proven":
+        return dict(said)
+    resolution = describe_resolution(answer, units, groups, share)
+    if resolution.tolerance is None:
+        return {**said, "guarantee": "heuristic", "because": resolution.doubt}
+    return {**said, "tolerance": resolution.tolerance}
 
 
 def describe_resolution(

@@ -9,7 +9,7 @@ import pytest
 from dpflow_stable_median.mechanisms.effective_rounds import EffectiveRounds, RoundsParams
 
 from dpflow.core.accounting.events import Unprotected
-from dpflow.core.contract.requests import PerGroup
+from dpflow.core.contract.requests import GroupedUnits, PerGroup
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.testing.examples import EXAMPLE_TABLE, Example
@@ -69,7 +69,11 @@ def test_an_adaptive_analyst_is_never_answered_outside_the_promise() -> None:
     sizes = {"round_groups": fresh, "groups": 3 * fresh + verifying, "queries": 300}
     data = np.random.default_rng(1).normal(size=(sizes["groups"], 200))
     session = MemorySession(ROUNDS, Example(EXAMPLE_TABLE, GIVEN | sizes, [ASK]), SystemSource())
-    said = [session.ask_query(session.queries[0], PerGroup(column)).body for column in data.T]
+    units = GroupedUnits(50 * sizes["groups"], is_public=True, mean_range=(-9.0, 9.0))
+    said = [
+        session.ask_query(session.queries[0], PerGroup(column, units=units)).body
+        for column in data.T
+    ]
     assert not any(body["switched"] for body in said) and {body["guarantee"] for body in said} == {
         "proven"
     }

@@ -22,9 +22,9 @@ from dpflow_stable_median.mechanisms.stable_median import AnsweringParams, Stabl
 from pydantic import ValidationError
 
 from dpflow.core.accounting.events import ZCDP, BoundedRange, Repeated
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.interactive import State
-from dpflow.core.contract.requests import GroupedSums, PerGroup
+from dpflow.core.contract.requests import GroupedSums, GroupedUnits, Groups, PerGroup
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.core.toolbox.ranges import LinearRange
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
@@ -304,6 +304,10 @@ def test_what_is_proven() -> None:
     assert StableMedian().describe_guarantee(params, EXAMPLE_TABLE)["guarantee"] == "proven"
     with pytest.raises(PlanRefused, match=r"at least 12134 groups and epsilon"):
         StableMedian().event(params, REPLACE_TABLE)
+    # With far more groups the cause is the epsilon, and the refusal says so, not "at least".
+    large = params.model_copy(update={"epsilon": Fraction(1), "groups": 10 * plan.groups})
+    with pytest.raises(PlanRefused, match=r"take epsilon 0.0\d+ at most, or split"):
+        StableMedian().event(large, EXAMPLE_TABLE)
     small = median_sizes.simple_calibration(task)
     each = Fraction(small.step).limit_denominator(10**9) + Fraction(1, 10**8)
     params = AnsweringParams(
@@ -421,16 +425,66 @@ def test_tau_is_the_planners() -> None:
         }
     )
     params = mean_queries.MeanParams(epsilon=Fraction(plan.step), rows=plan.rows, queries=1000)
-    assert mean_queries.proven_tau(params, one_row) == pytest.approx(0.1, abs=0.001)
-    assert mean_queries.proven_tau(params, EXAMPLE_TABLE) is None
-    assert "proven to be within 0.1 of the truth" in MeanQueries().note(params, one_row)
+    assert mean_queries.proven_tau(params, one_row, plan.rows) == pytest.approx(0.1, abs=0.001)
+    assert mean_queries.proven_tau(params, EXAMPLE_TABLE, plan.rows) is None
+    public = one_row.model_copy(update={"neighbours": "replace"})
+    assert "proven to be within 0.1 of the truth" in MeanQueries().note(params, public)
+    assert "the number of rows is private" in MeanQueries().note(params, one_row)
     assert "units of one row" in MeanQueries().note(params, EXAMPLE_TABLE)
     assert (
         mean_queries.proven_tau(
-            mean_queries.MeanParams(epsilon=1, rows=plan.rows, queries=1000), one_row
+            mean_queries.MeanParams(epsilon=1, rows=plan.rows, queries=1000), one_row, plan.rows
         )
         is None
     )
+
+
+BIT = Column(lower=Fraction(0), upper=Fraction(1))
+
+
+@pytest.mark.parametrize(
+    ("whole", "value", "because"),
+    [
+        (GroupedUnits(100, True), 0.32, None),
+        (GroupedUnits(100, False), 0.0, "private"),
+        (GroupedUnits(0, True, doubt="a unit may have several rows"), 0.0, "several rows"),
+        (None, 0.0, "private"),
+    ],
+)
+def test_a_typed_number_of_rows_proves_nothing(
+    whole: GroupedUnits | None, value: float, because: str | None
+) -> None:
+    """rows: 10^9 on 100 rows: the mean is of the rows that there are, and nothing is proven."""
+    one = EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1})
+    table = EXAMPLE_TABLE.model_copy(
+        update={"contribution_bounds": one, "neighbours": "replace", "columns": {"bit": BIT}}
+    )
+    mechanism = MeanQueries()
+    query, rows = mechanism.Query(column="bit"), np.array([100])
+    answer = Groups(("",), rows, rows, {"bit": np.array([32])}, {"bit": rows}, whole=whole)
+
+    def ask(epsilon: Fraction) -> dict[str, Any]:
+        params = mechanism.Params(epsilon=epsilon, rows=10**9, queries=1)
+        state = mechanism.open(params, table, SystemSource())
+        return mechanism.answer(params, table, state, query, answer, SystemSource())[0].body
+
+    params = mechanism.Params(epsilon=Fraction(1, 1000), rows=10**9, queries=1)
+    assert mean_queries.proven_tau(params, table, 10**9) is not None  # were there so many
+    body = ask(params.epsilon)
+    assert body["guarantee"] == "heuristic" and body["tau"] is None
+    assert "because" not in body if because is None else because in body["because"]
+    assert abs(ask(Fraction(1000))["value"] - value) < 1e-3
+
+
+def test_a_tolerance_of_half_the_range_is_no_proof() -> None:
+    """300,000 rows at epsilon .01 and 100 queries: tau would be above half, whatever the count."""
+    one = EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1})
+    table = EXAMPLE_TABLE.model_copy(update={"contribution_bounds": one})
+    params = mean_queries.MeanParams(epsilon=Fraction(1, 100), rows=300_000, queries=100)
+    assert mean_queries.proven_tau(params, table, 300_000) is None
+    few = mean_queries.MeanParams(epsilon=Fraction(1, 2000), rows=10**7, queries=100)
+    found = mean_queries.proven_tau(few, table, 10**7)
+    assert found is not None and found < 0.5
 
 
 # --- multiplicative weights -------------------------------------------------------------------------------------------

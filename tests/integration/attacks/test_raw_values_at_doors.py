@@ -99,7 +99,7 @@ def ask_gate(visit: Visit) -> Any:
     )
     x = visit.x if visit.x in visit.table.columns else "v"
     name, said = f'"{x}"'.replace(".", '"."'), []
-    share = {"range": [0, 1], "default": 0}
+    share = {"range": [0, 1], "default": 0, "better": "higher"}
     said.append(_try(session.ask, share | {"sql": f"count({name}) / count(*)"}, claim="0.5"))
     said.append(_try(session.ask, share | {"sql": f"avg({name})"}, claim="0.5"))
     said.append(_try(session.ask, "column_mean", columns=[x], claim="0.5"))

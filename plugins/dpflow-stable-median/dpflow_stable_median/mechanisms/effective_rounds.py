@@ -41,6 +41,7 @@ from dpflow.core.toolbox.generalisation_bounds import (
     balance_threshold,
     description_length_groups,
 )
+from dpflow.core.toolbox.unit_counts import learn_units, qualify_proof
 from dpflow.errors import PlanRefused
 from dpflow_stable_median.building_blocks.quantile_intervals import lower_median
 
@@ -126,7 +127,10 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
     def note(self, params: RoundsParams, table: Table) -> str:
         """Whether answers provably generalise, and if not the sizes that would prove it."""
         if params.is_proven:
-            return "answers are proven to generalise, if nothing was released from this data before"
+            return (
+                "answers are proven to generalise, if the units are enough for the groups and nothing was released from this "
+                "data before"
+            )
         return f"answers are heuristic: {_explain_unproven(params)}"
 
     def open(self, params: RoundsParams, table: Table, source: Source) -> State:
@@ -140,7 +144,7 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         # An unknown column is refused before any row is read.
         for name in query.columns:
             table.column(name)
-        return GroupValues(params.groups, query.columns)
+        return GroupValues(params.groups, query.columns, count_units=params.is_proven)
 
     def answer(
         self,
@@ -171,10 +175,14 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         if switched:
             now += 1
             value = lower_median(values[now * size : (now + 1) * size])
+        # A table that protects nobody says how many units it has.
+        units = learn_units(answer.units, None, None, 0.0, source)
+        said = {"guarantee": "proven" if params.is_proven else "heuristic"}
+        worth = qualify_proof(said, answer, units, params.groups, float(params.rho - params.alpha))
         body: dict[str, Any] = {
             "value": value,
             "switched": switched,
-            "guarantee": "proven" if params.is_proven else "heuristic",
+            **worth,
             "queries_left": params.queries - answered_queries - 1,
             "failures_left": params.allowed_failures - now,
         }

@@ -1,6 +1,7 @@
 """The lecture's service: k adaptively chosen means, each with Laplace noise.
 
-Definition: m rows, m public (``rows``). A query is a column, whose mean it asks, or a public key,
+Definition: m rows, m public: read with the answer where neighbouring tables have as many, else
+``rows``. A query is a column, whose mean it asks, or a public key,
 whose share of the rows it asks; a row without a value counts as the lower bound, so that m stays m.
 Answer: (exact integer sum + discrete Laplace noise)/m, clamped to what is possible. After
 ``queries`` answers the session is closed.
@@ -11,7 +12,8 @@ that over epsilon makes an answer epsilon-DP.
 
 Generalisation (the lecture's Theorem 1.2): with probability 1-beta all answers are within ``tau``
 of the population's mean, tau = 6 epsilon_total + noise, in units of upper - lower. ``proven`` where
-that theorem's conditions hold and a unit is a row.
+that theorem's conditions hold, a unit is a row, their number is public, and tau is below half of
+the range; else ``heuristic``, and ``because`` says why.
 
 When not to use it: below about 46,000 queries fresh rows for each query need fewer of them
 (``dpflow calculate mean_sizes``).
@@ -30,16 +32,20 @@ from dpflow.core.accounting.events import Event, Pure, Repeated
 from dpflow.core.contract.declaration import Exact, Table
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
-from dpflow.core.contract.requests import Answer, GroupedSums
+from dpflow.core.contract.requests import Answer, CountedSums
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.noise import half_width, scale_for
+from dpflow.core.toolbox.unit_counts import MOST_TOLERANCE, learn_units
 from dpflow.errors import UnknownName
 from dpflow_stable_median.building_blocks import lecture_sizes
 
+PRIVATE_NUMBER = "the number of rows is private, so nothing rests on it; a table with neighbours: replace, read whole, has a public one"
+
 
 class MeanParams(Params):
-    """``epsilon``: privacy cost of one answer. ``rows``: m, the public number of rows. ``queries``:
+    """``epsilon``: privacy cost of one answer. ``rows``: how many rows there are about; what an
+    answer is a mean of where their number is private. ``queries``:
     k, how many answers the session gives. ``beta``: failure probability of all answers together.
     """
 
@@ -77,6 +83,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
     """Adaptive means with Laplace noise."""
 
     name = "mean_queries"
+    version = 2
     summary = (
         "session: adaptively chosen means and shares of a public number of rows, with Laplace noise"
     )
@@ -93,11 +100,14 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
 
     def note(self, params: MeanParams, table: Table) -> str:
         """The proven error on fresh rows, or why nothing is proven."""
-        tau = proven_tau(params, table)
+        tau = proven_tau(params, table, params.rows)
+        private = not table.generalisation_only and table.neighbours != "replace"
+        if tau is not None and private:
+            return f"answers are heuristic: {PRIVATE_NUMBER}"
         if tau is not None:
             return (
-                f"answers are proven to be within {tau:.4g} of the truth on fresh rows, for values in [0, 1], if nothing was "
-                f"released from this data before"
+                f"answers are proven to be within {tau:.4g} of the truth on fresh rows, for values in [0, 1], if there are "
+                f"{params.rows} of them and nothing was released from this data before"
             )
         if table.contribution_bounds.rows != 1:
             return "answers are heuristic: the theorem is about units of one row"
@@ -107,21 +117,21 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         """A state without randomness: no query answered."""
         return State({"asked": 0})
 
-    def data_request(self, params: MeanParams, query: MeanQuery, table: Table) -> GroupedSums:
+    def data_request(self, params: MeanParams, query: MeanQuery, table: Table) -> CountedSums:
         """The sum of the column above its lower bound, or the rows of one public key."""
         # refuse what cannot be drawn before the query is charged
         self._noise_scale(params, query, table)
         if query.column is not None:
             # Above the lower bound: a missing value then adds 0 and counts as that bound.
             low, _ = table.bounded_column(query.column).grid_bounds()
-            return GroupedSums(
+            return CountedSums(
                 rows_per_group=table.contribution_bounds.rows, values=((query.column, low),)
             )
         assert query.by is not None and query.key is not None
         if query.key not in table.public_keys(query.by):
             raise UnknownName(f"public key of {query.by}", query.key, table.public_keys(query.by))
         # One key, so a unit reaches one group.
-        return GroupedSums(query.by, (query.key,), 1, table.groups_and_rows(query.by)[1])
+        return CountedSums(query.by, (query.key,), 1, table.groups_and_rows(query.by)[1])
 
     def _sum_range(self, query: MeanQuery, table: Table) -> tuple[Fraction, Fraction, int]:
         """(lower end, unit of the integer sum, the most one unit's rows can add)."""
@@ -160,26 +170,31 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
             else table.groups_and_rows(query.by)[1],
         )
         # clamping to possible values is post-processing
-        value = low + unit * min(max(Fraction(noisy, params.rows), Fraction(0)), per_row)
+        known = learn_units(answer.whole, None, None, 0.0, source)
+        # Of no rows at all a mean is that of one.
+        rows = params.rows if known is None else max(known, 1)
+        value = low + unit * min(max(Fraction(noisy, rows), Fraction(0)), per_row)
         left = params.queries - answer_count - 1
-        tau = proven_tau(params, table)
+        tau = None if known is None else proven_tau(params, table, rows)
         body = {
             "value": float(value),
-            "half_width_95": float(unit * half_width(scale) / params.rows),
+            "half_width_95": float(unit * half_width(scale) / rows),
             "guarantee": "proven" if tau is not None else "heuristic",
             "tau": None if tau is None else tau * float(unit * per_row),
             "queries_left": left,
         }
+        if known is None:
+            body["because"] = (answer.whole and answer.whole.doubt) or PRIVATE_NUMBER
         return Verdict(body, closed=left == 0), State({"asked": answer_count + 1})
 
 
-def proven_tau(params: MeanParams, table: Table) -> float | None:
-    """tau of the whole session for values in [0, 1], or None where the theorem says nothing: it
-    needs one row a unit.
+def proven_tau(params: MeanParams, table: Table, rows: int) -> float | None:
+    """tau of the whole session for values in [0, 1] and so many rows; None where the theorem says
+    nothing, or no more than that a mean is within half of the range. It needs one row a unit.
     """
     if table.contribution_bounds.rows != 1:
         return None
-    k, m, step, beta = (params.queries, params.rows, float(params.epsilon), float(params.beta))
+    k, m, step, beta = (params.queries, rows, float(params.epsilon), float(params.beta))
     # The theorem's range of epsilon; the second term keeps its failure at most beta/2.
     low, high = max(sqrt(12 / m), sqrt(8 * log(2 / beta) / m)), 1 / 8
 
@@ -195,4 +210,5 @@ def proven_tau(params: MeanParams, table: Table) -> float | None:
         low, high = (middle, high) if composed_epsilon(middle) > middle else (low, middle)
         epsilon = high
     # The noise: a union bound over k answers at the other half of beta.
-    return 6 * epsilon + log(2 * k / beta) / (m * step)
+    tau = 6 * epsilon + log(2 * k / beta) / (m * step)
+    return tau if tau < MOST_TOLERANCE else None

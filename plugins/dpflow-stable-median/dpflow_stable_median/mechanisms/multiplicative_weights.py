@@ -39,10 +39,11 @@ from dpflow.core.accounting.events import Approximate, Event, SparseVector
 from dpflow.core.contract.declaration import Exact, Table
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
-from dpflow.core.contract.requests import Answer, GroupedSums
+from dpflow.core.contract.requests import Answer, CountedSums
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.sparse_vector import Engine, Memory
+from dpflow.core.toolbox.unit_counts import MOST_TOLERANCE, learn_units
 from dpflow.errors import InvalidInput
 
 #: Weights are multiples of 1/FINE, so that means are integers over FINE m.
@@ -184,7 +185,7 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         )
         # Weights are rounded to 1/FINE.
         tau = float(params.accuracy) + 1 / (2 * FINE) + 1 / m + overfit
-        return tau if tau < 1 else None
+        return tau if tau < MOST_TOLERANCE else None
 
     def open(self, params: WeightsParams, table: Table, source: Source) -> State:
         """A uniform histogram and a fresh sparse-vector threshold."""
@@ -197,14 +198,14 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
             }
         )
 
-    def data_request(self, params: WeightsParams, query: WeightsQuery, table: Table) -> GroupedSums:
+    def data_request(self, params: WeightsParams, query: WeightsQuery, table: Table) -> CountedSums:
         """Row counts of all keys of the universe, for every query."""
         keys = table.public_keys(params.by)
         if len(query.weights or query.values) != len(keys):
             raise InvalidInput(
                 f"column {params.by!r} has {len(keys)} public keys; give one number for each, in their order"
             )
-        return GroupedSums(params.by, keys, *table.groups_and_rows(params.by))
+        return CountedSums(params.by, keys, *table.groups_and_rows(params.by))
 
     def answer(
         self,
@@ -223,7 +224,10 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         value = run.answer_mean(query.weights) if query.weights else run.answer_median(query.values)
         left = params.queries - answer_count - 1
         tau = self.proven_tau(params, table)
+        known = learn_units(answer.whole, None, None, 0.0, source)
         good = tau is not None and (bool(query.weights) or tau <= 1 / 8)
+        # The means are of as many rows as were typed: another number is another mean.
+        good = good and known == params.rows
         body = {
             "value": value,
             "guarantee": "proven" if good else "heuristic",
@@ -231,6 +235,9 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
             "updates_left": run.updates_left,
             "queries_left": left,
         }
+        if tau is not None and known != params.rows:
+            number = "private" if known is None else str(known)
+            body["because"] = f"rows says {params.rows}, and the number of units is {number}"
         return Verdict(body, closed=left == 0 or run.is_exhausted), State(
             {"asked": answer_count + 1, **run.state_data()}
         )

@@ -23,15 +23,22 @@ samples``); for bounded means with a large variance `mean_queries` is cheaper.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from math import log
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from dpflow.core.accounting.amounts import Epsilon
-from dpflow.core.accounting.events import Event, Repeated
+from dpflow.core.accounting.events import Composed, Event, Pure, Repeated
 from dpflow.core.contract.declaration import Exact, Table
 from dpflow.core.contract.estimators import EstimatorQuery
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
@@ -39,11 +46,13 @@ from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupValues
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.ranges import AnyRange, LinearRange
+from dpflow.core.toolbox.unit_counts import learn_units, qualify_proof
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow_stable_median.building_blocks import median_sizes
 from dpflow_stable_median.building_blocks.private_medians import find_median
 
 HALF = Fraction(1, 2)
+COUNT_FAILURE = 0.01  #: share of beta with which a noisy number of units may be too large
 
 
 class AnsweringParams(Params):
@@ -52,7 +61,8 @@ class AnsweringParams(Params):
     points of a query's range. ``beta``: failure probability of all answers together.
     ``half_width``: w; answers lie in the (1/2-w, 1/2+w) quantile interval of the estimator.
     ``interval``: that, or ``simple``. ``median``: the algorithm. ``require``: `proven` refuses a
-    session that proves nothing, with the numbers that would.
+    session that proves nothing, with the numbers that would. ``count_epsilon``: what is paid, beside
+    the answers, for the number of units, where that is private; a proof needs to know it.
     """
 
     epsilon: Epsilon
@@ -64,6 +74,14 @@ class AnsweringParams(Params):
     interval: Literal["quartile", "simple"] = "quartile"
     median: str = "exponential"
     require: Literal["any", "proven"] = "any"
+    count_epsilon: Epsilon | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a count as before there were any: sessions are known by a digest of this."""
+        written: dict[str, Any] = write(self)
+        unset = self.count_epsilon is None
+        return {k: v for k, v in written.items() if not (unset and k == "count_epsilon")}
 
     @model_validator(mode="after")
     def _check_task(self) -> AnsweringParams:
@@ -128,7 +146,10 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
                 f"{explain_unproven(params, self.touched_groups(table))}; or drop require: proven"
             )
         one = find_median(params.median).event(params.epsilon)
-        return one if params.queries == 1 else Repeated(one, params.queries)
+        answers = one if params.queries == 1 else Repeated(one, params.queries)
+        if params.count_epsilon is None:
+            return answers
+        return Composed((answers, Pure(params.count_epsilon)))
 
     def note(self, params: AnsweringParams, table: Table) -> str:
         """The interval of fresh groups that answers provably lie in, or what would prove one."""
@@ -136,7 +157,10 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         if promise["guarantee"] == "proven":
             low, high = promise["interval"]
             between = f"the ({low:.4g}, {high:.4g}) interval of the estimator on fresh groups"
-            return f"answers are proven to lie in {between}, if nothing was released from this data before"
+            return (
+                f"answers are proven to lie in {between}, if the units are enough for the groups and nothing was released "
+                f"from this data before"
+            )
         return f"answers are heuristic: {explain_unproven(params, self.touched_groups(table))}"
 
     def open(self, params: AnsweringParams, table: Table, source: Source) -> State:
@@ -155,7 +179,8 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
             )
         for name in query.columns:
             table.column(name)
-        return GroupValues(params.groups * query.blocks, query.columns)
+        proves = self.describe_guarantee(params, table, query.p)["guarantee"] == "proven"
+        return GroupValues(params.groups * query.blocks, query.columns, count_units=proves)
 
     def answer(
         self,
@@ -181,20 +206,28 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         key = median.draw(keys, ends, query.p, params.epsilon, changed, source)
         # the verdict shows counts of queries only, which are public
         left = params.queries - answer_count - 1
-        body = {
-            "value": span.key_value(key),
-            **self.describe_guarantee(params, table, query.p),
-            "queries_left": left,
-        }
+        said, counted = self.describe_guarantee(params, table, query.p), state.data.get("units")
+        units = learn_units(
+            answer.units, counted, params.count_epsilon, float(params.beta) * COUNT_FAILURE, source
+        )
+        low, high = said["interval"]
+        groups = params.groups * query.blocks
+        worth = qualify_proof(said, answer, units, groups, min(low, 1 - high))
+        # Counted once, for that was charged once.
+        private = answer.units is not None and not answer.units.is_public
+        known = {"units": units} if private and units is not None else {}
+        body = {"value": span.key_value(key), **worth, "queries_left": left}
         if isinstance(span, LinearRange):
             body["zeta"] = float(span.step)
-        return Verdict(body, closed=left == 0), State({"asked": answer_count + 1})
+        return Verdict(body, closed=left == 0), State({"asked": answer_count + 1, **known})
 
     def describe_guarantee(
         self, params: AnsweringParams, table: Table, p: Fraction = HALF
     ) -> dict[str, Any]:
         """What an answer about the p-quantile is worth on fresh groups."""
         w, task = float(params.half_width), params.median_task()
+        if params.count_epsilon is not None:
+            task = replace(task, beta=task.beta * (1 - COUNT_FAILURE))
         step = float(params.epsilon) / self.touched_groups(table)
         interval = [max(0.0, float(p) - w), min(1.0, float(p) + w)]
         # The proof rests on the exponential mechanism's error; other medians have none here.
@@ -234,8 +267,13 @@ def explain_unproven(params: AnsweringParams, changed: int) -> str:
     if params.interval == "simple":
         best = median_sizes.simple_calibration(task)
     split, fresh_groups = median_sizes.splitting_groups(task)
+    needed, step = best.groups, best.step * changed
+    # A large epsilon spoils the proof, however many groups there are.
+    too_large = float(params.epsilon) > step
+    wants = f"epsilon {step:.4g}{' at most' if too_large else ''}"
+    if params.groups < needed or not too_large:
+        wants = f"at least {needed} groups and {wants}"
     return (
         f"{params.groups} groups at epsilon {float(params.epsilon):.4g} prove nothing for {params.queries} queries: take "
-        f"at least {best.groups} groups and epsilon {best.step * changed:.4g}, or split the data into {split} "
-        f"groups and use {fresh_groups} fresh ones per query"
+        f"{wants}, or split the data into {split} groups and use {fresh_groups} fresh ones per query"
     )
