@@ -161,6 +161,7 @@ SHARED_STEMS = {
     "records": "rows for a learner in tables, values of the ledger",
     "report": "the demo's page, a forecast's tables",
     "provider": "what Airflow reads",
+    "estimators": "a command that lists them",
     "mechanisms": "a command that lists them",
     "demo": "a command, and what it runs",
     "reusable_holdout": "a mechanism and its operator",

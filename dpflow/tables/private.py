@@ -119,16 +119,19 @@ class PrivateTable:
             UnknownName: a column that the declaration does not have.
             NotSealed: blocks are sealed, and the place for them cannot be used.
         """
-        self._backend.check_request(_plain_request(statistic), blocks)
+        # Backends count units when they are asked to, and know no such request.
+        counted = isinstance(statistic, CountedSums)
+        plain = GroupedSums(**vars(statistic)) if counted else statistic
+        self._backend.check_request(plain, blocks)
 
     def answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Answer:
         """Execute a request on the named blocks, each once, or on the whole table if none is named."""
         # A block named twice must not count twice where cached aggregates of blocks are added up.
         blocks = tuple(dict.fromkeys(blocks))
-        answer = self._backend.answer(_plain_request(statistic), blocks)
-        if isinstance(statistic, CountedSums):
-            answer = replace(answer, whole=self.grouped_units((), blocks, skips_missing=True))
-        return answer
+        if not isinstance(statistic, CountedSums):
+            return self._backend.answer(statistic, blocks)
+        groups = self._backend.answer(GroupedSums(**vars(statistic)), blocks)
+        return replace(groups, whole=self.grouped_units((), blocks, skips_missing=True))
 
     @contextmanager
     def open_answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Iterator[Answer]:
@@ -222,12 +225,3 @@ class PrivateTable:
         what = f"table {self.declaration.name!r}"
         with sandbox.open_arrays([groups, *columns.values()], what) as connection:
             return holdout_groups.spread_groups(request.groups, connection.fetch_arrays(query))
-
-
-def _plain_request(
-    statistic: DataRequest | GroupMoments | GroupEstimates,
-) -> DataRequest | GroupMoments | GroupEstimates:
-    """What a backend is asked: it counts units when it is asked to."""
-    if isinstance(statistic, CountedSums):
-        return GroupedSums(**vars(statistic))
-    return statistic
