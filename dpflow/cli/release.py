@@ -89,8 +89,8 @@ def _show_receipt(receipt: Receipt) -> None:
 
 
 def _print_result(title: str, result: Result) -> None:
-    rows = ((r.key, r.measure, r.value, r.half_width_95) for r in result.rows)
-    show_table(title, ("key", "measure", "value", "95 % half-width"), rows)
+    rows = ((r.key, r.measure, r.value, r.half_width_95, r.remark) for r in result.rows)
+    show_table(title, ("key", "measure", "value", "95 % half-width", "remark"), rows)
     # A document has no rows: it is shown as the JSON that it is.
     if result.document:
         show_json(dict(result.document))

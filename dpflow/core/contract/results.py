@@ -18,12 +18,19 @@ class Row:
             decimal that no double writes; None when the release answered "none".
         half_width_95: half-width in which the noise stays with probability 95 %, or None where no bound
             is proved. Bias from clamping and truncation is not in it.
+        remark: what a reader must know of this number, decided by plan and released numbers alone,
+            such as `NO_INFORMATION`.
     """
 
     key: str
     measure: str
     value: float | int | str | None
     half_width_95: float | None = None
+    remark: str = ""
+
+
+#: The remark of a number that tells nothing of the rows.
+NO_INFORMATION = "no information: the interval spans everything that the bounds allow"
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ class Result:
         """A JSON object from which `from_json` makes an equal result.
 
         Integers beyond 2^53, which many readers of JSON take for doubles, are texts, marked by a
-        fifth entry ``"integer"`` of their row; in synthetic tables the column's kind tells.
+        fifth entry ``"integer"`` of their row; in synthetic tables the column's kind tells. A remark
+        is a sixth entry.
         """
         data: dict[str, Any] = {"rows": [_row_to_json(row) for row in self.rows]}
         if self.document:
@@ -75,10 +83,7 @@ class Result:
         """The inverse of `to_json`."""
         synthetic_json = data.get("synthetic")
         synthetic = synthetic_json and _read_synthetic(synthetic_json)
-        rows = (
-            Row(key, measure, int(value) if mark else value, half_width)
-            for key, measure, value, half_width, *mark in data["rows"]
-        )
+        rows = (_read_row(*row) for row in data["rows"])
         return cls(tuple(rows), data.get("document", {}), synthetic or None)
 
 
@@ -89,8 +94,16 @@ def exact_json(value: Any) -> Any:
 
 def _row_to_json(row: Row) -> list[Any]:
     value = exact_json(row.value)
-    mark = [] if value is row.value else ["integer"]
-    return [row.key, row.measure, value, row.half_width_95, *mark]
+    more = ["" if value is row.value else "integer", row.remark]
+    while more and not more[-1]:
+        more.pop()
+    return [row.key, row.measure, value, row.half_width_95, *more]
+
+
+def _read_row(
+    key: str, measure: str, value: Any, half_width: float | None, kind: str = "", remark: str = ""
+) -> Row:
+    return Row(key, measure, int(value) if kind == "integer" else value, half_width, remark)
 
 
 def _read_synthetic(data: Mapping[str, Any]) -> Synthetic:

@@ -38,7 +38,7 @@ from dpflow.core.accounting.events import Composed, Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
-from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.contract.results import NO_INFORMATION, ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.moments import Measure, Moment, Query
@@ -204,15 +204,14 @@ class MeasureMechanism(Mechanism[N]):
             moment: noise.add_noise(answer.moment(*moment), source)
             for moment, noise in noises.items()
         }
-        columns = [
-            (self.measure_label(m), *query.read_measure(m, noisy, release.tails(m)))
-            for m in query.measures
-        ]
-        rows = (
-            Row(key, label, values[i], errors[i])
-            for i, key in enumerate(answer.keys)
-            for label, values, errors in columns
-        )
+        columns = [(m, *query.read_measure(m, noisy, release.tails(m))) for m in query.measures]
+        rows = []
+        for i, key in enumerate(answer.keys):
+            for m, values, errors in columns:
+                # Of released numbers alone: an empty group looks as one that the noise hides.
+                empty = query.spans_range(m, values[i], errors[i])
+                remark = NO_INFORMATION if empty else ""
+                rows.append(Row(key, self.measure_label(m), values[i], errors[i], remark))
         return Result(tuple(rows))
 
     def error_bound(self, params: N, table: Table) -> ErrorBound:

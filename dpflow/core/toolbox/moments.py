@@ -215,6 +215,18 @@ class Query:
             measure.measure
         ]
 
+    def spans_range(self, measure: Measure, value: float, half_width: float) -> bool:
+        """Whether an interval holds everything that a shrinking measure can be: it says nothing."""
+        if not measure.shrinks:
+            return False
+        assert measure.column is not None
+        grid = self.columns[measure.column]
+        low = grid.low * grid.step if measure.measure == "mean" else 0.0
+        # Rounded numbers: an interval that reaches an end up to its last bits reaches it.
+        width = self.widest_error(measure)
+        slack = 1e-9 * width
+        return value - half_width <= low + slack and value + half_width >= low + width - slack
+
     def _column_moments(self, name: str, moments: Mapping[Moment, V]) -> dict[str, V]:
         """The moments of one column, ``n`` being the number of its values."""
         terms = {what: moments[what, name] for what in ("sum", "square") if (what, name) in moments}

@@ -64,6 +64,7 @@ class ResultTable:
             "value": numbers,
             "text": texts,
             "half_width_95": [_as_float(row.half_width_95) for row in rows],
+            "remark": [row.remark or None for row in rows],
         }
 
     def records(self) -> list[dict[str, Any]]:
@@ -122,10 +123,16 @@ class ResultTable:
     def to_html(self, title: str = "") -> str:
         """A table for notebooks, with the 95 % noise interval of each number."""
         lines = [
-            (row.key, row.measure, row.value, _interval_text(row.value, row.half_width_95))
+            (
+                row.key,
+                row.measure,
+                row.value,
+                _interval_text(row.value, row.half_width_95),
+                row.remark,
+            )
             for row in self.result.rows
         ]
-        heads = ("key", "measure", "value", "95 % noise interval")
+        heads = ("key", "measure", "value", "95 % noise interval", "remark")
         note = "" if lines else "<p>nothing was selected</p>"
         return write_html(title, heads, lines) + note
 

@@ -42,6 +42,7 @@ COLUMNS = (
     ("value", "DOUBLE"),
     ("text", "VARCHAR"),
     ("half_width_95", "DOUBLE"),
+    ("remark", "VARCHAR"),
     ("epsilon", "DOUBLE NOT NULL"),
     ("delta", "DOUBLE NOT NULL"),
 )
@@ -85,7 +86,13 @@ def publish(
     about = (release.release_id, release.release, release.block, release.mechanism)
     cost = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
     lines = [
-        (row.key, row.measure, *_split_value(row.value), _as_float(row.half_width_95))
+        (
+            row.key,
+            row.measure,
+            *_split_value(row.value),
+            _as_float(row.half_width_95),
+            row.remark or None,
+        )
         for row in release.rows or (NO_ROWS,)
     ]
     name = sql.quote_name(table)
@@ -94,7 +101,7 @@ def publish(
         connection.execute("BEGIN")
         columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
-        _rename_half_width(connection, table)
+        _bring_to_date(connection, table)
         # Inside the transaction: of two writers DuckDB lets one commit, the other tries again.
         published = connection.execute(
             f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
@@ -141,7 +148,7 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
     """Every row of a published table as a mapping, in a fixed order. Raises like `publish`."""
 
     def read(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-        _rename_half_width(connection, table)
+        _bring_to_date(connection, table)
         names = [name for name, _ in COLUMNS]
         query = f"SELECT {', '.join(names)} FROM {sql.quote_name(table)} ORDER BY block, release, group_key, measure, release_id"
         return [dict(zip(names, row, strict=True)) for row in connection.execute(query).fetchall()]
@@ -149,26 +156,31 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
     return run_patiently(database, deadline, read)
 
 
-def _rename_half_width(connection: duckdb.DuckDBPyConnection, table: str) -> None:
-    """Bring a published table of an earlier version to today's columns.
+def _bring_to_date(connection: duckdb.DuckDBPyConnection, table: str) -> None:
+    """Bring a published table of an earlier version to today's columns, once.
 
     Raises:
         TableUnreadable: an index depends on the table, so DuckDB alters no column of it.
     """
-    old = connection.execute(
-        "SELECT 1 FROM duckdb_columns() WHERE table_name = ? AND column_name = 'error_95'", [table]
-    ).fetchone()
-    if old is None:
-        return
-    try:
-        connection.execute(
-            f"ALTER TABLE {sql.quote_name(table)} RENAME COLUMN error_95 TO half_width_95"
-        )
-    except duckdb.DependencyException:
-        raise TableUnreadable(
-            f"the column error_95 of {table!r} is now half_width_95, and an index keeps it from being "
-            f"renamed; drop the index, then publish what is settled with: dpflow publish"
-        ) from None
+    found = {
+        name
+        for (name,) in connection.execute(
+            "SELECT column_name FROM duckdb_columns() WHERE table_name = ?", [table]
+        ).fetchall()
+    }
+    changes = []
+    if "error_95" in found:
+        changes.append("RENAME COLUMN error_95 TO half_width_95")
+    if found & {"error_95", "half_width_95"} and "remark" not in found:
+        changes.append("ADD COLUMN remark VARCHAR")
+    for change in changes:
+        try:
+            connection.execute(f"ALTER TABLE {sql.quote_name(table)} {change}")
+        except duckdb.DependencyException:
+            raise TableUnreadable(
+                f"{table!r} is of an earlier version, and an index keeps its columns from being changed "
+                f"({change}); drop the index, then publish what is settled with: dpflow publish"
+            ) from None
 
 
 _KINDS = {

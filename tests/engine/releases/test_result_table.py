@@ -27,7 +27,7 @@ MIXED = Result(
         Row("", "sum", 2**60 + 1, 8),
     )
 )
-NAMES = ["release_id", "key", "measure", "value", "text", "half_width_95"]
+NAMES = ["release_id", "key", "measure", "value", "text", "half_width_95", "remark"]
 
 
 def table(result: Result) -> ResultTable:

@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dpflow.core.contract.results import Row, Synthetic
+from dpflow.core.contract.results import NO_INFORMATION, Row, Synthetic
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.fault_points import FaultInjected
 from dpflow.tables import PublishedRelease, publish, published_ids
@@ -51,8 +51,8 @@ def test_publishing_makes_file_and_table(tmp_path: Path) -> None:
     publish(path, "releases", RELEASE)
     about = ("r1", "daily", "2013-01-01", "histogram")
     assert content(path) == [
-        (*about, "AA", "count", 12.0, None, 3.0, 0.5, 0.0),
-        (*about, "UA", "count", None, None, None, 0.5, 0.0),
+        (*about, "AA", "count", 12.0, None, 3.0, None, 0.5, 0.0),
+        (*about, "UA", "count", None, None, None, None, 0.5, 0.0),
     ]
     assert published_ids(path, "releases") == {"r1"}
 
@@ -64,7 +64,7 @@ def test_a_release_without_rows_has_one(tmp_path: Path) -> None:
     publish(path, "releases", empty)
     publish(path, "releases", empty)
     about = ("r1", "daily", "2013-01-01", "histogram")
-    assert content(path) == [(*about, "", "no rows", None, None, None, 0.5, 0.0)]
+    assert content(path) == [(*about, "", "no rows", None, None, None, None, 0.5, 0.0)]
     assert published_ids(path, "releases") == {"r1"}
 
 
@@ -79,7 +79,7 @@ def test_publishing_twice_changes_nothing(tmp_path: Path) -> None:
 
 def old_table(path: Path, *more: str) -> None:
     """A table that an earlier version published, with one release in it."""
-    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS)
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS if name != "remark")
     with duckdb.connect(str(path)) as connection:
         for statement in (
             f"CREATE TABLE releases ({columns.replace('half_width_95', 'error_95')})",
@@ -100,6 +100,19 @@ def test_a_table_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
         ("r1", 3.0),
         ("r1", None),
     ]
+
+
+def test_a_remark_is_published_beside_its_number(tmp_path: Path) -> None:
+    """Of those that have one; a table of an earlier version gets the column."""
+    path = tmp_path / "out.duckdb"
+    old_table(path)
+    rows = (Row("", "mean", 30.0, 30.0, NO_INFORMATION), Row("", "count", 3, 9.0))
+    publish(path, "releases", replace(RELEASE, rows=rows))
+    found = {
+        (row["release_id"], row["measure"]): row["remark"]
+        for row in read_published(path, "releases")
+    }
+    assert found == {("r0", "count"): None, ("r1", "mean"): NO_INFORMATION, ("r1", "count"): None}
 
 
 def test_an_index_on_a_table_of_an_earlier_version_is_named(tmp_path: Path) -> None:
