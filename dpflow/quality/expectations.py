@@ -32,7 +32,11 @@ def judged_columns(table: Table) -> tuple[str, ...]:
 
     Columns of joined relations are not judged.
     """
-    table_columns = [name for name in table.columns if len(table.split_name(name)) == 1]
+    table_columns = [
+        name
+        for name, column in table.columns.items()
+        if len(table.split_name(name)) == 1 and not column.expression and not column.parts
+    ]
     return tuple(
         dict.fromkeys(
             [table.privacy_unit.column, *([table.block] if table.block else []), *table_columns]
@@ -70,7 +74,8 @@ def suite(table: Table) -> list[Expectation]:
         ExpectColumnValuesToNotBeNull(column=table.privacy_unit.column, mostly=WITH_UNIT)
     )
     for name, column in table.columns.items():
-        if len(table.split_name(name)) > 1:
+        # What is computed follows from stored columns, which are judged.
+        if len(table.split_name(name)) > 1 or column.expression or column.parts:
             continue
         if column.lower is not None and column.upper is not None:
             low, high = float(column.lower), float(column.upper)

@@ -11,7 +11,11 @@ picked by looking at the rows.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+import json
+import math
 import re
+from collections.abc import Iterable
 from decimal import Context, Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -106,6 +110,15 @@ class Strict(BaseModel):
         return str(UnknownName("field", name, cls.model_fields)).rstrip(".")
 
 
+#: The most cells of several columns' public keys.
+MOST_CELLS = 10**6
+
+
+def combine_keys(keys: Iterable[str]) -> str:
+    """The key of several columns, as one text: a JSON list of their keys."""
+    return json.dumps(list(keys), ensure_ascii=False, separators=(",", ":"))
+
+
 class Column(Strict):
     """One column that a statistic may read.
 
@@ -121,6 +134,8 @@ class Column(Strict):
         rows_per_group: how many rows of one unit count in one group; the table's bound if left out.
         public: everybody knows what each row holds here; only the other columns are protected.
             Needs ``neighbours: replace``.
+        expression: what a row has here, over its other columns, in the language of conditions.
+        parts: other columns whose keys together are this one's key, as a JSON list.
     """
 
     example = "{lower: 0, upper: 120}"
@@ -133,6 +148,8 @@ class Column(Strict):
     groups: Annotated[int, Field(ge=1, le=10**6)] | None = None
     rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
     public: bool = False
+    expression: str | None = None
+    parts: Annotated[tuple[str, ...], Field(min_length=2, max_length=8)] | None = None
     _dates: bool = PrivateAttr(default=False)
 
     @model_validator(mode="wrap")
@@ -173,6 +190,10 @@ class Column(Strict):
                 )
             if self.missing != "skip" and not self.lower <= self.missing <= self.upper:
                 raise ValueError("missing must lie within the bounds")
+        if self.parts is not None and (self.expression or self.public_keys or self.lower):
+            raise ValueError("parts stand alone: keys and bounds are those of the columns")
+        if self.public and (self.parts or self.expression):
+            raise ValueError("public is said of a stored column, not of what is computed")
         if self.public_keys is not None and (
             not self.public_keys or len(set(self.public_keys)) != len(self.public_keys)
         ):
@@ -501,7 +522,15 @@ class Table(Strict):
 
     def public_keys(self, name: str) -> tuple[str, ...]:
         """The public keys of a column; raises `PlanRefused` if it declares none."""
-        keys = self.column(name).public_keys
+        column = self.column(name)
+        keys = column.public_keys
+        if column.parts is not None:
+            lists = [self.public_keys(part) for part in column.parts]
+            if math.prod(map(len, lists)) > MOST_CELLS:
+                raise PlanRefused(
+                    f"{name!r} has more than {MOST_CELLS} combinations of public keys; take fewer or coarser columns"
+                )
+            keys = tuple(map(combine_keys, itertools.product(*lists)))
         if keys is None:
             raise PlanRefused(
                 f"column {name!r} of table {self.name!r} declares no public keys; declare public_keys, or use a mechanism that "
@@ -532,7 +561,13 @@ class Table(Strict):
         )
         # Version 1 had no such field of a join, and it changes no answer.
         excluded["joins"] = {"__all__": {"public"}}
-        return self.model_dump(mode="json", by_alias=True, exclude=excluded)
+        form = self.model_dump(mode="json", by_alias=True, exclude=excluded)
+        # Nor had a column these.
+        for column in form["columns"].values():
+            for field in ("expression", "parts"):
+                if column[field] is None:
+                    del column[field]
+        return form
 
 
 #: What a value must be, where pydantic's own text speaks of Python.

@@ -31,7 +31,7 @@ from dpflow.engine.releases.request import ReleaseRequest, require_public
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables import PrivateTable, declare_groups
 
 #: A value column of fewer grid points is likely one of fractions, rounded to whole numbers.
 FEW_POINTS = 50
@@ -216,6 +216,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         )
     table = table or request.load_declaration()
     mechanism = registry.find_mechanism(request.mechanism)
+    request, table = _declare_groups(request, table)
     try:
         params = mechanism.Params.model_validate(request.params)
     except ValidationError as error:
@@ -319,8 +320,14 @@ def _used_form(
     A column counts as used if its name is a word of the parameters, the condition or the data
     request: rather one too many, which only makes a new release of an edit that changes nothing.
     """
+    # What a column is computed of is used where the column may be.
+    computed = [
+        text
+        for column in table.columns.values()
+        for text in (column.expression or "", *(column.parts or ()))
+    ]
     words = "\n".join(
-        [*_iterate_texts(params.model_dump(mode="json")), where or "", repr(statistic)]
+        [*_iterate_texts(params.model_dump(mode="json")), where or "", repr(statistic), *computed]
     )
     form = table.stored_form()
     form["columns"] = {
@@ -346,6 +353,20 @@ def _check_public_columns(statistic: DataRequest, request: ReleaseRequest, table
             f"{request.name} rests on public columns, so it must read the whole table: leave out where, blocks and joins, "
             f"or take a mechanism that protects whole rows"
         )
+
+
+def _declare_groups(request: ReleaseRequest, table: Table) -> tuple[ReleaseRequest, Table]:
+    """The request by one column, and the declaration with it, where ``by`` lists several or
+    computes one.
+    """
+    by = request.params.get("by")
+    if isinstance(by, list) and all(isinstance(one, str) for one in by):
+        by = ", ".join(by)
+    # A plain name that nobody declared gets the mechanism's own answer.
+    if not isinstance(by, str) or by in table.columns or not re.search(r"[^\w.]", by):
+        return request, table
+    table, name = declare_groups(table, by)
+    return request.model_copy(update={"params": {**request.params, "by": name}}), table
 
 
 def _check_blocks(request: ReleaseRequest, table: Table) -> None:

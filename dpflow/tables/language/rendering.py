@@ -383,6 +383,26 @@ _CASTS = {
     "TIMESTAMP": _CALENDAR,
 }
 
+#: DuckDB's type of each family, where a column is computed.
+_FIELD_TYPES = {
+    "whole": "BIGINT",
+    "number": "DOUBLE",
+    "text": "VARCHAR",
+    "truth": "BOOLEAN",
+    "date": "DATE",
+    "timestamp": "TIMESTAMP",
+    "timestamp with time zone": "TIMESTAMP WITH TIME ZONE",
+    "uuid": "UUID",
+}
+
+
+def derived_field(name: str, term: Term) -> sql.Field:
+    """A column that is computed of others, as if it were stored; of whole numbers those of 64 bits."""
+    kind, write = _FIELD_TYPES[term.family], open_writer(DuckDBRenderer.dialect)
+    value = write.try_cast(term.sql, kind) if term.family == "whole" else term.sql
+    return sql.Field(name, kind.lower(), kind, reference=f"({value})")
+
+
 _LIKE = {
     "date": "'2013-01-31'",
     "timestamp": "'2013-01-31 12:00:00'",

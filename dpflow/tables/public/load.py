@@ -81,7 +81,8 @@ def open_rows(path: Path | str) -> Any:
         raise PlanRefused(
             f"table {table.name!r} is a holdout, so its rows are not handed out, for a model that saw them passes any gate"
         )
-    columns = ", ".join(sql.quote_name(name) for name in table.columns)
+    stored = [n for n, c in table.columns.items() if not c.expression and not c.parts]
+    columns = ", ".join(map(sql.quote_name, stored))
     with sandbox.open_file(table.database, f"table {table.name!r}") as connection:
         return pandas.DataFrame(
             # One order whatever the file's: a fitted model can be fitted again.

@@ -48,5 +48,8 @@ def has_values(reading: RequestQuery, name: str, missing_are_values: bool) -> bo
     declared = reading.table.column(name)
     if missing_are_values and (declared.public_keys is not None or declared.missing != "skip"):
         return True
+    # What is computed may be missing, whatever a stored column of its name is.
+    if declared.expression is not None or declared.parts is not None:
+        return False
     # A column of a joined relation is NULL where nothing matches.
     return len(reading.table.split_name(name)) == 1 and reading.is_never_missing(name)

@@ -17,8 +17,9 @@ from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.bounding.sort_bounding import NumberedColumn
 from dpflow.tables.bounding.sql_bounding import KEY_BITS, MOST_ROWS, keyed_fraction
+from dpflow.tables.language.grouping import parse_row_expression
 from dpflow.tables.language.nodes import Node
-from dpflow.tables.language.rendering import DuckDBRenderer
+from dpflow.tables.language.rendering import DuckDBRenderer, derived_field
 from dpflow.tables.requests.joins import JoinedRelation
 
 
@@ -116,9 +117,33 @@ class RequestQuery:
         return self.connection.fetch_arrays(query, self.parameters)
 
     def column(self, name: str) -> sql.Field:
-        """The column in the catalog, or `TableUnreadable` with close matches."""
+        """The column in the catalog, or one that is computed of such; `TableUnreadable` with close
+        matches.
+        """
+        declared = self.table.columns.get(name)
+        if declared is not None and declared.expression is not None:
+            node = parse_row_expression(declared.expression, self.table)
+            return derived_field(name, DuckDBRenderer(self.column).write_term(node))
+        if declared is not None and declared.parts is not None:
+            return self._combine_columns(name, declared.parts)
         parts = self.table.split_name(name)
         return self.own_column(name) if len(parts) == 1 else self.joined[parts[0]].column(parts[1])
+
+    def _combine_columns(self, name: str, parts: Sequence[str]) -> sql.Field:
+        """Several columns' keys as one: a JSON list, NULL where one is missing or no public key."""
+        texts, conditions = [], []
+        for part in parts:
+            column, public = self.column(part), self.table.column(part).public_keys
+            key = sql.key(column, "group key")
+            texts.append(sql.key_as_text(column, key))
+            conditions.append(
+                f"{column.sql} IS NOT NULL"
+                if public is None
+                else f"{key} IN ({sql.write_keys(column, public)})"
+            )
+        listed = f"CAST(to_json([{', '.join(texts)}]) AS VARCHAR)"
+        reference = f"(CASE WHEN {' AND '.join(conditions)} THEN {listed} END)"
+        return sql.Field(name, "varchar", "VARCHAR", reference=reference)
 
     def own_column(self, name: str) -> sql.Field:
         """A column of the table itself."""

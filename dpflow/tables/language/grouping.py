@@ -1,0 +1,132 @@
+"""What rows are grouped by: a list of columns and row expressions, as SQL's GROUP BY has it.
+
+Each expression becomes a column of the declaration, and several become one whose key is all of their
+keys: a JSON list. So every mechanism that groups by a column groups by these. A row's key is a
+function of that row (and of public dimensions), and a unit keeps so many combined keys as the table's
+contribution bounds say. So sensitivities are those of one column.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from dpflow.core.contract.declaration import Column, Table
+from dpflow.tables.language.conditions import Reader
+from dpflow.tables.language.nodes import MOST_DEPTH, PART_RANGES, Node, refuse_sql
+
+#: Keys that an expression may have by itself; beyond it they are private, or declared.
+MOST_KEYS = 100_000
+
+
+def declare_groups(table: Table, by: str) -> tuple[Table, str]:
+    """The declaration with what a text groups by as a column, and that column's name.
+
+    Raises `PlanRefused` where the text is not a list of row expressions, `UnknownName` for a column
+    that the declaration does not have.
+    """
+    if by in table.columns:
+        return table, by
+    nodes = parse_groups(by, table)
+    columns = dict(table.columns)
+    names = []
+    for node in nodes:
+        name = ".".join(node.args[0]) if node.op == "column" else str(node)
+        if name not in columns:
+            columns[name] = Column(expression=name, public_keys=list_keys(node, table))
+        names.append(name)
+    if len(set(names)) < len(names):
+        refuse_sql("one grouping", "an expression stands in the grouping twice")
+    name = ", ".join(names)
+    if len(names) > 1:
+        columns[name] = Column(parts=tuple(names))
+    return table.model_copy(update={"columns": columns}), name
+
+
+def parse_groups(text: str, table: Table) -> list[Node]:
+    """The expressions of a grouping."""
+    return _ListReader(text, table).read_list()
+
+
+def parse_row_expression(text: str, table: Table) -> Node:
+    """One expression over a row's stored columns."""
+    stored = {
+        name: column
+        for name, column in table.columns.items()
+        if column.expression is None and column.parts is None
+    }
+    nodes = parse_groups(text, table.model_copy(update={"columns": stored}))
+    if len(nodes) != 1:
+        refuse_sql("one expression", "a column is one expression over the columns of a row")
+    return nodes[0]
+
+
+class _ListReader(Reader):
+    """Reads a list of row expressions."""
+
+    def read_list(self) -> list[Node]:
+        """The expressions, at least one."""
+        from sqlglot import exp
+
+        parsed = self.parse_after(exp.Select, "SELECT")
+        clauses = {} if parsed is None else {n: v for n, v in parsed.args.items() if v}
+        if set(clauses) != {"expressions"}:
+            refuse_sql(
+                "one grouping",
+                "it is no list of columns and expressions; write what stands after GROUP BY",
+            )
+        return [self._read_node(one, MOST_DEPTH) for one in clauses["expressions"]]
+
+
+def list_keys(node: Node, table: Table) -> tuple[str, ...] | None:
+    """All keys that an expression can have by declaration and text alone, ascending; None where
+    there are more than `MOST_KEYS`, or the rows decide.
+    """
+    if node.op in PART_RANGES and node.op != "year":
+        low, high = PART_RANGES[node.op]
+        return tuple(map(str, range(low, high + 1)))
+    if node.op in _TRUTHS:
+        return "false", "true"
+    if node.op == "CASE":
+        values = [*node.args[1::2], *node.args[len(node.args) // 2 * 2 :]]
+        if all(value.op == "text" for value in values):
+            return tuple(sorted({value.args[0] for value in values}))
+    inner = node.args[-1] if node.op == "date_trunc" else node.args[0] if node.args else None
+    if isinstance(inner, Node) and inner.op == "column":
+        column = table.column(".".join(inner.args[0]))
+        if column.lower is not None and column.upper is not None:
+            return _list_bins(node, int(column.lower // 1), int(-(-column.upper // 1)))
+    return None
+
+
+_TRUTHS = {"=", "<>", "<", "<=", ">", ">=", "AND", "OR", "NOT", "IS NULL", "IN", "LIKE"}
+
+
+def _list_bins(node: Node, low: int, high: int) -> tuple[str, ...] | None:
+    """The bins, or the starts of months and the like, of a column between two whole numbers."""
+    if node.op == "bucket":
+        width = int(node.args[1].args[0])
+        count = high // width - low // width + 1
+        if count > MOST_KEYS:
+            return None
+        return tuple(str(number * width) for number in range(low // width, high // width + 1))
+    first, last = dt.date(1, 1, 1).toordinal(), dt.date(9999, 12, 31).toordinal()
+    epoch = dt.date(1970, 1, 1).toordinal()
+    days = range(max(low + epoch, first), min(high + epoch, last) + 1)
+    if node.op == "year" and len(days):
+        ends = (dt.date.fromordinal(day).year for day in (days[0], days[-1]))
+        return tuple(map(str, range(next(ends), next(ends) + 1)))
+    unit = node.args[0].args[0] if node.op == "date_trunc" else ""
+    if unit not in _STARTS or len(days) > MOST_KEYS:
+        return None
+    starts = {_STARTS[unit](dt.date.fromordinal(day)) for day in days}
+    return tuple(str(start) for start in sorted(starts))
+
+
+_STARTS: dict[str, Any] = {
+    "year": lambda day: day.replace(month=1, day=1),
+    "quarter": lambda day: day.replace(month=(day.month - 1) // 3 * 3 + 1, day=1),
+    "month": lambda day: day.replace(day=1),
+    "week": lambda day: day - dt.timedelta(days=day.weekday()),
+    "day": lambda day: day,
+}
