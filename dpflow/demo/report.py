@@ -11,7 +11,8 @@ from rich.table import Table
 from dpflow.demo import plots
 from dpflow.demo.workspace import Workspace
 from dpflow.ledger import Ledger
-from dpflow.mechanisms.reusable_holdout import HoldoutParams, proven_sizes
+from dpflow.mechanisms.holdout_params import HoldoutParams
+from dpflow.mechanisms.reusable_holdout import proven_sizes
 from dpflow.tables import read_published
 
 if TYPE_CHECKING:

@@ -39,19 +39,16 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.composition import step_eps
 from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected
-from dpflow.core.contract.declaration import Exact, Table
-from dpflow.core.contract.estimators import AnyMetric, EstimatorQuery, SqlEstimator
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.estimators import SqlEstimator
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
-from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupValues, PerGroup
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.generalisation_bounds import (
@@ -78,141 +75,10 @@ from dpflow.core.toolbox.unit_counts import (
 )
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
+from dpflow.mechanisms.holdout_params import PRIVATE, ClaimQuery, HoldoutParams
 
 HALF = Fraction(1, 2)
 COUNT_FAILURE = 0.01  #: share of beta with which a noisy number of units may be too large
-PRIVATE = ("sparse_vector", "one_query", "tight")  #: methods with a privacy guarantee
-
-
-class Reserve(Params):
-    """What a gate keeps for releases inside it.
-
-    ``epsilon``: less than the gate's. ``delta``: at most the gate's.
-    """
-
-    epsilon: Epsilon
-    delta: Delta = Fraction(0)
-
-
-class HoldoutParams(Params):
-    """What a gate is opened with.
-
-    ``method``: how verdicts are drawn; `dpflow.mechanisms.reusable_holdout` has the table.
-    ``epsilon``, ``delta``: the privacy cost of the whole session, for the methods that have one.
-    ``groups``: into how many groups the holdout's units are split. ``queries``: how many claims it
-    answers. ``failures``: how many of them may fail. ``rho``: claims inside the (rho, 1-rho)
-    quantile interval of the estimator on fresh groups pass. ``alpha``: claims above the (rho-alpha,
-    1-rho+alpha) interval fail. ``beta``: the probability that the proof does not hold. ``side``:
-    `over` fails claims that are too good, `both` also those that are too bad. ``correct``: the
-    range of corrected values, if failed claims get one. ``require``: `proven` refuses a gate whose
-    verdicts are not proven, with the sizes that would be. ``reserve``: the part of epsilon and
-    delta that pays for releases inside the session. ``metric``: the one estimator that all
-    candidates are compared by, with its direction, range and default; without one claims are about
-    any estimators, and nothing is promoted. ``count_epsilon``: the part of epsilon that pays for
-    the number of units, where that is private; a proof needs to know it.
-    """
-
-    method: Literal["sparse_vector", "one_query", "tight", "description_length", "splitting"] = (
-        "sparse_vector"
-    )
-    epsilon: Epsilon | None = None
-    delta: Delta = Fraction(0)
-    groups: Annotated[int, Field(ge=2, le=10**7)]
-    queries: Annotated[int, Field(ge=1, le=10**9)] = 1000
-    failures: Annotated[int, Field(ge=1, le=10**6)] = 10
-    rho: Exact = Fraction(1, 5)
-    alpha: Exact = Fraction(1, 10)
-    beta: Exact = Fraction(1, 20)
-    side: Literal["over", "both"] = "over"
-    correct: AnyRange | None = None
-    require: Literal["any", "proven"] = "any"
-    reserve: Reserve | None = None
-    metric: AnyMetric | None = None
-    count_epsilon: Epsilon | None = None
-
-    @model_serializer(mode="wrap")
-    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what nobody set as before it was there: sessions are known by a digest of this."""
-        written: dict[str, Any] = write(self)
-        unset = {name for name in ("metric", "count_epsilon") if getattr(self, name) is None}
-        return {name: value for name, value in written.items() if name not in unset}
-
-    @model_validator(mode="after")
-    def _check_method(self) -> HoldoutParams:
-        self.make_promise()
-        if self.reserve is not None and not self.is_private:
-            raise ValueError(
-                f"method {self.method} has no epsilon to reserve, and its proof allows no other release"
-            )
-        if self.is_private and self.epsilon is None:
-            raise ValueError(f"method {self.method} needs an epsilon")
-        if not self.is_private and (self.epsilon is not None or self.delta):
-            raise ValueError(
-                f"method {self.method} has no noise and no privacy; leave epsilon and delta out"
-            )
-        if self.epsilon is None:
-            if self.count_epsilon is not None:
-                raise ValueError(
-                    f"method {self.method} has no epsilon to count with; leave count_epsilon out"
-                )
-        elif self.kept_epsilon >= self.epsilon or self.kept_delta > self.delta:
-            raise ValueError(
-                "reserve and count_epsilon together must be less than epsilon, and the reserve's delta no more than delta"
-            )
-        if self.method == "splitting" and self.groups < self.queries:
-            raise ValueError("splitting needs at least one fresh group for each query")
-        return self
-
-    @property
-    def kept_epsilon(self) -> Fraction:
-        """The part of epsilon that no verdict spends."""
-        kept = Fraction(0) if self.reserve is None else self.reserve.epsilon
-        return kept + (self.count_epsilon or 0)
-
-    @property
-    def kept_delta(self) -> Fraction:
-        """The part of delta that no verdict spends."""
-        return Fraction(0) if self.reserve is None else self.reserve.delta
-
-    @property
-    def is_private(self) -> bool:
-        """Whether the method has a privacy guarantee."""
-        return self.method in PRIVATE
-
-    def make_promise(self) -> Promise:
-        """The generalisation promise in floats. Raises `InvalidInput` outside the theorem's ranges."""
-        return Promise(
-            self.queries, self.failures, float(self.beta), float(self.rho), float(self.alpha)
-        )
-
-
-class ClaimQuery(EstimatorQuery):
-    """One of two questions.
-
-    ``claim``: the number that the estimator is said to have on fresh data. ``champion``: the digest
-    of a candidate that this one is said to beat by more than ``better_by`` on fresh data
-    (`dpflow.Session.challenge`).
-    """
-
-    claim: Exact | None = None
-    champion: str = ""
-    better_by: Annotated[Exact, Field(ge=0)] = Fraction(0)
-
-    @model_serializer(mode="wrap")
-    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A claim as before there were champions: questions are known by a digest of this."""
-        written: dict[str, Any] = write(self)
-        if self.champion:
-            return written
-        return {k: v for k, v in written.items() if k not in ("champion", "better_by")}
-
-    @model_validator(mode="after")
-    def _check_question(self) -> ClaimQuery:
-        if (self.claim is None) == (not self.champion):
-            raise ValueError("give a claim, or the champion that this candidate is said to beat")
-        if self.better_by and not self.champion:
-            raise ValueError("better_by is about a champion; leave it out of a claim")
-        return self
 
 
 @cache

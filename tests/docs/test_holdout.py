@@ -13,7 +13,8 @@ import yaml
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import SqlEstimator, Subject
 from dpflow.engine.sessions.candidate import Submission
-from dpflow.mechanisms.reusable_holdout import HoldoutParams, proven_sizes
+from dpflow.mechanisms.holdout_params import HoldoutParams
+from dpflow.mechanisms.reusable_holdout import proven_sizes
 from dpflow.registry import Registry
 from dpflow.tables.language import expressions
 

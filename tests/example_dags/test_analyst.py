@@ -17,7 +17,8 @@ from dpflow.demo.job import load_analyst, prepare_workspace
 from dpflow.demo.workspace import Workspace, create_workspace
 from dpflow.engine.sessions.candidate import Submission, load_candidate
 from dpflow.errors import PlanRefused
-from dpflow.mechanisms.reusable_holdout import HoldoutParams, ReusableHoldout
+from dpflow.mechanisms.holdout_params import HoldoutParams
+from dpflow.mechanisms.reusable_holdout import ReusableHoldout
 from dpflow.tables import PrivateTable, open_rows
 from dpflow.tables.access.declarations import load_table
 

@@ -32,8 +32,8 @@ from dpflow.core.toolbox.generalisation_bounds import (
 )
 from dpflow.core.toolbox.sparse_vector import Engine, sum_differences
 from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.mechanisms.holdout_params import HoldoutParams
 from dpflow.mechanisms.reusable_holdout import (
-    HoldoutParams,
     ReusableHoldout,
     _correct_value,
     _correction_proven,

@@ -11,23 +11,20 @@ rejection sampling, and going on would let failures tell about rows for nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from dpflow import fault_points
 from dpflow.core.contract.declaration import describe_problems
-from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator, Subject
+from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import GroupedUnits, GroupEstimates, GroupValues, PerGroup
+from dpflow.core.contract.requests import GroupValues
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_before_rows, draw_or_none
 from dpflow.engine.releases.execute import check_scope, data_names, draw_result
@@ -36,13 +33,7 @@ from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions import nested_release
 from dpflow.engine.sessions.candidate import Candidate, Submission
-from dpflow.engine.sessions.group_scores import (
-    exact_sums,
-    fix_range,
-    group_values,
-    predicted_values,
-    score_range,
-)
+from dpflow.engine.sessions.score_readers import ScoreReaders
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger, SessionRecord
@@ -97,6 +88,12 @@ class Session:
         self._plan, self._ledger, self._registry = plan, ledger, registry
         self._seen = _seen_before(session_id, plan, ledger)
         self._private = PrivateTable(plan.table, plan.request.where)
+        self._readers = ScoreReaders(plan, registry, self._private, self._partition_secret)
+
+    def _partition_secret(self) -> bytes:
+        """What groups are made with: one partition per data set, whatever the session."""
+        root = self._plan.request.scope.split("/")[0]
+        return bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))
 
     @classmethod
     @errors_end_here
@@ -208,8 +205,7 @@ class Session:
     @property
     def metric(self) -> Metric | None:
         """The metric that the session's owner fixed, if any."""
-        metric = getattr(self._plan.params, "metric", None)
-        return metric if isinstance(metric, Metric) else None
+        return self._readers.metric
 
     def fill_metric(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """A query or submission with the session's metric where it names no estimator."""
@@ -329,7 +325,7 @@ class Session:
         statistic = mechanism.data_request(plan.params, query, plan.table)
         read: Callable[[], Any]
         if isinstance(statistic, GroupValues):
-            read = self._group_reader(statistic, query, candidate, champion)
+            read = self._readers.group_reader(statistic, query, candidate, champion)
         else:
             self._private.check_request(statistic, plan.request.blocks)
             read = partial(self._private.answer, statistic, plan.request.blocks)
@@ -382,165 +378,6 @@ class Session:
         }
         return Verdict({**body, **left, "result": result.to_json(), "snapshot": snapshot}), State(
             state
-        )
-
-    def _group_reader(
-        self,
-        statistic: GroupValues,
-        query: EstimatorQuery,
-        candidate: Candidate | None,
-        champion: Candidate | None,
-    ) -> Callable[[], PerGroup]:
-        """What reads the estimates, or how much better a candidate's are than a champion's, and
-        the units that they are of.
-        """
-        mine = self._value_reader(statistic, query, candidate)
-        count = mine.count_units if statistic.count_units else lambda: None
-        if champion is None:
-            return lambda: PerGroup(mine.read(), mine.lower_is_better, count())
-        theirs = self._value_reader(
-            replace(statistic, columns=champion.submission.columns),
-            query.model_copy(update={"columns": champion.submission.columns}),
-            champion,
-        )
-        if mine.span is None:
-            raise PlanRefused(
-                f"{self._plan.request.name} compares candidates by a metric without a range, so one unit may decide everything; "
-                f"open a session whose metric has range: [low, high]"
-            )
-        sign, width = -1.0 if mine.lower_is_better else 1.0, mine.span[1] - mine.span[0]
-        return lambda: PerGroup(sign * (mine.read() - theirs.read()), units=count(), width=width)
-
-    def _value_reader(
-        self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
-    ) -> GroupReader:
-        """What reads the estimates; groups are one partition per data set, whatever the session."""
-        root, blocks = self._plan.request.scope.split("/")[0], self._plan.request.blocks
-        secret = bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))
-        if isinstance(query.estimator, SqlEstimator):
-            return self._sql_reader(statistic, query, query.estimator, candidate, secret)
-        estimator = self._registry.find_estimator(query.estimator)
-        options = estimator.fill_options(query)
-        if estimator.model and (candidate is None or candidate.predict is None):
-            raise PlanRefused(f"estimator {estimator.name!r} scores a candidate; hand one to ask")
-        if estimator.model == "two" and (candidate is None or candidate.rival is None):
-            raise PlanRefused(
-                f"estimator {estimator.name!r} compares two models; give the candidate a rival"
-            )
-        subject = Subject(query.columns, options)
-        if candidate is not None and candidate.predict is not None:
-            submission = candidate.submission
-            if estimator.model:
-                _check_columns(query, submission)
-            subject = Subject(
-                query.columns,
-                options,
-                submission.label,
-                candidate.predict,
-                candidate.score,
-                candidate.rival,
-            )
-        default = estimator.default if query.default is None else float(query.default)
-        metric, lower = self.metric, estimator.better == "lower"
-        if metric is not None:
-            lower = (metric.better or estimator.better) == "lower"
-            estimator, default = fix_range(estimator, metric)
-        self._private.check_request(
-            exact_sums(self._private, statistic, estimator) or statistic, blocks
-        )
-        span = score_range(estimator, query.columns, self._plan.table)
-        of_rows = span if estimator.row_scores is not None else None
-        needed = query.columns if estimator.model else query.columns[: estimator.columns]
-        return GroupReader(
-            lambda: group_values(
-                self._private, statistic, secret, blocks, estimator, subject, default
-            ),
-            lower,
-            span,
-            self._unit_counter(needed, of_rows, skips_missing=estimator.skips_missing),
-        )
-
-    def _unit_counter(
-        self, columns: Sequence[str], span: tuple[float, float] | None, *, skips_missing: bool
-    ) -> Callable[[], GroupedUnits]:
-        """What counts the units in the groups, after the charge."""
-
-        def count() -> GroupedUnits:
-            units = self._private.grouped_units(
-                columns, self._plan.request.blocks, skips_missing=skips_missing
-            )
-            return replace(units, mean_range=span)
-
-        return count
-
-    def _sql_reader(
-        self,
-        statistic: GroupValues,
-        query: EstimatorQuery,
-        own: SqlEstimator,
-        candidate: Candidate | None,
-        secret: bytes,
-    ) -> GroupReader:
-        """The same of an estimator in SQL: in the database, or over its rows with what a candidate
-        says about them.
-        """
-        private, blocks = self._private, self._plan.request.blocks
-        request = GroupEstimates(statistic.groups, own.sql)
-        columns, theirs = private.expression_columns(own.sql)
-        functions = {name: getattr(candidate, _SAYS[name], None) for name in theirs}
-        if absent := sorted(name for name, function in functions.items() if function is None):
-            raise PlanRefused(
-                f"the estimator reads {', '.join(absent)}, and no candidate says that; hand one to ask"
-            )
-        private.check_request(request, blocks)
-        lower, of_rows = own.better == "lower", private.mean_range(own.sql)
-        span = float(own.range[0]), float(own.range[1])
-        if not theirs:
-            return GroupReader(
-                lambda: own.clamp_values(private.group_estimates(request, secret, blocks)),
-                lower,
-                span,
-                self._unit_counter(columns, of_rows, skips_missing=True),
-            )
-        if candidate is not None:
-            _check_columns(query, candidate.submission)
-        rows = GroupValues(statistic.groups, tuple(dict.fromkeys((*query.columns, *columns))))
-        private.check_request(rows, blocks)
-        available = {name: function for name, function in functions.items() if function is not None}
-        return GroupReader(
-            lambda: own.clamp_values(
-                predicted_values(private, rows, request, secret, blocks, available)
-            ),
-            lower,
-            span,
-            self._unit_counter(rows.columns, of_rows, skips_missing=False),
-        )
-
-
-@dataclass(frozen=True)
-class GroupReader:
-    """What reads one number per group, once the charge is in the ledger; ``span``: within which all
-    of them are, or None.
-    """
-
-    read: Callable[[], NDArray[np.float64]]
-    lower_is_better: bool
-    span: tuple[float, float] | None
-    count_units: Callable[[], GroupedUnits | None]
-
-
-#: Which function of a candidate gives the columns that an estimator in SQL reads of it.
-_SAYS = {"candidate.prediction": "predict", "candidate.score": "score", "candidate.rival": "rival"}
-
-
-def _check_columns(query: EstimatorQuery, given: Submission) -> None:
-    """A candidate without one of its columns would fail on every group, and each would have the
-    default.
-    """
-    if absent := sorted(set(given.columns) - set(query.columns)):
-        raise PlanRefused(
-            f"candidate {given.name!r} reads {', '.join(absent)}, which the query's columns leave out; name "
-            f"{', '.join(given.columns)}"
         )
 
 

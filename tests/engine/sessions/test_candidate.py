@@ -19,7 +19,7 @@ from dpflow.engine.sessions.candidate import Submission, load_candidate
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
-from dpflow.mechanisms.reusable_holdout import ClaimQuery
+from dpflow.mechanisms.holdout_params import ClaimQuery
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable, read_predictions
 

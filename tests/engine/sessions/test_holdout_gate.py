@@ -452,6 +452,30 @@ def test_a_retry_of_all_candidates_promotes_nobody_else_and_is_free(tiny: Tiny) 
     assert again[0]["promotion"] == "it was promoted, and then replaced"
 
 
+def test_a_candidate_is_scored_once_for_as_long_as_the_rows_are_the_same(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As claimant, challenger and champion; other rows are scored again, and other scores are seen."""
+    from dpflow.engine.sessions import score_readers
+
+    scored: list[int] = []
+    real = score_readers.group_values
+
+    def counted(*given: Any) -> Any:
+        scored.append(1)
+        return real(*given)
+
+    monkeypatch.setattr(score_readers, "group_values", counted)
+    session, _ = losses(tiny, failures=5)
+    models = MemoryRegistry()
+    for column in ("bad", "good", "level"):
+        assert judge(session, loss_of(column, "0.45"), models)["verdict"] == "yes"
+    assert len(scored) == 3
+    tiny.fill(LOSSES.replace("0.1 + (i % 7) / 1000 AS good", "0.9 AS good"))
+    assert judge(session, loss_of("good", "0.44"), models)["verdict"] == "no"
+    assert len(scored) == 4
+
+
 def test_a_registry_that_is_down_costs_no_second_question(tiny: Tiny) -> None:
     """The verdict is kept; the next try moves the alias, once."""
     session, _ = losses(tiny, failures=5)

@@ -26,7 +26,7 @@ from dpflow.errors import (
     UnknownName,
 )
 from dpflow.ledger import Ledger
-from dpflow.mechanisms.reusable_holdout import ClaimQuery
+from dpflow.mechanisms.holdout_params import ClaimQuery
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
@@ -170,7 +170,7 @@ def values(session: Session, text: str, candidate: Candidate | None = None) -> n
     if candidate is not None:
         given |= {"candidate": candidate.digest, "columns": list(candidate.submission.columns)}
     query = session.canonical_query(ClaimQuery.model_validate(given))
-    return session._value_reader(GroupValues(400, query.columns), query, candidate).read()
+    return session._readers.value_reader(GroupValues(400, query.columns), query, candidate).read()
 
 
 def test_predictions_are_columns_of_the_expression(tiny: Tiny, opened: Any) -> None:

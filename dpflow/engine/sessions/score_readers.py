@@ -1,0 +1,251 @@
+"""What reads one number per holdout group for a session, once the charge is in its ledger: by a named
+estimator or a user's SQL, of one candidate or of the difference of two, with the units in the groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator, Subject
+from dpflow.core.contract.requests import GroupedUnits, GroupEstimates, GroupValues, PerGroup
+from dpflow.engine.releases.plan import Plan, digest
+from dpflow.engine.sessions.candidate import Candidate, Submission
+from dpflow.engine.sessions.group_scores import (
+    exact_sums,
+    fix_range,
+    group_values,
+    predicted_values,
+    score_range,
+)
+from dpflow.errors import PlanRefused
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+#: Which function of a candidate gives the columns that an estimator in SQL reads of it.
+_SAYS = {"candidate.prediction": "predict", "candidate.score": "score", "candidate.rival": "rival"}
+
+
+def _check_columns(query: EstimatorQuery, given: Submission) -> None:
+    """A candidate without one of its columns would fail on every group, and each would have the
+    default.
+    """
+    if absent := sorted(set(given.columns) - set(query.columns)):
+        raise PlanRefused(
+            f"candidate {given.name!r} reads {', '.join(absent)}, which the query's columns leave out; name "
+            f"{', '.join(given.columns)}"
+        )
+
+
+class ScoreReaders:
+    """Makes the readers of one session.
+
+    Args:
+        plan: what was charged.
+        registry: the estimators by name.
+        private: the session's table.
+        secret: gives what groups are made with.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        registry: Registry,
+        private: PrivateTable,
+        secret: Callable[[], bytes],
+    ) -> None:
+        self._plan, self._registry, self._private = plan, registry, private
+        self._secret, self._memory = secret, ValueMemory(private)
+
+    @property
+    def metric(self) -> Metric | None:
+        """The metric that the session's owner fixed, if any."""
+        metric = getattr(self._plan.params, "metric", None)
+        return metric if isinstance(metric, Metric) else None
+
+    def group_reader(
+        self,
+        statistic: GroupValues,
+        query: EstimatorQuery,
+        candidate: Candidate | None,
+        champion: Candidate | None,
+    ) -> Callable[[], PerGroup]:
+        """What reads the estimates, or how much better a candidate's are than a champion's, and
+        the units that they are of.
+        """
+        mine = self.value_reader(statistic, query, candidate)
+        # A candidate is asked about twice, as claimant and as challenger, and a champion often.
+        if candidate is not None:
+            mine = self._memory.wrap_reader(mine, statistic, query, candidate)
+        count = mine.count_units if statistic.count_units else lambda: None
+        if champion is None:
+            return lambda: PerGroup(mine.read(), mine.lower_is_better, count())
+        theirs = self.value_reader(
+            replace(statistic, columns=champion.submission.columns),
+            query.model_copy(update={"columns": champion.submission.columns}),
+            champion,
+        )
+        theirs = self._memory.wrap_reader(theirs, statistic, query, champion)
+        if mine.span is None:
+            raise PlanRefused(
+                f"{self._plan.request.name} compares candidates by a metric without a range, so one unit may decide everything; "
+                f"open a session whose metric has range: [low, high]"
+            )
+        sign, width = -1.0 if mine.lower_is_better else 1.0, mine.span[1] - mine.span[0]
+        return lambda: PerGroup(sign * (mine.read() - theirs.read()), units=count(), width=width)
+
+    def value_reader(
+        self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
+    ) -> GroupReader:
+        """What reads the estimates; groups are one partition per data set, whatever the session."""
+        blocks, secret = self._plan.request.blocks, self._secret()
+        if isinstance(query.estimator, SqlEstimator):
+            return self._sql_reader(statistic, query, query.estimator, candidate, secret)
+        estimator = self._registry.find_estimator(query.estimator)
+        options = estimator.fill_options(query)
+        if estimator.model and (candidate is None or candidate.predict is None):
+            raise PlanRefused(f"estimator {estimator.name!r} scores a candidate; hand one to ask")
+        if estimator.model == "two" and (candidate is None or candidate.rival is None):
+            raise PlanRefused(
+                f"estimator {estimator.name!r} compares two models; give the candidate a rival"
+            )
+        subject = Subject(query.columns, options)
+        if candidate is not None and candidate.predict is not None:
+            submission = candidate.submission
+            if estimator.model:
+                _check_columns(query, submission)
+            subject = Subject(
+                query.columns,
+                options,
+                submission.label,
+                candidate.predict,
+                candidate.score,
+                candidate.rival,
+            )
+        default = estimator.default if query.default is None else float(query.default)
+        metric, lower = self.metric, estimator.better == "lower"
+        if metric is not None:
+            lower = (metric.better or estimator.better) == "lower"
+            estimator, default = fix_range(estimator, metric)
+        self._private.check_request(
+            exact_sums(self._private, statistic, estimator) or statistic, blocks
+        )
+        span = score_range(estimator, query.columns, self._plan.table)
+        of_rows = span if estimator.row_scores is not None else None
+        needed = query.columns if estimator.model else query.columns[: estimator.columns]
+        return GroupReader(
+            lambda: group_values(
+                self._private, statistic, secret, blocks, estimator, subject, default
+            ),
+            lower,
+            span,
+            self._unit_counter(needed, of_rows, skips_missing=estimator.skips_missing),
+        )
+
+    def _unit_counter(
+        self, columns: Sequence[str], span: tuple[float, float] | None, *, skips_missing: bool
+    ) -> Callable[[], GroupedUnits]:
+        """What counts the units in the groups, after the charge."""
+
+        def count() -> GroupedUnits:
+            units = self._private.grouped_units(
+                columns, self._plan.request.blocks, skips_missing=skips_missing
+            )
+            return replace(units, mean_range=span)
+
+        return count
+
+    def _sql_reader(
+        self,
+        statistic: GroupValues,
+        query: EstimatorQuery,
+        own: SqlEstimator,
+        candidate: Candidate | None,
+        secret: bytes,
+    ) -> GroupReader:
+        """The same of an estimator in SQL: in the database, or over its rows with what a candidate
+        says about them.
+        """
+        private, blocks = self._private, self._plan.request.blocks
+        request = GroupEstimates(statistic.groups, own.sql)
+        columns, theirs = private.expression_columns(own.sql)
+        functions = {name: getattr(candidate, _SAYS[name], None) for name in theirs}
+        if absent := sorted(name for name, function in functions.items() if function is None):
+            raise PlanRefused(
+                f"the estimator reads {', '.join(absent)}, and no candidate says that; hand one to ask"
+            )
+        private.check_request(request, blocks)
+        lower, of_rows = own.better == "lower", private.mean_range(own.sql)
+        span = float(own.range[0]), float(own.range[1])
+        if not theirs:
+            return GroupReader(
+                lambda: own.clamp_values(private.group_estimates(request, secret, blocks)),
+                lower,
+                span,
+                self._unit_counter(columns, of_rows, skips_missing=True),
+            )
+        if candidate is not None:
+            _check_columns(query, candidate.submission)
+        rows = GroupValues(statistic.groups, tuple(dict.fromkeys((*query.columns, *columns))))
+        private.check_request(rows, blocks)
+        available = {name: function for name, function in functions.items() if function is not None}
+        return GroupReader(
+            lambda: own.clamp_values(
+                predicted_values(private, rows, request, secret, blocks, available)
+            ),
+            lower,
+            span,
+            self._unit_counter(rows.columns, of_rows, skips_missing=False),
+        )
+
+
+class ValueMemory:
+    """Group values of the last candidates, in memory: what a model predicts is computed once for as
+    long as the rows are the same. Exact values: they leave through a mechanism only.
+    """
+
+    most = 2**24  #: numbers in memory
+
+    def __init__(self, private: PrivateTable) -> None:
+        self._private = private
+        self._identity, self._values = b"", dict[str, NDArray[np.float64]]()
+
+    def wrap_reader(
+        self, reader: GroupReader, statistic: GroupValues, query: EstimatorQuery, of: Candidate
+    ) -> GroupReader:
+        """The same reader, which reads what is not in memory."""
+        about = query.model_dump(mode="json", include={"estimator", "options", "default"})
+        # A candidate's digest covers its columns and its own estimator.
+        name = digest([about, of.digest, statistic.groups])
+        return replace(reader, read=partial(self._recall, name, reader.read))
+
+    def _recall(self, name: str, read: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
+        now = self._private.data_identity()
+        if now != self._identity:
+            self._identity = now
+            self._values.clear()
+        if name in self._values:
+            # The newest last: the oldest make room.
+            self._values[name] = self._values.pop(name)
+            return self._values[name]
+        values = read()
+        while self._values and sum(map(len, self._values.values())) + len(values) > self.most:
+            del self._values[next(iter(self._values))]
+        self._values[name] = values
+        return values
+
+
+@dataclass(frozen=True)
+class GroupReader:
+    """What reads one number per group, once the charge is in the ledger; ``span``: within which all
+    of them are, or None.
+    """
+
+    read: Callable[[], NDArray[np.float64]]
+    lower_is_better: bool
+    span: tuple[float, float] | None
+    count_units: Callable[[], GroupedUnits | None]
