@@ -7,7 +7,7 @@ PACKAGES := $(wildcard plugins/*/dpflow_*)
 DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint names slow audit browser docs wheels compat bench experiments oracle lock clean
+.PHONY: setup demo up down test lint names slow audit certificates browser docs wheels compat bench experiments oracle lock clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,9 @@ slow: setup
 
 audit: setup  # about a minute for each mechanism; writes docs/research/audits.md
 	$(BIN)/python -m checks.audit_table
+
+certificates: setup  # KEY=file: make audit, and certificates by this key that wheels ship from then on
+	$(BIN)/python -m checks.audit_table --certify $(KEY)
 
 browser: setup
 	$(BIN)/pytest -p no:cacheprovider -q -m browser

@@ -1,7 +1,8 @@
 """``python -m checks.audit_table``: audits every mechanism and writes docs/research/audits.md.
 
 ``--seconds N`` gives each mechanism so much CPU time, 50 by default; names audit only these, print
-their lines, and write nothing.
+their lines, and leave the page. ``--certify KEY`` signs what is not refuted, with this private key, into
+``dpflow/certificates.json``: wheels that are built afterwards ship it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dpflow.engine.releases.certificates import PASSED, SHIPPED, Certificate, write_notes
+from dpflow.ledger.history.checkpoint import Signer
 from dpflow.registry import Registry
 from dpflow.testing.corpus import CONTROLS
 from dpflow.testing.examples import read_examples
@@ -68,9 +71,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seconds", type=float, default=50)
+    parser.add_argument("--certify", type=Path, metavar="KEY")
     chosen = parser.parse_args()
+    signer = chosen.certify and Signer.parse(chosen.certify.read_text(encoding="utf-8"))
     registry = Registry.load()
-    lines, refuted, begun = [], False, time.monotonic()
+    lines, notes, refuted, begun = [], [], False, time.monotonic()
     for name in chosen.names or registry.mechanisms:
         mechanism, examples = (
             registry.find_mechanism(name),
@@ -79,8 +84,14 @@ def main() -> int:
         audit = audit_mechanism(mechanism, examples, chosen.seconds)
         lines.append(render_audit(audit))
         refuted |= audit.refuted
+        if signer and audit.verdict == PASSED:
+            origin = registry.origin[name]
+            notes.append(Certificate.of_audit(mechanism, origin, audit.to_json()).sign(signer))
         print(lines[-1], flush=True)
     print(f"{len(lines)} mechanisms in {time.monotonic() - begun:.0f} s")
+    if signer:
+        SHIPPED.write_text(write_notes(notes), encoding="utf-8")
+        print(f"{len(notes)} certificates, signed by {signer.public_text}")
     if not chosen.names:
         text = write_between(PAGE.read_text(encoding="utf-8"), "audits", lines)
         PAGE.write_text(write_between(text, "corpus", list(render_corpus())), encoding="utf-8")

@@ -47,6 +47,10 @@ COMMANDS = {
         "estimators",
         "List the estimators of gates and answering sessions, or explain one: direction, range, default.",
     ),
+    "certify": (
+        "certify",
+        "Audit mechanisms, and sign what was found about the code that is installed here.",
+    ),
     "plan": ("plan", "Say what a release or a whole schedule will cost, before anything is spent."),
     "release": ("release", "Charge, draw, settle and publish releases; list past ones."),
     "ask": ("ask", "Ask a session, in order; without a query, show what is left of it."),

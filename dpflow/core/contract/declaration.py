@@ -398,6 +398,19 @@ class Join(Strict):
             )
 
 
+class RequiredCertificates(Strict):
+    """Whose certificates a table asks for.
+
+    Attributes:
+        file: certificates, as ``dpflow certify`` writes them; a path relative to the declaration. If
+            left out, those that came with dpflow.
+        keys: verifier keys that are trusted, one at least, as ``dpflow ledger key`` prints them.
+    """
+
+    file: Path | None = None
+    keys: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
 class Table(Strict):
     """A private table as its owner declares it.
 
@@ -426,6 +439,7 @@ class Table(Strict):
             by what rows hold.
         generalisation_only: nobody is protected; rows may be handed out or tested without noise.
         backend: who computes answers, by the name of an installed query backend.
+        require_certified: mechanisms that no certificate of these keys covers are refused.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -445,6 +459,7 @@ class Table(Strict):
     sealed_version: Annotated[int, Field(ge=1)] = 1
     generalisation_only: Annotated[bool, Field(serialization_alias="generalisation_only")] = False
     backend: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")] = "duckdb"
+    require_certified: RequiredCertificates | None = None
 
     @model_validator(mode="after")
     def _check_rules(self) -> Table:
@@ -557,7 +572,7 @@ class Table(Strict):
         people and keep their first names here (their ``serialization_alias``).
         """
         excluded: dict[str, Any] = dict.fromkeys(
-            ("database", "cached_partials", "sealed_version", "backend"), True
+            ("database", "cached_partials", "sealed_version", "backend", "require_certified"), True
         )
         # Version 1 had no such field of a join, and it changes no answer.
         excluded["joins"] = {"__all__": {"public"}}

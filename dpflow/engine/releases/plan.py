@@ -27,6 +27,7 @@ from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import DataRequest, Records
 from dpflow.core.contract.results import ErrorBound
+from dpflow.engine.releases.certificates import require_certificate
 from dpflow.engine.releases.request import ReleaseRequest, require_public
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
@@ -301,6 +302,8 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         *_take_digests(content, mechanism.version),
         _take_digests(former, mechanism.version),
     )
+    # Whoever delegates draws nothing: the certificate is about who does.
+    require_certificate(table, mechanism)
     # Vetoes see the finished plan and run last: a refusal for a fault comes first.
     if reasons := registry.collect_vetoes(plan):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))

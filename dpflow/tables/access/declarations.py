@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -36,5 +37,9 @@ def load_table(table: Path | str, folder: Path = Path()) -> Table:
         raise InvalidDeclaration(
             f"{path} declares {declared.name!r}, and dpflow.yml calls it {table!r}; write one name in both"
         )
-    # Relative to the declaration, so that it means one file from any working directory.
-    return declared.model_copy(update={"database": (path.parent / declared.database).resolve()})
+    # Relative to the declaration, so that each means one file from any working directory.
+    files: dict[str, Any] = {"database": (path.parent / declared.database).resolve()}
+    if (rule := declared.require_certified) is not None and rule.file is not None:
+        file = (path.parent / rule.file).resolve()
+        files["require_certified"] = rule.model_copy(update={"file": file})
+    return declared.model_copy(update=files)

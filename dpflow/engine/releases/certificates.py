@@ -1,0 +1,199 @@
+"""Certificates: signed statements that a mechanism's code, as it is, passed an audit.
+
+A table whose declaration has ``require_certified`` takes no plan of a mechanism without one. A
+certificate names the mechanism, its version, digests of the code that draws and of dpflow's core,
+and what the audit found. A change of any of these files ends it.
+
+It protects against mistakes: another version installed, a patch that nobody audited, a plugin that
+was never looked at. It does not protect against hostile code: whoever can run code in this process
+can change what it checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import dpflow
+from dpflow.core.contract.declaration import Table
+from dpflow.errors import InvalidInput, LedgerCorrupt, PlanRefused
+from dpflow.ledger.history.checkpoint import Signer, open_note
+
+_FIRST_LINE = "dpflow.certificate/v1\n"
+#: Certificates that came with dpflow, where it was built with some (``make certificates``).
+SHIPPED = Path(dpflow.__file__).parent / "certificates.json"
+#: The verdict of an audit that may be certified.
+PASSED = "not refuted"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is signed.
+
+    Attributes:
+        distribution: who brought the mechanism, as the registry names it.
+        mechanism, version: what was audited.
+        code: digest of the .py files of the package that holds it.
+        contract: digest of the .py files of ``dpflow.core``, whose samplers and toolbox it uses.
+        method: ``exact`` or ``drawn``.
+        epsilon, delta: the guarantee that was audited.
+        measured_epsilon: the lower bound that was found.
+        weakened, power: which weaker noise the audit would have caught, and how surely.
+        verdict: `PASSED`, or the certificate certifies nothing.
+    """
+
+    distribution: str
+    mechanism: str
+    version: int
+    code: str
+    contract: str
+    method: str
+    epsilon: float
+    delta: float
+    measured_epsilon: float
+    weakened: int | None
+    power: float
+    verdict: str
+
+    @classmethod
+    def of_audit(cls, mechanism: Any, distribution: str, audit: dict[str, Any]) -> Certificate:
+        """The statement about a mechanism that was audited just now.
+
+        Args:
+            mechanism: the instance.
+            distribution: as `dpflow.registry.Registry.origin` has it.
+            audit: as `dpflow.testing.mechanism_audit.MechanismAudit.to_json` has it.
+        """
+        found = {
+            name: audit[name] for name in (field.name for field in fields(cls)) if name in audit
+        }
+        return cls(
+            distribution=distribution,
+            code=digest_package(package_of(mechanism)),
+            contract=digest_package("dpflow.core"),
+            **found,
+        )
+
+    def sign(self, signer: Signer) -> str:
+        """A signed note."""
+        body = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return signer.sign(f"{_FIRST_LINE}{body}\n")
+
+    @classmethod
+    def open(cls, note: str, keys: Sequence[str]) -> Certificate | None:
+        """What a note says; None unless it is a certificate that one of these keys signed."""
+        try:
+            text, _ = open_note(note, keys)
+            return cls(**json.loads(text.removeprefix(_FIRST_LINE)))
+        except (LedgerCorrupt, ValueError, TypeError):
+            return None
+
+    def list_differences(self, mechanism: Any) -> list[str]:
+        """What is not as it was when this was signed."""
+        present = {
+            "version": mechanism.version,
+            "code": digest_package(package_of(mechanism)),
+            "contract": digest_package("dpflow.core"),
+        }
+        names = {
+            "version": "the mechanism's version",
+            "code": "the code of its distribution",
+            "contract": "dpflow's core",
+        }
+        return [names[name] for name, value in present.items() if getattr(self, name) != value]
+
+
+def package_of(mechanism: Any) -> str:
+    """The package whose files decide what a mechanism does: the built-ins', or its plugin's."""
+    module = str(type(mechanism).__module__)
+    top = module.partition(".")[0]
+    return "dpflow.mechanisms" if module.startswith("dpflow.mechanisms.") else top
+
+
+@lru_cache(maxsize=64)
+def digest_package(name: str) -> str:
+    """SHA-256 over names and contents of a package's .py files; of a module, of its one file.
+
+    Raises:
+        PlanRefused: it has no files, such as a class typed into a shell.
+    """
+    file = getattr(import_module(name), "__file__", None)
+    if file is None or name == "__main__":
+        raise PlanRefused(
+            f"package {name!r} has no files to compare with a certificate; install the mechanism's distribution"
+        )
+    path = Path(file)
+    paths = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    digest = hashlib.sha256()
+    for one in paths:
+        content = one.read_bytes()
+        digest.update(f"{one.relative_to(path.parent).as_posix()}\n{len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def read_notes(file: Path) -> list[str]:
+    """The notes of a file of certificates. Raises `InvalidInput`."""
+    try:
+        notes = json.loads(file.read_text(encoding="utf-8"))["certificates"]
+        if not all(isinstance(note, str) for note in notes):
+            raise ValueError
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no file {file.name}; make it: dpflow certify") from None
+    except (OSError, ValueError, TypeError, KeyError):
+        raise InvalidInput(
+            f"{file.name} holds no certificates; make it again: dpflow certify"
+        ) from None
+    return list(notes)
+
+
+def write_notes(notes: Iterable[str]) -> str:
+    """The text of a file of certificates."""
+    return (
+        json.dumps(
+            {"made_by": f"dpflow {dpflow.__version__}", "certificates": list(notes)}, indent=1
+        )
+        + "\n"
+    )
+
+
+def require_certificate(table: Table, mechanism: Any) -> None:
+    """Refuse a mechanism without a certificate, where the table's declaration asks for one.
+
+    Raises:
+        PlanRefused: there is none that a trusted key signed, or it is about other code.
+    """
+    rule = table.require_certified
+    if rule is None:
+        return
+    file = rule.file or SHIPPED
+    next_step = (
+        f"audit and sign what is installed: dpflow certify {mechanism.name} --out {file.name}"
+    )
+    about = f"table {table.name!r} takes certified mechanisms only"
+    try:
+        notes = read_notes(file)
+    except InvalidInput as error:
+        raise PlanRefused(f"{about}, and {error}") from None
+    opened = [Certificate.open(note, rule.keys) for note in notes]
+    matching = [one for one in opened if one is not None and one.mechanism == mechanism.name]
+    if not matching:
+        raise PlanRefused(
+            f"{about}, and no key that it names has signed a certificate of {mechanism.name}; {next_step}"
+        )
+    differences = [
+        one.list_differences(mechanism) or ([] if one.verdict == PASSED else ["its verdict"])
+        for one in matching
+    ]
+    if all(differences):
+        nearest = sorted(differences, key=len)[0]
+        raise PlanRefused(
+            f"{about}, and the certificate of {mechanism.name} is about something else: "
+            f"{', '.join(nearest)} changed since; {next_step}"
+        )
