@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dpflow.engine.releases.certificates import PASSED, SHIPPED, Certificate, write_notes
+from dpflow.engine.releases.certificates import PASSED, SHIPPED, MechanismCertificate, write_notes
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.registry import Registry
 from dpflow.testing.corpus import CONTROLS
@@ -86,7 +86,9 @@ def main() -> int:
         refuted |= audit.refuted
         if signer and audit.verdict == PASSED:
             origin = registry.origin[name]
-            notes.append(Certificate.of_audit(mechanism, origin, audit.to_json()).sign(signer))
+            notes.append(
+                MechanismCertificate.of_audit(mechanism, origin, audit.to_json()).sign(signer)
+            )
         print(lines[-1], flush=True)
     print(f"{len(lines)} mechanisms in {time.monotonic() - begun:.0f} s")
     if signer:

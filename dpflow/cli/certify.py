@@ -10,7 +10,7 @@ import typer
 from dpflow.cli.console import LedgerOption, open_ledger, open_output
 from dpflow.engine.releases.certificates import (
     PASSED,
-    Certificate,
+    MechanismCertificate,
     read_notes,
     write_notes,
 )
@@ -53,7 +53,7 @@ def command(
             raise InvalidInput(
                 f"the audit of {mechanism.name} says: {audit.verdict}; nothing was signed, so see dpflow audit {mechanism.name}"
             )
-        certificate = Certificate.of_audit(
+        certificate = MechanismCertificate.of_audit(
             mechanism, registry.origin[mechanism.name], audit.to_json()
         )
         signed[mechanism.name] = certificate.sign(signer)
@@ -64,7 +64,7 @@ def command(
     kept = [
         note
         for note in others
-        if (old := Certificate.open(note, [signer.public_text])) is None
+        if (old := MechanismCertificate.open(note, [signer.public_text])) is None
         or old.mechanism not in signed
     ]
     with open_output(out) as file:

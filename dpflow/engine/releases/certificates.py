@@ -33,7 +33,7 @@ PASSED = "not refuted"
 
 
 @dataclass(frozen=True)
-class Certificate:
+class MechanismCertificate:
     """What is signed.
 
     Attributes:
@@ -62,7 +62,9 @@ class Certificate:
     verdict: str
 
     @classmethod
-    def of_audit(cls, mechanism: Any, distribution: str, audit: dict[str, Any]) -> Certificate:
+    def of_audit(
+        cls, mechanism: Any, distribution: str, audit: dict[str, Any]
+    ) -> MechanismCertificate:
         """The statement about a mechanism that was audited just now.
 
         Args:
@@ -86,7 +88,7 @@ class Certificate:
         return signer.sign(f"{_FIRST_LINE}{body}\n")
 
     @classmethod
-    def open(cls, note: str, keys: Sequence[str]) -> Certificate | None:
+    def open(cls, note: str, keys: Sequence[str]) -> MechanismCertificate | None:
         """What a note says; None unless it is a certificate that one of these keys signed."""
         try:
             text, _ = open_note(note, keys)
@@ -181,7 +183,7 @@ def require_certificate(table: Table, mechanism: Any) -> None:
         notes = read_notes(file)
     except InvalidInput as error:
         raise PlanRefused(f"{about}, and {error}") from None
-    opened = [Certificate.open(note, rule.keys) for note in notes]
+    opened = [MechanismCertificate.open(note, rule.keys) for note in notes]
     matching = [one for one in opened if one is not None and one.mechanism == mechanism.name]
     if not matching:
         raise PlanRefused(

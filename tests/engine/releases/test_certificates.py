@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from dpflow.cli.commands import app
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases import certificates
-from dpflow.engine.releases.certificates import Certificate, digest_package, write_notes
+from dpflow.engine.releases.certificates import MechanismCertificate, digest_package, write_notes
 from dpflow.engine.releases.plan import make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import PlanRefused
@@ -66,7 +66,7 @@ def plan(table: Table, mechanism: str = "count", **params: Any) -> Any:
 
 def certify(table: Table, signer: Signer = OWNER, **changes: Any) -> None:
     mechanism = REGISTRY.find_mechanism("count")
-    certificate = replace(Certificate.of_audit(mechanism, "dpflow", AUDIT), **changes)
+    certificate = replace(MechanismCertificate.of_audit(mechanism, "dpflow", AUDIT), **changes)
     table.require_certified.file.write_text(write_notes([certificate.sign(signer)]))
 
 
