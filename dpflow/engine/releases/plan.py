@@ -34,6 +34,8 @@ from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable, declare_groups
 
+#: Where a plan has no number for the error.
+IN_RESULT = "depends on the rows; part of the result"
 #: A value column of fewer grid points is likely one of fractions, rounded to whole numbers.
 FEW_POINTS = 50
 #: Of an epsilon that is computed for a report; rounded up, so it never promises too much.
@@ -91,7 +93,7 @@ class Plan:
         }
         widths = self.error_bound.half_width if self.error_bound else {}
         noise = ", ".join(f"{measure} +- {width:g}" for measure, width in widths.items())
-        about["95 % noise interval"] = noise or "depends on the rows; part of the result"
+        about["95 % noise interval"] = noise or IN_RESULT
         lines = [(name, text) for name, text in about.items() if text]
         return write_html(f"plan {self.request.name}", (), lines)
 
@@ -132,7 +134,7 @@ class Plan:
             "delta": delta,
             "guarantee": to_json(self.event),
             "half_width_95": (self.error_bound and self.error_bound.half_width)
-            or "depends on the rows; part of the result",
+            or ("none proven; see the note" if self.error_bound else IN_RESULT),
             "note": self.error_bound.note if self.error_bound else self._session_note(),
             "digest": self.digest,
         }

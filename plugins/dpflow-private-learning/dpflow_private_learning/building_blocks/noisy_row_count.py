@@ -39,11 +39,12 @@ from dpflow.core.accounting.events import Composed, Event, Pure
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, PublicSize, ValueCounts
-from dpflow.core.contract.results import NONE, Result
+from dpflow.core.contract.results import NONE, ErrorBound, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import ErrorPromise, least_proven
 from dpflow_private_learning.building_blocks.log_bounds import ln_up
 
 P = TypeVar("P", bound=Any)
@@ -68,6 +69,23 @@ class Counted(Mechanism[P]):
     @abstractmethod
     def draw_at_rows(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         """`Mechanism.draw` where ``rows`` is given, or not counted."""
+
+    @abstractmethod
+    def promise(self, params: P, table: Table) -> ErrorPromise:
+        """The error that the method promises, where ``rows`` is given, or not counted."""
+
+    def error_bound(self, params: P, table: Table) -> ErrorBound:
+        """The promised error, where the rows prove it; the note says how many rows do, how surely,
+        and by which theorem.
+        """
+        planned = self.plan_params(params, table)
+        promise, least = self.promise(planned, table), None
+        if params.rows is not None and params.rows < promise.rows < math.inf:
+            least = least_proven(
+                lambda alpha: self.promise(planned.model_copy(update={"alpha": alpha}), table),
+                params.rows,
+            )
+        return promise.to_bound(params.rows, least)
 
     def counts_rows(self, params: P, table: Table) -> bool:
         """Whether rows must be counted: it is left out, and more depends on it than what is
@@ -104,6 +122,13 @@ class Counted(Mechanism[P]):
             )
         elif origin == "public" and document["accuracy"].startswith("proven"):
             document["accuracy"] = "proven"
+        return self._state_error(inner, table, replace(result, document=document))
+
+    def _state_error(self, params: P, table: Table, result: Result) -> Result:
+        """The result with the promised error in its document."""
+        document = dict(result.document)
+        proven = document["accuracy"].startswith("proven")
+        document["error"] = self.promise(params, table).to_json(proven)
         return replace(result, document=document)
 
     def _params_of_size(
@@ -146,7 +171,7 @@ class Counted(Mechanism[P]):
         document["calls"] = [count_call, *document["calls"]]
         if document["accuracy"].startswith("proven"):
             document["accuracy"] = "proven up to the error of the count" if margin else "proven"
-        return replace(result, document=document)
+        return self._state_error(inner, table, replace(result, document=document))
 
     def _count_rows(
         self, params: P, table: Table, answer: Answer, source: Source

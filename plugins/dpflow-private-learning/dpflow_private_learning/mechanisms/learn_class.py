@@ -37,6 +37,7 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point, draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import (
     PointRule,
@@ -129,8 +130,22 @@ class _ByScore(Counted[Any]):
     def _list_rules(self, params: Any, table: Table) -> Sequence[Rule] | None:
         raise NotImplementedError
 
-    def _proof_rows(self, params: Any, size: int, epsilon: Fraction) -> float:
-        return exponential_rows(size, params.alpha, params.beta, epsilon)
+    def promise(self, params: Any, table: Table) -> ErrorPromise:
+        """The share of the rows that the rule gets wrong beyond the best one."""
+        rules, (_, _, end) = (
+            self._list_rules(params, table),
+            common.domain(table, params.columns[0]),
+        )
+        # Without a list all points of the column are rules, or all thresholds, one more.
+        size = end + 1 + (params.rules == "thresholds") if rules is None else len(rules)
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+        return self._promise_of(params, size, epsilon)
+
+    def _promise_of(self, params: Any, size: int, epsilon: Fraction) -> ErrorPromise:
+        rows = exponential_rows(size, params.alpha, params.beta, epsilon)
+        return ErrorPromise(
+            params.alpha / 2, f"{WRONG} beyond the best", params.beta, "McSherry, Talwar 2007", rows
+        )
 
     def _make_result(
         self,
@@ -146,7 +161,7 @@ class _ByScore(Counted[Any]):
         document = common.report(
             "exponential",
             calls,
-            needed=self._proof_rows(params, size, epsilon),
+            needed=self._promise_of(params, size, epsilon).rows,
             rows=params.rows,
             rules=str(size),
             **more,
@@ -273,8 +288,13 @@ class LearnSemiPrivate(_ByScore):
             vc_dimension(params.rules, len(params.columns)), params.alpha, params.beta
         )
 
-    def _proof_rows(self, params: LearnSemiPrivateParams, size: int, epsilon: Fraction) -> float:
+    def _promise_of(
+        self, params: LearnSemiPrivateParams, size: int, epsilon: Fraction
+    ) -> ErrorPromise:
         # With fewer points the best of the rules may be far from the best one, however many rows.
-        if self._points_used(params) < self._points_needed(params):
-            return math.inf
-        return labelled_rows_needed(size, params.alpha, params.beta, epsilon)
+        enough = self._points_used(params) >= self._points_needed(params)
+        rows = (
+            labelled_rows_needed(size, params.alpha, params.beta, epsilon) if enough else math.inf
+        )
+        theorem = f"section 6.2, from {self._points_needed(params)} public points on"
+        return ErrorPromise(params.alpha, f"{WRONG}, fresh ones", params.beta, theorem, rows)

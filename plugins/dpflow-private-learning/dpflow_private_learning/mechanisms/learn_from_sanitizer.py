@@ -22,6 +22,7 @@ from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import (
     PointRule,
     Rule,
@@ -49,23 +50,32 @@ class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.3, Theorem 5.5"
     Params = SanitizeLabelledParams
 
+    def promise(self, params: SanitizeLabelledParams, table: Table) -> ErrorPromise:
+        """The share of fresh rows that the best rule on synthetic rows gets wrong beyond the best."""
+        sanitized, a, b = super().promise(params, table), float(params.alpha), float(params.beta)
+        rows = max(sanitized.rows, 50 / a**2 * math.log(1 / (a * b)))
+        what = f"{WRONG} beyond the best, fresh ones"
+        theorem = "Lemma 5.3, Theorem 5.5"
+        return ErrorPromise(
+            3 * params.alpha, what, 2 * params.beta, theorem, rows, sanitized.shrinks
+        )
+
     def draw_at_rows(
         self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Sanitize labelled rows, then take the best rule on them, which costs nothing more."""
         column, low, end = common.domain(table, params.column)
         calls = SpendLog(source)
-        halves, proof_rows = self.sanitize_halves(params, table, answer, calls)
+        halves, _ = self.sanitize_halves(params, table, answer, calls)
         best = best_rule(params.rules, halves, end)
         # The sanitizer counts positions from the lowest value; a rule speaks of grid integers.
         shifted: Rule = ThresholdRule(low + best.below) if isinstance(best, ThresholdRule) else best
         if isinstance(best, PointRule):
             shifted = PointRule(low + best.at)
-        a, b = float(params.alpha), float(params.beta)
         document = common.report(
             "algorithm B and the best rule",
             calls,
-            needed=max(proof_rows, 50 / a**2 * math.log(1 / (a * b))),
+            needed=self.promise(params, table).rows,
             rows=params.rows,
             error_on_artificial_rows=float(share_wrong(halves, best)),
             **describe_rule(shifted, {params.column: column}),

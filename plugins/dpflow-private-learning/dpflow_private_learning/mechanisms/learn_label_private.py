@@ -34,6 +34,7 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
@@ -98,6 +99,14 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
         """All rows with features and label in random order, rows without a label included."""
         self._bounded_columns(params, table)
         return Records((*params.columns, params.label), table.contribution_bounds.rows, known=True)
+
+    def promise(self, params: LearnLabelPrivateParams, table: Table) -> ErrorPromise:
+        """The share of fresh rows that the rule gets wrong."""
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+        rows = self._proof_rows(params, self._sample_size(params), float(epsilon))
+        return ErrorPromise(
+            params.alpha, f"{WRONG}, fresh ones", params.beta, "Theorem 6.2, repaired", rows
+        )
 
     def draw_at_rows(
         self, params: LearnLabelPrivateParams, table: Table, answer: Answer, source: Source

@@ -26,6 +26,7 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import EmptyRule, PointRule, describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.row_bounds import point_rows_small
@@ -76,6 +77,13 @@ class LearnPoints(common.ReadsLabels, Counted[LearnPointsParams]):
             return common.literal_event(params.epsilon, params.delta, 1, Fraction(0), table)
         return common.run_event(params.epsilon, params.delta)
 
+    def promise(self, params: LearnPointsParams, table: Table) -> ErrorPromise:
+        """The share of the rows that the rule gets wrong, if some value has all positive rows."""
+        epsilon, delta = common.per_row(params.epsilon, params.delta, table)
+        moves = 2 if params.selection == "literal" else common.moves(table)
+        rows = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)
+        return ErrorPromise(params.alpha, WRONG, params.beta, "Lemma 3.2, repaired", rows)
+
     def draw_at_rows(
         self, params: LearnPointsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
@@ -95,7 +103,7 @@ class LearnPoints(common.ReadsLabels, Counted[LearnPointsParams]):
         if end and not is_stable(gap, epsilon, delta, calls, moves, literal):
             point, status = None if params.allow_zero else source.draw_below(end + 1), "fallback"
         hypothesis = EmptyRule() if point is None else PointRule(low + point)
-        proof_rows = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)
+        proof_rows = self.promise(params, table).rows
         document = common.report(
             "stability",
             calls,

@@ -38,6 +38,7 @@ from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks import san_thresholds
 from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
+from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import RectangleRule, describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.prefix_tree import build_tree, level_scale
@@ -128,6 +129,12 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         for name in params.columns:
             table.bounded_column(name)
         return Records((*params.columns, params.label), table.contribution_bounds.rows)
+
+    def promise(self, params: LearnRectanglesParams, table: Table) -> ErrorPromise:
+        """The share of the rows that the box gets wrong."""
+        epsilon, _ = self._part_budget(params, table)
+        rows = self._proof_rows(params, table, epsilon)
+        return ErrorPromise(params.alpha / 2, WRONG, params.beta, "proved in this module", rows)
 
     def draw_at_rows(
         self, params: LearnRectanglesParams, table: Table, answer: Answer, source: Source

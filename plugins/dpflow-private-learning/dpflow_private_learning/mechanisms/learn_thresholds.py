@@ -33,6 +33,7 @@ from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import ThresholdRule, describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.rec_concave import (
@@ -124,6 +125,20 @@ class LearnThresholds(common.ReadsLabels, Counted[LearnThresholdsParams]):
     def event_at_rows(self, params: LearnThresholdsParams, table: Table) -> Event:
         """Bounded range with one level, else (epsilon, delta) of all levels."""
         return step_event(*self._recursion_step(params, table), params, table)
+
+    def promise(self, params: LearnThresholdsParams, table: Table) -> ErrorPromise:
+        """The share of the rows, or of the population, that the rule gets wrong."""
+        end, step = self._recursion_step(params, table)
+        rows, single = self._proof_rows(params, end, step), recursion_depth(end, step.levels) == 1
+        theorem = "McSherry, Talwar 2007" if single else "Theorem 3.18, by the steps of its proof"
+        if params.promise == "empirical":
+            what = f"{WRONG} beyond the best" if single else WRONG
+            return ErrorPromise(params.alpha / 2, what, params.beta / 2, theorem, rows)
+        theorem = f"{theorem}, and Theorem 2.14"
+        shrinks = "rows grow as 1/error^2, and as 1/(error epsilon)"
+        return ErrorPromise(
+            params.alpha, f"{WRONG}, fresh ones", params.beta, theorem, rows, shrinks
+        )
 
     def draw_at_rows(
         self, params: LearnThresholdsParams, table: Table, answer: Answer, source: Source

@@ -32,6 +32,7 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import choosing_mechanism, stability_selection
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import ErrorPromise
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.row_bounds import mode_rows
@@ -104,6 +105,26 @@ class Mode(common.ReadsValues, Counted[ModeParams]):
             return common.literal_event(params.epsilon, params.delta, 1, Fraction(0), table)
         return common.run_event(params.epsilon, params.delta)
 
+    def promise(self, params: ModeParams, table: Table) -> ErrorPromise:
+        """Rows by which the value is rarer than the most frequent one; by stability, the lead from
+        which it is found.
+        """
+        epsilon, delta = common.per_row(params.epsilon, params.delta, table)
+        rows = mode_rows(
+            params.method,
+            common.domain(table, params.column)[2] + 1,
+            params.alpha,
+            params.beta,
+            epsilon,
+            delta,
+            common.moves(table),
+        )
+        leads = params.method.startswith("stability")
+        what = (
+            "lead that is found (share of rows)" if leads else "rarer than the mode (share of rows)"
+        )
+        return ErrorPromise(params.alpha, what, params.beta, "sections 2.5 and 4.1", rows)
+
     def draw_at_rows(
         self, params: ModeParams, table: Table, answer: Answer, source: Source
     ) -> Result:
@@ -113,9 +134,7 @@ class Mode(common.ReadsValues, Counted[ModeParams]):
         calls = SpendLog(source)
         position = self._select_mode(params, table, answer, (low, end), (epsilon, delta), calls)
         value = None if position is None else column.grid_value(low + position)
-        proof_rows = mode_rows(
-            params.method, end + 1, params.alpha, params.beta, epsilon, delta, common.moves(table)
-        )
+        proof_rows = self.promise(params, table).rows
         status = "bottom" if position is None else "ok"
         return Result(
             (Row("", "mode", value),),

@@ -13,6 +13,7 @@ docs/guides/private-learning.md has a whole one, with its registration.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import replace
 from fractions import Fraction
@@ -22,7 +23,7 @@ from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, ValueCounts
-from dpflow.core.contract.results import Result, Row
+from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
@@ -124,6 +125,23 @@ class QuasiConcaveRelease(common.ReadsValues, Mechanism[QuasiConcaveParams]):
     def event(self, params: QuasiConcaveParams, table: Table) -> Event:
         return step_event(*self._recursion_step(params, table), params, table)
 
+    def error_bound(self, params: QuasiConcaveParams, table: Table) -> ErrorBound:
+        """How far the score may stay below the promised one, if the promise is large enough."""
+        needed = self._least_promise(params, *self._recursion_step(params, table))
+        note = (
+            f"with probability {float(1 - params.beta):g}, if some point reaches the promised score, "
+            f"{params.promise:,}; the proof needs {math.ceil(needed):,}, which grows as 1/(alpha epsilon)"
+        )
+        if needed > params.promise:
+            return ErrorBound({}, f"no error is proven: {note}")
+        return ErrorBound({"score below the promise": float(params.alpha * params.promise)}, note)
+
+    def _least_promise(self, params: QuasiConcaveParams, end: int, step: Step) -> float:
+        epsilon, delta = nominal_cost(end, step)
+        return recursion_rows(
+            end, step.levels, *map(float, (params.alpha, epsilon, delta or 0.25, params.beta))
+        )
+
     def draw(
         self, params: QuasiConcaveParams, table: Table, answer: Answer, source: Source
     ) -> Result:
@@ -133,10 +151,7 @@ class QuasiConcaveRelease(common.ReadsValues, Mechanism[QuasiConcaveParams]):
         point, fallback = rec_concave(
             self.score(answer, low, end), Fraction(params.promise), params.alpha, step, calls
         )
-        epsilon, delta = nominal_cost(end, step)
-        proof_rows = recursion_rows(
-            end, step.levels, *map(float, (params.alpha, epsilon, delta or 0.25, params.beta))
-        )
+        proof_rows = self._least_promise(params, end, step)
         levels = recursion_depth(end, step.levels)
         document = common.report(
             "exponential" if levels == 1 else "RecConcave",

@@ -29,6 +29,7 @@ from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import FREQUENCY, ErrorPromise
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, offsets
@@ -84,6 +85,17 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         table.bounded_column(params.column)
         return Records((params.column,), table.contribution_bounds.rows)
 
+    def promise(self, params: SanitizeBlocksParams, table: Table) -> ErrorPromise:
+        """The error of every frequency, or of the share of rows below every value."""
+        epsilon, size = (
+            self._block_epsilon(params, table),
+            common.domain(table, params.column)[2] + 1,
+        )
+        rows = self._proof_rows(params, size, epsilon, common.moves(table))
+        what = FREQUENCY if params.rules == "points" else "share of rows below a value"
+        error = 2 * params.alpha + 2 * params.beta
+        return ErrorPromise(error, what, params.beta, "Theorem 2.21, Lemma 5.1", rows)
+
     def draw_at_rows(
         self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source
     ) -> Result:
@@ -114,7 +126,7 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         document = common.report(
             f"{params.shards} blocks",
             calls,
-            needed=self._proof_rows(params, end + 1, epsilon, common.moves(table)),
+            needed=self.promise(params, table).rows,
             rows=params.rows,
             status="ok" if fits else "fallback",
             within=str(2 * params.alpha + 2 * params.beta),

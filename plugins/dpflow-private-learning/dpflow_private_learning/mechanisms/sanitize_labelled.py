@@ -36,6 +36,7 @@ from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, ThresholdRule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
@@ -168,6 +169,13 @@ class Labelled(common.ReadsLabels):
         # Refused in the plan, so that no draw fails after the charge.
         common.need_scale(4 * rounds / part)
         return part
+
+    def promise(self, params: SanitizeLabelledParams, table: Table) -> ErrorPromise:
+        """The error of the share of rows that a rule gets wrong."""
+        size = common.domain(table, params.column)[2] + 1
+        rows = labelled_rows(params, size, self.part_epsilon(params, table))
+        shrinks = "rows grow as 1/(error^3 epsilon)"
+        return ErrorPromise(params.alpha, WRONG, params.beta, "Lemma 5.4", rows, shrinks)
 
     def sanitize_halves(
         self, params: SanitizeLabelledParams, table: Table, answer: Answer, calls: SpendLog

@@ -40,6 +40,7 @@ from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
 from dpflow_private_learning.building_blocks.choosing_mechanism import choose_solution, minimum_rows
+from dpflow_private_learning.building_blocks.error_promise import FREQUENCY, ErrorPromise
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.rec_concave import Budget
@@ -224,6 +225,14 @@ class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
             params.epsilon, params.delta if plan.method == "san-points" else Fraction(0)
         )
 
+    def promise(self, params: SanitizePointsParams, table: Table) -> ErrorPromise:
+        """The error of every value's frequency, or of the sum of any k of them."""
+        plan = self._plan_rounds(params, table)
+        paper = "Theorem 4.6" if params.k == 1 else "Theorem 4.7"
+        theorem = paper if plan.method == "san-points" else "peeling by the exponential mechanism"
+        shrinks = "rows grow as 1/error^1.5 and 1/epsilon, or as 1/(error^2 epsilon)"
+        return ErrorPromise(params.alpha, FREQUENCY, params.beta, theorem, plan.proof_rows, shrinks)
+
     def draw_at_rows(
         self, params: SanitizePointsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
@@ -264,7 +273,9 @@ class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
                     planned.model_copy(update={"method": "exponential"}), table
                 ).epsilon,
             )
+        # Of one listed value, and of all values together.
+        bound = super().error_bound(params, table)
         return ErrorBound(
-            {"count": half_width(1 / round_epsilon)},
-            "noise of a listed value; others are estimated as 0",
+            {"count": half_width(1 / round_epsilon)} | bound.half_width,
+            f"count: noise of a listed value; others are estimated as 0; {bound.note}",
         )

@@ -17,6 +17,7 @@ from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import ErrorPromise
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.prefix_tree import build_tree, level_scale
@@ -79,6 +80,13 @@ class SanitizeThresholds(common.ReadsValues, Counted[SanitizeThresholdsParams]):
         """epsilon for the tree, (epsilon, delta) for san-thresholds."""
         plan, _ = self._plan_method(params, table)
         return common.run_event(params.epsilon, Fraction(0) if plan is None else params.delta)
+
+    def promise(self, params: SanitizeThresholdsParams, table: Table) -> ErrorPromise:
+        """The error of the share of rows below every value."""
+        plan, rows = self._plan_method(params, table)
+        tree = "Chan, Shi, Song 2010; Dwork et al. 2010, with the constants of prefix_tree"
+        theorem = tree if plan is None else "Theorem 4.13, by the steps of its proof"
+        return ErrorPromise(params.alpha, "share of rows below a value", params.beta, theorem, rows)
 
     def draw_at_rows(
         self, params: SanitizeThresholdsParams, table: Table, answer: Answer, source: Source

@@ -30,6 +30,7 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import to_grid
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.prefix_tree import build_tree, level_scale
@@ -108,6 +109,25 @@ class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
         self._part_ranges(params, table)
         return common.run_event(params.epsilon, Fraction(0))
 
+    def promise(self, params: SanitizeUnionParams, table: Table) -> ErrorPromise:
+        """The error of every question, each answered from its part."""
+        epsilon, moves, alpha = (
+            self._part_epsilon(params, table),
+            common.moves(table),
+            params.alpha,
+        )
+        beta, rows = params.beta / len(params.parts), 0.0
+        for part, (first, last) in zip(params.parts, self._part_ranges(params, table), strict=True):
+            size = last - first + 1
+            if part.rules == "thresholds":
+                needed = tree_rows(size, alpha, beta, epsilon, moves)
+            elif part.rules == "points":
+                needed = peeling_rows(size, alpha, beta, epsilon)
+            else:
+                needed = size * moves / float(epsilon * alpha) * math.log(size / beta)
+            rows = max(rows, needed)
+        return ErrorPromise(alpha, "share of rows of a question", params.beta, "section 4.4", rows)
+
     def draw_at_rows(
         self, params: SanitizeUnionParams, table: Table, answer: Answer, source: Source
     ) -> Result:
@@ -117,19 +137,19 @@ class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
         calls = SpendLog(source)
         x, beta = offsets(answer.values, low), params.beta / len(params.parts)
         rows: list[tuple[int | float | str, int, int]] = []
-        proof_rows = 0.0
         for number, (part, (first, last)) in enumerate(
             zip(params.parts, self._part_ranges(params, table))
         ):
-            synopsis, need = self._sanitize_part(
+            synopsis = self._sanitize_part(
                 part, x, answer.counts, first, last, params, (epsilon, beta, moves), calls
             )
             rows += [
                 (column.grid_value(low + p), w, number)
                 for p, w in zip(synopsis.points, synopsis.weights)
             ]
-            proof_rows = max(proof_rows, need)
-        document = common.report("union", calls, needed=proof_rows, rows=params.rows)
+        document = common.report(
+            "union", calls, needed=self.promise(params, table).rows, rows=params.rows
+        )
         columns = ((params.column, column.kind), ("weight", "whole"), ("part", "whole"))
         return Result((Row("", "rows", params.n),), document, Synthetic(columns, tuple(rows)))
 
@@ -143,12 +163,11 @@ class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
         params: SanitizeUnionParams,
         cost: tuple[Fraction, Fraction, int],
         calls: SpendLog,
-    ) -> tuple[Synopsis, float]:
-        """The synthetic column of one part, and the rows for which it is proven."""
+    ) -> Synopsis:
+        """The synthetic column of one part."""
         (epsilon, beta, moves), size, alpha = cost, last - first + 1, params.alpha
         if part.rules == "thresholds":
-            synopsis = build_tree(x, counts, last, params.n, alpha, epsilon, moves, calls)
-            return synopsis, tree_rows(size, alpha, beta, epsilon, moves)
+            return build_tree(x, counts, last, params.n, alpha, epsilon, moves, calls)
         within = (x >= first) & (x <= last)
         offsets = x[within] - np.uint64(first)
         if part.rules == "points":
@@ -156,13 +175,10 @@ class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
                 "exponential", size, 1, alpha, beta, params.n, epsilon, Fraction(0), "tight"
             )
             noisy = peel_values(offsets, counts[within], last - first, plan, calls)
-            return Synopsis.of({first + p: n for p, n in noisy.items()}), peeling_rows(
-                size, alpha, beta, epsilon
-            )
+            return Synopsis.of({first + p: n for p, n in noisy.items()})
         calls.record_call("histogram", epsilon)
         # Every value of the range gets noise: which values have rows is private.
         exact = np.zeros(size, np.int64)
         exact[offsets.astype(np.intp)] = counts[within]
         released = exact + discrete_laplace(moves / epsilon, size, calls.source)
-        proof_rows = size * moves / float(epsilon * alpha) * math.log(size / beta)
-        return Synopsis.of({first + p: int(n) for p, n in enumerate(released)}), proof_rows
+        return Synopsis.of({first + p: int(n) for p, n in enumerate(released)})

@@ -32,6 +32,7 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.error_promise import ErrorPromise
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.hypotheses import (
     PointRule,
@@ -155,6 +156,23 @@ class SanitizeSmall(common.ReadsValues, Counted[SanitizeSmallParams]):
         common.need_scale(2 * params.points(common.domain(table, params.column)[2]) / epsilon)
         return common.run_event(params.epsilon, Fraction(0), exponential=True)
 
+    def promise(self, params: SanitizeSmallParams, table: Table) -> ErrorPromise:
+        """The error of every answer of the class."""
+        end = common.domain(table, params.column)[2]
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+        size = params.points(end)
+        # Without a multiset near enough no number of rows proves accuracy.
+        near = Fraction(end + 1, 4 * size) <= params.alpha / 2
+        candidates = math.comb(size + end, end)
+        rows = (
+            4 / float(params.alpha * epsilon) * math.log(candidates / params.beta)
+            if near
+            else math.inf
+        )
+        return ErrorPromise(
+            params.alpha, "share of rows of a concept", params.beta, "Theorem 2.19", rows
+        )
+
     def draw_at_rows(
         self, params: SanitizeSmallParams, table: Table, answer: Answer, source: Source
     ) -> Result:
@@ -173,12 +191,7 @@ class SanitizeSmall(common.ReadsValues, Counted[SanitizeSmallParams]):
             epsilon,
             calls,
         )
-        # Without a multiset near enough no number of rows proves accuracy.
-        near = Fraction(end + 1, 4 * params.points(end)) <= params.alpha / 2
-        size = math.comb(params.points(end) + end, end)
-        proof_rows = (
-            4 / float(params.alpha * epsilon) * math.log(size / params.beta) if near else math.inf
-        )
+        proof_rows = self.promise(params, table).rows
         document = common.report(
             "exponential over multisets", calls, needed=proof_rows, rows=params.rows
         )

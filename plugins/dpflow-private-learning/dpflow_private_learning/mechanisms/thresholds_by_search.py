@@ -35,6 +35,7 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks import stability_selection
+from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import ThresholdRule, describe_rule
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
@@ -180,6 +181,12 @@ class LearnThresholdsBySearch(common.ReadsLabels, Counted[LearnThresholdsBySearc
             )
         return common.run_event(params.epsilon, params.delta)
 
+    def promise(self, params: LearnThresholdsBySearchParams, table: Table) -> ErrorPromise:
+        """The share of the rows that the rule gets wrong."""
+        end, epsilon, delta = self._call_budget(params, table)
+        rows = search_rows(comparison_count(end), params.alpha, params.beta, epsilon, delta)
+        return ErrorPromise(params.alpha, WRONG, params.beta, "section 3.2, completed here", rows)
+
     def draw_at_rows(
         self, params: LearnThresholdsBySearchParams, table: Table, answer: Answer, source: Source
     ) -> Result:
@@ -192,7 +199,7 @@ class LearnThresholdsBySearch(common.ReadsLabels, Counted[LearnThresholdsBySearc
         cut = search_threshold(
             sample, params.n, params.alpha, epsilon, delta, calls, params.selection == "literal"
         )
-        proof_rows = search_rows(comparison_count(end), params.alpha, params.beta, epsilon, delta)
+        proof_rows = self.promise(params, table).rows
         status = "fallback" if cut is None else "ok"
         rule = ThresholdRule(low + (cut or 0))
         document = common.report(

@@ -1,0 +1,89 @@
+"""What a learner or sanitizer promises about its error: how much, of what, how surely, by which
+theorem, and how many rows that takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from dpflow.core.contract.results import ErrorBound
+from dpflow.errors import PlanRefused
+
+#: What errors are of.
+WRONG = "share of rows that the rule gets wrong"
+FREQUENCY = "share of rows at a value"
+
+
+@dataclass(frozen=True)
+class ErrorPromise:
+    """An error that is proven from some number of rows on.
+
+    Attributes:
+        error: the most that it is.
+        what: of what, such as "share of rows on the wrong side".
+        failure: with at most this probability it is more.
+        theorem: where the proof is.
+        rows: from which it holds; infinite where these parameters prove nothing.
+        shrinks: how the rows grow as the error or epsilon falls.
+    """
+
+    error: Fraction
+    what: str
+    failure: Fraction
+    theorem: str
+    rows: float
+    shrinks: str = "rows grow as 1/(error epsilon)"
+
+    @property
+    def surely(self) -> float:
+        """The probability with which it holds."""
+        return float(1 - self.failure)
+
+    def to_json(self, proven: bool) -> dict[str, Any]:
+        """For the document of a result; the number only where it is proven for its rows."""
+        return {
+            "at_most": float(self.error) if proven else None,
+            "of": self.what,
+            "with_probability": self.surely,
+            "by": self.theorem,
+            "shrinks": self.shrinks,
+        }
+
+    def to_bound(self, rows: int | None, least_error: float | None) -> ErrorBound:
+        """For a plan with so many rows, if any were given, that prove at best ``least_error``."""
+        source = f"{self.theorem}; {self.shrinks}"
+        if not math.isfinite(self.rows):
+            return ErrorBound(
+                {}, f"no number of rows proves an error with these parameters ({source})"
+            )
+        held = f"with probability {self.surely:g} from {math.ceil(self.rows):,} rows on ({source})"
+        if rows is not None and self.rows > rows:
+            best = "no error below 1/2" if least_error is None else f"an error of {least_error:.3g}"
+            return ErrorBound(
+                {},
+                f"{self.what} at most {float(self.error):.3g} {held}; {rows:,} rows prove {best}",
+            )
+        return ErrorBound({self.what: float(self.error)}, held)
+
+
+def least_proven(promise_at: Callable[[Fraction], ErrorPromise], rows: int) -> float | None:
+    """The least error that so many rows prove, over the accuracies below 1/2; None if none is."""
+    best, low, high = None, 0.0, 0.5
+    # Thirty halvings on a logarithmic line: far below what anybody tells apart.
+    low = 1e-6
+    for _ in range(30):
+        middle = math.sqrt(low * high)
+        try:
+            promise = promise_at(Fraction(middle).limit_denominator(10**8))
+            enough = promise.rows <= rows
+        except PlanRefused:
+            enough = False
+        if enough:
+            best, high = float(promise.error), middle
+        else:
+            low = middle
+    return best
