@@ -407,7 +407,7 @@ class World:
         first = _ask(private, request, blocks)
         if case.cached != "off":
             fresh = PrivateTable(private.declaration, private.where)
-            fresh._held = private._held
+            fresh._backend._held = private._backend._held
             for other in (private, fresh):
                 assert not distance(first, _ask(other, request, blocks)), "cached is not fresh"
         return first
@@ -428,7 +428,7 @@ class World:
             self._session = self._closing.enter_context(
                 sandbox.open_file(self.database, "table 'raw'")
             )
-        private._held = self._session
+        private._backend._held = self._session
 
 
 def _quoted(name: str) -> str:

@@ -286,7 +286,7 @@ def test_no_row_is_in_a_tasks_log(tiny: Tiny) -> None:
     logs nor the database of Airflow, with XComs and rendered templates, hold a word of it.
     """
     secret = "QX7canary7XQ"
-    tiny.declare()
+    tiny.declare(trusted_sql=["visits"])
     tiny.fill(
         f"""CREATE TABLE base AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, 'Oslo' AS city,
             '{secret}' AS clinic, '{secret}' || i AS note FROM range(80) t(i);

@@ -440,6 +440,9 @@ class Table(Strict):
         generalisation_only: nobody is protected; rows may be handed out or tested without noise.
         backend: who computes answers, by the name of an installed query backend.
         require_certified: mechanisms that no certificate of these keys covers are refused.
+        trusted_sql: private relations whose own SQL (a view's, or that of computed columns) runs as
+            it is. The owner answers for it: it takes each row by itself, and fails on none. What is
+            not named here is rewritten or refused (`dpflow.tables.access.row_wise_views`).
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -460,6 +463,7 @@ class Table(Strict):
     generalisation_only: Annotated[bool, Field(serialization_alias="generalisation_only")] = False
     backend: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")] = "duckdb"
     require_certified: RequiredCertificates | None = None
+    trusted_sql: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check_rules(self) -> Table:
@@ -478,6 +482,10 @@ class Table(Strict):
             )
         if len({join.name.casefold() for join in self.joins}) != len(self.joins):
             raise ValueError("two joins have one name")
+        private = [self.relation_name, *(j.relation for j in self.joins if j.kind == "unit")]
+        for name in self.trusted_sql:
+            if plain_relation(name) not in map(plain_relation, private):
+                raise ValueError(f"trusted_sql: {UnknownName('private relation', name, private)}")
         for join in self.joins:
             join.check_rules(self)
         # Cached sums of a block are truncated within the block alone.
@@ -506,12 +514,18 @@ class Table(Strict):
         where = f" in one {self.block}" if self.protects == "unit-block" else ""
         also = "".join(f" and in {join.relation}" for join in self.joins if join.kind == "unit")
         but = f", {', '.join(self.public_columns)} known" if self.public_columns else ""
+        if self.trusted_sql:
+            but += f", trusting the SQL of {', '.join(self.trusted_sql)}"
         return f"all rows of one {self.privacy_unit.column}{where}{also} ({self.neighbours}{but})"
 
     @property
     def public_columns(self) -> tuple[str, ...]:
         """Columns that the owner declares known."""
         return tuple(name for name, column in self.columns.items() if column.public)
+
+    def trusts_sql(self, relation: str) -> bool:
+        """Whether the owner answers for the relation's own SQL."""
+        return plain_relation(relation) in map(plain_relation, self.trusted_sql)
 
     def split_name(self, name: str) -> tuple[str, ...]:
         """A declared column as (join, column), or as (column,) of the table itself."""
@@ -576,6 +590,9 @@ class Table(Strict):
         )
         # Version 1 had no such field of a join, and it changes no answer.
         excluded["joins"] = {"__all__": {"public"}}
+        # Nor this one; where it is used, the guarantee rests on it.
+        if not self.trusted_sql:
+            excluded["trusted_sql"] = True
         form = self.model_dump(mode="json", by_alias=True, exclude=excluded)
         # Nor had a column these.
         for column in form["columns"].values():

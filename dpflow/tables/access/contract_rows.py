@@ -37,7 +37,9 @@ def open_rows(
         TableBusy: another process is writing it.
     """
     with sandbox.open_file(table.database, f"table {table.name!r}") as connection:
-        relation = connection.find_relation(table.relation_name)
+        relation = connection.find_relation(
+            table.relation_name, table.trusts_sql(table.relation_name)
+        )
         query = contract_query(table, relation, blocks, columns, fewest_units)
         connection.execute(f"CREATE TEMP VIEW contract_rows AS {query}")
         yield lambda: connection.lend(ConnectionWrapper)

@@ -21,18 +21,22 @@ from dpflow.error_boundary import contain_errors, describe_failure
 from dpflow.errors import (
     DpflowError,
     InvalidInput,
+    PlanRefused,
     TableBusy,
     TableError,
     TableInterrupted,
     TableUnreadable,
 )
 from dpflow.extras import require_extra
-from dpflow.tables.access import sql
+from dpflow.tables.access import row_wise_views, sql
 
 T = TypeVar("T")
 
 #: Name of the attached database; everything else in the connection is in memory.
 PRIVATE = "private"
+
+#: How names of our temporary tables and views begin.
+TEMPORARY = ("keys", "kept", "sums", "cut_", "contract_rows")
 
 #: Bytes of a DuckDB file before its first block, and of the checksum that a block begins with.
 _HEADERS, _CHECKSUM = 3 * 4096, 8
@@ -112,7 +116,8 @@ class Connection:
 
     def __init__(self, raw: duckdb.DuckDBPyConnection, what: str, file: int | None = None) -> None:
         self._raw, self._what, self._file = raw, what, file
-        self._found: dict[str, Relation] = {}
+        self._found: dict[tuple[str, bool], Relation] = {}
+        self._rewriter = row_wise_views.ViewRewriter(self, PRIVATE)
 
     def scrub_errors(self, action: Callable[[], T]) -> T:
         """Work on rows that were read: for want of memory it fails as a query does."""
@@ -159,28 +164,51 @@ class Connection:
             raise TableUnreadable(f"the blocks of {self._what} cannot be looked at")
         return sums
 
-    def find_relation(self, name: str) -> Relation:
+    def find_relation(self, name: str, trusted: bool = False) -> Relation:
         """The table or view that DuckDB means by this name, or `TableUnreadable` with close
         matches.
 
         Nothing else can be read. A plain name is bound at once; listing the catalog takes DuckDB
         several milliseconds.
+
+        Args:
+            trusted: somebody answers for the SQL of a view or of computed columns, so it runs as
+                it is. All other SQL is rewritten, or refused with `PlanRefused`
+                (`dpflow.tables.access.row_wise_views`).
         """
-        if name not in self._found:
+        if (name, trusted) not in self._found:
             parts = name.split(".")
             relation = None
             # A name with points or quotes of its own is looked for in the listing.
             if len(parts) <= 2 and all(
                 re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts
             ):
+                parts = parts if len(parts) == 2 else ["main", *parts]
                 with suppress(TableUnreadable):
-                    relation = self._bind_relation(parts if len(parts) == 2 else ["main", *parts])
+                    relation = self._bind_relation(parts)
             if relation is None:
                 names = self.list_relations()
                 kind = f"relation in the file of {self._what} called"
-                relation = self._bind_relation(names[sql.match_name(name, names, kind)])
-            self._found[name] = relation
-        return self._found[name]
+                parts = names[sql.match_name(name, names, kind)]
+                relation = self._bind_relation(parts)
+            if trusted:
+                if not self._rewriter.is_stored(*parts):
+                    self._check_names(name, relation)
+            elif query := self._rewriter.rewrite(name, *parts):
+                relation = Relation(f"({query})", self.bind_fields(f"({query})"))
+            self._found[name, trusted] = relation
+        return self._found[name, trusted]
+
+    def _check_names(self, name: str, relation: Relation) -> None:
+        """Refuse SQL that would read a temporary table of ours instead of its own: DuckDB looks
+        for those first.
+        """
+        for table, *_ in self.list_sources(relation) or ():
+            if table.startswith(TEMPORARY):
+                raise PlanRefused(
+                    f"relation {name!r} reads a table called {table!r}, as tables of dpflow's own are "
+                    f"called; give it another name"
+                )
 
     def list_sources(self, relation: Relation) -> list[tuple[str, ...]] | None:
         """Tables that a relation reads, through views and macros, as names folded to one case, the

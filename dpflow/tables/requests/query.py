@@ -47,7 +47,9 @@ class RequestQuery:
     ) -> None:
         self.table, self.connection, self.salt, self._filter = table, connection, salt, where
         self.read: dict[str, sql.Field] = {}  # own columns that the request reads
-        self.source = connection.find_relation(table.relation_name)
+        self.source = connection.find_relation(
+            table.relation_name, table.trusts_sql(table.relation_name)
+        )
         self.relation, self.fields = self.source.quoted, self.source.fields
         self.joined = {join.name: self._resolve_join(n, join) for n, join in enumerate(table.joins)}
         self._check_dimensions()
@@ -78,7 +80,11 @@ class RequestQuery:
             self._where.append(DuckDBRenderer(self.column).condition(where))
 
     def _resolve_join(self, number: int, join: Join) -> JoinedRelation:
-        relation = self.connection.find_relation(join.relation)
+        relation = self.connection.find_relation(
+            join.relation,
+            # What public rows do shows nothing.
+            join.kind == "dimension" or self.table.trusts_sql(join.relation),
+        )
         joined = JoinedRelation(
             join, f"j{number}", relation.quoted, relation.fields, self.own_column(join.left_column)
         )

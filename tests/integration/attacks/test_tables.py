@@ -67,6 +67,7 @@ def test_an_error_on_a_chosen_row_quotes_nothing(tmp_path: Path, expression: str
             f"CREATE TABLE rows_ AS SELECT 1 AS u, '{SECRET}' AS s",
             f"CREATE VIEW data AS SELECT u, {expression} AS v, s AS k FROM rows_",
         ],
+        trusted_sql=["data"],
     )
     with pytest.raises(
         DpflowError, match=r"table 'data' cannot be read \(\w+Exception\)"
