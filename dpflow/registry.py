@@ -25,6 +25,7 @@ BUILT_INS = (
     "dpflow.mechanisms.histogram",
     "dpflow.mechanisms.aggregates",
     "dpflow.mechanisms.private_histogram",
+    "dpflow.mechanisms.private_aggregates",
     "dpflow.mechanisms.key_union",
     "dpflow.mechanisms.select",
     "dpflow.mechanisms.quantile",

@@ -39,7 +39,7 @@ CORRECTIONS = 4
 LARGEST_STEP = 40.0  # of the search for a cost, in powers of two
 
 
-def _expand_name(value: Any) -> Any:
+def expand_name(value: Any) -> Any:
     """A measure without a column may be written as its name."""
     return {"measure": value} if isinstance(value, str) else value
 
@@ -51,7 +51,7 @@ class AggregatesParams(NoisyParams):
     """
 
     measures: Annotated[
-        tuple[Annotated[Measure, BeforeValidator(_expand_name)], ...],
+        tuple[Annotated[Measure, BeforeValidator(expand_name)], ...],
         Field(min_length=1, max_length=100),
     ]
     by: str | None = None

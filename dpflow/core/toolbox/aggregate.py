@@ -41,7 +41,7 @@ from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.contract.results import NO_INFORMATION, ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox import budget_split
-from dpflow.core.toolbox.moments import Measure, Moment, Query
+from dpflow.core.toolbox.moments import Measure, Moment, Noisy, Query
 from dpflow.core.toolbox.noise import FAILURE, Noise, gaussian_noise, laplace_noise, rho_for
 
 Law = Literal["laplace", "gaussian"]
@@ -153,6 +153,10 @@ class MeasureMechanism(Mechanism[N]):
         """The column with public keys to group by."""
         return getattr(params, "by", None)
 
+    def make_query(self, params: N, table: Table) -> Query:
+        """The measures as moments of one GROUP BY."""
+        return Query(table, self.grouping_column(params), tuple(self.list_measures(params)))
+
     def measure_label(self, measure: Measure) -> str:
         """What a released number is called."""
         return measure.measure
@@ -193,9 +197,7 @@ class MeasureMechanism(Mechanism[N]):
         return self.choose_release(params, table)[0].event
 
     def data_request(self, params: N, table: Table) -> GroupedSums:
-        return Query(
-            table, self.grouping_column(params), tuple(self.list_measures(params))
-        ).data_request()
+        return self.make_query(params, table).data_request()
 
     def draw(self, params: N, table: Table, answer: Answer, source: Source) -> Result:
         release = self.choose_release(params, table)[0]
@@ -204,9 +206,16 @@ class MeasureMechanism(Mechanism[N]):
             moment: noise.add_noise(answer.moment(*moment), source)
             for moment, noise in noises.items()
         }
-        columns = [(m, *query.read_measure(m, noisy, release.tails(m))) for m in query.measures]
+        return self.list_rows(release, query.measures, answer.keys, noisy)
+
+    def list_rows(
+        self, release: Release, measures: Sequence[Measure], keys: Sequence[str], noisy: Noisy
+    ) -> Result:
+        """The measures of each key, computed from noisy moments."""
+        query = release.query
+        columns = [(m, *query.read_measure(m, noisy, release.tails(m))) for m in measures]
         rows = []
-        for i, key in enumerate(answer.keys):
+        for i, key in enumerate(keys):
             for m, values, errors in columns:
                 # Of released numbers alone: an empty group looks as one that the noise hides.
                 empty = query.spans_range(m, values[i], errors[i])
@@ -236,7 +245,7 @@ def _choose_release(
     mechanism: MeasureMechanism[Any], params: Any, table: Table
 ) -> tuple[Release, str]:
     """Guarantee, error and draw of one plan ask for the same release."""
-    query = Query(table, mechanism.grouping_column(params), tuple(mechanism.list_measures(params)))
+    query = mechanism.make_query(params, table)
     # Without a delta only Laplace noise is possible, so nothing is compared.
     if params.noise != "auto" or not params.delta:
         return mechanism.fit_release(

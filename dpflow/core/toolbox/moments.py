@@ -88,16 +88,19 @@ class Measure(Params):
 class Query:
     """Measures of one GROUP BY: the moments they need, how far one unit moves these, and what they
     make of noisy ones.
+
+    ``private``: every key in the rows has a group, whether or not keys are declared.
     """
 
     table: Table
     by: str | None
     measures: tuple[Measure, ...]
+    private: bool = False
 
     @cached_property
     def group_keys(self) -> tuple[str, ...] | None:
-        """Public keys of the grouping column."""
-        return None if self.by is None else self.table.public_keys(self.by)
+        """Public keys of the grouping column; None for private ones, or without one."""
+        return None if self.by is None or self.private else self.table.public_keys(self.by)
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
