@@ -19,6 +19,7 @@ from bench import (
     samplers,
     startup,
     tables,
+    verification,
 )
 
 for module in (
@@ -37,6 +38,7 @@ for module in (
     ledger,
     ledger_history,
     hammer,
+    verification,
     prediction,
 ):
     module.main()

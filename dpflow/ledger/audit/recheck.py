@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+import marshal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from hashlib import blake2b
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from dpflow.core.accounting import events
@@ -40,6 +42,11 @@ _KEY = ("scope", "dag_id", "task_id", "run_identity", "digest", "ordinal")
 #: Columns of a release that change after its charge.
 _CHANGING = ("state", "attempts", "fenced_below", "result_digest", "snapshot", "version", "secret_digest")  # fmt: skip
 _FIXED = tuple(n for n in TABLES["dpflow_release"].names if n not in _CHANGING)
+_take_fixed, _take_key = itemgetter(*_FIXED), itemgetter(*_KEY)
+_fixed_of_row, _changing_of_row = (
+    itemgetter(*map(TABLES["dpflow_release"].names.index, names)) for names in (_FIXED, _CHANGING)
+)
+_NOTHING = Cost()
 
 
 class Illegal(Exception):
@@ -51,14 +58,10 @@ def _require(holds: object, rule: str) -> None:
         raise Illegal(rule)
 
 
-def fixed_part(row: Mapping[str, Any]) -> Any:
-    """What must never change of a release, in few bytes."""
-    return digest_values([row[name] for name in _FIXED])
-
-
 def digest_values(values: Any) -> bytes:
     """A short digest for comparing, with no meaning outside this process."""
-    return blake2b(repr(values).encode(errors="replace"), digest_size=16).digest()
+    # Of version 2: later ones write the same text in one of several ways.
+    return blake2b(marshal.dumps(values, 2), digest_size=16).digest()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -76,6 +79,9 @@ def _least_cost(filter_text: str, protects: str, event_text: str) -> Cost:
     return _parse_filter(filter_text)[0].event_cost(event)
 
 
+_take_changing = attrgetter(*_CHANGING)
+
+
 class ReleaseState:
     """What the history says of a release or session."""
 
@@ -90,7 +96,16 @@ class ReleaseState:
 
     def changing(self) -> dict[str, Any]:
         """The columns that change."""
-        return {name: getattr(self, name) for name in _CHANGING}
+        return dict(zip(_CHANGING, _take_changing(self)))
+
+    def is_same(self, row: Sequence[Any]) -> bool:
+        """Whether a stored row, in the order of the table's columns, says the same."""
+        same: bool = _changing_of_row(row) == _take_changing(self)
+        return same and self.is_asked(row)
+
+    def is_asked(self, row: Sequence[Any]) -> bool:
+        """Whether what was asked is what a stored row says."""
+        return bool(self.fixed == digest_values(_fixed_of_row(row)))
 
 
 class Recheck:
@@ -106,7 +121,7 @@ class Recheck:
     """
 
     def __init__(self, *, whole: bool = False) -> None:
-        self._pack: Any = dict if whole else fixed_part
+        self._pack: Callable[[tuple[Any, ...]], Any] = _name_fixed if whole else digest_values
         self.problems: list[str] = []
         self.scopes: dict[str, dict[str, Any]] = {}
         self.proposals: dict[str, dict[str, Any]] = {}
@@ -200,7 +215,7 @@ class Recheck:
 
     def _apply_reserve(self, entry: Any, body: dict[str, Any], kind: str = "reserve") -> None:
         name, scope = entry.release_id, entry.scope
-        key = digest_values([body[column] for column in _KEY])
+        key = digest_values(_take_key(body))
         _require(body["scope"] == scope, "charges another scope than its own")
         _require(name and name not in self.releases, "charges a release a second time")
         _require(key not in self._keys, "charges the same key a second time")
@@ -228,7 +243,7 @@ class Recheck:
             self.data.setdefault(claim, {"first": name, "gate": None, "partition": None})
         said = name_in_request(body["request"])
         body |= {"id": name, "principal": entry.principal, "name": said, "seq": entry.seq}
-        fixed = self._pack({column: body[column] for column in _FIXED})
+        fixed = self._pack(_take_fixed(body))
         state = "open" if is_session else "reserved"
         if is_session:
             self.keys.add((name, 0))
@@ -272,7 +287,7 @@ class Recheck:
             least = _least_cost(granted["filter"], granted["protects"], body["event"])
             paid = cost.epsilon >= least.epsilon and cost.renyi >= least.renyi
             _require(paid and cost.delta >= least.delta, "charges less than its event costs")
-            total = self.accounts.get(name, {}).get(block, Cost()) + cost
+            total = self.accounts.get(name, {}).get(block, _NOTHING) + cost
             fits = Filter.admits(_parse_filter(granted["filter"])[1], total)
             _require(fits, f"charges more than scope {name} was granted")
             after[name, block] = total
@@ -385,6 +400,10 @@ class Recheck:
         for scope, blocks in self.accounts.items():
             for block, cost in blocks.items():
                 yield scope, block, cost
+
+
+def _name_fixed(values: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(_FIXED, values))
 
 
 def recheck_entries(rows: Any, *, whole: bool = False) -> Recheck:

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
-from dpflow.ledger.audit.recheck import Recheck, digest_values, fixed_part
+from dpflow.ledger.audit.recheck import Recheck, ReleaseState, digest_values
 from dpflow.ledger.books.releases import WITH_KEY, open_result
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, open_answer
 from dpflow.ledger.history.cipher import Cipher
@@ -19,7 +19,13 @@ from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction
 
 ENTRIES = Prepared(sa.select(schema.entry).order_by(schema.entry.c.seq))
-RELEASES = Prepared(sa.select(schema.release, schema.key.c.wrapped).outerjoin(schema.key, WITH_KEY))
+_RELEASE = TABLES["dpflow_release"]
+#: The columns that are proved, in their order, then what is encrypted and its key.
+RELEASES = Prepared(
+    sa.select(
+        *_RELEASE.columns, schema.release.c.result, schema.release.c.secret, schema.key.c.wrapped
+    ).outerjoin(schema.key, WITH_KEY)
+)
 _META = Prepared(sa.select(schema.meta))
 _KEYS = Prepared(sa.select(schema.key))
 _NODES = Prepared(sa.select(schema.node))
@@ -55,7 +61,7 @@ class TableCheck:
     ) -> None:
         self.problems: list[str] = []
         self._transaction, self._expected, self._seal = transaction, expected, seal
-        self._cipher = cipher
+        self._cipher = cipher.read_many()
 
     def find_problems(self, meta: Mapping[str, str]) -> list[str]:
         """Every difference between the tables and what the history says."""
@@ -138,13 +144,21 @@ class TableCheck:
 
     def _compare_release(self, rows: Iterator[Any]) -> Iterator[Any]:
         missing = dict.fromkeys(self._expected.releases)
-        visible = TABLES["dpflow_release"].select.row
+        visible, width = _RELEASE.select.row._make, len(_RELEASE.names)
         for row in rows:
-            values = row._asdict()
-            del values["result"], values["secret"], values["wrapped"]
             missing.pop(row.id, None)
-            self._compare_one_release(values, row)
-            yield visible(**values)
+            expected, shown = self._expected.releases.get(row.id), visible(row[:width])
+            if expected is None:
+                self.problems.append(f"release {row.id} was never charged")
+            elif (
+                not expected.is_same(shown)
+                or (row.result is None) != (row.result_digest is None)
+                or (row.secret is None) != (row.secret_digest is None)
+                or (row.result is not None and self._is_other(_open_result, row))
+                or (row.secret is not None and self._is_other(self._open_state, row))
+            ):
+                self._explain_release(shown, row, expected)
+            yield shown
         self.problems += [f"release {name} was charged and is gone" for name in missing]
 
     def _is_other(self, open_text: Callable[[Cipher, Any], object], row: Any) -> bool:
@@ -161,13 +175,10 @@ class TableCheck:
                 f"the state of session {row.id} is another; run dpflow ledger verify"
             )
 
-    def _compare_one_release(self, row: Mapping[str, Any], stored: Any) -> None:
-        name = row["id"]
-        expected = self._expected.releases.get(name)
-        if expected is None:
-            self.problems.append(f"release {name} was never charged")
-            return
-        if fixed_part(row) != expected.fixed:
+    def _explain_release(self, shown: Any, stored: Any, expected: ReleaseState) -> None:
+        """Say what differs."""
+        name, row = shown.id, shown._asdict()
+        if not expected.is_asked(shown):
             self.problems.append(f"what was asked of release {name} is not what the history says")
         texts: dict[str, tuple[Any, Callable[[Cipher, Any], object]]] = {
             "result_digest": (stored.result, _open_result),

@@ -52,6 +52,7 @@ def stored_json(text: Any) -> Any:
         ) from None
 
 
+@functools.lru_cache(maxsize=1024)
 def name_in_request(text: str) -> str:
     """The name that a request's JSON gives, "" if none. Read from its text alone, so that whoever
     verifies reads the same.

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
 from dpflow.ledger.history.cipher import Cipher, DataKey
-from dpflow.ledger.history.state import EMPTY_ROOT, LedgerState, ReadAhead
+from dpflow.ledger.history.state import EMPTY_ROOT, LedgerState, ReadAhead, digest_text, encode_row
 from dpflow.ledger.storage.schema import entry
 from dpflow.ledger.storage.statements import (
     Prepared,
@@ -59,9 +59,19 @@ def digest_json(value: Any) -> str:
 
 
 def hash_entry(fields: Mapping[str, Any]) -> str:
-    """The hash of an entry, over all of its fields and the hash before it."""
+    """The hash of an entry, over all of its fields and the hash before it: of their list as
+    canonical JSON.
+    """
     names = FIELDS if fields["root"] else _WITHOUT_ROOT
-    return digest_json([fields[name] for name in names])
+    return digest_text(encode_row([fields[name] for name in names]))
+
+
+def _hash_row(row: Any) -> str:
+    # The columns of an entry are its fields in their order, then hash and seal. All but its number
+    # are texts.
+    if row.root:
+        return digest_text(f"[{row.seq},{encode_row(row[1:9])[1:]}")
+    return hash_entry(row._asdict())
 
 
 def is_genuine(anchor: Anchor, row: Any) -> bool:
@@ -80,8 +90,8 @@ def _time_text(second: int) -> str:
 def find_fault(anchor: Anchor, row: Any) -> str | None:
     """What is wrong with an entry's content or seal, or None."""
     # SQLite holds any type in any column: check it before a hash is made of it.
-    well_formed = type(row.seq) is int and all(type(text) is str for text in row[1:])
-    if not well_formed or row.hash != hash_entry(row._asdict()):
+    well_formed = type(row.seq) is int and {*map(type, row[1:])} == {str}
+    if not well_formed or row.hash != _hash_row(row):
         return f"entry {row.seq} was changed"
     return None if is_genuine(anchor, row) else f"entry {row.seq} was not made by this ledger"
 

@@ -13,10 +13,13 @@ be searched: a count has few values.
 from __future__ import annotations
 
 import base64
+import binascii
+import functools
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import sqlalchemy as sa
 
@@ -36,6 +39,7 @@ _REWRAP = Prepared(
 #: Hexadecimal digits of salt before the text.
 SALT = 32
 _NONCE = 12  # bytes, drawn for every message
+_quote = json.encoder.encode_basestring_ascii
 
 
 def add_salt(text: str) -> str:
@@ -48,23 +52,34 @@ def strip_salt(text: str) -> str:
     return text if text.startswith("{") else text[SALT:]
 
 
-def _encrypt(key: bytes, data: bytes, place: object) -> str:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    nonce = secrets.token_bytes(_NONCE)
-    sealed = AESGCM(key).encrypt(nonce, data, json.dumps(place).encode())
-    return base64.b64encode(nonce + sealed).decode()
-
-
-def _decrypt(key: bytes, text: object, place: object) -> bytes:
-    """Raises `LedgerCorrupt` for what was not encrypted under this key for this place."""
+@functools.cache
+def _load_cipher() -> tuple[Any, type[Exception]]:
+    """AES-GCM, and what it raises for another key, place or text; loaded when first used."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+    return AESGCM, InvalidTag
+
+
+def _name_place(place: Sequence[str | int]) -> bytes:
+    """As JSON with spaces: a ciphertext opens only where it was made."""
+    texts = [_quote(part) if type(part) is str else str(part) for part in place]
+    return f"[{', '.join(texts)}]".encode()
+
+
+def _encrypt(key: bytes, data: bytes, place: Sequence[str | int]) -> str:
+    nonce = secrets.token_bytes(_NONCE)
+    sealed = _load_cipher()[0](key).encrypt(nonce, data, _name_place(place))
+    return base64.b64encode(nonce + sealed).decode()
+
+
+def _decrypt(key: bytes, text: object, place: Sequence[str | int]) -> bytes:
+    """Raises `LedgerCorrupt` for what was not encrypted under this key for this place."""
+    cipher, invalid = _load_cipher()
     try:
-        data = base64.b64decode(str(text), validate=True)
-        return AESGCM(key).decrypt(data[:_NONCE], data[_NONCE:], json.dumps(place).encode())
-    except (InvalidTag, ValueError):
+        data = binascii.a2b_base64(str(text), strict_mode=True)
+        return cast(bytes, cipher(key).decrypt(data[:_NONCE], data[_NONCE:], _name_place(place)))
+    except (invalid, ValueError):
         raise LedgerCorrupt(
             "a stored result, answer or state is not what this ledger encrypted there; run dpflow ledger verify"
         ) from None
@@ -94,6 +109,13 @@ class Cipher:
 
     def __init__(self, anchor: Anchor) -> None:
         self.anchor = anchor
+        self._find_wrap: Callable[[str], bytes] = anchor.wrap_key
+
+    def read_many(self) -> Cipher:
+        """A cipher that looks for each wrap key once, for as long as one verification takes."""
+        cipher = Cipher(self.anchor)
+        cipher._find_wrap = functools.cache(self.anchor.wrap_key)
+        return cipher
 
     def make_key(self, release_id: str, version: int) -> DataKey:
         """A new key, nowhere stored yet."""
@@ -113,7 +135,7 @@ class Cipher:
                 f"run dpflow ledger verify, and bring the newest copy back"
             )
         name, _, sealed = str(wrapped).partition(":")
-        secret = _decrypt(self.anchor.wrap_key(name), sealed, [release_id, version])
+        secret = _decrypt(self._find_wrap(name), sealed, [release_id, version])
         return DataKey(release_id, version, secret)
 
     def rewrap_keys(self, transaction: Transaction) -> int:
@@ -131,6 +153,6 @@ class Cipher:
     def _wrap_key(self, key: DataKey) -> dict[str, object]:
         # Read inside the turn: a rotation may have put another one there meanwhile.
         name, wrap = self.anchor.newest_wrap_key()
-        place = [key.release_id, key.version]
+        place: list[str | int] = [key.release_id, key.version]
         wrapped = f"{name}:{_encrypt(wrap, key._secret, place)}"
         return {"release_id": key.release_id, "version": key.version, "wrapped": wrapped}
