@@ -299,19 +299,17 @@ class AuditedLedger(SealedDatabase):
             high-water mark.
         """
         checked_name("a principal", principal)
-        exported = export.read_export(stream)
+        exported = export.ExportFile(stream)
         with self._begin_writing() as writer:
             transaction = writer.transaction
             # Asked inside the turn: another import may have been first.
             if transaction.rows(_NEWEST, limit=1):
                 raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
-            closed, root = export.restore_tables(transaction, self._cipher, exported)
+            number, closed, root = export.restore_tables(transaction, self._cipher, exported)
             # Sessions are closed now, so the newest entry's root is not that of the tables.
             writer.state.root = root
-            writer.add_entry(
-                "import", "", "", principal, {"entries": len(exported.entries), "closed": closed}
-            )
-        return len(exported.entries)
+            writer.add_entry("import", "", "", principal, {"entries": number, "closed": closed})
+        return number
 
     @classmethod
     def upgrade(

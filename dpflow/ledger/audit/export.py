@@ -8,8 +8,9 @@ sessions closed: their charge and answers stay.
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -17,16 +18,20 @@ import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.audit import verify
-from dpflow.ledger.audit.recheck import Recheck, recheck_entries
+from dpflow.ledger.audit.recheck import Recheck, name_fixed, read_body, read_fixed, recheck_entries
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, answer_digest, open_answer
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.cipher import Cipher, DataKey
 from dpflow.ledger.history.state import STORE_NODE, TABLES, build_nodes, list_items
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Transaction, prepare_insert
+from dpflow.ledger.storage.statements import Prepared, Transaction, prepare_insert
 
 FORMAT = "dpflow-ledger"
 _INSERTS = {table: prepare_insert(table) for table in schema.metadata.sorted_tables}
+_SET_RESULT = TABLES["dpflow_release"].update(("result",))
+_LINES = ("entry", "result", "answer")
+_CHARGES = ("reserve", "session")
+_AT_ONCE = 1_000_000  # characters in memory
 
 
 def make_header(ledger_id: str) -> dict[str, Any]:
@@ -58,64 +63,103 @@ def _write_line(stream: TextIO, line: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Exported:
-    """What `read_export` reads: entries in order, results by release, answers by session and query,
-    both with their salt.
+    """A ledger's content in memory: entries in order, results by release, answers by session and
+    query, both with their salt.
     """
 
     entries: list[dict[str, Any]]
     results: dict[str, str]
     answers: dict[tuple[str, str], str]
 
+    def read_entries(self) -> Iterator[dict[str, Any]]:
+        """All entries, in order."""
+        return iter(self.entries)
 
-def read_export(stream: TextIO) -> Exported:
-    """An export, as it is written there. Raises `LedgerCorrupt` for a file that is none."""
-    exported = Exported([], {}, {})
-    try:
-        header = json.loads(stream.readline())
-        if header != make_header(header["ledger"]):
-            raise LedgerCorrupt(
-                f"this is no ledger export of schema version {schema.VERSION}; export it with the same dpflow"
-            )
-        for line in map(json.loads, stream):
-            if line["line"] == "entry":
-                exported.entries.append(
-                    {name: line[name] for name in (*chain.FIELDS, "hash", "seal")}
+    def read_results(self) -> Iterator[tuple[str, str]]:
+        """Release and text of each result."""
+        return iter(self.results.items())
+
+    def read_answers(self) -> Iterator[tuple[str, str, str]]:
+        """Session, query and text of each answer."""
+        return ((session, query, text) for (session, query), text in self.answers.items())
+
+
+class ExportFile:
+    """The same of a file that `write_export` wrote. It is read as often as asked and never held,
+    unless it is a pipe.
+
+    Raises:
+        LedgerCorrupt: from each of its iterators, for a file that is none.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream if stream.seekable() else io.StringIO(stream.read())
+        self._start = self._stream.tell()
+
+    def read_entries(self) -> Iterator[dict[str, Any]]:
+        """All entries, in order."""
+        names = (*chain.FIELDS, "hash", "seal")
+        return (dict(zip(names, values)) for values in self._read_lines("entry", *names))
+
+    def read_results(self) -> Iterator[tuple[str, str]]:
+        """Release and text of each result."""
+        return ((name, text) for name, text in self._read_lines("result", "release_id", "result"))
+
+    def read_answers(self) -> Iterator[tuple[str, str, str]]:
+        """Session, query and text of each answer."""
+        fields = "session_id", "query", "answer"
+        return ((name, query, text) for name, query, text in self._read_lines("answer", *fields))
+
+    def _read_lines(self, kind: str, *fields: str) -> Iterator[list[Any]]:
+        """These fields of all lines of a kind; each line must be one of the kinds."""
+        # An export is a file from elsewhere: whatever its lines hold, the answer is one refusal.
+        try:
+            self._stream.seek(self._start)
+            # Line by line, not by iteration: a file cannot be asked where it stands meanwhile.
+            header = json.loads(self._stream.readline())
+            if header != make_header(header["ledger"]):
+                raise LedgerCorrupt(
+                    f"this is no ledger export of schema version {schema.VERSION}; export it with the same dpflow"
                 )
-            elif line["line"] == "answer":
-                exported.answers[line["session_id"], line["query"]] = line["answer"]
-            else:
-                exported.results[line["release_id"]] = line["result"]
-    # An export is a file from elsewhere: whatever its lines hold, the answer is one refusal.
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise LedgerCorrupt("the export has a line that cannot be read; export it again") from None
-    return exported
+            for line in map(json.loads, self._stream):
+                if line["line"] not in _LINES:
+                    raise ValueError
+                if line["line"] == kind:
+                    values = [line[name] for name in fields]
+                    if kind != "entry" and {*map(type, values)} != {str}:
+                        raise ValueError
+                    yield values
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise LedgerCorrupt(
+                "the export has a line that cannot be read; export it again"
+            ) from None
 
 
 def restore_tables(
-    transaction: Transaction, cipher: Cipher, exported: Exported
-) -> tuple[list[str], str]:
-    """Fill the empty tables; returns the sessions that could not be kept open, and the root of what
-    is there now.
+    transaction: Transaction, cipher: Cipher, exported: ExportFile
+) -> tuple[int, list[str], str]:
+    """Fill the empty tables; returns the number of entries, the sessions that could not be kept
+    open, and the root of what is there now.
 
     Raises:
         LedgerCorrupt: chain, seals or mark do not hold under this anchor, or an entry was illegal.
     """
     # The tables are rebuilt from entries, never copied: no export can carry sums of its own.
     auditor = chain.Auditor(cipher.anchor)
-    rows = (verify.ENTRIES.row(**entry) for entry in exported.entries)
-    expected = recheck_entries(auditor.pass_entries(rows), whole=True)
+    rows = (verify.ENTRIES.row(**entry) for entry in exported.read_entries())
+    expected = recheck_entries(auditor.pass_entries(rows))
     if wrong := [*auditor.problems, *expected.problems]:
         raise LedgerCorrupt(f"the export does not verify under this anchor: {wrong[0]}")
     closed = sorted(name for name, row in expected.releases.items() if row.state == "open")
     expected.close_sessions()
-    return closed, fill_tables(transaction, cipher, expected, exported, {})
+    return expected.entries, closed, fill_tables(transaction, cipher, expected, exported, {})
 
 
 def fill_tables(
     transaction: Transaction,
     cipher: Cipher,
     expected: Recheck,
-    exported: Exported,
+    exported: Exported | ExportFile,
     secrets: Mapping[str, str],
 ) -> str:
     """Write all rows, encrypted, with these secret states of sessions, and the nodes above them;
@@ -123,9 +167,16 @@ def fill_tables(
     names.
     """
     keys = {name: cipher.make_key(*name) for name in sorted(expected.keys)}
-    for table, values in _table_rows(expected, exported, secrets, keys):
-        transaction.many(_INSERTS[table], values)
-    transaction.many(_INSERTS[schema.entry], exported.entries)
+    # Grants before entries: a trigger holds every later one against the newest entry.
+    for table, rows in _small_tables(expected):
+        _write_rows(transaction, _INSERTS[table], rows)
+    for some in _in_batches(_pass_again(cipher, expected, exported)):
+        transaction.many(_INSERTS[schema.entry], some)
+        charged = [_release_row(e, expected, keys, secrets) for e in some if e["kind"] in _CHARGES]
+        transaction.many(_INSERTS[schema.release], charged)
+        transaction.send_changes()
+    _write_rows(transaction, _SET_RESULT, _result_rows(expected, exported, keys))
+    _write_rows(transaction, _INSERTS[schema.answer], _answer_rows(expected, exported, keys))
     cipher.store_keys(transaction, keys.values())
     items = sorted(list_items(lambda table: transaction.stream(TABLES[table.name].select_all)))
     nodes: list[dict[str, Any]] = []
@@ -134,55 +185,97 @@ def fill_tables(
     return root
 
 
-def _table_rows(
-    expected: Recheck,
-    exported: Exported,
-    secrets: Mapping[str, str],
-    keys: Mapping[tuple[str, int], DataKey],
-) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
+def _in_batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    some, size = [], 0
+    for row in rows:
+        some.append(row)
+        size += sum(len(value) for value in row.values() if isinstance(value, str))
+        if size > _AT_ONCE:
+            yield some
+            some, size = [], 0
+    yield some
+
+
+def _write_rows(
+    transaction: Transaction, statement: Prepared, rows: Iterable[dict[str, Any]]
+) -> None:
+    for some in _in_batches(rows):
+        transaction.many(statement, some)
+        transaction.send_changes()
+
+
+def _small_tables(expected: Recheck) -> Iterator[tuple[sa.Table, Iterable[dict[str, Any]]]]:
+    """Rows of all tables that the rules keep whole."""
     yield schema.scope, [{"name": name, **row} for name, row in expected.scopes.items()]
     yield schema.proposal, [{"scope": name, **row} for name, row in expected.proposals.items()]
-    yield (
-        schema.account,
-        [
-            {
-                "scope": scope,
-                "block": block,
-                "epsilon": c.epsilon,
-                "delta": c.delta,
-                "renyi": c.renyi,
-            }
-            for scope, block, c in expected.account_rows()
-        ],
-    )
-    releases = []
-    for name, row in expected.releases.items():
-        result = exported.results.get(name)
-        # The chain seals only the digest of a result; the text beside it must match.
-        if (None if result is None else chain.digest_json(result)) != row.result_digest:
-            raise LedgerCorrupt(
-                f"the stored result of release {name} is not the one that was settled"
-            )
-        secret = secrets.get(name)
-        apart = {
-            "result": None if result is None else keys[name, 0].encrypt(result, "result"),
-            "secret": None if secret is None else keys[name, row.version].encrypt(secret, "state"),
-        }
-        releases.append({**row.fixed, **row.changing(), **apart})
-    yield schema.release, releases
+    accounts = expected.account_rows()
+    yield schema.account, ({"scope": s, "block": b, **vars(cost)} for s, b, cost in accounts)
     yield schema.data, [{"name": name, **row} for name, row in expected.data.items()]
     names = ("run", "instance", "release_id")
-    yield schema.slot, [dict(zip(names, slot)) for slot in sorted(expected.slots)]
-    if exported.answers.keys() - expected.answers.keys():
-        raise LedgerCorrupt("the export has an answer that was never given")
-    answers = []
-    for (name, query), (version, digest) in expected.answers.items():
-        text = exported.answers.get((name, query), "")
+    yield schema.slot, (dict(zip(names, slot)) for slot in sorted(expected.slots))
+
+
+def _pass_again(
+    cipher: Cipher, expected: Recheck, exported: Exported | ExportFile
+) -> Iterator[dict[str, Any]]:
+    """The entries a second time. Raises `LedgerCorrupt` unless they are those that were checked."""
+    auditor, last = chain.Auditor(cipher.anchor), ""
+    rows = (verify.ENTRIES.row(**entry) for entry in exported.read_entries())
+    for row in auditor.pass_entries(rows):
+        last = row.hash
+        yield row._asdict()
+    if auditor.problems or last != expected.head:
+        raise LedgerCorrupt("the export changed while it was read; import it again")
+
+
+def _release_row(
+    entry: Mapping[str, Any],
+    expected: Recheck,
+    keys: Mapping[tuple[str, int], DataKey],
+    secrets: Mapping[str, str],
+) -> dict[str, Any]:
+    """The row of what an entry charged, without its result."""
+    row = verify.ENTRIES.row(**entry)
+    name = row.release_id
+    release, secret = expected.releases[name], secrets.get(name)
+    sealed = None if secret is None else keys[name, release.version].encrypt(secret, "state")
+    fixed = name_fixed(read_fixed(row, read_body(row)))
+    return {**fixed, **release.changing(), "result": None, "secret": sealed}
+
+
+def _result_rows(
+    expected: Recheck, exported: Exported | ExportFile, keys: Mapping[tuple[str, int], DataKey]
+) -> Iterator[dict[str, Any]]:
+    settled = {n: r.result_digest for n, r in expected.releases.items() if r.result_digest}
+    for name, text in exported.read_results():
+        # The chain seals only the digest of a result; the text beside it must match.
+        if settled.pop(name, None) != chain.digest_json(text):
+            raise LedgerCorrupt(_explain_result(name))
+        yield {"old_id": name, "new_result": keys[name, 0].encrypt(text, "result")}
+    for name in settled:
+        raise LedgerCorrupt(_explain_result(name))
+
+
+def _explain_result(name: str) -> str:
+    return f"the stored result of release {name} is not the one that was settled"
+
+
+def _answer_rows(
+    expected: Recheck, exported: Exported | ExportFile, keys: Mapping[tuple[str, int], DataKey]
+) -> Iterator[dict[str, Any]]:
+    given = dict(expected.answers)
+    for name, query, text in exported.read_answers():
+        if (name, query) not in expected.answers:
+            raise LedgerCorrupt("the export has an answer that was never given")
+        version, digest = given.pop((name, query), (0, ""))
         if answer_digest(query, text) != digest:
-            raise LedgerCorrupt(
-                f"the stored answers of session {name} are not those that were given"
-            )
+            raise LedgerCorrupt(_explain_answer(name))
         sealed = keys[name, version].encrypt(text, "answer")
-        row_of = {"session_id": name, "query": query, "version": version}
-        answers.append({**row_of, "answer": sealed, "answer_digest": digest})
-    yield schema.answer, answers
+        row = {"session_id": name, "query": query, "version": version}
+        yield {**row, "answer": sealed, "answer_digest": digest}
+    for name, _ in given:
+        raise LedgerCorrupt(_explain_answer(name))
+
+
+def _explain_answer(name: str) -> str:
+    return f"the stored answers of session {name} are not those that were given"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import marshal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from hashlib import blake2b
 from operator import attrgetter, itemgetter
@@ -82,12 +82,33 @@ def _least_cost(filter_text: str, protects: str, event_text: str) -> Cost:
 _take_changing = attrgetter(*_CHANGING)
 
 
+def read_body(entry: Any) -> dict[str, Any]:
+    """What an entry of the ledger's own kinds says, in the names of this version."""
+    body: dict[str, Any] = json.loads(entry.body)
+    return body if entry.root else {_FORMER_NAMES.get(name, name): body[name] for name in body}
+
+
+def read_fixed(entry: Any, body: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The columns of a release that never change, by the entry that charged it: see
+    `name_fixed`.
+    """
+    name = name_in_request(body["request"])
+    own = {"id": entry.release_id, "principal": entry.principal, "name": name, "seq": entry.seq}
+    values: tuple[Any, ...] = _take_fixed({**body, **own})
+    return values
+
+
+def name_fixed(values: tuple[Any, ...]) -> dict[str, Any]:
+    """The same by column."""
+    return dict(zip(_FIXED, values))
+
+
 class ReleaseState:
     """What the history says of a release or session."""
 
     __slots__ = ("fixed", "kind", "scope", *_CHANGING)
 
-    def __init__(self, fixed: Any, scope: str, kind: str, state: str, secret: str | None) -> None:
+    def __init__(self, fixed: bytes, scope: str, kind: str, state: str, secret: str | None) -> None:
         self.fixed, self.scope, self.kind, self.state = fixed, scope, kind, state
         self.attempts, self.fenced_below, self.version = 1, 0, 0
         self.secret_digest = secret
@@ -105,23 +126,20 @@ class ReleaseState:
 
     def is_asked(self, row: Sequence[Any]) -> bool:
         """Whether what was asked is what a stored row says."""
-        return bool(self.fixed == digest_values(_fixed_of_row(row)))
+        return self.fixed == digest_values(_fixed_of_row(row))
 
 
 class Recheck:
     """The rules, and the tables as the entries so far leave them.
 
-    Args:
-        whole: keep all of a release's columns, to write them; else only what compares them.
-
     Attributes:
         problems: what was illegal, by entry.
         root: of the newest entry; empty in version 5.
+        head: its hash.
         entries: how many there were.
     """
 
-    def __init__(self, *, whole: bool = False) -> None:
-        self._pack: Callable[[tuple[Any, ...]], Any] = _name_fixed if whole else digest_values
+    def __init__(self) -> None:
         self.problems: list[str] = []
         self.scopes: dict[str, dict[str, Any]] = {}
         self.proposals: dict[str, dict[str, Any]] = {}
@@ -132,7 +150,7 @@ class Recheck:
         self.answers: dict[tuple[str, str], tuple[int, str]] = {}
         #: Release and version of everything that was encrypted.
         self.keys: set[tuple[str, int]] = set()
-        self.root, self.entries = "", 0
+        self.root, self.head, self.entries = "", "", 0
         self._keys: set[bytes] = set()
         self._runs: dict[str, tuple[str, str, str]] = {}
 
@@ -140,15 +158,13 @@ class Recheck:
         """Hold an entry against the rules; one that breaks them changes nothing."""
         kind, root = entry.kind, entry.root
         self.entries += 1
+        self.head = entry.hash
         # Notes of callers change no table, so only the ledger's own kinds find a method.
         try:
             _require(root or not self.root, "is of version 5 after one of version 6")
             self.root = root or ""
             if kind in RESERVED_KINDS:
-                body = json.loads(entry.body)
-                if not root:
-                    body = {_FORMER_NAMES.get(name, name): body[name] for name in body}
-                getattr(self, "_apply_" + kind)(entry, body)
+                getattr(self, "_apply_" + kind)(entry, read_body(entry))
         except Illegal as rule:
             self.problems.append(f"entry {entry.seq} {rule}")
         # Whoever edits the database by hand may put anything into an entry.
@@ -241,9 +257,7 @@ class Recheck:
             row["partition"] = row["partition"] or body["partition"] or None
         for claim in joined:
             self.data.setdefault(claim, {"first": name, "gate": None, "partition": None})
-        said = name_in_request(body["request"])
-        body |= {"id": name, "principal": entry.principal, "name": said, "seq": entry.seq}
-        fixed = self._pack(_take_fixed(body))
+        fixed = digest_values(read_fixed(entry, body))
         state = "open" if is_session else "reserved"
         if is_session:
             self.keys.add((name, 0))
@@ -402,13 +416,9 @@ class Recheck:
                 yield scope, block, cost
 
 
-def _name_fixed(values: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(_FIXED, values))
-
-
-def recheck_entries(rows: Any, *, whole: bool = False) -> Recheck:
+def recheck_entries(rows: Any) -> Recheck:
     """All entries, in order, through the rules."""
-    recheck = Recheck(whole=whole)
+    recheck = Recheck()
     for row in rows:
         recheck.apply_entry(row)
     return recheck

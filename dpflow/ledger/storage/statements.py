@@ -193,6 +193,9 @@ class Transaction:
             bound = [statement.bind_values(self._driver, row) for row in parameters]
             self._cursor.executemany(bound[0][0], [values for _, values in bound])
 
+    def send_changes(self) -> None:
+        """Send what waits: for whoever writes more than fits into memory."""
+
     def first(self, statement: Prepared, **parameters: Any) -> Any:
         """The first row, or None."""
         self.before_reading()
@@ -308,26 +311,26 @@ class PostgresTransaction(Transaction):
                 cursors[-1].execute(sql, values)
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
-    def _send_changes(self) -> None:
+    def send_changes(self) -> None:
         self.before_reading()
         waiting, self._waiting = self._waiting, []
         if waiting:
             self._run_together(waiting)
 
     def first(self, statement: Prepared, **parameters: Any) -> Any:
-        self._send_changes()
+        self.send_changes()
         return super().first(statement, **parameters)
 
     def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
-        self._send_changes()
+        self.send_changes()
         return super().rows(statement, **parameters)
 
     def stream(self, statement: Prepared, **parameters: Any) -> Any:
-        self._send_changes()
+        self.send_changes()
         return super().stream(statement, **parameters)
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        self._send_changes()
+        self.send_changes()
         return super().text(sql, parameters)
 
     def commit(self) -> None:
