@@ -21,6 +21,7 @@ from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
 from dpflow.tables.access.column_roles import ColumnRoles, list_columns, list_tables
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.access.file_list import is_list
 
 #: One sentence for each thing that only the owner knows.
 WHY = {
@@ -36,7 +37,10 @@ WHY = {
 
 def command(
     source: Annotated[
-        Path, typer.Argument(help="A private DuckDB file; make one with dpflow load.")
+        Path,
+        typer.Argument(
+            help="A private DuckDB file, or a list of Parquet files; make one with dpflow load."
+        ),
     ],
     relation: Annotated[
         str | None,
@@ -120,7 +124,13 @@ def command(
 
 def _choose_table(source: Path, relation: str | None) -> str:
     """The table that is meant, or `InvalidInput` with what there is."""
-    if source.suffix.lower() in (".csv", ".json", ".jsonl", ".gz", ".tsv"):
+    if source.suffix.lower() in (".parquet", ".pq") or source.is_dir():
+        raise InvalidInput(
+            f"Parquet files are read by a list of those that were verified; write it first: dpflow load {source} --in-place"
+        )
+    if source.suffix.lower() in (".csv", ".jsonl", ".gz", ".tsv") or (
+        source.suffix.lower() == ".json" and not is_list(source)
+    ):
         raise InvalidInput(
             f"{source} is no private source, because one row of such a file can change how all others are read; "
             f"bring it into one first: dpflow load {source}"

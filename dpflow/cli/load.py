@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dpflow.catalogue import is_table_name
 from dpflow.cli.console import JsonOption, open_output, show_json, show_table
+from dpflow.errors import InvalidInput
+from dpflow.tables.access.file_list import SUFFIX
+from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.report import LoadReport
 from dpflow.tables.loading.source_names import open_source
-from dpflow.tables.loading.sources import CsvFormat
+from dpflow.tables.loading.sources import CsvFormat, expand_files, find_root
 
 
 def command(
@@ -78,6 +83,13 @@ def command(
             help="Print how many rows were taken and rejected; by default in a terminal only. They are exact, so keep them."
         ),
     ] = None,
+    in_place: Annotated[
+        bool,
+        typer.Option(
+            "--in-place",
+            help="Parquet: leave the rows where they are; read every value once and write a list of the files, --into NAME.files.json.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Load rows into a private DuckDB file, with declared types: all of them, or none.
@@ -85,6 +97,8 @@ def command(
     The same source again changes nothing. No type is guessed: one row would decide how all others
     are read.
     """
+    if in_place:
+        return _list_in_place(source, into, as_json)
     form = CsvFormat(
         delimiter="\t" if delimiter == "\\t" else delimiter,
         quote=quote,
@@ -115,6 +129,29 @@ def command(
             if counts or (counts is None and sys.stdout.isatty()):
                 _show_counts(outcome, as_json)
     _show_end(report, database, as_json, counted=bool(counts))
+
+
+def _list_in_place(names: Sequence[str], into: str | None, as_json: bool) -> None:
+    """Verify Parquet files and write their list."""
+    files = [file for pattern in names for file in expand_files(pattern)]
+    unlike = [file for file in files if file.suffix.lower() not in (".parquet", ".pq")]
+    if unlike:
+        raise InvalidInput(
+            f"{unlike[0]} is no Parquet file, so it must be loaded; leave --in-place out"
+        )
+    root = find_root(names)
+    target = Path(into or f"{root.resolve().name}{SUFFIX}")
+    name = target.name.removesuffix(SUFFIX)
+    if not is_table_name(name) or not target.name.endswith(SUFFIX):
+        raise InvalidInput(
+            f"a list of files cannot be called {target.name!r}; say --into NAME{SUFFIX}, such as visits{SUFFIX}"
+        )
+    listed = list_files(files, root, name, target)
+    if as_json:
+        return show_json({"table": name, "list": str(target), "columns": listed.columns})
+    print(
+        f"every value was read, and the files are listed in {target}; declare them with: dpflow init {target}"
+    )
 
 
 def _show_counts(report: LoadReport, as_json: bool) -> None:

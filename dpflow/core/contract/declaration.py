@@ -416,7 +416,8 @@ class Table(Strict):
 
     Attributes:
         name: what plans, scopes and messages call it.
-        database: the DuckDB file; a path relative to the declaration's file.
+        database: the DuckDB file, or a list of Parquet files (``NAME.files.json``, which ``dpflow
+            load --in-place`` writes); a path relative to the declaration's file.
         relation: the table or view in that file; the declaration's name if left out.
         privacy_unit: whose rows one guarantee protects.
         neighbours: ``add-remove`` (one unit more or less), or ``replace`` (one unit's rows become

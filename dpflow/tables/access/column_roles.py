@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpflow.errors import TableUnreadable
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import file_list, sql
 
 #: The schema in which a private file keeps what `dpflow load` notes about it.
 OWN_SCHEMA = "dpflow"
@@ -41,14 +41,14 @@ def list_tables(database: Path) -> list[str]:
         TableUnreadable: no such file, or not a DuckDB file of this version.
         TableBusy: another process is writing it.
     """
-    with sandbox.open_file(database, str(database)) as connection:
+    with file_list.open_source(database, str(database)) as connection:
         names = connection.list_relations()
     return sorted(name for name in names if not name.startswith(f"{OWN_SCHEMA}."))
 
 
 def list_columns(database: Path, relation: str) -> list[ColumnRoles]:
     """The columns of a table or view, in its order. Raises like `list_tables`."""
-    with sandbox.open_file(database, str(database)) as connection:
+    with file_list.open_source(database, str(database)) as connection:
         # Names and types only: whether its SQL can be read is said where it is.
         fields = connection.find_relation(relation, trusted=True).fields
     return [_describe_roles(field) for field in fields.values()]

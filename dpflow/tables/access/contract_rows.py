@@ -14,7 +14,7 @@ from duckdb_sqlalchemy import ConnectionWrapper
 
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.errors import TableUnreadable
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import file_list, sandbox, sql
 
 #: SQLAlchemy's name of an engine over DuckDB.
 ENGINE = "duckdb://"
@@ -36,7 +36,7 @@ def open_rows(
         TableUnreadable: no such file or relation, or no DuckDB file.
         TableBusy: another process is writing it.
     """
-    with sandbox.open_file(table.database, f"table {table.name!r}") as connection:
+    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
         relation = connection.find_relation(
             table.relation_name, table.trusts_sql(table.relation_name)
         )

@@ -290,7 +290,7 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
             f"{what}: there is no file {database}; correct the declaration's database, or load the data"
         )
     with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
-        raw = duckdb.connect(":memory:", config=_session_settings(spill))
+        raw = duckdb.connect(":memory:", config=session_settings(spill))
         file = None
         try:
             # Attaching says what is wrong.
@@ -326,7 +326,7 @@ def open_arrays(columns: Sequence[Any], what: str) -> Iterator[Connection]:
         import pandas as pd
 
     with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
-        raw = duckdb.connect(":memory:", config=_session_settings(spill))
+        raw = duckdb.connect(":memory:", config=session_settings(spill))
         try:
             connection = Connection(raw, what)
             raw.register(
@@ -347,7 +347,7 @@ def open_arrays(columns: Sequence[Any], what: str) -> Iterator[Connection]:
             raw.close()
 
 
-def _session_settings(spill: str) -> dict[str, str | bool | int | float | list[str]]:
+def session_settings(spill: str) -> dict[str, str | bool | int | float | list[str]]:
     """A session that spills into this directory only, and loads nothing."""
     return {
         "memory_limit": memory_limit(),

@@ -18,7 +18,7 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import file_list, sandbox, sql
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend
 from dpflow.tables.language.nodes import Node
@@ -58,7 +58,7 @@ class DuckDBBackend(QueryBackend):
 
     @contextmanager
     def _open_connection(self) -> Iterator[sandbox.Connection]:
-        with sandbox.open_file(self.table.database, self._what) as connection:
+        with file_list.open_source(self.table.database, self._what) as connection:
             self._open = connection
             try:
                 yield connection
@@ -84,7 +84,7 @@ class DuckDBBackend(QueryBackend):
     def snapshot_identity(self) -> bytes:
         return (
             # One file may hold several tables: the relation's name keeps their identities apart.
-            sandbox.file_identity(self.table.database, self._what)
+            file_list.source_identity(self.table.database, self._what)
             + b"/"
             + self.table.relation_name.encode()
         )

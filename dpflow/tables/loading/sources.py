@@ -10,6 +10,7 @@ import contextlib
 import csv
 import gzip
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -462,6 +463,17 @@ def expand_files(pattern: str) -> list[Path]:
     if not files:
         raise InvalidInput(f"no file matches {pattern!r}; check the folder and the pattern")
     return files
+
+
+def find_root(patterns: Sequence[str]) -> Path:
+    """The folder that all of these files and globs are in: up to the first sign of a pattern."""
+    roots = []
+    for pattern in patterns:
+        parts = Path(pattern).parts
+        plain = list(itertools.takewhile(lambda p: not any(s in p for s in "*?["), parts))
+        # The last part of a path without signs is the file itself.
+        roots.append(os.path.join("", *(plain if len(plain) < len(parts) else plain[:-1])) or ".")
+    return Path(os.path.commonpath([os.path.abspath(root) for root in roots]))
 
 
 def parquet_columns(files: Sequence[Path]) -> dict[str, str]:

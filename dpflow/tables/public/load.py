@@ -14,7 +14,7 @@ import duckdb
 from dpflow.error_boundary import contain_errors, errors_end_here
 from dpflow.errors import DpflowError, PlanRefused, TableUnreadable
 from dpflow.extras import require_extra
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import file_list, sql
 from dpflow.tables.access.declarations import load_table
 
 
@@ -83,10 +83,9 @@ def open_rows(path: Path | str) -> Any:
         )
     stored = [n for n, c in table.columns.items() if not c.expression and not c.parts]
     columns = ", ".join(map(sql.quote_name, stored))
-    with sandbox.open_file(table.database, f"table {table.name!r}") as connection:
+    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
+        relation = connection.find_relation(table.relation_name, trusted=True)
         return pandas.DataFrame(
             # One order whatever the file's: a fitted model can be fitted again.
-            connection.fetch_arrays(
-                f"SELECT {columns} FROM private.{sql.quote_name(table.relation_name)} ORDER BY ALL"
-            )
+            connection.fetch_arrays(f"SELECT {columns} FROM {relation.quoted} ORDER BY ALL")
         )

@@ -1,0 +1,247 @@
+"""Parquet files as a private source, read where they are: by a list of files that their owner
+verified.
+
+A Parquet file can hold what makes a reader fail: a text that is no UTF-8, a time in milliseconds
+beyond the calendar. Then one row would decide whether a release exists. So `dpflow load --in-place`
+reads every value once, and writes a list: which files, their sizes, times and columns. A release
+reads exactly these files, and only while they are as they were; nothing else is in reach. A file
+that came later is no part of the table before the list is written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+
+from dpflow.errors import TableBusy, TableError, TableUnreadable
+from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.sql import match_name
+
+T = TypeVar("T")
+
+#: How the file of a list ends; a declaration's ``database`` names it.
+SUFFIX = ".files.json"
+_VERSION = 1
+_VARIABLE = "dpflow_files"
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A file as it was when every value in it was read: any change changes one of these."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    changed: int
+
+    @classmethod
+    def look_at(cls, path: str) -> ListedFile:
+        """The file as it is now. Raises `OSError`."""
+        state = os.stat(path)
+        return cls(path, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class FileList:
+    """What one list says.
+
+    Attributes:
+        name: the relation's name, which declarations say.
+        columns: names and types, the same in all files; then those that folders name.
+        partitions: columns that folders name, such as ``day=2013-01-01``; they are texts.
+        files: with absolute paths.
+    """
+
+    name: str
+    columns: dict[str, str]
+    partitions: tuple[str, ...]
+    files: tuple[ListedFile, ...]
+
+    @classmethod
+    def read(cls, file: Path, what: str) -> FileList:
+        """Read a list. Raises `TableUnreadable` if it is none."""
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            if data["version"] != _VERSION:
+                raise ValueError
+            return cls(
+                str(data["name"]),
+                {str(name): str(kind) for name, kind in data["columns"].items()},
+                tuple(map(str, data["partitions"])),
+                tuple(
+                    ListedFile(os.path.join(file.parent.resolve(), path), *map(int, state))
+                    for path, *state in data["files"]
+                ),
+            )
+        except FileNotFoundError:
+            raise TableUnreadable(
+                f"{what}: there is no file {file}; correct the declaration's database, or list the files: "
+                f"dpflow load FILES --in-place"
+            ) from None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            raise TableUnreadable(
+                f"{what}: {file} is no list of files of this version; write it again: dpflow load FILES --in-place"
+            ) from None
+
+    def to_json(self, folder: Path) -> str:
+        """The text of the list, with paths relative to its folder."""
+        files = [
+            [os.path.relpath(f.path, folder.resolve()), f.device, f.inode, f.size, f.changed]
+            for f in self.files
+        ]
+        data: dict[str, Any] = {"version": _VERSION, "name": self.name, "columns": self.columns}
+        data |= {"partitions": list(self.partitions), "files": files}
+        return json.dumps(data, indent=None, ensure_ascii=False) + "\n"
+
+    def is_unchanged(self) -> bool:
+        """Whether every file is as it was when it was listed."""
+        try:
+            return all(ListedFile.look_at(file.path) == file for file in self.files)
+        except OSError:
+            return False
+
+    def relation_sql(self) -> str:
+        """All rows, by the variable that `open_list` sets: a list of many files would be a long text."""
+        columns = ", ".join(map(sql.quote_name, self.columns))
+        # Names of folders are texts: DuckDB would infer a type from all of them.
+        options = (
+            f"hive_partitioning = {str(bool(self.partitions)).lower()}, hive_types_autocast = false"
+            if self.partitions
+            else "hive_partitioning = false"
+        )
+        return f"(SELECT {columns} FROM read_parquet(getvariable('{_VARIABLE}'), {options}))"
+
+
+def is_list(database: Path) -> bool:
+    """Whether a declaration's database is a list of files."""
+    return database.name.endswith(SUFFIX)
+
+
+class ListConnection(sandbox.Connection):
+    """A connection that reads the listed files and nothing else, and says so if one changes
+    meanwhile.
+    """
+
+    def __init__(self, raw: duckdb.DuckDBPyConnection, what: str, listed: FileList) -> None:
+        super().__init__(raw, what)
+        self._listed = listed
+        self._rows: sandbox.Relation | None = None
+
+    def find_relation(self, name: str, trusted: bool = False) -> sandbox.Relation:
+        """The rows of the files, under the list's name; there is no SQL to be trusted."""
+        kind = f"relation in the file of {self._what} called"
+        match_name(name.removeprefix("main."), {self._listed.name: None}, kind)
+        if self._rows is None:
+            quoted = self._listed.relation_sql()
+            self._rows = sandbox.Relation(quoted, self.bind_fields(quoted))
+        return self._rows
+
+    def list_relations(self) -> dict[str, list[str]]:
+        """One: the list's name."""
+        return {self._listed.name: ["main", self._listed.name]}
+
+    def execute(self, query: str, parameters: list[Any] | None = None) -> None:
+        """As its base; raises `TableBusy` if a file changed."""
+        self._read(lambda: super(ListConnection, self).execute(query, parameters))
+
+    def fetch_rows(self, query: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        """As its base; raises `TableBusy` if a file changed."""
+        return self._read(lambda: super(ListConnection, self).fetch_rows(query, parameters))
+
+    def fetch_arrays(self, query: str, parameters: list[Any] | None = None) -> dict[str, Any]:
+        """As its base; raises `TableBusy` if a file changed."""
+        return self._read(lambda: super(ListConnection, self).fetch_arrays(query, parameters))
+
+    def _read(self, action: Callable[[], T]) -> T:
+        failure: TableError | None = None
+        answer: T | None = None
+        try:
+            answer = action()
+        except TableError as error:
+            failure = error
+        # Whatever came of it: rows of two states are no answer, and a file that is gone no failure
+        # that rows decide.
+        if not self._listed.is_unchanged():
+            raise TableBusy(
+                f"a file of {self._what} was changed or replaced while it was read; when all are written, list them "
+                f"again: dpflow load FILES --in-place"
+            )
+        if failure is not None:
+            raise failure
+        return answer  # type: ignore[return-value]
+
+
+@contextmanager
+def open_list(file: Path, what: str) -> Iterator[ListConnection]:
+    """The listed files in a locked-down session in which nothing else can be read.
+
+    Raises:
+        TableUnreadable: no such list, or a file is missing or not as it was listed.
+    """
+    listed = FileList.read(file, what)
+    if not listed.is_unchanged():
+        raise TableUnreadable(
+            f"{what}: a file of {file.name} is missing, or is not as it was when it was listed; list the files again: "
+            f"dpflow load FILES --in-place"
+        )
+    with open_session([f.path for f in listed.files]) as raw:
+        yield ListConnection(raw, what, listed)
+
+
+@contextmanager
+def open_session(paths: Sequence[str]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A session that can read these files and nothing else."""
+    with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
+        raw = duckdb.connect(":memory:", config=sandbox.session_settings(spill))
+        try:
+            raw.execute("SET TimeZone = 'UTC'")
+            raw.execute("SET enable_progress_bar = false")
+            texts = "[" + ", ".join(map(sql.quote_text, paths)) + "]"
+            raw.execute(f"SET VARIABLE {_VARIABLE} = {texts}")
+            # Before the door is closed: afterwards no path can be added.
+            raw.execute(f"SET allowed_paths = {texts}")
+            raw.execute("SET enable_external_access = false")
+            raw.execute("SET lock_configuration = true")
+            yield raw
+        finally:
+            raw.close()
+
+
+def list_identity(file: Path, what: str) -> bytes:
+    """Identity of the rows: which files there are, and their states."""
+    listed = FileList.read(file, what)
+    states = []
+    for one in listed.files:
+        # A file that is gone is another state, too.
+        with suppress(OSError):
+            states.append(repr(ListedFile.look_at(one.path)))
+    return (repr(listed.columns) + "/".join(states)).encode()
+
+
+@contextmanager
+def open_source(database: Path, what: str) -> Iterator[sandbox.Connection]:
+    """A declaration's database: a DuckDB file, or a list of Parquet files. Raises as
+    `sandbox.open_file` and `open_list` do.
+    """
+    if is_list(database):
+        with open_list(database, what) as listed:
+            yield listed
+    else:
+        with sandbox.open_file(database, what) as connection:
+            yield connection
+
+
+def source_identity(database: Path, what: str) -> bytes:
+    """What differs when the rows may differ; private, as it tells sizes and times."""
+    if is_list(database):
+        return list_identity(database, what)
+    return sandbox.file_identity(database, what)

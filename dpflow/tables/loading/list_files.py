@@ -1,0 +1,134 @@
+"""Verify Parquet files and list them, so that releases read them where they are
+(`dpflow.tables.access.file_list`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+
+from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
+from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.file_list import FileList, ListedFile, open_session
+from dpflow.tables.loading.column_types import normalize_type
+
+_SCHEMA = """
+SELECT file_name, list((name, type, type_length, converted_type, logical_type, precision, scale, num_children)
+  ORDER BY column_id)
+FROM parquet_schema(getvariable('dpflow_files')) GROUP BY file_name
+"""
+
+
+def list_files(files: Sequence[Path], root: Path, name: str, target: Path) -> FileList:
+    """Read every value of the files once, and write their list, whole or not at all.
+
+    Args:
+        files: Parquet files of the same columns.
+        root: the folder that all of them are in, also when links are followed; names of folders
+            below it, such as ``day=2013-01-01``, are a column.
+        name: what the relation is called.
+        target: the list's file.
+
+    Raises:
+        InvalidInput: no files, files outside of the folder, of different columns or folders, or a
+            column that a folder names, too.
+        TableUnreadable: a file is damaged, or holds a value that its type does not allow.
+        TableBusy: a file was written meanwhile.
+    """
+    if not files:
+        raise InvalidInput("there are no files to list; give Parquet files")
+    real_root = root.resolve()
+    for file in files:
+        if not file.resolve().is_relative_to(real_root):
+            raise InvalidInput(
+                f"{file} leads out of {root}; a private source is in one folder, so put the file there, or list it by itself"
+            )
+    partitions = _find_partitions(files, root)
+    paths = [str(file.absolute()) for file in files]
+    try:
+        states = tuple(map(ListedFile.look_at, paths))
+    except OSError:
+        raise InvalidInput("a file cannot be looked at; give files that you may read") from None
+
+    def verify() -> dict[str, str]:
+        with open_session(paths) as raw:
+            return _verify_files(raw, files, partitions)
+
+    columns = sandbox.scrub_errors(verify, f"{files[0]} or another of the files")
+    listed = FileList(name, columns | dict.fromkeys(partitions, "VARCHAR"), partitions, states)
+    if not listed.is_unchanged():
+        raise TableBusy(
+            "a file was written while it was read; list the files when all are complete"
+        )
+    _write(target, listed.to_json(target.parent))
+    return listed
+
+
+def _verify_files(
+    raw: duckdb.DuckDBPyConnection, files: Sequence[Path], partitions: Sequence[str]
+) -> dict[str, str]:
+    """Columns and types, after each value was read; columns of other types are left out."""
+    schemas = raw.execute(_SCHEMA).fetchall()
+    first = schemas[0][1]
+    for file, schema in schemas:
+        if schema != first:
+            raise InvalidInput(
+                f"{file} has other columns or types than {schemas[0][0]}; write them alike, or load both into a DuckDB "
+                f"file: dpflow load"
+            )
+    bound = raw.sql(
+        "SELECT * FROM read_parquet(getvariable('dpflow_files'), hive_partitioning = false)"
+    )
+    columns = {}
+    for name, kind in zip(bound.columns, map(str, bound.types)):
+        if name.casefold() in map(str.casefold, partitions):
+            raise InvalidInput(
+                f"column {name!r} is in the files and in the names of their folders; take it out of one of both"
+            )
+        try:
+            columns[name] = normalize_type(name, kind)
+        except InvalidInput:
+            continue
+    if not columns:
+        raise InvalidInput(f"{files[0]} has no column whose type a declaration can use")
+    # Decodes every value that a release could read; what cannot be decoded fails here.
+    every = " + ".join(f"CAST(hash({sql.quote_name(name)}) % 2 AS HUGEINT)" for name in columns)
+    raw.execute(
+        f"SELECT sum({every}) FROM read_parquet(getvariable('dpflow_files'), hive_partitioning = false)"
+    ).fetchone()
+    return columns
+
+
+def _find_partitions(files: Sequence[Path], root: Path) -> tuple[str, ...]:
+    """Names of columns in folders below the root; raises `InvalidInput` where they differ."""
+    found = set()
+    for file in files:
+        parts = Path(os.path.relpath(file, root)).parts[:-1]
+        found.add(tuple(part.partition("=")[0] for part in parts if "=" in part))
+    if len(found) > 1:
+        raise InvalidInput(
+            f"some files are in folders such as day=2013-01-01 below {root}, and others in other ones; put all into "
+            f"folders of the same columns"
+        )
+    (names,) = found
+    if len({name.casefold() for name in names}) < len(names):
+        raise InvalidInput(f"folders below {root} name a column twice; name each once")
+    return names
+
+
+def _write(target: Path, text: str) -> None:
+    part = target.with_name(f".{target.name}.part")
+    try:
+        descriptor = os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        part.replace(target)
+    except OSError:
+        raise TableUnreadable(
+            f"{target} cannot be written; name a list in a folder of yours"
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)

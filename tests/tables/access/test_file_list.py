@@ -1,0 +1,308 @@
+"""Parquet files where they are: the same statistics as in DuckDB, only verified files, one state."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from dpflow import Ledger, PrivateTable, load_table, plan, release
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums
+from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
+from dpflow.tables.access import file_list, sandbox
+from dpflow.tables.access.file_list import FileList, open_list
+from dpflow.tables.loading.list_files import list_files
+from dpflow.testing import backend_checks
+from dpflow.testing.backend_checks import Content
+
+#: What Parquet has no type for, and joins, which need a second relation in the source.
+NOT_IN_PARQUET = ("HUGEINT", "join")
+
+
+def write_days(folder: Path) -> Path:
+    """Two days of visits in folders of their own."""
+    root = folder / "visits"
+    for day in ("2026-01-01", "2026-01-02"):
+        place = root / f"day={day}"
+        place.mkdir(parents=True)
+        query = f"SELECT 'p' || (i % 40) AS person, CAST(20 + i % 50 AS INTEGER) AS age, [1] AS list FROM range({day[-1]}0) t(i)"
+        duckdb.sql(query).write_parquet(str(place / "part.parquet"))
+    return root
+
+
+def make_list(root: Path, folder: Path) -> Path:
+    target = folder / "visits.files.json"
+    list_files(sorted(root.rglob("*.parquet")), root, "visits", target)
+    return target
+
+
+def declare(database: Path, **changes: Any) -> Table:
+    fields: dict[str, Any] = {
+        "name": "visits",
+        "database": database,
+        "privacy_unit": {"column": "person"},
+        "contribution_bounds": {"rows": 2},
+        "block": "day",
+        "protects": "unit-block",
+        "columns": {"age": {"lower": 0, "upper": 120}},
+    }
+    return Table.model_validate(fields | changes)
+
+
+def count(table: Table, *blocks: str) -> int:
+    request = GroupedSums(rows_per_group=100)
+    return int(PrivateTable(table).answer(request, blocks).rows[0])
+
+
+class ParquetFiles:
+    """Makes lists of Parquet files out of texts, each table in several files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.made = folder, 0
+
+    def __call__(self, relations: Mapping[str, Content]) -> dict[str, Any]:
+        self.made += 1
+        root = self.folder / str(self.made)
+        root.mkdir()
+        ((name, (columns, rows)),) = relations.items()
+        casts = ", ".join(f'CAST("{c}" AS {kind}) AS "{c}"' for c, kind in columns.items())
+        listed = ", ".join(f'"{column}" VARCHAR' for column in columns)
+        with duckdb.connect() as connection:
+            connection.execute(
+                f"SET TimeZone = 'UTC'; CREATE TABLE texts (row_place INTEGER, {listed})"
+            )
+            marks = ", ".join("?" for _ in range(len(columns) + 1))
+            for n, row in enumerate(rows):
+                connection.execute(f"INSERT INTO texts VALUES ({marks})", [n, *row])
+            for part in range(2):
+                query = f"SELECT {casts} FROM texts WHERE row_place % 2 = {part}"
+                connection.sql(query).write_parquet(str(root / f"{part}.parquet"))
+        target = self.folder / f"{self.made}.files.json"
+        list_files(sorted(root.glob("*.parquet")), root, name, target)
+        return {"database": target}
+
+
+CHECKS = [c.name for c in backend_checks.backend_checks("duckdb", lambda _: {})]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CHECKS if not any(word in name for word in NOT_IN_PARQUET)]
+)
+def test_parquet_keeps_the_contract(name: str, tmp_path: Path) -> None:
+    """Every check that a DuckDB file passes, on Parquet files: the same exact, bounded statistics."""
+    checks = backend_checks.backend_checks("duckdb", ParquetFiles(tmp_path), most_keys=2000)
+    (check,) = (c for c in checks if c.name == name)
+    check.run()
+
+
+def test_folders_are_blocks(tmp_path: Path) -> None:
+    """As texts, whatever they look like; a type that no declaration can use stays out."""
+    file = make_list(write_days(tmp_path), tmp_path)
+    listed = FileList.read(file, "x")
+    assert listed.columns == {"person": "VARCHAR", "age": "INTEGER", "day": "VARCHAR"}
+    assert file.stat().st_mode & 0o077 == 0
+    table = declare(file)
+    assert (count(table, "2026-01-01"), count(table, "2026-01-02")) == (10, 20)
+    assert count(table, "2026-01-01", "2026-01-02") == 30
+
+
+def test_a_release_from_parquet(tmp_path: Path) -> None:
+    """By commands as from a DuckDB file: list, init, release."""
+    from page_runner import inside, run_main
+
+    write_days(tmp_path)
+    with inside(tmp_path):
+        os.environ.pop("DPFLOW_LEDGER", None)
+        for words in (
+            "load visits/**/*.parquet --in-place",
+            "init visits.files.json --unit person --rows 4 --block day --epsilon 1 --first-block 2026-01-01",
+            "release visits_first.yml",
+            "check",
+        ):
+            status, _, errors = run_main(words.split())
+            assert status == 0, errors
+        assert load_table("visits").database == tmp_path / "visits.files.json"
+
+
+@pytest.mark.parametrize("change", ["grown", "replaced", "removed"])
+def test_files_are_read_only_as_they_were_listed(tmp_path: Path, change: str) -> None:
+    """A change is refused before anything is charged; listed again, it is another snapshot."""
+    root = write_days(tmp_path)
+    file, part = make_list(root, tmp_path), root / "day=2026-01-01" / "part.parquet"
+    before = PrivateTable(declare(file)).data_identity()
+    if change == "removed":
+        part.unlink()
+    else:
+        rows = 11 if change == "grown" else 10
+        duckdb.sql(
+            f"SELECT 'q' || i AS person, CAST(1 AS BIGINT) AS age, [1] AS list FROM range({rows}) t(i)"
+            if change == "grown"
+            else f"SELECT 'q' || i AS person, CAST(1 AS INTEGER) AS age, [1] AS list FROM range({rows}) t(i)"
+        ).write_parquet(str(part))
+    assert PrivateTable(declare(file)).data_identity() != before
+    with pytest.raises(TableUnreadable, match="list the files again"):
+        count(declare(file), "2026-01-02")
+    if change == "replaced":
+        make_list(root, tmp_path)
+        assert count(declare(file), "2026-01-01") == 10
+
+
+def test_a_file_replaced_during_the_scan_is_tried_again(tmp_path: Path) -> None:
+    """Neither rows of two states, nor a failure that is settled as "none"."""
+    root = write_days(tmp_path)
+    part = root / "day=2026-01-01" / "part.parquet"
+    with open_list(make_list(root, tmp_path), "table visits") as connection:
+        relation = connection.find_relation("visits")
+        assert connection.fetch_rows(f"SELECT count(*) FROM {relation.quoted}") == [(30,)]
+        part.write_bytes(part.read_bytes()[:-1])
+        with pytest.raises(TableBusy, match="while it was read"):
+            connection.fetch_rows(f"SELECT count(age) FROM {relation.quoted}")
+    assert TableBusy.retryable
+
+
+def test_a_retry_after_a_change_is_charged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reservation stays, and the next try uses it."""
+    root = write_days(tmp_path)
+    table = declare(make_list(root, tmp_path))
+    ledger = Ledger(tmp_path / "ledger.sqlite", create=True)
+    ledger.grant("visits", "1", "0", table=table, filter="basic", principal="o")
+    made = plan("count", table, name="n", scope="visits", blocks=["2026-01-01"], epsilon="0.5")
+    read = file_list.ListConnection.fetch_arrays
+
+    def replace_meanwhile(*args: Any) -> Any:
+        os.utime(root / "day=2026-01-01" / "part.parquet", ns=(1, 1))
+        return read(*args)
+
+    monkeypatch.setattr(file_list.ListConnection, "fetch_arrays", replace_meanwhile)
+    with pytest.raises(TableBusy):
+        release(made, ledger)
+    monkeypatch.undo()
+    make_list(root, tmp_path)
+    assert not release(made, ledger).replayed
+    (row,) = ledger.remaining("visits").rows()
+    assert row["epsilon_left"] == "0.5"
+
+
+def test_nothing_else_is_in_reach(tmp_path: Path) -> None:
+    """Neither another file of the folder, nor a setting that would open it."""
+    root = write_days(tmp_path)
+    duckdb.sql("SELECT 1 AS secret").write_parquet(str(root / "other.parquet"))
+    target = tmp_path / "visits.files.json"
+    list_files(sorted(root.rglob("part.parquet")), root, "visits", target)
+    with open_list(target, "x") as connection:
+        for query in (
+            f"SELECT * FROM '{root}/other.parquet'",
+            f"SELECT * FROM read_parquet('{root}/*/*.parquet')",
+            "SET enable_external_access = true",
+            f"SET allowed_directories = ['{root}']",
+            f"COPY (SELECT 1) TO '{tmp_path}/leak.csv'",
+        ):
+            with pytest.raises(TableUnreadable):
+                connection.fetch_rows(query)
+        with pytest.raises(TableUnreadable, match="did you mean 'visits'"):
+            connection.find_relation("visit")
+
+
+def test_a_value_that_cannot_be_read_is_found_when_files_are_listed(tmp_path: Path) -> None:
+    """Not by a release, where one row would decide whether there is a result."""
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    buffers = (
+        arrow.py_buffer(np.array([0, 2, 4], np.int32).tobytes()),
+        arrow.py_buffer(b"ok\xff\xfe"),
+    )
+    texts = arrow.StringArray.from_buffers(2, *buffers)
+    times = arrow.array([0, 2**62], arrow.int64()).view(arrow.timestamp("ms"))
+    for column in (texts, times):
+        root = tmp_path / str(column.type)[:4]
+        root.mkdir()
+        pyarrow.parquet.write_table(arrow.table({"x": column}), root / "a.parquet")
+        with pytest.raises(TableUnreadable) as refused:
+            make_list(root, tmp_path)
+        assert (
+            "ok" not in str(refused.value).split() and not (tmp_path / "visits.files.json").exists()
+        )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        ("schema", InvalidInput, "other columns or types"),
+        ("partition", InvalidInput, "in the files and in the names"),
+        ("folders", InvalidInput, "folders of the same columns"),
+        ("link", InvalidInput, "leads out of"),
+        ("truncated", TableUnreadable, "withheld"),
+        ("text", TableUnreadable, "withheld"),
+    ],
+)
+def test_files_that_are_no_table(
+    tmp_path: Path, spoil: str, error: type[Exception], message: str
+) -> None:
+    """Each is refused when they are listed, with what to do, and no list is written."""
+    root = write_days(tmp_path)
+    part = root / "day=2026-01-01" / "part.parquet"
+    if spoil == "schema":
+        duckdb.sql("SELECT 'p' AS person, 1.5 AS age").write_parquet(str(part))
+    elif spoil == "partition":
+        for file in root.rglob("*.parquet"):
+            duckdb.sql("SELECT 'p' AS person, 'x' AS day").write_parquet(str(file))
+    elif spoil == "folders":
+        part.rename(root / "part.parquet")
+    elif spoil == "link":
+        outside = tmp_path / "outside.parquet"
+        part.rename(outside)
+        part.symlink_to(outside)
+    elif spoil == "truncated":
+        part.write_bytes(part.read_bytes()[:-20])
+    else:
+        part.write_text("no parquet")
+    with pytest.raises(error, match=message):
+        make_list(root, tmp_path)
+    assert not (tmp_path / "visits.files.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 2}', '{"version": 1, "files": 3}'])
+def test_a_file_that_is_no_list(tmp_path: Path, text: str) -> None:
+    """The message says how to write one."""
+    file = tmp_path / "visits.files.json"
+    with pytest.raises(TableUnreadable, match="there is no file"):
+        count(declare(file), "x")
+    file.write_text(text)
+    with pytest.raises(TableUnreadable, match="--in-place"):
+        count(declare(file), "x")
+
+
+def test_mixed_compression_and_many_files(tmp_path: Path) -> None:
+    """Each file says its own; a thousand are one table."""
+    root = tmp_path / "many"
+    root.mkdir()
+    for n, codec in enumerate(("snappy", "zstd", "gzip", "uncompressed")):
+        duckdb.sql(f"SELECT 'p{n}' AS person, 1 AS age").write_parquet(
+            str(root / f"{codec}.parquet"), compression=codec
+        )
+    data = (root / "zstd.parquet").read_bytes()
+    for n in range(1000):
+        (root / f"{n}.parquet").write_bytes(data)
+    file = make_list(root, tmp_path)
+    assert len(json.loads(file.read_text())["files"]) == 1004
+    table = declare(file, block=None, protects="unit", contribution_bounds={"rows": 2000})
+    request = GroupedSums(rows_per_group=2000)
+    assert int(PrivateTable(table).answer(request, ()).rows[0]) == 1004
+
+
+def test_a_duckdb_file_stays_what_it_was(tmp_path: Path) -> None:
+    """The door decides by the name alone."""
+    with duckdb.connect(str(tmp_path / "x.duckdb")) as connection:
+        connection.execute("CREATE TABLE visits AS SELECT 1 AS person")
+    with file_list.open_source(tmp_path / "x.duckdb", "x") as opened:
+        assert type(opened) is sandbox.Connection
