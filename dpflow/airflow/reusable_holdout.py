@@ -97,7 +97,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
         promoter = None
         if self.promote:
             require_metrics(plans)
-            from dpflow.airflow.model_promotion import Promoter
+            from dpflow.engine.sessions.model_promotion import Promoter
 
             promoter = Promoter(**self.promote)
         # Opened, and charged, only when the gate before it is used up.

@@ -42,7 +42,7 @@ def command(
     if query and queries:
         raise InvalidInput("give either one query as field=value words, or a file of queries")
     questions: list[Any] = (
-        [parse_words(query)] if query else _read_queries(queries) if queries else []
+        [parse_words(query)] if query else read_queries(queries) if queries else []
     )
     registry = Registry.load()
     request, book = load_request(file), open_ledger(ledger, files=[file])
@@ -66,7 +66,8 @@ def _query_text(value: Any) -> Any:
     return value["sql"] if isinstance(value, dict) and "sql" in value else value
 
 
-def _read_queries(path: Path) -> list[Any]:
+def read_queries(path: Path) -> list[Any]:
+    """The list in a YAML file. Raises `InvalidInput` where there is none."""
     try:
         queries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):

@@ -54,6 +54,7 @@ COMMANDS = {
     "plan": ("plan", "Say what a release or a whole schedule will cost, before anything is spent."),
     "release": ("release", "Charge, draw, settle and publish releases; list past ones."),
     "ask": ("ask", "Ask a session, in order; without a query, show what is left of it."),
+    "gate": ("gate", "A holdout gate: plan, open, submit candidates, and see what is left."),
     "calculate": (
         "calculate",
         "Answer a question about methods: how many rows, how much noise, what no method can reach.",

@@ -125,8 +125,8 @@ class ClaimQuery(EstimatorQuery):
     """One of two questions.
 
     ``claim``: the number that the estimator is said to have on fresh data. ``champion``: the digest
-    of a candidate that this one is said to beat by more than ``better_by`` on fresh data
-    (`dpflow.Session.challenge`).
+    of a candidate that this one is said to beat on fresh data (`dpflow.Session.challenge`).
+    ``better_by``: by more than how much, in units of the metric.
     """
 
     claim: Exact | None = None

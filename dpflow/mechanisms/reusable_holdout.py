@@ -51,6 +51,7 @@ from dpflow.core.contract.estimators import SqlEstimator
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.requests import Answer, GroupValues, PerGroup
 from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.gate_power import refusal_probability, share_above
 from dpflow.core.toolbox.generalisation_bounds import (
     Promise,
     balance_threshold,
@@ -155,6 +156,24 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         if private and params.count_epsilon is None:
             return "the number of units is private; add count_epsilon, a part of epsilon that counts them"
         return ""
+
+    def refusal_power(
+        self, params: HoldoutParams, table: Table, excess: float, units: int, deviation: float
+    ) -> float:
+        """How often a claim is refused that is too good by ``excess``, with so many units.
+
+        Args:
+            deviation: standard deviation of one unit's score; at most half of its range.
+        """
+        groups = params.groups // (params.queries if params.method == "splitting" else 1)
+        share = share_above(excess, units / params.groups, deviation)
+        threshold = float(_failure_threshold(params, self.changed_groups(table)) * groups)
+        if not params.is_private:
+            return refusal_probability(share, groups, threshold, ())
+        engine = self.make_engine(params, table)
+        return refusal_probability(
+            share, groups, threshold, (engine.query_scale, engine.threshold_scale)
+        )
 
     def open(self, params: HoldoutParams, table: Table, source: Source) -> State:
         """No claim seen yet; private methods draw the noise of the first threshold."""

@@ -94,7 +94,7 @@ def test_a_command_names_its_extra(base: Environment, words: str, extra: str) ->
             "quality",
         ),
         (
-            "from dpflow.airflow.model_promotion import Promoter; Promoter('m', 'a', 'sqlite://')",
+            "from dpflow.engine.sessions.model_promotion import Promoter; Promoter('m', 'a', 'sqlite://')",
             "gate",
         ),
     ],

@@ -519,7 +519,7 @@ def test_the_alias_moves_with_the_record(tiny: Tiny) -> None:
     """On a yes to the first, and to whoever beats it; the version's tags say which verdict moved it."""
     from mlflow import MlflowClient
 
-    from dpflow.airflow.model_promotion import Promoter
+    from dpflow.engine.sessions.model_promotion import Promoter
 
     uri = f"sqlite:///{tiny.folder}/mlflow.db"
     session, _ = losses(tiny, failures=5)

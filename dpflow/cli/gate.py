@@ -1,0 +1,171 @@
+"""`dpflow gate`: a holdout gate in any pipeline: what it can tell, open it, submit candidates, what is
+left.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpflow.cli.ask import read_queries
+from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
+from dpflow.engine import insert_bounds, load_request, make_plan
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.sessions.holdout_gate import Promotes, join_verdicts, judge, require_metrics
+from dpflow.engine.sessions.query_list import resolve_paths
+from dpflow.engine.sessions.session import Session
+from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.ledger import Ledger
+from dpflow.mechanisms.holdout_params import HoldoutParams
+from dpflow.mechanisms.reusable_holdout import ReusableHoldout
+from dpflow.registry import Registry
+
+app = typer.Typer(help="A holdout gate: plan, open, submit candidates, and see what is left.")
+
+FileArgument = Annotated[
+    Path, typer.Argument(help="A release file (YAML) whose mechanism is reusable_holdout.")
+]
+#: What a pipeline branches on. An error is 1, or 75 if a retry helps, as for every command.
+EXIT_CODES = {"yes": 0, "no": 1, "exhausted": 3}
+#: Excesses of the power curve, as shares of the score's range.
+EXCESSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
+
+
+@app.command("plan")
+def show_plan(
+    file: FileArgument,
+    units: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many units the holdout has about, for the power curve."),
+    ] = None,
+    deviation: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Standard deviation of one unit's score; .5 is the most of [0, 1]."
+        ),
+    ] = 0.5,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a gate costs, proves and refuses, before anything is spent.
+
+    The power curve is about a mean of one score for each unit: how often a claim is refused that is
+    too good by so much. It reads no rows: --units is your number, and nothing rests on it.
+    """
+    plan, _ = _load(file, ledger)
+    about: dict[str, Any] = plan.describe()
+    params, mechanism = plan.params, plan.mechanism
+    assert isinstance(params, HoldoutParams) and isinstance(mechanism, ReusableHoldout)
+    about |= {"looks": params.queries, "paid answers": params.failures}
+    curve = [
+        {
+            "too good by": x,
+            "refused": mechanism.refusal_power(params, plan.table, x, units, deviation),
+        }
+        for x in (0.0, *EXCESSES)
+        if units is not None and deviation > 0
+    ]
+    if as_json:
+        return show_json({**about, "power": curve})
+    show_table(f"gate {plan.request.name}", ("", ""), about.items())
+    if curve:
+        cells = ((f"{row['too good by']:.2f}", f"{row['refused']:.3f}") for row in curve)
+        title = f"how often a claim is refused, with {units} units and a deviation of {deviation}"
+        show_table(title, ("too good by", "refused"), cells)
+
+
+@app.command("open")
+def open_gate(file: FileArgument, ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
+    """Charge a gate whole, once, or find the one that was charged; show what is left."""
+    session = _open(*_load(file, ledger))
+    _show_left(session.id, session.remaining(), as_json)
+
+
+@app.command("status")
+def show_status(
+    file: FileArgument, ledger: LedgerOption = None, as_json: JsonOption = False
+) -> None:
+    """Show what is left of a gate; opens and charges nothing."""
+    plan, book = _load(file, ledger)
+    scope, name = plan.request.scope, plan.request.name
+    if not any(record.state in ("open", "closed") for record in book.releases_by_name(scope, name)):
+        return _show_left("", {"state": "not opened"}, as_json)
+    session = _open(plan, book)
+    _show_left(session.id, session.remaining(), as_json)
+
+
+@app.command("submit")
+def submit(
+    file: FileArgument,
+    candidates: Annotated[
+        Path, typer.Argument(help="A YAML file with a list of candidates: name, claim, model.")
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="A registered MLflow model, whose alias moves on a yes.")
+    ] = None,
+    alias: Annotated[str, typer.Option(help="The alias that points at the champion.")] = "champion",
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where the model is registered."),
+    ] = None,
+    better_by: Annotated[
+        str, typer.Option(help="By how much a challenger has to beat the champion.")
+    ] = "0",
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit candidates to a gate, in order; the same one again is free.
+
+    Exit code: 0 if one passed, 1 if none did, 3 if none did and the gate is exhausted.
+    """
+    plan, book = _load(file, ledger)
+    submissions = read_queries(candidates)
+    if bad := [one for one in submissions if not isinstance(one, dict) or "name" not in one]:
+        raise InvalidInput(
+            f"{candidates} holds {len(bad)} entries that are no candidates; each has a name, a claim and a model"
+        )
+    promoter: Promotes | None = None
+    if model is not None:
+        require_metrics([plan])
+        if not tracking_uri:
+            raise InvalidInput(
+                "say where the model is registered: --tracking-uri, or MLFLOW_TRACKING_URI"
+            )
+        from dpflow.engine.sessions.model_promotion import Promoter
+
+        promoter = Promoter(model, alias, tracking_uri, better_by)
+    session = _open(plan, book)
+    verdicts = [
+        judge(session, resolve_paths(one, candidates.parent), promoter) for one in submissions
+    ]
+    if as_json:
+        show_json({"session": session.id, "verdicts": verdicts, "left": session.remaining()})
+    else:
+        for verdict in verdicts:
+            show_table(str(verdict["name"]), ("", ""), verdict.items())
+        _show_left(session.id, session.remaining(), as_json)
+    sys.exit(EXIT_CODES[join_verdicts(verdicts)])
+
+
+def _load(file: Path, ledger: str | None) -> tuple[Plan, Ledger]:
+    """The plan of a gate, and its ledger. Raises `PlanRefused` for another mechanism."""
+    request, book = load_request(file), open_ledger(ledger, files=[file])
+    plan = make_plan(request, Registry.load(), insert_bounds(request, book))
+    if not isinstance(plan.params, HoldoutParams):
+        raise PlanRefused(
+            f"{file} asks for {request.mechanism}, and a gate is reusable_holdout; other sessions are opened by dpflow ask"
+        )
+    return plan, book
+
+
+def _open(plan: Plan, book: Ledger) -> Session:
+    return Session.open(plan, book, Registry.load())
+
+
+def _show_left(session: str, left: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        return show_json({"session": session, "left": left})
+    show_table(f"left of gate {session}".rstrip(), ("", ""), left.items())

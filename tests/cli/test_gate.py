@@ -1,0 +1,150 @@
+"""`dpflow gate` in a pipeline: what it can tell, one charge, exit codes, and what is left."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from dpflow.cli import app
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.core.toolbox.gate_power import refusal_probability, share_above
+from dpflow.core.toolbox.sparse_vector import Engine
+from dpflow.errors import DpflowError, InvalidInput, PlanRefused
+from dpflow.ledger import Ledger
+from dpflow.tables.access.declarations import load_table
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+ROWS = """CREATE TABLE visits AS SELECT 'p' || i AS person, 0.7 + (i % 7) / 1000 AS good, 0.3 AS bad
+          FROM range(4000) t(i)"""
+GATE: dict[str, Any] = {
+    "name": "scores",
+    "mechanism": "reusable_holdout",
+    "table": "visits.yml",
+    "scope": "gate",
+    "params": {
+        "metric": "column_mean",
+        "epsilon": "40",
+        "groups": 400,
+        "queries": 20,
+        "failures": 2,
+        "rho": "0.24",
+        "alpha": "0.2",
+    },
+}
+
+
+@pytest.fixture
+def file(tiny: Tiny) -> Path:
+    """A gate on 4,000 people whose scores are in two columns."""
+    tiny.fill(ROWS)
+    score = {"lower": 0, "upper": 1, "step": "0.001"}
+    columns = {"good": score, "bad": score}
+    table = tiny.declare(
+        block=None, protects="unit", contribution_bounds={"rows": 1}, columns=columns, holdout=True
+    )
+    Ledger(tiny.ledger).grant("gate", 40, 0, filter="basic", table=load_table(table), principal="o")
+    path = tiny.folder / "gate.yml"
+    path.write_text(yaml.safe_dump(GATE))
+    return path
+
+
+def run(tiny: Tiny, *words: object) -> Result:
+    words = ("gate", *words, "--ledger", tiny.ledger, "--json")
+    done = CliRunner().invoke(app, [*map(str, words)])
+    if isinstance(done.exception, DpflowError):
+        raise done.exception
+    return done
+
+
+def candidates(tiny: Tiny, *claims: tuple[str, str]) -> Path:
+    path = tiny.folder / "candidates.yml"
+    listed = [{"name": f"{c} {n}", "features": [c], "claim": n} for c, n in claims]
+    path.write_text(yaml.safe_dump(listed))
+    return path
+
+
+def test_a_pipeline_branches_on_the_exit_code(tiny: Tiny, file: Path) -> None:
+    """0 if one passed, 1 if none did, 3 if nothing is left; a retry says the same and is free."""
+    assert json.loads(run(tiny, "status", file).stdout)["left"] == {"state": "not opened"}
+    assert Ledger(tiny.ledger).remaining("gate").rows()[0]["epsilon_spent"] == "0"
+    assert json.loads(run(tiny, "open", file).stdout)["left"]["queries_left"] == 20
+    assert run(tiny, "submit", file, candidates(tiny, ("good", "0.7"))).exit_code == 0
+    poor = candidates(tiny, ("bad", "0.7"))
+    first = run(tiny, "submit", file, poor)
+    assert first.exit_code == 1 and json.loads(first.stdout)["verdicts"][0]["verdict"] == "no"
+    assert json.loads(run(tiny, "submit", file, poor).stdout) == json.loads(first.stdout)
+    assert run(tiny, "submit", file, candidates(tiny, ("bad", "0.8"))).exit_code == 1
+    assert run(tiny, "submit", file, candidates(tiny, ("bad", "0.9"))).exit_code == 3
+    # What was answered before is answered still.
+    assert run(tiny, "submit", file, candidates(tiny, ("good", "0.7"))).exit_code == 0
+    left = json.loads(run(tiny, "status", file).stdout)["left"]
+    assert left["state"] == "closed" and left["failures_left"] == 0
+    assert len(Ledger(tiny.ledger).releases()) == 1
+
+
+def test_the_alias_moves_from_a_pipeline(tiny: Tiny, file: Path) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tiny.folder}/mlflow.db"
+    moves = ("--model", "scores", "--tracking-uri", uri, "--better-by", "0.1")
+    both = candidates(tiny, ("bad", "0.3"), ("good", "0.7"))
+    done = run(tiny, "submit", file, both, *moves)
+    assert done.exit_code == 0, done.output
+    assert [v["promoted"] for v in json.loads(done.stdout)["verdicts"]] == [True, True]
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    version = client.get_model_version_by_alias("scores", "champion")
+    assert version.tags["dpflow.name"] == "good 0.7"
+    with pytest.raises(InvalidInput, match="say where the model is registered"):
+        run(tiny, "submit", file, both, "--model", "scores", "--tracking-uri", "")
+
+
+def test_mistakes_are_sentences_and_charge_nothing(tiny: Tiny, file: Path) -> None:
+    path = tiny.folder / "candidates.yml"
+    path.write_text("- {claim: 0.5}")
+    with pytest.raises(InvalidInput, match="1 entries that are no candidates"):
+        run(tiny, "submit", file, path)
+    path.write_text("name: x")
+    with pytest.raises(InvalidInput, match="holds no list"):
+        run(tiny, "submit", file, path)
+    file.write_text(yaml.safe_dump(GATE | {"params": {**GATE["params"], "metric": None}}))
+    with pytest.raises(PlanRefused, match="fixes no metric"):
+        run(tiny, "submit", file, candidates(tiny, ("good", "0.7")), "--model", "m", "--tracking-uri", "x")  # fmt: skip
+    other = {"epsilon": "1", "groups": 10}
+    file.write_text(yaml.safe_dump(GATE | {"mechanism": "stable_median", "params": other}))
+    with pytest.raises(PlanRefused, match="a gate is reusable_holdout"):
+        run(tiny, "status", file)
+    assert Ledger(tiny.ledger).remaining("gate").rows()[0]["epsilon_spent"] == "0"
+
+
+def test_a_plan_draws_the_power_curve(tiny: Tiny, file: Path) -> None:
+    """It rises, from the few refusals of an honest claim to those of an absurd one."""
+    about = json.loads(run(tiny, "plan", file, "--units", 4000, "--deviation", "0.4").stdout)
+    refused = [row["refused"] for row in about["power"]]
+    assert refused == sorted(refused) and refused[0] < 0.01 and refused[-1] > 0.9
+    assert about["looks"] == 20 and about["paid answers"] == 2
+    assert json.loads(run(tiny, "plan", file).stdout)["power"] == []
+
+
+@pytest.mark.parametrize("excess", [0.1, 0.15, 0.2, 0.3])
+def test_the_curve_is_what_is_measured(excess: float) -> None:
+    """2,000 simulated claims about groups of ten normal scores, through the very sparse vector."""
+    import numpy as np
+
+    rng, engine, m = np.random.default_rng(1), Engine(Fraction(1), 1, 1), 400
+    threshold, refused = 0.15 * m, 0
+    for _ in range(2000):
+        reach = int((rng.normal(0, 0.4 / 10**0.5, size=m) >= excess).sum())
+        refused += engine.compare_value(
+            engine.start_session(SystemSource()), reach, int(threshold), SystemSource()
+        )[0]
+    scales = (engine.query_scale, engine.threshold_scale)
+    stated = refusal_probability(share_above(excess, 10, 0.4), m, threshold, scales)
+    assert abs(refused / 2000 - stated) < 0.04
