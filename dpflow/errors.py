@@ -19,6 +19,7 @@
     ├── TableError                a private or published table
     │   ├── TableUnreadable       missing, not DuckDB, a column missing, a type that cannot be used
     │   ├── TableBusy             another process is writing the file                               (retryable)
+    │   ├── TableInterrupted      what read the table was cancelled before it had answered              (retryable)
     │   ├── NotSealed             a block's cached sums could not be sealed, or are damaged         (retryable)
     │   └── NotPublished          settled in the ledger, but the output file could not be written   (retryable)
     ├── ContractViolated          the rows do not satisfy what the table declares

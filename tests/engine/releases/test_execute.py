@@ -63,8 +63,8 @@ def spent(tiny: Tiny) -> Fraction:
 def test_nothing_is_read_before_the_charge(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are read after reserve returned, and not at all when the budget refuses."""
     order: list[str] = []
-    read, reserve = PrivateTable.answer, Ledger.reserve_many
-    monkeypatch.setattr(PrivateTable, "answer", lambda *a: order.append("read") or read(*a))
+    read, reserve = PrivateTable.open_answer, Ledger.reserve_many
+    monkeypatch.setattr(PrivateTable, "open_answer", lambda *a: order.append("read") or read(*a))
     monkeypatch.setattr(
         Ledger, "reserve_many", lambda *a, **k: (reserve(*a, **k), order.append("charged"))[0]
     )
@@ -103,7 +103,7 @@ def test_what_a_retry_can_help_keeps_its_reservation(
     def busy(*_: object) -> None:
         raise TableBusy("busy")
 
-    monkeypatch.setattr(PrivateTable, "answer", busy)
+    monkeypatch.setattr(PrivateTable, "open_answer", busy)
     with pytest.raises(TableBusy, match="busy"):
         release(planned(tiny), Ledger(tiny.ledger))
     monkeypatch.undo()
