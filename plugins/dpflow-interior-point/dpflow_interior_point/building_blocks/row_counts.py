@@ -69,6 +69,30 @@ def rows_for_median(
     return math.ceil(rows_for_point(pairs, cells, "uniform") / float(2 * (alpha - gamma)))
 
 
+#: The accuracy of a median with few rows, and the most that more rows make it.
+LARGEST_ALPHA, LEAST_ALPHA = Fraction(1, 4), Fraction(1, 10**4)
+#: Rows beyond the formula's with which medians of all laws in the tests have an answer nearly always:
+#: a middle slice of discrete or peaked columns is less uniform than the formula takes it to be.
+SPARE = 2
+
+
+def alpha_for_rows(
+    pairs: TruncatedNoiseLaw, cells: TruncatedNoiseLaw, rows: int, paired: int
+) -> Fraction:
+    """The least alpha at which so many rows, of which at most ``paired`` are paired, are likely to
+    have a median, with the margin alpha/4: `rows_for_median` of each stage, backwards.
+    """
+    q, p2 = SHAPES["uniform"]
+    first, second = (noise.radius + 3 * float(noise.scale) for noise in (pairs, cells))
+    # Each stage sees the middle slice, a share 3/2 alpha of its rows.
+    shares = (
+        2 * first / (PARTNERS * q) / max(1, min(rows, paired)),
+        second / p2 / max(1, rows),
+    )
+    alpha = Fraction(SPARE * max(shares) * 2 / 3).limit_denominator(10**6)
+    return min(max(alpha, LEAST_ALPHA), LARGEST_ALPHA)
+
+
 def proved_rows_for_point(
     pairs: TruncatedNoiseLaw, cells: TruncatedNoiseLaw, c: float, beta: float
 ) -> int:

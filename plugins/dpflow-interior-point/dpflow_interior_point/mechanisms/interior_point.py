@@ -5,7 +5,8 @@ Definition. Round one finds the scale 2^j at which random pairs of rows often di
 (`column_scale`). Round two counts rows in cells of that width and answers an edge between two cells
 that are certainly occupied (`interior_cell`). If most pairs tie, round two counts single values
 instead and answers an atom. The median does the same on the middle slice: the rows without the t
-lowest and t highest, t = floor((1/2 - alpha + gamma) n).
+lowest and t highest, t = floor((1/2 - alpha + gamma) n). Left out, alpha follows from the number n,
+which is public or noisy: choosing it is post-processing.
 
 Guarantee: (epsilon, delta)-DP for the declared unit, for every table and every distribution: each
 round is a stability histogram (`stable_bins`) with a part of the privacy cost, the slice and the
@@ -26,9 +27,10 @@ groups, several rows a unit and add-remove are extensions, proved in the modules
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import model_validator
 
@@ -84,30 +86,38 @@ class InteriorPointParams(ScaleParams):
 
 class ApproximateMedianParams(InteriorPointParams):
     """As `InteriorPointParams`. ``alpha``: how far the rank may be from the middle, as a share of
-    the rows, strictly between 0 and 1/2. ``gamma``: safety margin within alpha for the step from
-    rows to their distribution, by default alpha/4.
+    the rows, strictly between 0 and 1/2; left out, the least at which so many rows were measured to
+    have an answer, at most 1/4. ``gamma``: safety margin within alpha for the step from rows to
+    their distribution, by default alpha/4.
     """
 
-    alpha: Exact = Fraction(1, 4)
+    alpha: Exact | None = None
     gamma: Exact | None = None
 
     @model_validator(mode="after")
     def _check_alpha(self) -> ApproximateMedianParams:
-        if not 0 < self.alpha < Fraction(1, 2):
+        if not 0 < self.largest_alpha < Fraction(1, 2):
             raise ValueError("alpha must lie strictly between 0 and 1/2, such as 0.25")
-        if not 0 <= self.margin < self.alpha:
+        if self.alpha is None and self.gamma is not None:
+            raise ValueError("gamma belongs to an alpha that is given; give both, or neither")
+        if not 0 <= self.margin < self.largest_alpha:
             raise ValueError("gamma must be from 0 up to below alpha, such as alpha/4")
         return self
 
     @property
+    def largest_alpha(self) -> Fraction:
+        """Alpha, or the most that it is where the rows decide."""
+        return row_counts.LARGEST_ALPHA if self.alpha is None else self.alpha
+
+    @property
     def margin(self) -> Fraction:
         """Gamma, or its default."""
-        return self.alpha / 4 if self.gamma is None else self.gamma
+        return self.largest_alpha / 4 if self.gamma is None else self.gamma
 
     @property
     def trim_share(self) -> Fraction:
-        """Share of the rows that the slice leaves out at each end."""
-        return Fraction(1, 2) - self.alpha + self.margin
+        """Share of the rows that the slice leaves out at each end, with few rows."""
+        return Fraction(1, 2) - self.largest_alpha + self.margin
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,7 @@ class Method:
         pairs, cells: the noise of the stages.
         rule, share: how a scale is chosen.
         trim_share: share of the rows to leave out at each end.
+        chooses_alpha: whether more is left out where there are rows enough, see `alpha_for`.
     """
 
     sizes: RowCounts | None
@@ -128,6 +139,7 @@ class Method:
     share: Fraction
     atoms: bool
     trim_share: Fraction
+    chooses_alpha: bool = False
 
     @classmethod
     def from_params(
@@ -141,26 +153,45 @@ class Method:
         """Divide the privacy cost between stages, and a count of the rows unless their number is
         public.
         """
-        cut = params.trim_share if isinstance(params, ApproximateMedianParams) else Fraction(0)
+        cut, chooses = Fraction(0), False
+        if isinstance(params, ApproximateMedianParams):
+            cut, chooses = params.trim_share, params.alpha is None
         sizes, share = None, share or GroupShare.for_group(params, table)
         # Only a trimmed slice or a share of the pairs needs the number of rows, which may cost.
         if cut or params.share:
             sizes, share = RowCounts.from_share(share, size_is_public)
         pairs, cells = share.stage_noise(params.split, sliced=bool(cut))
-        return cls(sizes, pairs, cells, params.rule, params.share, params.atoms, cut)
+        return cls(sizes, pairs, cells, params.rule, params.share, params.atoms, cut, chooses)
+
+    def alpha_for(self, size: int) -> Fraction:
+        """The accuracy that a number of rows, public or noisy, was measured to have an answer at."""
+        return row_counts.alpha_for_rows(self.pairs, self.cells, size, sample_size(self.pairs))
+
+    def trim_at(self, size: int) -> Fraction:
+        """The share of so many rows to leave out at each end; the margin is a quarter of alpha."""
+        if not self.chooses_alpha:
+            return self.trim_share
+        return Fraction(1, 2) - self.alpha_for(size) * Fraction(3, 4)
 
     def find_points(self, column: OpenColumn, source: Source) -> list[tuple[Scale, Point]]:
         """Both rounds, for every group."""
-        sizes = (
-            [0] * len(column.rows)
-            if self.sizes is None
-            else self.sizes.draw_row_counts(column, source)
-        )
+        return self.find_points_of(column, self.draw_sizes(column, source), source)
+
+    def draw_sizes(self, column: OpenColumn, source: Source) -> list[int]:
+        """The number of rows of every group, public or noisy; 0 where no stage needs it."""
+        if self.sizes is None:
+            return [0] * len(column.rows)
+        return self.sizes.draw_row_counts(column, source)
+
+    def find_points_of(
+        self, column: OpenColumn, sizes: Sequence[int], source: Source
+    ) -> list[tuple[Scale, Point]]:
+        """Both rounds, for every group and its number of rows."""
         scales, most = [], sample_size(self.pairs)
         for values, size in zip(column.sample_values(most), sizes, strict=True):
             # ``size`` is public or noisy, so what follows from it is no more than that
             paired = min(size, most)
-            trim = int(self.trim_share * paired)
+            trim = int(self.trim_at(size) * paired)
             threshold = least_pairs(self.share, paired - 2 * trim)
             scales.append(
                 estimate_scale(middle_slice(values, trim), self.pairs, threshold, self.rule, source)
@@ -189,7 +220,9 @@ class Method:
         if scale.exponent is None and not atoms:
             return None
         spare = max(0, scale.ties if atoms else scale.count) // (64 * pairing.PARTNERS)
-        return CellGrid(None if atoms else scale.exponent, int(self.trim_share * size), 1 + spare)
+        return CellGrid(
+            None if atoms else scale.exponent, int(self.trim_at(size) * size), 1 + spare
+        )
 
     def draw_point(self, cells: BinCounts, grid: CellGrid, source: Source) -> Point:
         """The second round's answer."""
@@ -221,10 +254,11 @@ class _Points(Mechanism[P]):
         """Both rounds per group; the document holds the scale and noisy counts."""
         method = Method.from_params(params, table, size_is_public=has_public_size(answer))
         keys = column_request(params, table).keys
-        answers = method.find_points(answer, source)
+        sizes = method.draw_sizes(answer, source)
+        answers = method.find_points_of(answer, sizes, source)
         rows: list[Row] = []
-        document = {}
-        for key, (scale, point) in zip(keys, answers, strict=True):
+        document: dict[str, dict[str, Any]] = {}
+        for key, size, (scale, point) in zip(keys, sizes, answers, strict=True):
             # Both rounds count in steps of the column; only the answer has its measure.
             value = None if point.value is None else answer.column_value(point.value)
             rows += [Row(key, self.measure, value), Row(key, "status", point.status)]
@@ -234,6 +268,10 @@ class _Points(Mechanism[P]):
                 else float(Fraction(2) ** scale.exponent * answer.step)
             )
             document[key] = {"scale": width, "rows_below": point.below, "rows_above": point.above}
+            if method.chooses_alpha:
+                alpha = method.alpha_for(size)
+                why = f"the least at which about {size} rows were measured to have an answer"
+                document[key] |= {"alpha": float(alpha), "alpha_because": why}
         return Result(tuple(rows), document)
 
 
@@ -261,20 +299,28 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
     summary = (
         "a median within alpha of the middle rank, for a column that has no known range, or none"
     )
-    version = 4
+    version = 5
     Params = ApproximateMedianParams
     measure = "median"
 
     def error_bound(self, params: ApproximateMedianParams, table: Table) -> ErrorBound:
         """Rank error alpha, which is certain; the note says how many rows an answer needs."""
         method = Method.from_params(params, table, size_is_public=False)
-        rows = row_counts.rows_for_median(method.pairs, method.cells, params.alpha, params.margin)
+        alpha = params.largest_alpha
+        rows = row_counts.rows_for_median(method.pairs, method.cells, alpha, params.margin)
         note = f"about {rows} rows{_per_group(params)} are needed for an answer, else it is none"
+        if method.chooses_alpha:
+            ten = float(method.alpha_for(10 * rows))
+            many = float(method.alpha_for(100 * rows))
+            note += (
+                f"; from more rows alpha is chosen smaller: {ten:.2g} for {10 * rows:,} rows, "
+                f"{many:.2g} for {100 * rows:,}"
+            )
         if method.sizes is not None and method.sizes.scale is not None:
             note += (
                 f"; unless public, the number of rows is counted, within {method.sizes.half_width}"
             )
-        return ErrorBound({"rank (share of rows)": float(params.alpha)}, note)
+        return ErrorBound({"rank (share of rows)": float(alpha)}, note)
 
 
 def _per_group(params: ScaleParams) -> str:
