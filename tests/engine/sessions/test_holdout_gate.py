@@ -5,6 +5,7 @@ every verdict.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -397,6 +398,27 @@ def test_the_owner_fixes_the_metric(tiny: Tiny, ledger: Ledger, changes: dict[st
     assert session.remaining()["answered"] == 0
     unnamed = {name: value for name, value in HONEST.items() if name != "estimator"}
     assert judge(session, unnamed)["candidate"] == judge(session, HONEST)["candidate"]
+
+
+def test_scores_beyond_the_metrics_range_are_clamped_row_by_row(tiny: Tiny, ledger: Ledger) -> None:
+    """Half of the rows are 30 and more, half 3 in the mean: within [0, 10] the mean is 6.5, and not
+    10, which a clamped mean of 18 would be.
+    """
+    metric = {"estimator": "column_mean", "range": [0, 10], "default": 0}
+    session = opened(tiny, ledger, **(PARAMS | {"metric": metric}))
+    assert judge(session, HONEST | {"claim": "6.5"})["verdict"] == "yes"
+    assert judge(session, HONEST | {"claim": "9.5"})["verdict"] == "no"
+
+
+def test_two_teams_at_once_get_one_answer_each(tiny: Tiny, ledger: Ledger) -> None:
+    """The same candidate is answered once, whoever is first; two candidates are two answers."""
+    sessions = [opened(tiny, ledger, **AGES) for _ in range(4)]
+    asked = [HONEST, HONEST, HONEST | {"claim": "17"}, HONEST | {"claim": "17"}]
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(judge, sessions, asked))
+    assert said[0] == said[1] and said[2] == said[3]
+    assert {verdict["verdict"] for verdict in said} == {"yes"}
+    assert sessions[0].remaining()["answered"] == 2 and ledger.verify().ok
 
 
 #: Two columns of predictions: `good` is off by 0.1, `bad` by 0.4, `level` as far as `good`.
