@@ -1,6 +1,11 @@
-"""`make bench`: every benchmark, each a table of rates and ratios."""
+"""`make bench`: every benchmark, each a table of rates and ratios; `python -m bench NAME ...` runs
+those that it names.
+"""
 
 from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
 
 from bench import (
     accuracy,
@@ -21,24 +26,43 @@ from bench import (
     tables,
     verification,
 )
+from dpflow.errors import UnknownName
 
-for module in (
-    samplers,
-    startup,
-    median,
-    release,
-    publish,
-    tables,
-    accuracy,
-    keys,
-    daily,
-    holdout,
-    interior,
-    learning,
-    ledger,
-    ledger_history,
-    hammer,
-    verification,
-    prediction,
-):
-    module.main()
+BENCHMARKS = {
+    module.__name__.removeprefix("bench."): module
+    for module in (
+        samplers,
+        startup,
+        median,
+        release,
+        publish,
+        tables,
+        accuracy,
+        keys,
+        daily,
+        holdout,
+        interior,
+        learning,
+        ledger,
+        ledger_history,
+        hammer,
+        verification,
+        prediction,
+    )
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the named benchmarks in their order, or all; an unknown name lists close ones."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    names = parser.parse_args(arguments).names
+    for name in names:
+        if name not in BENCHMARKS:
+            parser.error(str(UnknownName("benchmark", name, BENCHMARKS)))
+    for name in names or BENCHMARKS:
+        BENCHMARKS[name].main()
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,15 +138,43 @@ class Connection:
 
     def execute(self, query: str, parameters: list[Any] | None = None) -> None:
         """Execute without looking at a result."""
-        scrub_errors(lambda: self._raw.execute(query, parameters), self._what)
+        self._run_query(lambda: self._raw.execute(query, parameters))
 
     def fetch_rows(self, query: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
         """All rows as Python values."""
-        return scrub_errors(lambda: self._raw.execute(query, parameters).fetchall(), self._what)
+        return self._run_query(lambda: self._raw.execute(query, parameters).fetchall())
 
     def fetch_arrays(self, query: str, parameters: list[Any] | None = None) -> dict[str, Any]:
         """All rows as one numpy array per output column."""
-        return scrub_errors(lambda: self._raw.execute(query, parameters).fetchnumpy(), self._what)
+        return self._run_query(lambda: self._raw.execute(query, parameters).fetchnumpy())
+
+    def _run_query(self, action: Callable[[], T]) -> T:
+        """What a query returns. A signal ends it at once: what its handler raises, such as
+        `KeyboardInterrupt`, passes as it is.
+
+        Handlers run in the main thread between two steps of Python, and DuckDB takes none until it
+        has finished. So the query runs in a thread of its own, which the main thread waits for.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return scrub_errors(action, self._what)
+        outcome: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(action())
+            except BaseException as error:  # noqa: BLE001  it is raised where the query was asked
+                outcome.set_exception(error)
+
+        thread = threading.Thread(target=run, name="dpflow query", daemon=True)
+        thread.start()
+        try:
+            wait([outcome])
+        finally:
+            # The signal may come before DuckDB has begun, which forgets an earlier interrupt.
+            while not outcome.done():
+                self.interrupt()
+                wait([outcome], timeout=0.02)
+        return scrub_errors(outcome.result, self._what)
 
     def read_checksums(self, blocks: Sequence[int]) -> list[bytes]:
         """The checksums with which these blocks of the file begin, or `TableUnreadable`."""

@@ -1,0 +1,102 @@
+"""Ctrl-C and a task's end stop a query at once, and nothing is lost: a retry goes on with what is
+reserved.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from smallworld import Tiny
+
+from dpflow import Ledger, plan, release
+from dpflow.tables.access import sandbox
+
+#: Takes a minute and more.
+LONG = "SELECT max(hash(a.i) ^ hash(b.i)) FROM range(400000) a(i), range(1000000) b(i)"
+#: Seconds within which a query ends, on a busy machine.
+AT_ONCE = 15
+
+
+class Ended(BaseException):
+    """What a handler of SIGTERM raises, as a scheduler's does."""
+
+
+def send_later(number: signal.Signals) -> None:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), number)).start()
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Any:
+    """Raise on SIGTERM; pytest raises on SIGINT."""
+
+    def end(*_: Any) -> None:
+        raise Ended
+
+    before = signal.signal(signal.SIGTERM, end)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Ended)]
+)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda connection: connection.fetch_rows(LONG),
+        lambda connection: connection.fetch_arrays(LONG),
+        lambda connection: connection.execute(f"CREATE TEMP TABLE sums AS {LONG}"),
+    ],
+    ids=["rows", "arrays", "a table"],
+)
+def test_a_signal_ends_a_query(
+    tiny: Tiny, ask: Callable[[Any], Any], number: signal.Signals, raised: type[BaseException]
+) -> None:
+    """What its handler raises comes out, and the connection can be used again."""
+    with sandbox.open_file(tiny.database, "visits") as connection:
+        send_later(number)
+        begun = time.monotonic()
+        with pytest.raises(raised):
+            ask(connection)
+        assert time.monotonic() - begun < AT_ONCE
+        assert connection.fetch_rows("SELECT 1") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Ended)]
+)
+def test_an_ended_release_goes_on(
+    tiny: Tiny, number: signal.Signals, raised: type[BaseException]
+) -> None:
+    """It is not settled as "none": the retry gives the number, and both cost what one does."""
+    ledger = Ledger(tiny.ledger)
+    wanted = plan(
+        "count",
+        tiny.folder / "visits.yml",
+        name="r",
+        epsilon="0.25",
+        scope="visits",
+        blocks=["2020-01-01"],
+    )
+    fetch_arrays = sandbox.Connection.fetch_arrays
+
+    def fetch_slowly(self: Any, query: str, *given: Any) -> Any:
+        self.fetch_rows(LONG)
+        return fetch_arrays(self, query, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox.Connection, "fetch_arrays", fetch_slowly)
+        send_later(number)
+        with pytest.raises(raised):
+            release(wanted, ledger)
+    receipt = release(wanted, ledger)
+    assert not receipt.replayed
+    assert [row.measure for row in receipt.result.rows] == ["count"]
+    assert release(wanted, ledger).replayed
+    assert len(ledger.releases("visits")) == 1
