@@ -204,7 +204,7 @@ class Groups:
     sums: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
     counts: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
     squares: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
-    whole: GroupedUnits | None = None
+    whole: GroupedUnits | None = field(default=None, repr=False)
 
     def moment(self, what: str, column: str) -> NDArray[np.int64]:
         """One integer per group: ``rows`` or ``units``, or a column's number of ``values``, ``sum``
