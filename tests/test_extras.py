@@ -64,7 +64,7 @@ def test_the_distribution_has_the_extras_that_doors_name() -> None:
     }
     extras = PROJECT["optional-dependencies"]
     assert PROJECT["name"] == DISTRIBUTION
-    assert words == set(extras) - {"all", "testing"}
+    assert words == set(extras) - {"all"}
     everything = extras["all"][0].removeprefix(f"{DISTRIBUTION}[").rstrip("]").split(",")
     assert set(everything) == words
 
