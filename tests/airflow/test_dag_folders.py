@@ -133,7 +133,7 @@ def test_every_operator_that_charges_is_counted(tiny: Tiny, plan: Any) -> None:
         + ", points={}, answers={}",
     }
     free = {f"Budget{verb}Operator" for verb in ("Branch", "Check", "Grant", "Report")}
-    assert set(airflow.__all__) == {*asks, *free, "DataContractOperator"}, (
+    assert set(airflow.__all__) == {*asks, *free, "DataContractOperator", "LoadOperator"}, (
         "a new operator: does it charge?"
     )
     head = "from airflow.sdk import DAG\nfrom dpflow.airflow import *\nwith DAG('all', schedule=None):\n"
