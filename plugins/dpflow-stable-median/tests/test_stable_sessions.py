@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from math import ceil, expm1, log
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,18 @@ from dpflow_stable_median.mechanisms.multiplicative_weights import Multiplicativ
 from dpflow_stable_median.mechanisms.stable_median import AnsweringParams, StableMedian
 from pydantic import ValidationError
 
+from dpflow import Session
 from dpflow.core.accounting.events import ZCDP, BoundedRange, Repeated
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.interactive import State
 from dpflow.core.contract.requests import GroupedSums, GroupedUnits, Groups, PerGroup
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.core.toolbox.ranges import LinearRange
+from dpflow.engine import make_plan
+from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
 from dpflow.testing import exact_divergence
 from dpflow.testing.audit import clopper_pearson
 from dpflow.testing.enumeration import enumerate_outputs
@@ -636,3 +642,47 @@ def test_blocks_are_inside_the_groups(tmp_path: Any) -> None:
         groups, rows = PrivateTable(table).grouped_rows(GroupValues(m, ("v",)), b"k", ())
         found[m] = dict(zip(rows["v"].tolist(), groups.tolist()))
     assert all(bucket % 7 == found[7][unit] for unit, bucket in found[35].items())
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "where", "mean"),
+    [("replace", None, 0.5), ("replace", "bit = 1", 0.0), ("add-remove", None, 0.0)],
+)
+def test_the_number_of_rows_is_read_where_it_is_public(
+    tmp_path: Path, neighbours: str, where: str | None, mean: float
+) -> None:
+    """1,000 rows, whatever was typed: read after the charge under replace, for the whole table; a
+    condition or add-remove makes it private, and then the mean is of the typed number.
+    """
+    import duckdb
+
+    with duckdb.connect(str(tmp_path / "rows.duckdb")) as connection:
+        connection.execute("CREATE TABLE rows AS SELECT i AS u, i % 2 AS bit FROM range(1000) t(i)")
+    table = Table.model_validate(
+        {
+            "name": "rows",
+            "database": tmp_path / "rows.duckdb",
+            "privacy_unit": {"column": "u"},
+            "neighbours": neighbours,
+            "contribution_bounds": {"rows": 1},
+            "columns": {"bit": {"lower": 0, "upper": 1}},
+        }
+    )
+    ledger = Ledger(tmp_path / "ledger.sqlite", create=True)
+    ledger.grant("s", 10_000, 0, filter="basic", table=table, principal="owner")
+    request = ReleaseRequest.model_validate(
+        {
+            "name": "means",
+            "mechanism": "mean_queries",
+            "table": "rows.yml",
+            "scope": "s",
+            "where": where,
+            "params": {"epsilon": 1000, "rows": 10**9, "queries": 2},
+        }
+    )
+    registry = Registry.load()
+    session = Session.open(make_plan(request, registry, table), ledger, registry)
+    answer = session.ask({"column": "bit"})
+    assert answer["value"] == pytest.approx(mean, abs=0.01)
+    assert answer["guarantee"] == "heuristic" and answer["tau"] is None
+    assert ("because" in answer) == (mean == 0.0)
