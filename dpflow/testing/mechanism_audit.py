@@ -148,11 +148,14 @@ def _audit_exactly(
         return None
     followed.sort(key=lambda one: (one[1].passed, -one[1].epsilon_found / one[1].epsilon))
     refuted = not followed[0][1].passed
+    share = followed[0][1].epsilon_found / followed[0][1].epsilon
     weakened = None
-    for factor in () if refuted else FACTORS:
+    # A loss grows with the factor at most, so the first ones cannot be seen.
+    factors = [factor for factor in FACTORS if factor * share > 0.9]
+    for factor in () if refuted else factors[:3]:
         with weaken_noise(factor):
             if any(
-                not compare_exactly(mechanism, example, seconds / 12).passed
+                not compare_exactly(mechanism, example, max(each, seconds / 12)).passed
                 for example, _ in followed[:2]
             ):
                 weakened = factor
@@ -185,16 +188,15 @@ def _audit_draws(
     """The black-box method: the pair of neighbours that shows most is drawn from longest."""
     begun = time.thread_time()
     best: tuple[float, Example, int] | None = None
-    places = [
-        (example, place)
-        for example in examples
-        for place in range(len(_list_samplers(mechanism, example)))
-    ]
     # A third of the time chooses. Weak noise shows soonest which neighbours are far apart.
     with weaken_noise(FACTORS[3]):
-        for example, place in places:
+        places = [
+            (example, place, samplers)
+            for example in examples
+            for place, samplers in enumerate(_list_samplers(mechanism, example))
+        ]
+        for example, place, (a, b) in places:
             epsilon, delta = _guarantee_of(mechanism, example)
-            a, b = _list_samplers(mechanism, example)[place]
             draws = affordable_draws(a, 2000, seconds / 3 / len(places))
             found = audit_pair(a, b, epsilon, delta, draws=draws, confidence=CONFIDENCE)
             share = found.lower_epsilon / epsilon
@@ -244,7 +246,7 @@ def _audit_draws(
 def _list_samplers(mechanism: AnyMechanism, example: Example) -> list[tuple[Sampler, Sampler]]:
     if isinstance(mechanism, InteractiveMechanism):
         return [pair for games in neighbouring_transcripts(mechanism, example) for pair in games]
-    return neighbouring_results(mechanism, example)
+    return neighbouring_results(mechanism, example, edges=True)
 
 
 def _guarantee_of(mechanism: AnyMechanism, example: Example) -> tuple[float, float]:

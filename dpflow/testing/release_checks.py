@@ -23,6 +23,7 @@ from dpflow.testing.audit import (
     audit_with_confirmation,
     refutes_probability,
 )
+from dpflow.testing.edge_answers import edge_answers
 from dpflow.testing.examples import (
     Example,
     neighbouring_answers,
@@ -197,9 +198,15 @@ def guarantee_survives_audit(mechanism: Mechanism[Any], example: Example) -> Non
 
 
 def neighbouring_results(
-    mechanism: Mechanism[Any], example: Example
+    mechanism: Mechanism[Any], example: Example, edges: bool = False
 ) -> list[tuple[Sampler, Sampler]]:
-    """What draws a result from either of two neighbours, for each pair that is worth an audit."""
+    """What draws a result from either of two neighbours, for each pair that is worth an audit.
+
+    Args:
+        mechanism: an instance.
+        example: what it is planned on.
+        edges: take `dpflow.testing.edge_answers`, too.
+    """
     params, _ = plan_mechanism(mechanism, example.table, example.params)
     source = SystemSource()
 
@@ -208,7 +215,8 @@ def neighbouring_results(
 
     samplers: list[tuple[Sampler, Sampler]] = []
     request = mechanism.data_request(params, example.table)
-    for pair in neighbouring_answers(request, example.table):
+    pairs = neighbouring_answers(request, example.table)
+    for pair in pairs + (edge_answers(request, example.table) if edges else []):
         draws = [draw_from(given) for given in pair]
         # Twenty draws of either side show which coordinates change at all.
         paths = choose_paths(list_features(draw()) for draw in draws for _ in range(20))
