@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -46,7 +47,8 @@ from dpflow.ledger.storage import schema
 TABLES = schema.metadata.sorted_tables
 TENTH = 10**11
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]
-V5 = Path(__file__).parent / "fixtures" / "v5"
+FIXTURES = Path(__file__).parent / "fixtures"
+UPGRADED: dict[str, Any] = {}
 SCOPES = st.sampled_from(["s", "s", "s/a", "both"])
 #: Nothing dies here, so nothing need be on a disk.
 FOLDERS = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -101,11 +103,11 @@ class Machine(RuleBasedStateMachine):
         self.seen: dict[str, Rows] = defaultdict(dict)
         self.number = 0
 
-    @initialize(seed=SEEDS, start=st.sampled_from(["new", "new", "version 5"]))
+    @initialize(seed=SEEDS, start=st.sampled_from(["new", "new", "v5", "v6"]))
     def begin(self, seed: int, start: str) -> None:
-        """A new ledger, or one of version 5 that somebody may have changed before its upgrade."""
-        if start == "version 5" and "://" not in self.place.target:
-            self.upgrade_changed(random.Random(seed))
+        """A new ledger, or one of a past version that somebody changed before its upgrade."""
+        if start != "new" and "://" not in self.place.target:
+            self.upgrade_changed(random.Random(seed), start)
         self.ledger = self.place.open()
         for scope, tenths in (("s", 9), ("s/a", 6)):
             self.grant(scope, tenths)
@@ -113,9 +115,9 @@ class Machine(RuleBasedStateMachine):
         self.approve("bob")
         assert self.granted["both"] == 6
 
-    def upgrade_changed(self, chance: random.Random) -> None:
-        shutil.copy(V5 / "ledger.sqlite", self.place.target)
-        shutil.copytree(V5 / "anchor", self.place.anchor)
+    def upgrade_changed(self, chance: random.Random, version: str) -> None:
+        shutil.copy(FIXTURES / version / "ledger.sqlite", self.place.target)
+        shutil.copytree(FIXTURES / version / "anchor", self.place.anchor)
         with self.place.intruder() as run:
             names = ("scope", "account", "release", "data", "slot", "answer", "entry")
             table = "dpflow_" + chance.choice(names)
@@ -133,7 +135,7 @@ class Machine(RuleBasedStateMachine):
             shutil.copy(f"{self.place.target}.before", self.place.target)
             told = self.attempt_upgrade(self.place)
         assert told is not None and told.ok
-        assert self.describe(self.place.open()) == self.upgraded()
+        assert self.describe(self.place.open()) == self.upgraded(version)
 
     @staticmethod
     def attempt_upgrade(place: Any) -> Any:
@@ -147,16 +149,16 @@ class Machine(RuleBasedStateMachine):
         left = {scope.scope: ledger.remaining(scope.scope).rows() for scope in ledger.scopes()}
         return left, ledger.releases()
 
-    def upgraded(self) -> Any:
+    def upgraded(self, version: str) -> Any:
         """What an upgrade of the unchanged fixture says."""
-        if not hasattr(Machine, "_upgraded"):
-            with tempfile.TemporaryDirectory(prefix="dpflow-v5-") as folder:
+        if version not in UPGRADED:
+            with tempfile.TemporaryDirectory(prefix=f"dpflow-{version}-") as folder:
                 place = self.make_place(f"{folder}/l.sqlite", Path(folder) / "anchor")
-                shutil.copy(V5 / "ledger.sqlite", place.target)
-                shutil.copytree(V5 / "anchor", place.anchor)
+                shutil.copy(FIXTURES / version / "ledger.sqlite", place.target)
+                shutil.copytree(FIXTURES / version / "anchor", place.anchor)
                 assert self.attempt_upgrade(place).ok
-                Machine._upgraded = self.describe(place.open())  # type: ignore[attr-defined]
-        return Machine._upgraded  # type: ignore[attr-defined]
+                UPGRADED[version] = self.describe(place.open())
+        return UPGRADED[version]
 
     # --- verbs, each noted by the witness if it went through ------------------------------------
 
@@ -577,13 +579,13 @@ def approve_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 BROKEN = {
-    believe_rows: 40,
-    ignore_mark: 40,
-    compare_no_row: 10,
-    ignore_gates: 40,
-    ignore_fences: 60,
-    answer_old_states: 40,
-    approve_alone: 10,
+    believe_rows: 300,
+    ignore_mark: 200,
+    compare_no_row: 100,
+    ignore_gates: 200,
+    ignore_fences: 300,
+    answer_old_states: 200,
+    approve_alone: 100,
 }
 
 
@@ -591,7 +593,10 @@ BROKEN = {
 def test_the_model_finds_a_check_that_is_missing(
     make_place: Any, monkeypatch: pytest.MonkeyPatch, broken: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    """Each within so many examples."""
+    """Each within so many examples; most within a tenth of them."""
     broken(monkeypatch)
-    with pytest.raises(AssertionError):
+    # Ids are drawn, so what failed may go another way when Hypothesis tries it a second time.
+    with pytest.raises((AssertionError, FlakyFailure)) as found:
         run_model(lambda: None, make_place, max_examples=BROKEN[broken])
+    failures = getattr(found.value, "exceptions", [found.value])
+    assert any(isinstance(failure, AssertionError) for failure in failures)

@@ -120,6 +120,20 @@ def test_what_was_stored_is_given_again_or_nothing(place: Place, ledger: Ledger,
         ledger.batches(name)
 
 
+def test_no_query_is_named_like_a_batch(ledger: Ledger, ask: Asks) -> None:
+    """Its answer was given out as a batch, and a batch as its answer."""
+    name = opened(ledger, ask)
+    for query in (f"{1:020d}", "٠" * 20):
+        with pytest.raises(InvalidInput, match="taken for a batch"):
+            ledger.answer(name, query=query, expected_version=0, state={}, answer={"v": 1})
+        with pytest.raises(InvalidInput, match="taken for a batch"):
+            ledger.stored_answer(name, query)
+    ledger.answer_batch(name, {"a": 1}, expected_version=0, state={})
+    for query in (f"{1:019d}", f"{1:021d}"):
+        assert ledger.stored_answer(name, query) is None
+    assert ledger.batches(name) == [{"a": 1}] and ledger.verify().ok
+
+
 def test_a_batch_survives_an_export(tmp_path: Any, ask: Asks) -> None:
     """The imported ledger gives the same answers."""
     first = Ledger(tmp_path / "one.sqlite", anchor=tmp_path / "anchor", create=True)

@@ -142,6 +142,18 @@ def test_many_are_reserved_and_settled_whole(ledger, ask):
     assert kinds == ["grant", *["reserve"] * 3, *["settle"] * 3] and ledger.verify().ok
 
 
+def test_a_snapshot_is_a_text(ledger, ask):
+    """A number stood in the row as a text and in the history as a number: no later verification
+    passed.
+    """
+    held = ask.reserve(ledger)
+    for snapshot in (7, b"x", "", "x" * 201):
+        with pytest.raises(InvalidInput, match="a snapshot must be"):
+            ledger.settle(held, {}, snapshot=snapshot)
+    ledger.settle(held, {}, snapshot="7")
+    assert ledger.verify().ok
+
+
 def test_slots_are_unambiguous():
     """Scope a with name b:c is not scope a:b with name c; a version-5 text maps to the same slot."""
     assert make_slot("a", "b:c#1") != make_slot("a:b", "c#1")

@@ -27,7 +27,7 @@ from dpflow.ledger.books.records import (
     utc_text,
 )
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.anchor import Anchor
+from dpflow.ledger.history.anchor import Anchor, default_folder
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 from dpflow.ledger.history.sealed_database import SealedDatabase
 from dpflow.ledger.history.state import LedgerState
@@ -334,7 +334,9 @@ class AuditedLedger(SealedDatabase):
         beside = Path(named or f"{database.path}.anchor")
         if version in schema.UPGRADABLE:
             ledger = cls.__new__(cls)
-            ledger._attach(database, Anchor(beside))
+            # Only version 5 had its anchor beside a file.
+            at_home = named is None and version != "5"
+            ledger._attach(database, Anchor(_default_place(database) if at_home else beside))
             ledger._upgrade_tables(version, principal)
             # Pages that the old rows have left hold results and states in the clear.
             database.empty_log(rewrite=True)
@@ -358,10 +360,21 @@ class AuditedLedger(SealedDatabase):
             if meta.get("schema") != version:
                 return
             self._anchor.complete()
-            number, root = migrations.upgrade_tables(transaction, self._cipher, self._seal_state)
+            number, root = migrations.upgrade_tables(
+                transaction, self._cipher, self._seal_state, version
+            )
             self._write_meta(transaction)
             writer.state.root = root
             writer.add_entry("upgrade", "", "", principal, {"from": version, "entries": number})
 
     def _seal_state(self, secret: str) -> str:
         return sessions.seal_state(self._anchor, secret)
+
+
+def _default_place(database: Database) -> Path:
+    """Where the anchor of a ledger is that says only by its fingerprint which one is its own."""
+    with database.begin_reading() as transaction:
+        ((fingerprint,),) = transaction.text(
+            "SELECT coalesce(max(value), '') FROM dpflow_meta WHERE name = 'anchor'"
+        )
+    return default_folder(fingerprint[:16])

@@ -16,18 +16,35 @@ from dpflow.ledger.history import chain
 from dpflow.ledger.history.cipher import Cipher
 from dpflow.ledger.storage.statements import Transaction
 
-_TABLES = ("meta", "scope", "account", "release", "data", "slot", "answer", "entry")
-_ENTRIES = (
-    "SELECT seq, at, kind, scope, release_id, principal, body, previous, hash, seal FROM dpflow_entry "
-    "ORDER BY seq"
-)
-_FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "previous", "hash", "seal")  # fmt: skip
+_TABLES = {
+    "5": ("meta", "scope", "account", "release", "data", "slot", "answer", "entry"),
+    "6": ("meta", "scope", "account", "release", "data", "slot", "answer", "key", "entry", "node"),
+}
+_FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous", "hash", "seal")  # fmt: skip
+#: What stands in a column of an entry that its version did not have.
+_ENTRIES = {
+    "5": "SELECT seq, at, kind, scope, release_id, principal, body, '', previous, hash, seal FROM dpflow_entry "
+    "ORDER BY seq",
+    "6": "SELECT seq, at, kind, scope, release_id, principal, body, root, previous, hash, seal FROM dpflow_entry "
+    "ORDER BY seq",
+}
+# With their keys, of which version 5 had none.
+_RELEASES = {
+    "5": "SELECT id, 0, result, secret, NULL FROM dpflow_release",
+    "6": "SELECT r.id, r.version, r.result, r.secret, k.wrapped FROM dpflow_release r "
+    "LEFT JOIN dpflow_key k ON k.release_id = r.id AND k.version = r.version",
+}
+_ANSWERS = {
+    "5": "SELECT session_id, query, answer, 0, NULL FROM dpflow_answer",
+    "6": "SELECT a.session_id, a.query, a.answer, a.version, k.wrapped FROM dpflow_answer a "
+    "LEFT JOIN dpflow_key k ON k.release_id = a.session_id AND k.version = a.version",
+}
 
 
 def upgrade_tables(
-    transaction: Transaction, cipher: Cipher, seal: Callable[[str], str]
+    transaction: Transaction, cipher: Cipher, seal: Callable[[str], str], version: str
 ) -> tuple[int, str]:
-    """Rewrite the tables of a version-5 ledger; returns the number of entries and the root of what
+    """Rewrite the tables of a ledger of an earlier version; returns the number of entries and the root of what
     is there now.
 
     Args:
@@ -36,7 +53,7 @@ def upgrade_tables(
     Raises:
         LedgerCorrupt: the old ledger does not verify; nothing is changed.
     """
-    exported, secrets = _read_tables(transaction)
+    exported, secrets = _read_tables(transaction, cipher, version)
     auditor = chain.Auditor(cipher.anchor)
     rows = (verify.ENTRIES.row(**entry) for entry in exported.entries)
     expected = recheck_entries(auditor.pass_entries(rows))
@@ -49,7 +66,7 @@ def upgrade_tables(
         raise LedgerCorrupt(
             f"the ledger does not verify, so it is not upgraded: {wrong[0]}; bring the newest whole copy back"
         )
-    for table in _TABLES:
+    for table in _TABLES[version]:
         cascade = "" if transaction.dialect == "sqlite" else " CASCADE"
         transaction.text(f"DROP TABLE dpflow_{table}{cascade}")
     if transaction.dialect == "postgresql":
@@ -60,18 +77,26 @@ def upgrade_tables(
     )
 
 
-def _read_tables(transaction: Transaction) -> tuple[Exported, dict[str, str]]:
-    """What a version-5 ledger holds that a version-6 one keeps; and its sessions' secret states."""
-    entries = [dict(zip(_FIELDS, row)) | {"root": ""} for row in transaction.text(_ENTRIES)]
+def _read_tables(
+    transaction: Transaction, cipher: Cipher, version: str
+) -> tuple[Exported, dict[str, str]]:
+    """What a ledger of an earlier version holds that one of this version keeps, in the clear; and
+    its sessions' secret states.
+    """
+
+    def open_text(name: str, number: int, wrapped: str | None, text: str, what: str) -> str:
+        if version == "5":
+            return text
+        return cipher.open_key(name, number, wrapped).decrypt(text, what)
+
+    entries = [dict(zip(_FIELDS, row)) for row in transaction.text(_ENTRIES[version])]
     exported = Exported(entries, {}, {})
     secrets: dict[str, str] = {}
-    for name, result, secret in transaction.text("SELECT id, result, secret FROM dpflow_release"):
+    for name, number, result, secret, wrapped in transaction.text(_RELEASES[version]):
         if result is not None:
-            exported.results[name] = result
+            exported.results[name] = open_text(name, number, wrapped, result, "result")
         if secret is not None:
-            secrets[name] = secret
-    for session, query, answer in transaction.text(
-        "SELECT session_id, query, answer FROM dpflow_answer"
-    ):
-        exported.answers[session, query] = answer
+            secrets[name] = open_text(name, number, wrapped, secret, "state")
+    for name, query, answer, number, wrapped in transaction.text(_ANSWERS[version]):
+        exported.answers[name, query] = open_text(name, number, wrapped, answer, "answer")
     return exported, secrets

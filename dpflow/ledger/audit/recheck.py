@@ -161,7 +161,7 @@ class Recheck:
         self.head = entry.hash
         # Notes of callers change no table, so only the ledger's own kinds find a method.
         try:
-            _require(root or not self.root, "is of version 5 after one of version 6")
+            _require(root or not self.root, "is of version 5 after a later one")
             self.root = root or ""
             if kind in RESERVED_KINDS:
                 getattr(self, "_apply_" + kind)(entry, read_body(entry))
@@ -380,7 +380,9 @@ class Recheck:
 
     def _apply_recover(self, entry: Any, body: dict[str, Any]) -> None:
         for name, *terms in body["scopes"]:
-            row = dict(zip(CHECKPOINT_COLUMNS, terms, strict=True))
+            # Version 6 knew of no second principal.
+            padded = [*terms, 1] if len(terms) < len(CHECKPOINT_COLUMNS) else terms
+            row = dict(zip(CHECKPOINT_COLUMNS, padded, strict=True))
             self.scopes[name] = row | {"seq": entry.seq}
         for scope, block, *units in body["spent"]:
             sums, after = self.accounts.setdefault(scope, {}), Cost(*units)

@@ -18,7 +18,12 @@ from dpflow.errors import InvalidInput
 from dpflow.ledger.audit.recheck import Recheck
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
-from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS, Checkpoint, Signer
+from dpflow.ledger.history.checkpoint import (
+    SCOPE_COLUMNS,
+    Checkpoint,
+    Signer,
+    shorten_scope,
+)
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
 
@@ -126,7 +131,7 @@ def recover_state(
     scopes, spent = [], []
     number = writer.next_seq
     for name, *columns in ahead.scopes if ahead else ():
-        scopes.append([name, *columns])
+        scopes.append([*shorten_scope([name, *columns])])
         terms = dict(zip(SCOPE_COLUMNS, columns, strict=True)) | {"seq": number}
         row = state.find(schema.scope, name=name)
         if row is None:

@@ -355,6 +355,9 @@ def settle_release(
         raise RetryConflict(
             f"release {row.id} was fenced by an owner; this late result is discarded"
         )
+    if snapshot is not None:
+        # A number would be stored as a text, and the history would say another thing than the row.
+        checked_name("a snapshot", snapshot)
     salted = add_salt(result)
     digest, sealed = chain.digest_json(salted), writer.make_key(row.id, 0).encrypt(salted, "result")
     settled = {"state": "settled", "result": sealed, "result_digest": digest, "snapshot": snapshot}

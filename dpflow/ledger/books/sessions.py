@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.errors import LedgerCorrupt, SessionClosed, UnknownName
+from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed, UnknownName
 from dpflow.ledger.books.records import AnswerRecord, SessionRecord, checked_name, stored_json
 from dpflow.ledger.books.releases import WITH_KEY, R, encode_ordered
 from dpflow.ledger.history import chain
@@ -88,6 +88,7 @@ def stored_answer(
     cipher: Cipher, state: LedgerState, session_id: str, query: str
 ) -> AnswerRecord | None:
     """The answer this query got, or None."""
+    _checked_query(query)
     if state.find(schema.answer, session_id=session_id, query=query) is None:
         return None
     row = state.transaction.first(_ANSWER, session_id=session_id, query=query)
@@ -143,7 +144,7 @@ def store_answer(
 ) -> AnswerRecord | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
     row, _ = find_session(writer.state, writer.cipher, session_id)
-    earlier = stored_answer(writer.cipher, writer.state, session_id, checked_name("a query", query))
+    earlier = stored_answer(writer.cipher, writer.state, session_id, query)
     if earlier is not None:
         return earlier
     if row.state == "closed":
@@ -199,6 +200,15 @@ def list_batches(
 def batch_name(version: int) -> str:
     """What a batch is stored under: digits, so that every collation orders batches by version."""
     return f"{version:020d}"
+
+
+def _checked_query(query: str) -> str:
+    """A name that no batch is stored under. Raises `InvalidInput`."""
+    if len(checked_name("a query", query)) == len(batch_name(0)) and query.isdecimal():
+        raise InvalidInput(
+            f"a query of {len(query)} digits would be taken for a batch of answers; name it otherwise"
+        )
+    return query
 
 
 def store_batch(

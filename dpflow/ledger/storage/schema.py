@@ -13,9 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Integer, SmallInteger, Text
 
-VERSION = "6"
+VERSION = "7"
 #: Versions that `dpflow ledger upgrade` takes to this one.
-UPGRADABLE = ("5",)
+UPGRADABLE = ("5", "6")
 
 metadata = sa.MetaData()
 
