@@ -45,7 +45,8 @@ class Field:
     """A column as the catalog describes it: ``kind`` is the type's family, ``type`` its full name,
     ``width`` the digits of a DECIMAL or the number of an ENUM's values.
 
-    ``reference`` is where a query finds it, if not under its name in ``t``.
+    ``reference`` is where a query finds it, if not under its name in ``t``; ``parts`` are the columns
+    whose keys it combines.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Field:
     width: int = 0
     scale: int = 0
     reference: str = ""
+    parts: tuple[Field, ...] = ()
 
     @property
     def is_float(self) -> bool:

@@ -22,9 +22,7 @@ def key_rows_query(reading: RequestQuery, request: KeySets) -> str:
     if number := sql.small_integer(by):
         rows = reading.select_rows([f"{number} AS code"], where=[f"{by.sql} IS NOT NULL"])
     else:
-        rows = reading.select_rows(
-            ["keys.code AS code"], join=f" JOIN keys ON {sql.key(by, 'group key')} = keys.key"
-        )
+        rows = reading.select_rows(["keys.code AS code"], join=reading.join_keys(by))
     # Distinct first: a key takes one place however many rows a unit has of it.
     return number_units(
         truncate_rows(f"SELECT DISTINCT unit, part, code FROM ({rows})", request.groups)

@@ -4,6 +4,7 @@ of queries.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -137,19 +138,16 @@ class RequestQuery:
 
     def _combine_columns(self, name: str, parts: Sequence[str]) -> sql.Field:
         """Several columns' keys as one: a JSON list, NULL where one is missing or no public key."""
-        texts, conditions = [], []
-        for part in parts:
-            column, public = self.column(part), self.table.column(part).public_keys
-            key = sql.key(column, "group key")
-            texts.append(sql.key_as_text(column, key))
-            conditions.append(
-                f"{column.sql} IS NOT NULL"
-                if public is None
-                else f"{key} IN ({sql.write_keys(column, public)})"
-            )
+        columns = tuple(map(self.column, parts))
+        keys = [sql.key(column, "group key") for column in columns]
+        texts = [sql.key_as_text(column, key) for column, key in zip(columns, keys)]
+        conditions = [f"{column.sql} IS NOT NULL" for column in columns]
+        for part, column, key in zip(parts, columns, keys):
+            if (public := self.table.column(part).public_keys) is not None:
+                conditions.append(f"{key} IN ({sql.write_keys(column, public)})")
         listed = f"CAST(to_json([{', '.join(texts)}]) AS VARCHAR)"
         reference = f"(CASE WHEN {' AND '.join(conditions)} THEN {listed} END)"
-        return sql.Field(name, "varchar", "VARCHAR", reference=reference)
+        return sql.Field(name, "varchar", "VARCHAR", reference=reference, parts=columns)
 
     def own_column(self, name: str) -> sql.Field:
         """A column of the table itself."""
@@ -182,7 +180,8 @@ class RequestQuery:
         if request.by is not None and request.keys is not None:
             by = self.column(request.by)
             sql.key(by, "group key")
-            self.check_texts(by, request.keys, "key")
+            for part, texts in zip(by.parts or (by,), _split_keys(by, request.keys)):
+                self.check_texts(part, list(dict.fromkeys(texts)), "key")
 
     def select_rows(self, outputs: list[str], where: Sequence[str] = (), join: str = "") -> str:
         """Rows of the named blocks with their unit and part."""
@@ -201,9 +200,8 @@ class RequestQuery:
         """
         if request.by is None:
             return self.select_rows(["0 AS code", *outputs]), None
-        key = sql.key(self.column(request.by), "group key")
         rows = self.select_rows(
-            ["keys.code AS code", *outputs], join=f" JOIN keys ON {key} = keys.key"
+            ["keys.code AS code", *outputs], join=self.join_keys(self.column(request.by))
         )
         return rows, None if len(request.keys) <= request.groups else request.groups
 
@@ -279,12 +277,25 @@ class RequestQuery:
         """The columns of a rows query that say whose rows they are."""
         return "unit" if self.table.protects == "unit" else "unit, part"
 
+    def join_keys(self, by: sql.Field) -> str:
+        """The JOIN of rows with the table ``keys``, which leaves out rows with another key."""
+        keys = (sql.key(part, "group key") for part in by.parts or (by,))
+        return f" JOIN keys ON {' AND '.join(f'{key} = keys.key{i}' for i, key in enumerate(keys))}"
+
     def number_keys(self, by: sql.Field, keys: tuple[str, ...]) -> None:
         """Fill the in-memory table ``keys`` with the public ones in their order."""
-        listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS text, unnest(range(?)) AS code"
-        query = f"SELECT * FROM (SELECT {sql.key_from_text(by, 'text')} AS key, code FROM ({listed})) WHERE key IS NOT NULL"
+        parts = by.parts or (by,)
+        texts = [f"unnest(CAST(? AS VARCHAR[])) AS text{i}" for i in range(len(parts))]
+        values = [
+            f"{sql.key_from_text(part, f'text{i}')} AS key{i}" for i, part in enumerate(parts)
+        ]
+        query = (
+            f"SELECT * FROM (SELECT {', '.join(values)}, code FROM "
+            f"(SELECT {', '.join(texts)}, unnest(range(?)) AS code)) "
+            f"WHERE {' AND '.join(f'key{i} IS NOT NULL' for i in range(len(parts)))}"
+        )
         self.connection.execute(
-            f"CREATE OR REPLACE TEMP TABLE keys AS {query}", [list(keys), len(keys)]
+            f"CREATE OR REPLACE TEMP TABLE keys AS {query}", [*_split_keys(by, keys), len(keys)]
         )
 
     def collect_keys(self, by: sql.Field) -> int:
@@ -293,13 +304,30 @@ class RequestQuery:
         Where draws are equal, the lower code decides: numbered in their own order, what others'
         rows hold changes no unit's choice.
         """
-        key = sql.key(by, "group key")
-        rows = self.select_rows([f"{key} AS key"], where=[f"{by.sql} IS NOT NULL"])
+        parts = by.parts or (by,)
+        names = ", ".join(f"key{i}" for i in range(len(parts)))
+        values = [f"{sql.key(part, 'group key')} AS key{i}" for i, part in enumerate(parts)]
+        rows = self.select_rows(values, where=[f"{part.sql} IS NOT NULL" for part in parts])
         # The mask keeps a code within the bits that a word has for it.
-        query = f"SELECT key, (row_number() OVER (ORDER BY key) - 1) & {2**KEY_BITS - 1} AS code FROM (SELECT DISTINCT key FROM ({rows}))"
-        query = f"SELECT key, {sql.key_as_text(by, 'key')} AS text, code FROM ({query})"
+        code = f"(row_number() OVER (ORDER BY {names}) - 1) & {2**KEY_BITS - 1} AS code"
+        query = f"SELECT {names}, {code} FROM (SELECT DISTINCT {names} FROM ({rows}))"
+        texts = [sql.key_as_text(part, f"key{i}") for i, part in enumerate(parts)]
+        text = f"CAST(to_json([{', '.join(texts)}]) AS VARCHAR)" if by.parts else texts[0]
+        query = f"SELECT {names}, {text} AS text, code FROM ({query})"
+        if public := self._public_parts(by):
+            query += f" WHERE {' AND '.join(public)}"
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
         return int(self.connection.fetch_rows("SELECT count(*) FROM keys")[0][0])
+
+    def _public_parts(self, by: sql.Field) -> list[str]:
+        """Of a combined key, that the keys of public columns are among theirs."""
+        names = self.table.column(by.name).parts if by.parts else None
+        listed = [self.table.column(name).public_keys for name in names or ()]
+        return [
+            f"key{i} IN ({sql.write_keys(part, keys)})"
+            for i, (part, keys) in enumerate(zip(by.parts, listed))
+            if keys is not None
+        ]
 
     def number_column(self, column: sql.Field, name: str) -> NumberedColumn | None:
         """A column of the table, which a rows query calls by a name, as numbers; None for types
@@ -341,3 +369,10 @@ class RequestQuery:
         unit = self.own_column(self.table.privacy_unit.column).name
         relations = self.connection.fetch_rows(query, [sandbox.PRIVATE, unit])
         return any(sql.quote_path(sandbox.PRIVATE, *names) == self.relation for names in relations)
+
+
+def _split_keys(by: sql.Field, keys: Sequence[str]) -> list[list[str]]:
+    """For each column of a key the texts of these keys in it."""
+    if not by.parts:
+        return [list(keys)]
+    return [list(texts) for texts in zip(*map(json.loads, keys))]

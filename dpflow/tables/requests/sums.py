@@ -59,8 +59,7 @@ def truncate_request(
         code = f"CAST({by.sql} AS BIGINT) - {sql.write_integer(first_key)} AS code"
         rows = reading.select_rows([code, *outputs], where=[f"{by.sql} IS NOT NULL"])
     else:
-        on = f" JOIN keys ON {sql.key(by, 'group key')} = keys.key"
-        rows = reading.select_rows(["keys.code AS code", *outputs], join=on)
+        rows = reading.select_rows(["keys.code AS code", *outputs], join=reading.join_keys(by))
     # Nobody can reach more groups than there are, so there is nothing to choose.
     groups = None if size is not None and size <= request.groups else request.groups
     return Truncation(
