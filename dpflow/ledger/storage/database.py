@@ -457,6 +457,11 @@ def _harden_session(connection: psycopg.Connection[Any], _: object) -> None:
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
         )
         connection.execute("SET client_encoding TO 'UTF8'")
+        # A plan that is kept was often made while the tables were nearly empty, and then reads all
+        # rows of a scope for each key: 22 ms for 50 keys among 3,000, where a new one takes 0.3.
+        connection.execute(
+            "SELECT set_config('plan_cache_mode', 'force_custom_plan', false), set_config('jit', 'off', false)"
+        )
         connection.execute(f"SET lock_timeout = {int(_PATIENCE * 1000)}")
 
 

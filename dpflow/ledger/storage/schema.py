@@ -115,7 +115,9 @@ release = sa.Table(
     sa.UniqueConstraint(*KEY),
     info={"identity": KEY, "handle": "id", "apart": ("result", "secret")},
 )
-sa.Index("dpflow_release_of_name", release.c.scope, release.c.name, release.c.seq)
+# The name comes first: without statistics PostgreSQL took an index that begins with the scope for one
+# by the key, and read all releases of the scope for each.
+sa.Index("dpflow_release_of_name", release.c.name, release.c.scope, release.c.seq)
 
 #: What releases read, by public names: the first release of each, the last gate on it, and how it
 #: is partitioned into groups.

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 
+from bench.ledger import ask
 from bench.ledger_history import charge, fill
 from dpflow.core.accounting.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey, Slot
@@ -118,3 +119,26 @@ def test_postgresql_scans_nothing_that_grows(postgres, tmp_path, monkeypatch):
         connection.execute("SELECT max(at) FROM dpflow_entry").fetchall()
         connection.execute("SELECT pg_stat_force_next_flush()")
         assert scanned() - before >= 6000  # a scan would have been seen
+
+
+def test_postgresql_plans_for_what_is_there(postgres, tmp_path, monkeypatch):
+    """A connection that began with an empty ledger goes on to find each row by its whole key: a plan
+    of that time read all releases of the scope for each key, 55,000 rows here.
+    """
+    url = postgres()
+    ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("bench", 10**6, 0, table=None, filter="basic", principal="owner")
+    monkeypatch.setenv("PGAPPNAME", "child")
+
+    def charge_batches() -> None:
+        ours = Ledger(url, anchor=tmp_path / "anchor", owner=True)
+        for batch in range(10):
+            ours.reserve_many([ask(f"{batch}-{n}") for n in range(50)])
+
+    in_a_child(charge_batches)
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        others = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'child' AND pid <> pg_backend_pid()"
+        while connection.execute(others).fetchall():
+            time.sleep(0.01)
+        read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'dpflow_release'"
+        assert connection.execute(read).fetchall()[0][0] < 1000
