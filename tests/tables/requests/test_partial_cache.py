@@ -1,95 +1,23 @@
-"""Kept sums of blocks: right, private, as fresh as the rows, and one function of them whatever is
-kept.
-"""
+"""Cached sums of blocks: right, private, and as fresh as the rows."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
-import shutil
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 import pytest
+from cached_tables import CHANGES, DAYS, REQUESTS, ROWS, again, damage, folder, seal, write
 
-from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import GroupedSums, SortedValues
-from dpflow.errors import NotSealed
+from dpflow.core.contract.requests import GroupedSums
 from dpflow.tables import PrivateTable
-from dpflow.tables.bounding.sql_bounding import Truncation
-from dpflow.tables.requests import cached_blocks, partial_cache
-from dpflow.tables.requests.handlers import HANDLERS
+from dpflow.tables.requests import partial_cache
 from dpflow.testing.neighbours import answer_fingerprint
-
-DAYS = [f"2013-01-0{day}" for day in range(1, 6)]
-ROWS = """
-CREATE TABLE data AS SELECT i % 97 AS u, DATE '2013-01-01' + (i % 5)::INT AS d, ['a', 'b', 'c', 'x'][i * 7 % 4 + 1] AS k,
-       nullif(i % 13, 12) AS v, CAST(i % 6 AS INTEGER) AS n FROM range(5000) t(i)
-"""
-REQUESTS = [
-    GroupedSums("k", ("b", "none", "a"), 99, 999, (("v", 3),), (("v", 3, 5),)),
-    GroupedSums("n", None, 99, 999),
-    GroupedSums(None, None, 1, 999, (("v", 0),)),
-    SortedValues("v", 999),
-    SortedValues("v", 999, "k", ("c", "none", "a"), 99),
-]
-CUT = [
-    GroupedSums("k", ("a", "b", "c", "x"), 2, 3, (("v", 5),)),
-    SortedValues("v", 2, "k", ("a", "b", "c", "x"), 2),
-    SortedValues("v", 3),
-]
-
-
-def seal(data: bytes) -> str:
-    return hmac.new(b"key", data, hashlib.sha256).hexdigest()
-
-
-@pytest.fixture
-def table(make: Any) -> PrivateTable:
-    """Five days, of which every unit has many rows in many groups; sums are kept."""
-    declared = make(
-        ROWS,
-        block="d",
-        protects="unit-block",
-        cached_partials="checked",
-        contribution_bounds={"rows": 999, "groups": 99},
-    )
-    return again(
-        declared,
-        columns={
-            "v": {"lower": 0, "upper": 12},
-            "k": {"public_keys": ["a", "b", "c", "x"]},
-            "n": {},
-        },
-    )
-
-
-def again(found: PrivateTable, **changes: Any) -> PrivateTable:
-    """The same table in a new object, or with another declaration."""
-    data = (
-        found.declaration.model_dump(mode="json")
-        | {"database": found.declaration.database}
-        | changes
-    )
-    return PrivateTable(Table.model_validate(data), seal=seal)
-
-
-def write(found: PrivateTable, statement: str) -> None:
-    with duckdb.connect(str(found.declaration.database)) as connection:
-        connection.execute(statement)
-
-
-def folder(found: PrivateTable) -> Path:
-    return found.declaration.database.with_name(found.declaration.database.name + ".partials")
 
 
 def test_a_block_named_twice_is_read_once(table: PrivateTable) -> None:
@@ -101,102 +29,6 @@ def test_a_block_named_twice_is_read_once(table: PrivateTable) -> None:
                 assert answer_fingerprint(one.answer(request, blocks * 2)) == answer_fingerprint(
                     one.answer(request, blocks)
                 )
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """One entry for each block that is cut."""
-    taken: list[Any] = []
-    for kind in (GroupedSums, SortedValues):
-        handler = HANDLERS[kind]
-
-        def counting(reading: Any, request: Any, real: Any = handler.answer) -> Any:
-            taken.append(request)
-            return real(reading, request)
-
-        monkeypatch.setitem(HANDLERS, kind, replace(handler, answer=counting))
-    return taken
-
-
-@pytest.mark.parametrize("request_", REQUESTS)
-def test_sums_of_blocks_add_up_to_those_of_all(
-    table: PrivateTable, reads: list[Any], request_: Any
-) -> None:
-    """Where nothing is cut the answer is that of one scan; a new block is all that is read
-    afterwards.
-    """
-    whole = PrivateTable(table.declaration)
-    assert answer_fingerprint(table.answer(request_, DAYS[:4])) == answer_fingerprint(
-        whole.answer(request_, DAYS[:4])
-    )
-    reads.clear()
-    assert answer_fingerprint(again(table).answer(request_, DAYS)) == answer_fingerprint(
-        whole.answer(request_, DAYS)
-    )
-    assert len(reads) == 2  # the fifth day, and the comparison's own
-    reads.clear()
-    assert answer_fingerprint(table.answer(request_, DAYS[3:])) == answer_fingerprint(
-        whole.answer(request_, DAYS[3:])
-    )
-    assert len(reads) == 1
-
-
-@pytest.mark.parametrize("request_", CUT)
-def test_a_cut_is_one_function_of_the_rows(table: PrivateTable, request_: Any) -> None:
-    """With, without and after losing what was kept: the same; another key cuts otherwise, and fresh
-    draws do each time.
-    """
-    first = answer_fingerprint(table.answer(request_, DAYS))
-    assert answer_fingerprint(table.answer(request_, DAYS)) == first
-    shutil.rmtree(folder(table))
-    assert answer_fingerprint(table.answer(request_, DAYS)) == first
-    other = PrivateTable(table.declaration, seal=lambda data: seal(b"other" + data))
-    assert answer_fingerprint(other.answer(request_, DAYS)) != first
-    fresh = PrivateTable(table.declaration)
-    assert len({answer_fingerprint(fresh.answer(request_, DAYS)) for _ in range(3)}) > 1
-
-
-@pytest.mark.parametrize("request_", [*CUT, GroupedSums("n", None, 2, 1500)])
-def test_equal_draws_do_not_follow_the_order_of_rows(
-    table: PrivateTable, monkeypatch: pytest.MonkeyPatch, request_: Any
-) -> None:
-    """Two keyed draws may be equal: then groups and values decide, and not where rows lie."""
-    monkeypatch.setattr(Truncation, "random_number", lambda self, *_: "0.5")
-    answers = set()
-    for order in ("hash(rowid)", "k, v, n, u", "u, n DESC, v DESC, k DESC"):
-        write(table, f"CREATE OR REPLACE TABLE data AS SELECT * FROM data ORDER BY {order}")
-        answers.add(answer_fingerprint(table.answer(request_, DAYS)))
-    assert len(answers) == 1
-
-
-def _moved(a: Any, b: Any) -> int:
-    return int(np.abs(a.rows - b.rows).sum())
-
-
-def test_a_late_row_moves_its_own_unit_only(table: PrivateTable) -> None:
-    """A block that is cut again because a unit's rows arrived differs by that unit's limits; with
-    fresh draws all units move.
-    """
-    request = GroupedSums("k", ("a", "b", "c", "x"), 1, 2)
-    fresh = PrivateTable(table.declaration)
-    before, drawn = table.answer(request, DAYS), fresh.answer(request, DAYS)
-    write(
-        table, f"INSERT INTO data SELECT 1000, DATE '{DAYS[1]}', unnest(['a', 'b', 'c', 'a']), 1, 1"
-    )
-    assert 1 <= _moved(before, table.answer(request, DAYS)) <= 2
-    assert _moved(drawn, fresh.answer(request, DAYS)) > 8
-    write(table, "DELETE FROM data WHERE u = 1000")
-    assert answer_fingerprint(table.answer(request, DAYS)) == answer_fingerprint(before)
-
-
-CHANGES = [
-    f"INSERT INTO data VALUES (3, '{DAYS[1]}', 'a', 1, 1)",
-    f"DELETE FROM data WHERE d = '{DAYS[1]}' AND u = 3",
-    f"UPDATE data SET v = 11 WHERE d = '{DAYS[1]}' AND u = 3",
-    f"UPDATE data SET u = 4 WHERE d = '{DAYS[1]}' AND u = 3",
-    f"UPDATE data SET k = 'b' WHERE d = '{DAYS[1]}' AND u = 3",
-    f"UPDATE data SET v = NULL WHERE d = '{DAYS[1]}' AND u = 3",
-]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -336,78 +168,6 @@ def test_conditions_types_and_declarations_have_sums_of_their_own(
     assert len(reads) == 5
 
 
-def test_a_sealed_block_stays_until_the_owner_says_another_version(
-    table: PrivateTable, reads: list[Any]
-) -> None:
-    """Rows are not even counted: whatever became of them the sum is the first one, for one block as
-    for several. Another version is read once.
-    """
-    table = again(table, cached_partials="sealed")
-    first = [answer_fingerprint(table.answer(REQUESTS[2], days)) for days in (DAYS, DAYS[:1])]
-    reads.clear()
-    for change in (*CHANGES, f"DELETE FROM data WHERE d = '{DAYS[0]}'", "DELETE FROM data"):
-        write(table, change)
-        for days, expected in zip((DAYS, DAYS[:1]), first, strict=True):
-            assert answer_fingerprint(table.answer(REQUESTS[2], days)) == expected and not reads
-    write(table, f"INSERT INTO data VALUES (3, '{DAYS[1]}', 'a', 1, 1)")
-    table = again(table, sealed_version=2)
-    expected = answer_fingerprint(PrivateTable(table.declaration).answer(REQUESTS[2], DAYS))
-    reads.clear()
-    for _ in range(2):
-        assert answer_fingerprint(table.answer(REQUESTS[2], DAYS)) == expected and len(reads) == 5
-
-
-def test_the_number_of_rows_does_not_decide(make: Any) -> None:
-    """A day is loaded again with other amounts, in one file with the late row of one unit. Its
-    rows decided between the cached and a fresh sum: 10006 with the unit, 0 without.
-    """
-    sums = []
-    for late in (False, True):
-        made = make(
-            "CREATE TABLE data AS SELECT i AS u, DATE '2013-01-01' + (i % 2)::INT AS d, 0 AS v "
-            "FROM range(2000) t(i)",
-            block="d",
-            protects="unit-block",
-            cached_partials="sealed",
-            contribution_bounds={"rows": 1},
-        )
-        table = again(made, columns={"v": {"lower": 0, "upper": 10}})
-        request = GroupedSums(None, None, 1, 1, (("v", 0),))
-        sums.append([int(table.answer(request, DAYS[:2]).sums["v"][0])])
-        write(table, f"UPDATE data SET v = 10 WHERE d = '{DAYS[0]}'")
-        if late:
-            write(table, f"INSERT INTO data VALUES (5000, '{DAYS[0]}', 6)")
-        for version in (1, 2):
-            found = again(table, sealed_version=version).answer(request, DAYS[:2])
-            sums[-1].append(int(found.sums["v"][0]))
-    without, with_unit = sums
-    assert without == [0, 0, 10000] and with_unit == [0, 0, 10006]
-
-
-def _damage(kind: str, files: list[Path]) -> None:
-    one, other = files[:2]
-    content = one.read_bytes()
-    if kind == "forged":
-        one.write_bytes(content[:-8] + (10**6).to_bytes(8, "little"))
-    elif kind == "torn":
-        one.write_bytes(content[: len(content) // 2])
-    elif kind == "empty":
-        one.write_bytes(b"")
-    elif kind == "exchanged":
-        one.write_bytes(other.read_bytes())
-        other.write_bytes(content)
-    elif kind == "re-sealed under another key":
-        _, _, data = content.partition(b"\n")
-        one.write_bytes(
-            hmac.new(b"other", data, hashlib.sha256).hexdigest().encode() + b"\n" + data
-        )
-    elif kind == "a link":
-        other.rename(elsewhere := other.parent.parent / "elsewhere")
-        other.symlink_to(elsewhere)
-    elif kind == "readable by others":
-        one.chmod(0o644)
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -423,7 +183,7 @@ def _damage(kind: str, files: list[Path]) -> None:
 def test_what_is_not_genuine_is_not_used(table: PrivateTable, reads: list[Any], kind: str) -> None:
     """Each damage costs reading the block again, gives the right answer, and is mended."""
     expected = answer_fingerprint(table.answer(REQUESTS[0], DAYS))
-    _damage(kind, sorted(folder(table).iterdir()))
+    damage(kind, sorted(folder(table).iterdir()))
     reads.clear()
     assert answer_fingerprint(table.answer(REQUESTS[0], DAYS)) == expected
     assert len(reads) == (2 if kind == "exchanged" else 1)
@@ -484,150 +244,10 @@ def test_a_place_that_cannot_be_written_keeps_nothing(
     assert kept == [] and "No space left" in caplog.text
 
 
-def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 0) -> None:
-    """Let a call of ``os`` fail as on a full disk, after so many that succeed."""
-    real, calls = getattr(os, name), iter(range(after))
-
-    def full(*arguments: Any) -> Any:
-        if next(calls, None) is None:
-            raise OSError(28, "No space left on device")
-        return real(*arguments)
-
-    monkeypatch.setattr(os, name, full)
-
-
-def test_a_full_disk_unseals_nothing(
-    table: PrivateTable, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
-) -> None:
-    """What is sealed stays in use where nothing more can be written."""
-    table = again(table, cached_partials="sealed")
-    expected = answer_fingerprint(table.answer(REQUESTS[0], DAYS))
-    write(table, "DELETE FROM data")
-    reads.clear()
-    fill_disk(monkeypatch, "replace")
-    assert answer_fingerprint(table.answer(REQUESTS[0], DAYS)) == expected and not reads
-
-
-@pytest.mark.parametrize(
-    ("call", "after"), [("posix_fallocate", 3), ("replace", 2), ("fsync", 1), ("fsync", 5)]
-)
-def test_no_number_rests_on_a_block_that_was_not_sealed(
-    table: PrivateTable, monkeypatch: pytest.MonkeyPatch, reads: list[Any], call: str, after: int
-) -> None:
-    """A disk that fills up while blocks are sealed let the release through, and the next read other
-    rows of the same blocks. Now it fails: before any row is read if there is no room.
-    """
-    table = again(table, cached_partials="sealed")
-    old = [table_of_day(table, day) for day in DAYS]
-    reads.clear()
-    with monkeypatch.context() as patch:
-        fill_disk(patch, call, after)
-        with pytest.raises(NotSealed, match="no room to seal blocks in; free space") as caught:
-            table.answer(REQUESTS[0], DAYS)
-    assert caught.value.retryable and caught.value.__context__ is None
-    sealed = 0 if call == "posix_fallocate" else after
-    assert len(reads) == (0 if call == "posix_fallocate" else min(after + 1, len(DAYS)))
-    assert len(list(folder(table).iterdir())) == sealed  # nothing half written is left
-    write(table, "UPDATE data SET v = 12 - v")
-    new = [table_of_day(table, day) for day in DAYS]
-    expected = cached_blocks.merge_parts([*old[:sealed], *new[sealed:]])
-    for _ in range(2):
-        found = again(table).answer(REQUESTS[0], DAYS)
-        assert answer_fingerprint(found) == answer_fingerprint(expected)
-        write(table, "DELETE FROM data")
-
-
-def table_of_day(table: PrivateTable, day: str) -> Any:
-    """The block's answer from its rows, which no bound cuts."""
-    return PrivateTable(table.declaration).answer(REQUESTS[0], [day])
-
-
-@pytest.mark.parametrize("kind", ["forged", "torn", "exchanged", "readable by others"])
-def test_a_damaged_sealed_block_is_not_read_again(
-    table: PrivateTable, reads: list[Any], kind: str
-) -> None:
-    """What it was is lost, and only the owner may say that other rows take its place."""
-    table = again(table, cached_partials="sealed")
-    table.answer(REQUESTS[0], DAYS)
-    _damage(kind, sorted(folder(table).iterdir()))
-    reads.clear()
-    for _ in range(2):
-        with pytest.raises(NotSealed, match="damaged, or cannot be read"):
-            table.answer(REQUESTS[0], DAYS)
-    assert not reads
-    again(table, sealed_version=2).answer(REQUESTS[0], DAYS)
-
-
-def test_a_place_that_cannot_be_used_is_refused_before_a_charge(table: PrivateTable) -> None:
-    """Where blocks are sealed: the check that comes before the charge says so."""
-    table = again(table, cached_partials="sealed")
-    folder(table).mkdir(mode=0o770)
-    folder(table).chmod(0o770)
-    with pytest.raises(NotSealed, match="mode 0700"):
-        table.check_request(REQUESTS[0], DAYS)
-    folder(table).chmod(0o700)
-    table.check_request(REQUESTS[0], DAYS)
-
-
-def test_versions_are_sealed_side_by_side(table: PrivateTable, reads: list[Any]) -> None:
-    """Two declarations of two versions do not replace each other's blocks."""
-    versions = [again(table, cached_partials="sealed", sealed_version=n) for n in (1, 2)]
-    found = []
-    for one in versions:
-        found.append(answer_fingerprint(one.answer(REQUESTS[0], DAYS)))
-        write(table, "UPDATE data SET v = 12 - v WHERE u < 50")
-    reads.clear()
-    assert [answer_fingerprint(one.answer(REQUESTS[0], DAYS)) for one in versions] == found
-    assert found[0] != found[1] and not reads
-
-
-def test_who_locks_first_seals(table: PrivateTable, reads: list[Any]) -> None:
-    """A second release of other rows (the file was exchanged meanwhile) waits, and takes what the
-    first sealed. Without the lock the last to write decided what later releases read.
-    """
-    table = again(table, cached_partials="sealed")
-    handler, began, go = HANDLERS[GroupedSums], threading.Event(), threading.Event()
-
-    def slow(reading: Any, request: Any) -> Any:
-        began.set()
-        assert go.wait(60)
-        return handler.answer(reading, request)
-
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
-        patch.setitem(HANDLERS, GroupedSums, replace(handler, answer=slow))
-        first = pool.submit(table.answer, REQUESTS[0], DAYS[:2])
-        assert began.wait(60)
-        patch.setitem(HANDLERS, GroupedSums, handler)
-        database = table.declaration.database
-        shutil.copy(database, copy := database.with_name("copy.duckdb"))
-        with duckdb.connect(str(copy)) as connection:
-            connection.execute("UPDATE data SET v = 12 - v")
-        os.replace(copy, database)
-        second = pool.submit(again(table).answer, REQUESTS[0], DAYS[:2])
-        time.sleep(0.3)
-        go.set()
-        answers = {answer_fingerprint(one.result(60)) for one in (first, second)}
-    answers.add(answer_fingerprint(again(table).answer(REQUESTS[0], DAYS[:2])))
-    assert len(answers) == 1
-
-
-def test_room_is_made_for_the_largest_entry(table: PrivateTable) -> None:
-    """No entry is larger than what was reserved for it before its rows were read."""
-    table = again(table, cached_partials="sealed")
-    odd = GroupedSums(
-        "k", ("a", "\U0001f600" * 50, '"', "x\x01"), 9, 9, (("v", 3),), (("v", 3, 5),)
-    )
-    for request in (*(one for one in REQUESTS if one.by != "n"), *CUT, odd):
-        before = set(folder(table).iterdir()) if folder(table).exists() else set()
-        table.answer(request, DAYS)
-        sizes = [file.stat().st_size for file in set(folder(table).iterdir()) - before]
-        assert max(sizes) <= cached_blocks._most_bytes(table.declaration, request)
-
-
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-import test_partial_cache as t
+import cached_tables as t
 from dpflow.tables.requests import partial_cache
 left = [3]  # the first file is there to be tried
 class Dying:
@@ -658,7 +278,7 @@ def test_killed_in_the_middle_of_a_write(
     is removed when it is old.
     """
     data = table.declaration.model_dump_json()
-    place = str(Path(__file__).parent)
+    place = str(Path(__file__).parents[2])
     ran = subprocess.run(
         [sys.executable, "-c", KILLED, place, data], capture_output=True, text=True, check=False
     )
@@ -699,54 +319,6 @@ def test_what_is_never_kept(table: PrivateTable, make: Any) -> None:
         again(table, sealed_version=2)
     sealed = again(table, cached_partials="sealed", sealed_version=2).declaration
     assert sealed.stored_form() == table.declaration.stored_form()
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [GroupedSums("k", ("a", "b", "c"), 1, 1), SortedValues("v", 1, "k", ("a", "b", "c"), 1)],
-)
-def test_keyed_draws_are_fair(make: Any, request_: Any) -> None:
-    """20,000 units with three groups and two values in each: every group within 8 standard
-    deviations of a third.
-    """
-    rows = """CREATE TABLE data AS SELECT i // 6 AS u, DATE '2013-01-01' + (i // 6 % 2)::INT AS d,
-              ['a', 'b', 'c'][i % 3 + 1] AS k, i % 6 // 3 AS v FROM range(120000) t(i)"""
-    made = make(rows, block="d", protects="unit-block", cached_partials="checked")
-    found = PrivateTable(made.declaration, seal=seal).answer(request_, DAYS[:2])
-    counts = found.rows if isinstance(request_, GroupedSums) else found.counts
-    assert counts.sum() == 20000
-    assert all(abs(int(n) - 20000 / len(counts)) < 8 * (20000 / 3 * 2 / 3) ** 0.5 for n in counts)
-
-
-def test_rounded_means_are_unbiased(make: Any) -> None:
-    """Units with three rows, of which one row's mean counts: 1/3 on average, each unit 0 or 1."""
-    rows = """CREATE TABLE data AS SELECT i // 3 AS u, DATE '2013-01-01' + (i // 3 % 2)::INT AS d, CAST(i % 3 = 0 AS INT) AS v
-              FROM range(60000) t(i)"""
-    made = make(
-        rows,
-        block="d",
-        protects="unit-block",
-        cached_partials="checked",
-        columns={"v": {"lower": 0, "upper": 1}},
-    )
-    total = PrivateTable(made.declaration, seal=seal).answer(
-        GroupedSums(None, None, 1, 1, (("v", 0),)), DAYS[:2]
-    )
-    assert abs(int(total.sums["v"][0]) - 20000 / 3) < 8 * (20000 * 2 / 9) ** 0.5
-
-
-def test_sums_at_the_limit_do_not_wrap() -> None:
-    """Sums that stopped at 2^62 in three blocks stop there together."""
-    from dpflow.testing.examples import make_groups
-
-    request = GroupedSums(None, None, 1, 1, (("v", 0),))
-    huge = [make_groups(request, ("",), 1, 2**62)] * 3 + [make_groups(request, ("",), 1, -5)]
-    found = cached_blocks.merge_parts(huge)
-    assert (
-        isinstance(found, type(huge[0]))
-        and found.sums["v"].tolist() == [2**62]
-        and found.rows.tolist() == [4]
-    )
 
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS"])
