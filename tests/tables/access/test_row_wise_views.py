@@ -73,6 +73,7 @@ REFUSED = {
     "SELECT u, a AS v FROM base UNION SELECT u, a FROM base": ("row-wise", "has a UNION"),
     "SELECT u, a AS v FROM base EXCEPT SELECT u, 1 FROM base": ("row-wise", "EXCEPT"),
     "SELECT u, TRY(date_diff(s, d, d)) AS v FROM base": ("row-wise", "date_diff(s, d, d)"),
+    "SELECT u, TRY(date_trunc('week', d)) AS v FROM base": ("row-wise", "'week'"),
     "SELECT u, TRY(hour(CAST(moment AS TIME))) AS v FROM base": ("total", "a function of a TIME"),
     "SELECT u, a AS v FROM base UNION ALL SELECT u, f FROM base": ("total", "different types"),
     "SELECT x.u, y.a AS v FROM base x JOIN base y ON x.a = y.u": ("row-wise", "a join"),
