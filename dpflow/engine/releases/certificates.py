@@ -16,18 +16,18 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-import dpflow
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, LedgerCorrupt, PlanRefused
+from dpflow.extras import DISTRIBUTION
 from dpflow.ledger.history.checkpoint import Signer, open_note
 
 _FIRST_LINE = "dpflow.certificate/v1\n"
 #: Certificates that came with dpflow, where it was built with some (``make certificates``).
-SHIPPED = Path(dpflow.__file__).parent / "certificates.json"
+SHIPPED = Path(__file__).parents[2] / "certificates.json"
 #: The verdict of an audit that may be certified.
 PASSED = "not refuted"
 
@@ -159,7 +159,8 @@ def write_notes(notes: Iterable[str]) -> str:
     """The text of a file of certificates."""
     return (
         json.dumps(
-            {"made_by": f"dpflow {dpflow.__version__}", "certificates": list(notes)}, indent=1
+            {"made_by": f"dpflow {metadata.version(DISTRIBUTION)}", "certificates": list(notes)},
+            indent=1,
         )
         + "\n"
     )
