@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.access import row_wise_functions as functions
 from dpflow.tables.access import sql
+from dpflow.tables.access.row_wise_casts import find_failing_cast
 from dpflow.tables.access.row_wise_functions import SqlTerm
 
 
@@ -135,6 +136,7 @@ class ViewRewriter:
         written = self._catalog.bind_fields(f"({text})")
         if kinds != {column: field.type for column, field in written.items()}:
             self._refuse("row-wise", "cannot be looked through", "write it in plain SQL")
+        self._check_casts(text)
         return text
 
     def _rewrite_table(self, schema: str, name: str, full: str) -> str | None:
@@ -171,7 +173,18 @@ class ViewRewriter:
             text = f"(SELECT {', '.join(listed)} FROM {source.text} AS t)"
             source = SelectSource(text, self._catalog.bind_fields(text), name)
         outputs = [sql.quote_name(column) for column in fields]
-        return f"SELECT {', '.join(outputs)} FROM {source.text} AS t"
+        text = f"SELECT {', '.join(outputs)} FROM {source.text} AS t"
+        self._check_casts(text)
+        return text
+
+    def _check_casts(self, text: str) -> None:
+        """Refuse a query to which DuckDB adds a cast that can fail on a row."""
+        plan = json.loads(self._catalog.fetch_rows("SELECT json_serialize_plan(?)", [text])[0][0])
+        if plan["error"]:
+            self._refuse("total", "cannot be looked through", "write it in plain SQL")
+        if found := find_failing_cast(plan["plans"]):
+            what = f"needs a cast from {found[0]} to {found[1]} that is not written, and can fail on a row"
+            self._refuse("total", what, "give its parts one type with TRY_CAST")
 
     def _waits(self, node: Any, names: set[str]) -> bool:
         """Whether an expression reads one of these columns."""

@@ -179,6 +179,38 @@ def test_expressions_that_share_a_part_fail_on_no_row(file: Path) -> None:
     assert read_rows(file) == Counter(["(0, None, None)"])
 
 
+@pytest.mark.parametrize(
+    ("query", "cast"),
+    [
+        ("SELECT u, TRY(s = 5) OR TRY(s = 6) AS v FROM base", "VARCHAR to INTEGER"),
+        ("SELECT u, a AS v FROM base WHERE TRY(s = 5) OR TRY(s = 6)", "VARCHAR to INTEGER"),
+        ("SELECT u, TRY(moment > d) AS v, TRY(later > d) AS w FROM base", "DATE to TIMESTAMP"),
+        ("SELECT u, TRY(moment - d) AS v, TRY(later - d) AS w FROM base", "DATE to TIMESTAMP"),
+        ("SELECT u, TRY(h + 1.5) AS v, TRY(h - 1.5) AS w FROM base", "HUGEINT to DECIMAL"),
+    ],
+)
+def test_a_cast_that_duckdb_adds_is_refused_if_it_can_fail(
+    file: Path, query: str, cast: str
+) -> None:
+    """Two expressions share it, so it stands outside of the TRY around each: one row failed the query."""
+    execute(
+        file,
+        "ALTER TABLE base ADD COLUMN later TIMESTAMP",
+        "ALTER TABLE base ADD COLUMN h HUGEINT",
+        "INSERT INTO base(u, s, d, h) VALUES (99, 'x', '5000000-01-01', 170141183460469231731687303715884105727)",
+        f"CREATE VIEW data AS {query}",
+    )
+    with pytest.raises(PlanRefused, match=f"rule total: its SQL needs a cast from {cast}"):
+        read_rows(file)
+
+
+def test_casts_that_cannot_fail_are_added(file: Path) -> None:
+    """Whole numbers to wider ones, to floats and to decimals with places for them."""
+    query = "SELECT u, TRY(a * f) AS v, TRY(a + 1.5) AS w, TRY(a - 1.5) AS x, year(moment) AS y FROM base"
+    execute(file, f"CREATE VIEW data AS {query}")
+    assert read_rows(file) == duckdb_rows(file)
+
+
 rows_of_base = st.lists(
     st.tuples(
         st.integers(0, 9),
