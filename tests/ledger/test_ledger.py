@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import shutil
 import sqlite3
 import stat
@@ -226,6 +227,21 @@ def test_odd_names_are_refused(ledger: Ledger, name: str) -> None:
     """Control characters and endless names never reach the database."""
     with pytest.raises(InvalidInput, match="printable characters"):
         ledger.grant(name, 1, 0, table=None, filter="basic", principal="owner")
+
+
+def test_long_names_fit_every_index(ledger: Ledger) -> None:
+    """Names of 200 characters beyond Latin took more bytes than PostgreSQL's index has, and the
+    refusal called itself retryable.
+    """
+    draw = random.Random(5)
+    names = ["".join(chr(draw.randrange(0x4E00, 0x9FFF)) for _ in range(200)) for _ in range(4)]
+    ledger.grant(names[0], 1, 0, table=None, filter="basic", principal="owner")
+    reserve(ledger, ReleaseKey(*names, "d" * 64), data=[names[1] * 4])
+    wide = [chr(0x20000 + draw.randrange(0xA000)) * 200 for _ in range(4)]
+    with pytest.raises(InvalidInput, match="the key takes 3264 bytes in UTF-8"):
+        ReleaseKey(*wide, "d" * 64)
+    with pytest.raises(InvalidInput, match="a name of data takes 3200 bytes in UTF-8"):
+        reserve(ledger, ReleaseKey(*names, "e" * 64), data=[wide[0] * 4])
 
 
 def test_quotes_are_only_characters(ledger: Ledger) -> None:

@@ -40,6 +40,19 @@ def checked_name(what: str, value: str, *, empty: bool = False, longest: int = 2
     return value
 
 
+#: Bytes of UTF-8 that PostgreSQL's indexes take for a row, a little less.
+LONGEST_KEY = 2600
+
+
+def check_key_length(what: str, *names: str) -> None:
+    """Refuse names that are too long together for a database's index; raises `InvalidInput`."""
+    length = sum(len(name.encode()) for name in names)
+    if length > LONGEST_KEY:
+        raise InvalidInput(
+            f"{what} takes {length} bytes in UTF-8, and at most {LONGEST_KEY} fit an index; shorten its names"
+        )
+
+
 def stored_json(text: Any) -> Any:
     """What a row's JSON says. Raises `LedgerCorrupt` for a text that no ledger wrote, without
     repeating it.
@@ -135,6 +148,9 @@ class ReleaseKey:
         if type(self.ordinal) is not int or not 0 <= self.ordinal < 2**31:
             raise InvalidInput("the key's ordinal must be a whole number from 0; correct it")
         checked_name("the key's former digest", self.former_digest, empty=True)
+        check_key_length(
+            "the key", self.scope, self.dag_id, self.task_id, self.run_identity, self.digest
+        )
 
     @functools.cached_property
     def columns(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dpflow.ledger.books.records import (
     ReleaseRecord,
     Reservation,
     Slot,
+    check_key_length,
     checked_name,
     name_in_request,
     path_of,
@@ -108,7 +109,7 @@ class ReleaseCharge:
         for block in self.blocks:
             checked_name("a block", block, empty=True)
         for name in self.data:
-            checked_name("a name of data", name, longest=1000)
+            check_key_length("a name of data", checked_name("a name of data", name, longest=1000))
         # What it costs to write it down is paid before others wait for the turn.
         _ = self.public, self.name
 
