@@ -154,6 +154,10 @@ def _promote(
     if answer["champion"] != standing.digest:
         why = "it beat another champion than the one of now; submit it to another session"
         return {"promoted": False, "promotion": why}
+    # Comparing took long: meanwhile another team may have promoted a model that this one never met.
+    if promoter.find_champion() != standing:
+        why = "another champion was promoted meanwhile; submit it to another session"
+        return {"promoted": False, "promotion": why}
     # The version's guarantee is that of what moved the alias.
     proof = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
     compared = session.commitment({"candidate": candidate.digest, **answer})

@@ -84,12 +84,10 @@ class ScoreReaders:
         count = mine.count_units if statistic.count_units else lambda: None
         if champion is None:
             return lambda: PerGroup(mine.read(), mine.lower_is_better, count())
-        theirs = self.value_reader(
-            replace(statistic, columns=champion.submission.columns),
-            query.model_copy(update={"columns": champion.submission.columns}),
-            champion,
-        )
-        theirs = self._memory.wrap_reader(theirs, statistic, query, champion)
+        of_theirs = replace(statistic, columns=champion.submission.columns)
+        asked = query.model_copy(update={"columns": champion.submission.columns})
+        theirs = self.value_reader(of_theirs, asked, champion)
+        theirs = self._memory.wrap_reader(theirs, of_theirs, asked, champion)
         if mine.span is None:
             raise PlanRefused(
                 f"{self._plan.request.name} compares candidates by a metric without a range, so one unit may decide everything; "
@@ -219,8 +217,8 @@ class ValueMemory:
     ) -> GroupReader:
         """The same reader, which reads what is not in memory."""
         about = query.model_dump(mode="json", include={"estimator", "options", "default"})
-        # A candidate's digest covers its columns and its own estimator.
-        name = digest([about, of.digest, statistic.groups])
+        # A question may name other columns than its candidate, whose digest covers its own.
+        name = digest([about, of.digest, statistic.groups, list(statistic.columns)])
         return replace(reader, read=partial(self._recall, name, reader.read))
 
     def _recall(self, name: str, read: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -15,6 +15,7 @@ import pytest
 from dpflow import Session, plan, release
 from dpflow.engine.releases.execute import data_names
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.sessions.candidate import Submission, load_candidate
 from dpflow.engine.sessions.holdout_gate import (
     Champion,
     join_verdicts,
@@ -445,6 +446,10 @@ def loss_of(column: str, claim: str) -> dict[str, Any]:
     return {"name": column, "features": [column], "claim": claim}
 
 
+def parse_submission(session: Session, column: str) -> Submission:
+    return Submission.model_validate(session.fill_metric(loss_of(column, "0.45")))
+
+
 def test_a_better_claim_does_not_replace_a_better_model(tiny: Tiny) -> None:
     """A loss that is claimed to be 0.0001 fails; one whose claim is plausible but whose model is
     worse stays out; the better model comes in, whatever it claims.
@@ -496,6 +501,38 @@ def test_a_candidate_is_scored_once_for_as_long_as_the_rows_are_the_same(
     tiny.fill(LOSSES.replace("0.1 + (i % 7) / 1000 AS good", "0.9 AS good"))
     assert judge(session, loss_of("good", "0.44"), models)["verdict"] == "no"
     assert len(scored) == 4
+
+
+def test_scores_of_other_columns_are_scored_by_themselves(tiny: Tiny) -> None:
+    """A question may name other columns than its candidate: the values of one are not those of the
+    other.
+    """
+    session, _ = losses(tiny, failures=5)
+    session.challenge(*(load_candidate(parse_submission(session, c)) for c in ("good", "bad")))
+    good = load_candidate(parse_submission(session, "good"))
+    said = {"estimator": "column_mean", "claim": "0.3"}
+    # A loss of 0.3 is too good for `bad` and too bad for `good`, which passes.
+    assert session.ask(said | {"columns": ["good"]}, good)["verdict"] == "yes"
+    assert session.ask(said | {"columns": ["bad"]}, good)["verdict"] == "no"
+
+
+def test_a_champion_of_meanwhile_is_not_replaced_unseen(tiny: Tiny) -> None:
+    """Two teams beat one champion at once: who is later has not beaten who was promoted meanwhile."""
+    session, _ = losses(tiny, failures=5)
+    models = MemoryRegistry()
+    judge(session, loss_of("bad", "0.45"), models)
+    meanwhile = Champion("9", "another", "")
+    challenge = session.challenge
+
+    def overtaken(*given: Any) -> Any:
+        answer = challenge(*given)
+        models.champion = meanwhile
+        return answer
+
+    session.challenge = overtaken  # type: ignore[method-assign]
+    verdict = judge(session, loss_of("good", "0.2"), models)
+    assert verdict["verdict"] == "yes" and not verdict["promoted"]
+    assert "another champion" in verdict["promotion"] and models.champion is meanwhile
 
 
 def test_a_registry_that_is_down_costs_no_second_question(tiny: Tiny) -> None:
