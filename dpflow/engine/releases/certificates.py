@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -39,7 +40,7 @@ class MechanismCertificate:
     Attributes:
         distribution: who brought the mechanism, as the registry names it.
         mechanism, version: what was audited.
-        code: digest of the .py files of the package that holds it.
+        code: digest of the .py files of the packages that hold it and the classes that it inherits from.
         contract: digest of the .py files of ``dpflow.core``, whose samplers and toolbox it uses.
         method: ``exact`` or ``drawn``.
         epsilon, delta: the guarantee that was audited.
@@ -77,7 +78,7 @@ class MechanismCertificate:
         }
         return cls(
             distribution=distribution,
-            code=digest_package(package_of(mechanism)),
+            code=digest_code(mechanism),
             contract=digest_package("dpflow.core"),
             **found,
         )
@@ -100,7 +101,7 @@ class MechanismCertificate:
         """What is not as it was when this was signed."""
         present = {
             "version": mechanism.version,
-            "code": digest_package(package_of(mechanism)),
+            "code": digest_code(mechanism),
             "contract": digest_package("dpflow.core"),
         }
         names = {
@@ -111,11 +112,31 @@ class MechanismCertificate:
         return [names[name] for name, value in present.items() if getattr(self, name) != value]
 
 
-def package_of(mechanism: Any) -> str:
-    """The package whose files decide what a mechanism does: the built-ins', or its plugin's."""
-    module = str(type(mechanism).__module__)
+def package_of(kind: type) -> str:
+    """The package whose files decide what a class does: the built-ins', or its plugin's."""
+    module = str(kind.__module__)
     top = module.partition(".")[0]
     return "dpflow.mechanisms" if module.startswith("dpflow.mechanisms.") else top
+
+
+def digest_code(mechanism: Any) -> str:
+    """SHA-256 of the package that holds a mechanism; with those of the classes that it inherits
+    from, if they are others.
+
+    Raises:
+        PlanRefused: as `digest_package`.
+    """
+    own = package_of(type(mechanism))
+    # dpflow's core has a digest of its own, and Python's classes come with Python.
+    others = {
+        package_of(kind)
+        for kind in type(mechanism).__mro__
+        if not kind.__module__.startswith("dpflow.core.")
+    } - {own, *sys.stdlib_module_names}
+    if not others:
+        return digest_package(own)
+    listed = [digest_package(own), *(f"{name} {digest_package(name)}" for name in sorted(others))]
+    return hashlib.sha256("\n".join(listed).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)

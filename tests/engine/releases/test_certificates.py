@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,12 @@ from typer.testing import CliRunner
 from dpflow.cli.commands import app
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases import certificates
-from dpflow.engine.releases.certificates import MechanismCertificate, digest_package, write_notes
+from dpflow.engine.releases.certificates import (
+    MechanismCertificate,
+    digest_code,
+    digest_package,
+    write_notes,
+)
 from dpflow.engine.releases.plan import make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import PlanRefused
@@ -149,6 +155,31 @@ def test_one_changed_byte_of_code_ends_it(tmp_path: Path, monkeypatch: pytest.Mo
     seen.add(digest())
     assert len(seen) == 4
     digest_package.cache_clear()
+
+
+def test_the_code_that_a_mechanism_inherits_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin's class that inherits from another plugin's draws with that one's code: a change there
+    ends its certificate. A control of a package that it has nothing of ends none.
+    """
+    for name in ("acme_base", "acme_thin", "acme_other"):
+        (tmp_path / f"{name}.py").write_text("class Noise: ...\n")
+    (tmp_path / "acme_thin.py").write_text(
+        "from acme_base import Noise\nclass Thin(Noise):\n    version = 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    thin = import_module("acme_thin").Thin()
+    audit = AUDIT | {"mechanism": "thin", "version": 1}
+    certificate = MechanismCertificate.of_audit(thin, "acme", audit)
+    import_module("acme_other")
+    for changed, ended in (("acme_other", []), ("acme_base", ["the code of its distribution"])):
+        (tmp_path / f"{changed}.py").write_text("class Noise:\n    scale = 0\n")
+        digest_package.cache_clear()
+        assert certificate.list_differences(thin) == ended
+    digest_package.cache_clear()
+    # What inherits from the contract alone is known by its one package, as it was.
+    assert digest_code(REGISTRY.find_mechanism("count")) == digest_package("dpflow.mechanisms")
 
 
 def test_the_command_audits_signs_and_keeps_others(tmp_path: Path, table: Table) -> None:
