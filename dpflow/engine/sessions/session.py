@@ -157,6 +157,11 @@ class Session:
                 f"query of {mechanism.name}: {describe_problems(error)}"
             ) from None
         if isinstance(parsed, EstimatorQuery):
+            # A digest alone gives no scores to compare with, which inside the draw would be the answer none.
+            if getattr(parsed, "champion", ""):
+                raise InvalidInput(
+                    "a question names no champion, for it is scored as well; call challenge with both candidates"
+                )
             parsed = self.canonical_query(parsed)
             self._require_metric(parsed)
             if candidate is not None and not parsed.columns:

@@ -535,6 +535,15 @@ def test_a_champion_of_meanwhile_is_not_replaced_unseen(tiny: Tiny) -> None:
     assert "another champion" in verdict["promotion"] and models.champion is meanwhile
 
 
+def test_a_champion_that_is_only_named_closes_no_gate(tiny: Tiny) -> None:
+    """Typed as a field of a question it has no scores: refused before anything is read or drawn."""
+    session, _ = losses(tiny)
+    asked = {"columns": ["good"], "champion": "f" * 64}
+    with pytest.raises(InvalidInput, match="call challenge with both candidates"):
+        session.ask(asked)
+    assert session.remaining()["answered"] == 0 and session.remaining()["state"] == "open"
+
+
 def test_a_registry_that_is_down_costs_no_second_question(tiny: Tiny) -> None:
     """The verdict is kept; the next try moves the alias, once."""
     session, _ = losses(tiny, failures=5)
