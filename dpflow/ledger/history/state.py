@@ -271,9 +271,16 @@ class LedgerState:
         return found
 
     def list_rows(self, table: sa.Table, value: Any) -> list[Any]:
-        """All rows whose `RowIndex.listed` column has this value, with none left out."""
+        """All rows whose `RowIndex.listed` column has this value, with none left out, as this
+        transaction leaves them.
+        """
+        # A list is of who is in it: a row that changed since it was read is in `_rows` only.
         form = TABLES[table.name]
-        rows = self._lists.get((table.name, value))
+        keys = [tuple([row[i] for i in form.places]) for row in self._load_list(form, value)]
+        return [row for key in keys for row in self._rows[table.name, key]]
+
+    def _load_list(self, form: RowIndex, value: Any) -> list[Any]:
+        table, rows = form.table, self._lists.get((form.table.name, value))
         if rows is None:
             rows = self.transaction.rows(form.list_all, **{str(form.listed): value})
             for row in rows:
@@ -287,7 +294,7 @@ class LedgerState:
         form = TABLES[table.name]
         key = tuple([row[name] for name in form.identity])
         rows = self.rows(table, **{name: row[name] for name in form.identity})
-        others = self.list_rows(table, row[form.listed]) if form.listed else []
+        others = self._load_list(form, row[form.listed]) if form.listed else []
         added = form.select.row._make([row[name] for name in form.names])
         primary = tuple([row[column.name] for column in table.primary_key])
         self._inserts.setdefault(table.name, {})[primary] = row

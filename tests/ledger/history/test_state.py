@@ -324,3 +324,19 @@ def test_lists_hold_no_edited_row(ledger, place, ask, edit):
     }
     with pytest.raises(LedgerCorrupt, match="not what the newest entry"):
         lists[edit]()
+
+
+def test_a_list_shows_what_its_transaction_changed(ledger, ask):
+    """A list that was read before a change gave the sums as they were then; those of the rows not
+    so.
+    """
+    ask.reserve(ledger, "first", "0.2")
+    (before,) = ask.spent(ledger).values()
+    with ledger._begin_writing() as writer:
+        rows = writer.state.list_rows(schema.account, "flights")
+        row = writer.state.find(schema.account, scope="flights", block="")
+        changed = writer.state.update(schema.account, row, epsilon=row.epsilon + 1)
+        assert writer.state.list_rows(schema.account, "flights") == [changed] != rows
+        writer.state.update(schema.account, changed, epsilon=row.epsilon)
+        assert writer.state.list_rows(schema.account, "flights") == rows
+    assert ask.spent(ledger) == {"": before} and ledger.verify().ok
