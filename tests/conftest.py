@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+# A shell starts what it puts into the background with SIGINT ignored, and children would inherit it:
+# tests that press Ctrl-C waited for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run, however slow the machine is: what fails, fails again. Others:
 # --hypothesis-profile=default.
 settings.register_profile(
