@@ -125,7 +125,7 @@ PRIVATE = Case(OWN, "sums by private key", "", "off", "sorted")
 VALUE = Case(("own", "value"), "sums", "", "off", "queried")
 
 
-def _strict_number(column: sql.Field, declared: Any) -> str:
+def _strict_number(column: sql.Field, declared: Any, **_: Any) -> str:
     return f"CAST(CAST({column.sql} AS UTINYINT) AS BIGINT)"
 
 
@@ -135,7 +135,7 @@ def _strict_number(column: sql.Field, declared: Any) -> str:
         ("TIME", PRIVATE, "Field._is_genuine", lambda self, value: None, "InternalException"),
         ("DECIMAL(38,0)", PRIVATE, "Field._is_genuine", lambda self, value: None, "cannot be read"),
         ("INTEGER", VALUE, "grid_steps", _strict_number, "ConversionException"),
-        ("BIGINT", VALUE, "grid_steps", lambda c, d: f"({c.sql} >> 8)", "rows move .* by"),
+        ("BIGINT", VALUE, "grid_steps", lambda c, d, **_: f"({c.sql} >> 8)", "rows move .* by"),
     ],
     ids=["a time as text", "a wide decimal as text", "a cast that raises", "no bounds"],
 )
