@@ -322,7 +322,7 @@ def test_an_orphan_beside_its_retry(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
             assert go_on.wait(600)
         return answer(self, *arguments, **options)
 
-    monkeypatch.setattr(PrivateTable, "answer", slow)
+    monkeypatch.setattr(PrivateTable, "open_answer", slow)
     with ThreadPoolExecutor(1) as pool:
         orphan = pool.submit(pay, context(tiny))
         assert reading.wait(600)
@@ -365,7 +365,7 @@ def test_a_resolved_orphan_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatc
         raise TableBusy("busy")
 
     with monkeypatch.context() as patch:
-        patch.setattr(PrivateTable, "answer", busy)
+        patch.setattr(PrivateTable, "open_answer", busy)
         with pytest.raises(Exception, match="TableBusy"):
             pay(context(tiny))
     ledger = Ledger(tiny.ledger)
