@@ -52,6 +52,8 @@ def preload_tasks(*modules: str) -> tuple[str, ...]:
         return ()
     for name in THREAD_POOLS:
         os.environ.setdefault(name, "1")
+    # pandas imports pyarrow where it is installed, whose allocator starts a thread.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     names = (*modules, *TASK_MODULES) if component == "scheduler" else ()
     with warnings.catch_warnings():
         # libraries that look into every loaded module meet deprecated names there
