@@ -195,7 +195,7 @@ def utility(runs: int) -> Found:
             found = answer(values, True, StreamSource(seed))
             return found is not None and law.is_median(found / scale - shift)
 
-        def known(n: int, seed: int, law: Law = law) -> bool:
+        def check_known_range(n: int, seed: int, law: Law = law) -> bool:
             return law.is_median(
                 known_range(law.draw(np.random.default_rng([n, seed]), n), StreamSource(seed))
             )
@@ -203,7 +203,7 @@ def utility(runs: int) -> Found:
         found = (
             rows_for_95(point, law.point, runs),
             rows_for_95(median, law.median, runs),
-            rows_for_95(known, 90, runs),
+            rows_for_95(check_known_range, 90, runs),
         )
         rows.append(
             (name, round(found[0]), law.point, round(found[1]), law.median, round(found[2]))

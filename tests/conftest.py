@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 # A shell starts what it puts into the background with SIGINT ignored, and children would inherit it:
-# tests that press Ctrl-C waited for ever.
+# tests that press Ctrl-C never ended.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run, however slow the machine is: what fails, fails again. Others:

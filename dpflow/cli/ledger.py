@@ -344,7 +344,7 @@ def recover(
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on after entries were lost for good. Scopes that they may have charged are closed until
+    """Go on after entries were lost and cannot come back. Scopes that they may have charged are closed until
     granted again.
     """
     note = None if checkpoint is None else _read_text(checkpoint)

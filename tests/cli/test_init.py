@@ -53,7 +53,7 @@ def init(folder: Path, *words: str) -> tuple[int, str, str]:
     return dpflow(folder, "init", "visits.duckdb", *words)
 
 
-def declared(folder: Path, name: str = "visits") -> dict[str, Any]:
+def read_declaration(folder: Path, name: str = "visits") -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((folder / f"{name}.yml").read_text())
     return content
 
@@ -85,7 +85,7 @@ def test_nothing_that_a_row_holds_is_shown_or_written(folder: Path) -> None:
     assert status == 0, errors
     seen = output + errors + "".join(p.read_text() for p in folder.glob("*.yml"))
     assert not any(text in seen for text in ("Oslo", "Rome", "mood'", "secret", "p1", "2020"))
-    assert "public_keys" not in declared(folder)["columns"]["mood"]
+    assert "public_keys" not in read_declaration(folder)["columns"]["mood"]
 
 
 def test_editors_find_the_schema(folder: Path) -> None:
@@ -94,8 +94,10 @@ def test_editors_find_the_schema(folder: Path) -> None:
     first = (folder / "visits.yml").read_text().splitlines()[0]
     schema = json.loads((folder / first.partition("$schema=")[2]).read_text())
     assert first.startswith("# yaml-language-server: $schema=")
-    assert set(declared(folder)) <= set(schema["properties"])
-    assert set(declared(folder)["columns"]["age"]) <= set(schema["$defs"]["Column"]["properties"])
+    assert set(read_declaration(folder)) <= set(schema["properties"])
+    assert set(read_declaration(folder)["columns"]["age"]) <= set(
+        schema["$defs"]["Column"]["properties"]
+    )
 
 
 def test_what_is_missing_is_said_at_once(folder: Path) -> None:
@@ -137,7 +139,7 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert end.value.code == 0
     seen = screen.getvalue()
     assert "one guarantee protects all rows" in seen and "have no two ends" in seen
-    columns = declared(folder)["columns"]
+    columns = read_declaration(folder)["columns"]
     assert columns["city"]["public_keys"] == ["Oslo", "Rome"]
     assert (columns["age"]["lower"], columns["age"]["upper"]) == (0, 120)
 
@@ -146,7 +148,10 @@ def test_budgets_per_day(folder: Path) -> None:
     """A day is named for the first release, because none is read from the rows."""
     status, output, errors = init(folder, *ANSWERS, "--block", "day", "--first-block", "2020-01-01")
     assert status == 0, errors
-    assert (declared(folder)["protects"], declared(folder)["block"]) == ("unit-block", "day")
+    assert (read_declaration(folder)["protects"], read_declaration(folder)["block"]) == (
+        "unit-block",
+        "day",
+    )
     assert dpflow(folder, "release", "visits_first.yml")[0] == 0
 
 

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from dpflow.core.accounting.events import Pure
-from dpflow.ledger import Ledger, ReleaseKey, Reservation, Slot
+from dpflow.ledger import Ledger, ReleaseKey, Reservation, SessionRecord, Slot
 
 
 @dataclass
@@ -126,6 +126,20 @@ class Asks:
             if name in changes
         }
         return ledger.reserve(self.key(digest, **where), **self.terms(epsilon, **changes))
+
+    def answer_once(self, ledger: Ledger) -> SessionRecord:
+        """A new session that answered one question and keeps a secret."""
+        session = ledger.open_session(
+            self.key("gate"), **self.terms(), state={"threshold": 4711}, exclusive=False
+        )
+        ledger.answer(
+            session.session_id,
+            query="q",
+            expected_version=0,
+            state={"threshold": 4712},
+            answer={"ok": True},
+        )
+        return session
 
     @staticmethod
     def spent(ledger: Ledger, scope: str = "flights") -> dict[str, str]:

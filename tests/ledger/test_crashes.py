@@ -421,7 +421,7 @@ def test_no_space_left_on_the_device():
 def test_a_place_that_is_read_only(ask, what):
     """Who may not write is refused before anything is charged, and nothing is read for nothing.
 
-    Where the directory of the anchor cannot be written, a mark is not made anew: one that is missing
+    Where the directory of the anchor cannot be written, no new mark is written: one that is missing
     is an owner's matter.
     """
     folder = Path(tempfile.mkdtemp(prefix="dpflow-read-only-", dir="/tmp"))

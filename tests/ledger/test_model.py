@@ -80,7 +80,7 @@ class Model:
         self.grants[scope] = tenths
         self.lines += ["grant"]
 
-    def known(
+    def find_replay(
         self, scope: str, name: str, tenths: int, slot: str | None, again: bool
     ) -> Kept | None:
         """Exactly once: by key; else what this slot has, if it is of one family; else it may have
@@ -125,7 +125,7 @@ class Model:
     def reserve(
         self, scope: str, name: str, tenths: int, blocks: set[str], slot: str | None, again: bool
     ) -> Any:
-        kept = self.known(scope, name, tenths, slot, again)
+        kept = self.find_replay(scope, name, tenths, slot, again)
         if kept is None:
             self.charge((scope, name), blocks, Kept(tenths, "reserved", False, {slot} - {None}))
             return 1, None
@@ -165,7 +165,7 @@ class Model:
         slot: str | None,
         exclusive: bool,
     ) -> Any:
-        kept = self.known(scope, name, tenths, slot, False)
+        kept = self.find_replay(scope, name, tenths, slot, False)
         if kept is None:
             kept = Kept(tenths, "open", exclusive, {slot} - {None})
             self.charge((scope, name), blocks, kept)

@@ -20,7 +20,7 @@ from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.examples import plan_mechanism
 
 
-def declared(relation: str = "add-remove", rows: int = 1) -> Table:
+def declare_table(relation: str = "add-remove", rows: int = 1) -> Table:
     return Table.model_validate(
         {
             "name": "t",
@@ -82,7 +82,7 @@ def test_one_unit_moves_the_counts_by_what_is_claimed(relation: str, rows: int) 
     claimed distance, no more.
     """
     params, event = plan_mechanism(
-        Bounds(), declared(relation, rows), {"column": "x", "epsilon": "1"}
+        Bounds(), declare_table(relation, rows), {"column": "x", "epsilon": "1"}
     )
     assert isinstance(event, DiscreteLaplace)
     others = [1.0, 5.0, -7.0]
@@ -100,7 +100,7 @@ def test_the_answer_keeps_the_claim_exactly(monkeypatch: pytest.MonkeyPatch) -> 
 
     for name, value in (("POWERS", 1), ("BINS", 3), ("LEAST", 0), ("MOST", 0)):
         monkeypatch.setattr(bounds, name, value)
-    table = declared()
+    table = declare_table()
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "3"})
 
     def law(values: list[float]) -> dict[object, float]:
@@ -120,7 +120,7 @@ def test_bounds_hold_most_values_and_nothing_far() -> None:
     """Ten thousand values between 3 and 900 give 2 (or 4) and 1024 (or 512); one at 10^30 changes
     nothing.
     """
-    table = declared()
+    table = declare_table()
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "1"})
     values = np.append(np.exp(np.linspace(math.log(3), math.log(900), 10_000)), 1e30)
     column = ArrayColumn.from_groups(values)
@@ -137,7 +137,7 @@ def test_few_rows_have_no_bounds() -> None:
     """An empty column, or one with fewer rows than the noise hides, is answered with none, in 95 %
     of draws.
     """
-    table = declared()
+    table = declare_table()
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "1"})
     for values in ([], [1.0, 2.0, 3.0]):
         found = [
@@ -153,9 +153,11 @@ def test_the_threshold_is_rarely_reached_by_noise() -> None:
     """385 empty bins: one of them is taken with probability 5 % at most, and with one step less it
     would be more.
     """
-    params, event = plan_mechanism(Bounds(), declared(rows=4), {"column": "x", "epsilon": "1/2"})
+    params, event = plan_mechanism(
+        Bounds(), declare_table(rows=4), {"column": "x", "epsilon": "1/2"}
+    )
     assert isinstance(event, DiscreteLaplace)
-    t = Bounds()._choose_noise(params, declared(rows=4))[0]
+    t = Bounds()._choose_noise(params, declare_table(rows=4))[0]
     law = exact_divergence.discrete_laplace(event.scale, tail=1e-13)
     assert BINS * math.fsum(p for x, p in law.items() if x >= t) <= float(Fraction(1, 20))
     assert BINS * math.fsum(p for x, p in law.items() if x >= t - 1) > float(Fraction(1, 20))

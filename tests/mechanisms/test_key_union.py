@@ -31,7 +31,7 @@ from dpflow.testing.tiny_tables import excess_delta
 RAW = {"by": "word", "epsilon": "4", "delta": "0.02"}
 
 
-def declared(groups: int, relation: str = "add-remove") -> Table:
+def declare_table(groups: int, relation: str = "add-remove") -> Table:
     return Table.model_validate(
         {
             "name": "t",
@@ -98,7 +98,7 @@ def test_two_rounds_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_union, "UNIT", 2)
     monkeypatch.setattr(key_union, "SHARES", (Fraction(1, 4), Fraction(3, 4)))
     key_union.split_rounds.cache_clear()
-    table = declared(2)
+    table = declare_table(2)
     params, event = plan_mechanism(
         KeyUnion(), table, {"by": "word", "epsilon": "12", "delta": "0.02"}
     )
@@ -161,7 +161,7 @@ def test_what_is_released() -> None:
     """Common keys, sorted, without numbers; nothing of a table without units, and no key of a few
     units.
     """
-    table = declared(4)
+    table = declare_table(4)
     params, event = plan_mechanism(
         KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6"}
     )

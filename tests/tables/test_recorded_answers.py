@@ -182,7 +182,7 @@ def unordered(answer: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def declared(tmp_path_factory: pytest.TempPathFactory) -> Table:
+def data_table(tmp_path_factory: pytest.TempPathFactory) -> Table:
     path = tmp_path_factory.mktemp("recorded") / "x.duckdb"
     with duckdb.connect(str(path)) as connection:
         connection.execute(ROWS)
@@ -199,14 +199,14 @@ def declared(tmp_path_factory: pytest.TempPathFactory) -> Table:
 
 
 @pytest.mark.parametrize("kind", ["conditions", "requests", "estimates"])
-def test_answers_are_the_recorded_ones(declared: Table, kind: str) -> None:
+def test_answers_are_the_recorded_ones(data_table: Table, kind: str) -> None:
     """None of them depends on how its query is written, nor on a draw."""
     digest, writer = hashlib.sha256(), Writer(7)
     for _ in range({"conditions": 80, "requests": 40, "estimates": 30}[kind]):
         where = (
             writer.write_truth(3) if kind == "conditions" or writer.random.random() < 0.5 else None
         )
-        table = PrivateTable(declared, where)
+        table = PrivateTable(data_table, where)
         blocks = writer.random.choice([(), ("0", "2"), ("1",)])
         with table.hold_open():
             answer: Any

@@ -228,7 +228,7 @@ class AuditedLedger(SealedDatabase):
         checkpoint: str | None = None,
         keys: Sequence[str] = (),
     ) -> list[str]:
-        """An owner's decision after entries were lost for good: go on with what is left.
+        """An owner's decision after entries were lost and cannot come back: go on with what is left.
 
         What a checkpoint says beyond the history is taken over: scopes and what they spent. Scopes
         that a lost entry may have charged are closed until they are granted again: all of them,

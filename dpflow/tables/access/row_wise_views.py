@@ -396,11 +396,11 @@ class ViewRewriter:
                 operator = _COMPARISONS.get(node["type"])
                 if operator is None:
                     self._refuse_expression(node)
-                left, right = self._write_alike(node, [node["left"], node["right"]], source)
+                left, right = self._write_same_kind(node, [node["left"], node["right"]], source)
                 return self._truth(f"({left} {operator} {right})")
             case "BETWEEN":
                 parts = [node[name] for name in ("input", "lower", "upper")]
-                value, lower, upper = self._write_alike(node, parts, source)
+                value, lower, upper = self._write_same_kind(node, parts, source)
                 return self._truth(f"({value} BETWEEN {lower} AND {upper})")
             case "CONJUNCTION":
                 word = " AND " if node["type"] == "CONJUNCTION_AND" else " OR "
@@ -499,7 +499,7 @@ class ViewRewriter:
         checks = node["case_checks"]
         conditions = [self._write_condition(one["when_expr"], source).text for one in checks]
         values = [*(one["then_expr"] for one in checks), node["else_expr"]]
-        *texts, other = self._write_alike(node, values, source)
+        *texts, other = self._write_same_kind(node, values, source)
         pairs = zip(conditions, texts, strict=True)
         branches = " ".join(f"WHEN {condition} THEN {text}" for condition, text in pairs)
         return self._typed(f"CASE {branches} ELSE {other} END", source)
@@ -516,11 +516,11 @@ class ViewRewriter:
                     return self._truth(f"({self._find_column(children[0], source).sql} {word})")
                 return self._truth(f"({self._write(children[0], source).text} {word})")
             case "COMPARE_IN" | "COMPARE_NOT_IN":
-                value, *listed = self._write_alike(node, children, source)
+                value, *listed = self._write_same_kind(node, children, source)
                 word = "IN" if node["type"] == "COMPARE_IN" else "NOT IN"
                 return self._truth(f"({value} {word} ({', '.join(listed)}))")
             case "OPERATOR_COALESCE":
-                return self._call_alike("coalesce", node, children, source)
+                return self._call_same_kind("coalesce", node, children, source)
             case "OPERATOR_TRY":
                 with self._try():
                     return self._write(children[0], source)
@@ -537,7 +537,7 @@ class ViewRewriter:
                 "row-wise", f"calls {name!r}, a macro of the file", "write out what it does"
             )
         if name in _ALIKE:
-            return self._call_alike(name, node, given, source)
+            return self._call_same_kind(name, node, given, source)
         if name == "if" and len(given) == 3:
             branch = {"when_expr": given[0], "then_expr": given[1]}
             return self._write_case(
@@ -571,13 +571,15 @@ class ViewRewriter:
             text = f"{sql.quote_name(name)}({', '.join(texts)})"
         return self._typed(text, source)
 
-    def _call_alike(
+    def _call_same_kind(
         self, name: str, node: Node, given: Sequence[Node], source: SelectSource
     ) -> SqlTerm:
-        texts = self._write_alike(node, given, source)
+        texts = self._write_same_kind(node, given, source)
         return self._typed(f"{name}({', '.join(texts)})", source)
 
-    def _write_alike(self, node: Node, given: Sequence[Node], source: SelectSource) -> list[str]:
+    def _write_same_kind(
+        self, node: Node, given: Sequence[Node], source: SelectSource
+    ) -> list[str]:
         """Expressions of one type, so that DuckDB casts none of them in a way that can fail."""
         terms = [self._write(one, source) for one in given]
         values = [term for term in terms if not term.literal]

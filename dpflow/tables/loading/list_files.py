@@ -76,8 +76,8 @@ def _verify_files(
     for file, schema in schemas:
         if schema != first:
             raise InvalidInput(
-                f"{file} has other columns or types than {schemas[0][0]}; write them alike, or load both into a DuckDB "
-                f"file: dpflow load"
+                f"{file} has other columns or types than {schemas[0][0]}; give both the same ones, or load both into "
+                "a DuckDB file: dpflow load"
             )
     bound = raw.sql(
         "SELECT * FROM read_parquet(getvariable('dpflow_files'), hive_partitioning = false)"

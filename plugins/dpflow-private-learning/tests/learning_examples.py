@@ -13,7 +13,7 @@ from dpflow_private_learning.theory.audit_examples import DECLARED
 from dpflow.core.contract.declaration import Column
 from dpflow.testing.examples import Example, read_examples
 
-__all__ = ["DECLARED", "EXAMPLES", "example", "known", "learn_a_box"]
+__all__ = ["DECLARED", "EXAMPLES", "example", "with_public_features", "learn_a_box"]
 EXAMPLES = {name: read_examples(given) for name, given in audit_examples.EXAMPLES.items()}
 
 
@@ -22,9 +22,9 @@ def example(params: dict[str, Any], relation: str = "add-remove", rows: int = 1)
     return read_examples([audit_examples.example(params, relation, rows)])[0]
 
 
-def known(params: dict[str, Any], rows: int = 1) -> Example:
+def with_public_features(params: dict[str, Any], rows: int = 1) -> Example:
     """The parameters on a table whose features are public."""
-    return read_examples([audit_examples.known(params, rows)])[0]
+    return read_examples([audit_examples.with_public_features(params, rows)])[0]
 
 
 def learn_a_box(mechanism: str, rows: Any, **params: Any) -> Any:

@@ -46,7 +46,7 @@ from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
 
 sys.path.insert(0, str(Path(__file__).parent))
-from learning_examples import DECLARED, example, known  # noqa: E402
+from learning_examples import DECLARED, example, with_public_features  # noqa: E402
 
 WIDE = Table.model_validate(
     DECLARED
@@ -300,7 +300,7 @@ def test_only_labels_behind_the_sample_are_read(monkeypatch: pytest.MonkeyPatch)
     from dpflow_private_learning.mechanisms import learn_label_private
 
     monkeypatch.setattr(learn_label_private, "label_private_sample", lambda *_: 2)
-    learner, table = LearnLabelPrivate(), known({}).table
+    learner, table = LearnLabelPrivate(), with_public_features({}).table
     given = {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 5}
     for rules in ("thresholds", "points"):
         params, _ = plan_mechanism(learner, table, given | {"rules": rules})
@@ -361,7 +361,7 @@ def test_label_privacy_is_refused_where_it_would_not_hold() -> None:
     """Private features, rows that a missing label takes away, conditions, too few rows; public
     columns under add-remove.
     """
-    learner, table = LearnLabelPrivate(), known({}).table
+    learner, table = LearnLabelPrivate(), with_public_features({}).table
     given = {"columns": ["amount"], "label": "late", "epsilon": "1", "rows": 9000}
     with pytest.raises(PlanRefused, match="not declared public"):
         plan_mechanism(learner, example({}, "replace").table, given | {"label": "kind"})

@@ -26,7 +26,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def declared(**changes: Any) -> Table:
+def declare_table(**changes: Any) -> Table:
     return Table.model_validate(GOOD | changes)
 
 
@@ -58,7 +58,7 @@ def declared(**changes: Any) -> Table:
 def test_half_said_declarations_are_refused(changes: dict[str, Any], message: str) -> None:
     """Each mistake is named with its field."""
     with pytest.raises(ValidationError) as caught:
-        declared(**changes)
+        declare_table(**changes)
     assert re.search(message, describe_problems(caught.value))
 
 
@@ -79,7 +79,7 @@ def test_half_said_declarations_are_refused(changes: dict[str, Any], message: st
 def test_fields_of_version_1_name_the_new_ones(old: dict[str, Any], new: str) -> None:
     """There are no aliases: each field has one name, and an old one is told which."""
     with pytest.raises(ValidationError, match=new):
-        declared(**old)
+        declare_table(**old)
 
 
 def test_bounds_become_a_grid_inside_them() -> None:
@@ -96,25 +96,25 @@ def test_numbers_are_taken_exactly() -> None:
 def test_unknown_columns_list_close_matches() -> None:
     """A typo is answered with the name that was meant."""
     with pytest.raises(UnknownName, match="did you mean 'age'"):
-        declared().column("agee")
+        declare_table().column("agee")
 
 
 def test_no_bounds_no_plan() -> None:
     """Bounds and public keys are asked for by the name of the column that lacks them."""
     with pytest.raises(PlanRefused, match="column 'note' of table 'visits' declares no bounds"):
-        declared().bounded_column("note")
+        declare_table().bounded_column("note")
     with pytest.raises(PlanRefused, match="declares no public keys"):
-        declared().public_keys("note")
+        declare_table().public_keys("note")
 
 
 def test_the_digest_of_a_declaration_ignores_where_the_file_is() -> None:
     """Moving a database does not make a paid release unpaid."""
-    assert declared().stored_form() == declared(database="elsewhere.duckdb").stored_form()
+    assert declare_table().stored_form() == declare_table(database="elsewhere.duckdb").stored_form()
 
 
 def test_what_is_protected_is_said_in_words() -> None:
     """Budgets can print what they protect."""
-    table = declared(protects="unit-block", block="day")
+    table = declare_table(protects="unit-block", block="day")
     assert table.protection_text == "all rows of one user in one day (add-remove)"
 
 
@@ -181,7 +181,7 @@ def test_bounds_written_as_dates_are_answered_in_dates() -> None:
 def test_a_mistake_is_a_sentence_with_an_example(changes: dict[str, Any], text: str) -> None:
     """The field's path, what it must be, and how it is written; never a word about Python."""
     with pytest.raises(ValidationError) as caught:
-        declared(**changes)
+        declare_table(**changes)
     found = describe_problems(caught.value)
     assert text in found
     assert not re.search("Input|valid|instance|dictionary|Field required", found)

@@ -37,16 +37,7 @@ def papers(
     ask.reserve(ledger, "orphan")
     told = ledger.grant("s", 1, 0, table=None, approvals=2, filter="basic", principal="owner")
     assert isinstance(told, GrantProposal)
-    held = ledger.open_session(
-        ask.key("gate"), **ask.terms(), state={"threshold": 4711}, exclusive=False
-    )
-    ledger.answer(
-        held.session_id,
-        query="q",
-        expected_version=0,
-        state={"threshold": 4712},
-        answer={"ok": True},
-    )
+    held = ask.answer_once(ledger)
     ledger.answer_batch(
         held.session_id, {"a": 1, "b": 2}, expected_version=1, state={"threshold": 4713}
     )

@@ -36,16 +36,7 @@ def used(ledger, ask):
     """A ledger with a settled release, an orphan and a session with one answer."""
     ledger.settle(ask.reserve(ledger, "done", slot="run/0"), {"value": 7}, snapshot="s")
     ask.reserve(ledger, "orphan", slot="run/1")
-    held = ledger.open_session(
-        ask.key("gate"), **ask.terms(), state={"threshold": 4711}, exclusive=False
-    )
-    ledger.answer(
-        held.session_id,
-        query="q",
-        expected_version=0,
-        state={"threshold": 4712},
-        answer={"ok": True},
-    )
+    ask.answer_once(ledger)
     assert ledger.verify().ok
     return ledger
 

@@ -292,7 +292,7 @@ def test_a_killed_load_is_whole_or_absent(tmp_path: Path, point: str) -> None:
 
 
 def test_a_reader_keeps_the_owner_waiting(tmp_path: Path) -> None:
-    """Another process that reads the private file is no reason to fail for good."""
+    """Another process that reads the private file is no reason for a permanent failure."""
     load(tmp_path, csv(tmp_path, GOOD))
     hold = "import duckdb, sys; c = duckdb.connect('visits.duckdb', read_only=True); print('open', flush=True); sys.stdin.read()"
     reader = subprocess.Popen(

@@ -46,11 +46,30 @@ KNOWN: dict[str, Any] = {
 }
 
 
-def known(params: dict[str, Any], rows: int = 1) -> dict[str, Any]:
+def with_public_features(params: dict[str, Any], rows: int = 1) -> dict[str, Any]:
     """The parameters on a table whose features are public."""
     table = DECLARED | KNOWN | {"contribution_bounds": {"rows": rows}}
     return {"table": table, "params": params}
 
+
+#: Of whatever makes labelled rows first.
+LABELLED_ROWS = [
+    example(
+        {"column": "amount", "label": "late", "epsilon": "1", "rows": 200, "alpha": "1/4"},
+        rows=2,
+    ),
+    example(
+        {
+            "column": "few",
+            "label": "kind",
+            "epsilon": "1",
+            "rows": 200,
+            "step": 10,
+            "rules": "points",
+        },
+        "replace",
+    ),
+]
 
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "mode": [
@@ -239,7 +258,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         ),
     ],
     "learn_label_private": [
-        known(
+        with_public_features(
             {
                 "columns": ["amount"],
                 "label": "late",
@@ -250,7 +269,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
             },
             2,
         ),
-        known(
+        with_public_features(
             {
                 "columns": ["amount", "share"],
                 "label": "kind",
@@ -308,38 +327,6 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
             "replace",
         ),
     ],
-    "sanitize_labelled": [
-        example(
-            {"column": "amount", "label": "late", "epsilon": "1", "rows": 200, "alpha": "1/4"},
-            rows=2,
-        ),
-        example(
-            {
-                "column": "few",
-                "label": "kind",
-                "epsilon": "1",
-                "rows": 200,
-                "step": 10,
-                "rules": "points",
-            },
-            "replace",
-        ),
-    ],
-    "learn_from_sanitizer": [
-        example(
-            {"column": "amount", "label": "late", "epsilon": "1", "rows": 200, "alpha": "1/4"},
-            rows=2,
-        ),
-        example(
-            {
-                "column": "few",
-                "label": "kind",
-                "epsilon": "1",
-                "rows": 200,
-                "step": 10,
-                "rules": "points",
-            },
-            "replace",
-        ),
-    ],
+    "sanitize_labelled": LABELLED_ROWS,
+    "learn_from_sanitizer": LABELLED_ROWS,
 }
