@@ -252,6 +252,7 @@ def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny) -> None:
     )
     (tiny.folder / "analyst.py").write_text(ANALYST)
     text = (dags / "flights_model.py").read_text().replace('"flights_model",', '"d",')
+    text = text.replace('"metric": "accuracy"', '"metric": "column_mean"')
     submitted = (("good", 2), ("bad", 3), ("late", 4), ("good", 2))
     runs = [f"(folder / 'kind').write_text('{kind}'); run({day})" for kind, day in submitted]
     seen = ran(

@@ -105,6 +105,10 @@ def scrub_errors(action: Callable[[], T], what: str) -> T:
     return contain_errors(action, describe_error)
 
 
+#: Seconds after which a signal is looked for.
+_TURN = 0.2
+
+
 @dataclass(frozen=True)
 class Relation:
     """A table or view of the file: its quoted name, and its columns by name."""
@@ -153,7 +157,9 @@ class Connection:
         `KeyboardInterrupt`, passes as it is.
 
         Handlers run in the main thread between two steps of Python, and DuckDB takes none until it
-        has finished. So the query runs in a thread of its own, which the main thread waits for.
+        has finished. So the query runs in a thread of its own, which the main thread waits for, in
+        short turns: where a library registered a handler that restarts system calls, as polars does,
+        a signal does not end a wait.
         """
         if threading.current_thread() is not threading.main_thread():
             return scrub_errors(action, self._what)
@@ -168,7 +174,8 @@ class Connection:
         thread = threading.Thread(target=run, name="dpflow query", daemon=True)
         thread.start()
         try:
-            wait([outcome])
+            while not outcome.done():
+                wait([outcome], timeout=_TURN)
         finally:
             # The signal may come before DuckDB has begun, which forgets an earlier interrupt.
             while not outcome.done():

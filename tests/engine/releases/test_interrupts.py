@@ -31,16 +31,22 @@ def send_later(number: signal.Signals) -> None:
     threading.Timer(0.5, lambda: os.kill(os.getpid(), number)).start()
 
 
-@pytest.fixture(autouse=True)
-def handlers() -> Any:
-    """Raise on SIGTERM; pytest raises on SIGINT."""
+@pytest.fixture(autouse=True, params=[True, False], ids=["interrupting", "restarting"])
+def handlers(request: pytest.FixtureRequest) -> Any:
+    """Raise on either signal. Polars, once imported, makes Ctrl-C restart system calls."""
 
     def end(*_: Any) -> None:
         raise Ended
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, end),
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+    }
+    for number in before:
+        signal.siginterrupt(number, request.param)
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
