@@ -6,30 +6,19 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from dpflow.html_page import begin_page
 from dpflow.testing.mechanism_audit import MechanismAudit, Profile
 
-_HEAD = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-  :root { --text: #1a1a1a; --page: #ffffff; --line: #999999; --stated: #b3261e; --measured: #1f5fa8; }
+_STYLE = """  :root { --stated: #b3261e; --measured: #1f5fa8; }
   @media (prefers-color-scheme: dark) {
-    :root { --text: #e4e4e4; --page: #15181c; --line: #666666; --stated: #ff8a80; --measured: #8ab4f8; }
+    :root { --stated: #ff8a80; --measured: #8ab4f8; }
   }
-  body { font: 16px/1.5 system-ui, sans-serif; max-width: 48rem; margin: 2rem auto; padding: 0 1rem;
-    color: var(--text); background: var(--page); overflow-wrap: anywhere; }
-  table { border-collapse: collapse; font-size: .9rem; }
-  th, td { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top; }
   svg { width: 100%; height: auto; }
   svg text { fill: var(--text); font: 12px system-ui, sans-serif; }
   .axis { stroke: var(--line); stroke-width: 1; fill: none; }
   .stated, .measured { fill: none; stroke-width: 2.5; }
   .stated { stroke: var(--stated); stroke-dasharray: 7 4; }
   .measured { stroke: var(--measured); }
-</style>
 """
 #: The picture, and its margins at the left and below.
 _WIDTH, _HEIGHT, _LEFT, _BELOW = 640, 320, 64, 44
@@ -40,7 +29,7 @@ _DECADES = 6
 def render_page(audits: Sequence[MechanismAudit]) -> str:
     """The page: every text escaped, nothing loaded from elsewhere."""
     title = "Privacy audit" + (f" of {audits[0].mechanism}" if len(audits) == 1 else "")
-    parts = [_HEAD, f"<title>{escape(title)}</title>\n<h1>{escape(title)}</h1>\n"]
+    parts = [begin_page(title, width="48rem", style=_STYLE)]
     for audit in audits:
         if len(audits) > 1:
             parts.append(f"<h2>{escape(audit.mechanism)}</h2>\n")

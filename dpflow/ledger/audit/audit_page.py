@@ -12,28 +12,12 @@ from html import escape
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.privacy_filters import Cost, Filter
+from dpflow.html_page import begin_page
 from dpflow.ledger.books.records import Entry, Point, path_of, units_text
 
 #: Owners' acts on the whole ledger.
 _ACTS = ("import", "recover", "reanchor", "rotate", "upgrade")
-_HEAD = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-  :root { --text: #1a1a1a; --page: #ffffff; --line: #999999; }
-  @media (prefers-color-scheme: dark) {
-    :root { --text: #e4e4e4; --page: #15181c; --line: #666666; }
-  }
-  body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto;
-    padding: 0 1rem; color: var(--text); background: var(--page); overflow-wrap: anywhere; }
-  table { border-collapse: collapse; font-size: .9rem; }
-  th, td { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top; }
-  th { border-bottom: 1px solid var(--line); }
-</style>
-"""
+_STYLE = "  th { border-bottom: 1px solid var(--line); }\n"
 
 
 @dataclass
@@ -125,8 +109,8 @@ class AuditPage:
         ]
         return "".join(
             [
-                _HEAD,
-                f"<title>{escape(title)}</title>\n<h1>{escape(title)}</h1>\n<p>{escape(period)}</p>\n",
+                begin_page(title, width="70rem", style=_STYLE),
+                f"<p>{escape(period)}</p>\n",
                 f"<p>The whole history was verified for this page. Newest: {escape(self._newest)}. ",
                 "Compare it with a signed checkpoint: <code>dpflow ledger verify --since</code>.</p>\n",
                 "<p>Refusals are not in the ledger: whoever is refused leaves no entry.</p>\n",
