@@ -346,9 +346,7 @@ def truncate_values(rows: str, value: Value, most: int, unit: str = "unit, part"
         values = f"SELECT unnest(min({word}, {most})) & {(1 << width) - 1} AS v0 FROM ({present}) GROUP BY {unit}"
         return f"SELECT {_add_constant('v0', value.low)} AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
     else:
-        values = (
-            f"SELECT unnest(arg_min(v0, random(), {most})) AS v0 FROM ({present}) GROUP BY {unit}"
-        )
+        values = f"SELECT unnest({choose_values(most)}) AS v0 FROM ({present}) GROUP BY {unit}"
     return f"SELECT v0 AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
 
 
@@ -371,7 +369,7 @@ def truncate_grouped_values(rows: str, truncation: Truncation) -> str:
         present = _limit_rows(present, f"{unit}, code", most, random, "v0")
         picked = "list(v0)"
     else:
-        picked = f"arg_min(v0, random(), {most})"
+        picked = choose_values(most)
     # Groups are chosen last: one in which a unit has no value takes no place.
     cells = f"SELECT {unit}, code, {picked} AS vs FROM ({present}) GROUP BY {unit}, code"
     if truncation.groups is not None:
@@ -397,9 +395,23 @@ def keyed_fraction(salt: int, *columns: str) -> str:
     return f"CAST(hash(hash({', '.join([f'CAST({salt} AS UBIGINT)', *columns])})) >> 11 AS DOUBLE) * {2.0**-53!r}"
 
 
-def truncate_rows(rows: str, most: int, within: str = "unit, part") -> str:
-    """The rows query with at most so many rows of each unit, or of each unit within a group."""
-    return _limit_rows(rows, within, most)
+def choose_values(most: int) -> str:
+    """An aggregate of at most so many values of ``v0``, at random; where draws are equal the lower
+    value is chosen, for the order of rows is not one unit's alone.
+    """
+    return f"arg_min(v0, {{'random': random(), 'value': v0}}, {most})"
+
+
+def truncate_rows(rows: str, most: int, then: str | None, within: str = "unit, part") -> str:
+    """The rows query with at most so many rows of each unit, or of each unit within a group.
+
+    Args:
+        then: columns that decide where random numbers are equal: of one unit, rows that are equal
+            in them are equal. None where no columns can be compared: twice the random bits then.
+    """
+    if then is None:
+        return _limit_rows(rows, within, most, "{'first': random(), 'second': random()}", "r")
+    return _limit_rows(rows, within, most, "random()", then)
 
 
 def number_units(rows: str) -> str:
@@ -419,18 +431,15 @@ def number_units(rows: str) -> str:
     )
 
 
-def _limit_rows(
-    query: str, partition: str, most: int, random: str = "random()", then: str = ""
-) -> str:
+def _limit_rows(query: str, partition: str, most: int, random: str, then: str) -> str:
     """At most so many rows of each partition, at random.
 
     Args:
-        then: a column that decides where random numbers are equal. Without it the order of rows
-            would, and a keyed draw were no function of them.
+        then: columns that decide where random numbers are equal. Without them the order of rows
+            would, which other units' rows have a part in, and a keyed draw were no function of rows.
     """
-    order = f"r, {then}" if then else "r"
     randomized = f"SELECT *, {random} AS r FROM ({query})"
-    ranked = f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY {order}) AS rank FROM ({randomized})"
+    ranked = f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY r, {then}) AS rank FROM ({randomized})"
     return f"SELECT * EXCLUDE (r, rank) FROM ({ranked}) WHERE rank <= {most}"
 
 

@@ -128,7 +128,8 @@ class JoinedRelation:
         query = (
             f"SELECT {outputs} FROM {self.relation} AS t WHERE {self._key_field().sql} IS NOT NULL"
         )
-        return truncate_rows(query, self.join.rows or 1, "key")
+        # Its columns may be of types that have no order.
+        return truncate_rows(query, self.join.rows or 1, None, "key")
 
     def _key_field(self) -> sql.Field:
         return self.fields[

@@ -49,4 +49,5 @@ def records_query(reading: RequestQuery, request: Records) -> str:
     whole = (
         f"SELECT * FROM ({reading.select_rows(outputs)}) WHERE {' AND '.join(present) or 'true'}"
     )
-    return number_units(truncate_rows(whole, request.rows))
+    then = ", ".join(f"x{i}" for i in range(len(request.columns)))
+    return number_units(truncate_rows(whole, request.rows, then))

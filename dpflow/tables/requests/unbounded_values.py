@@ -34,7 +34,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
-from dpflow.tables.bounding.sql_bounding import MOST_PACKED, truncate_rows
+from dpflow.tables.bounding.sql_bounding import MOST_PACKED, choose_values, truncate_rows
 from dpflow.tables.requests.public_size import find_public_size
 from dpflow.tables.requests.query import RequestQuery
 
@@ -67,17 +67,13 @@ def keep(
         return f"CREATE TEMP VIEW kept AS SELECT code, {h('unit')}, v0 AS x FROM ({present})"
     # Beyond this DuckDB's aggregate takes no such number; then a window ranks the rows.
     if per_group <= MOST_PACKED:
-        picked = (
-            "[arg_min(v0, random())]" if per_group == 1 else f"arg_min(v0, random(), {per_group})"
-        )
-        if per_group == 1 and groups is None:
-            cells = f"SELECT code, {h('unit', 'part', 'code')}, arg_min(v0, random()) AS x FROM ({present}) GROUP BY unit, part, code"
-            return f"CREATE TEMP TABLE kept AS {cells}"
+        picked = choose_values(per_group)
     else:
-        present, picked = truncate_rows(present, per_group, "unit, part, code"), "list(v0)"
+        present = truncate_rows(present, per_group, "v0", "unit, part, code")
+        picked = "list(v0)"
     cells = f"SELECT unit, part, code, {h('unit', 'part', 'code')}, {picked} AS xs FROM ({present}) GROUP BY unit, part, code"
     if groups is not None:
-        cells = truncate_rows(cells, groups)
+        cells = truncate_rows(cells, groups, "code")
     return f"CREATE TEMP TABLE kept AS SELECT code, h, unnest(xs) AS x FROM ({cells})"
 
 

@@ -19,7 +19,14 @@ from dpflow.errors import PlanRefused
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
 from dpflow.tables.bounding import dispatch
-from dpflow.tables.bounding.sql_bounding import Truncation, Value, truncate_values
+from dpflow.tables.bounding.sql_bounding import (
+    Truncation,
+    Value,
+    truncate_grouped_values,
+    truncate_rows,
+    truncate_values,
+)
+from dpflow.tables.requests.unbounded_values import keep
 from dpflow.testing.neighbours import answer_fingerprint
 
 HEAVY = """CREATE TABLE data AS SELECT 1 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 9 AS v FROM range(10000) t(i)
@@ -481,3 +488,40 @@ def test_one_more_row_that_makes_two_parts_moves_a_sum_by_its_own_value(
         )
 
     assert total(0) == total(1) == 2**62
+
+
+def _choose_by_equal_draws(statement: str, order: str) -> list[Any]:
+    """What is chosen of units with seven values each, by equal draws, from rows in this order."""
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute(
+            "CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, i % 2 AS code, i % 7 AS v0 "
+            f"FROM range(700) t(i) ORDER BY {order}"
+        )
+        if statement.startswith("CREATE"):
+            connection.execute(statement.replace("random()", "0.5"))
+            statement = "SELECT code, x, count(*) FROM kept GROUP BY ALL ORDER BY ALL"
+        return connection.execute(statement.replace("random()", "0.5")).fetchall()
+
+
+WIDE = Value(0, 2**60, 0)
+#: Statements that choose values or rows by a fresh draw for each.
+CHOICES = {
+    "values": truncate_values("FROM d", WIDE, 2),
+    "many values": truncate_values("FROM d", WIDE, 1001).replace("<= 1001", "<= 2"),
+    "values by group": truncate_grouped_values(
+        "FROM d", Truncation("FROM d", (WIDE,), 2, 1, 2, unit="unit, part")
+    ),
+    "unbounded value": keep("FROM d", 1, None, unique=False),
+    "unbounded values": keep("FROM d", 2, 1, unique=False),
+    "many unbounded values": keep("FROM d", 1001, 1, unique=False).replace("<= 1001", "<= 2"),
+    "rows": "SELECT code, v0, count(*) FROM "
+    f"({truncate_rows('FROM d', 2, 'v0, code')}) GROUP BY ALL ORDER BY ALL",
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_equal_draws_are_decided_by_a_units_own_values(choice: str) -> None:
+    """Not by the order of rows, in which other units have a part."""
+    orders = ("unit, v0", "unit, v0 DESC", "v0 * 3 % 7, unit DESC")
+    first, *others = (_choose_by_equal_draws(CHOICES[choice], order) for order in orders)
+    assert others == [first, first]
