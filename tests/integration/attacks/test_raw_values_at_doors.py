@@ -18,6 +18,8 @@ from raw_matrix import KINDS, Case, Outcome, World, observe
 
 from dpflow import Ledger, Session, api, plan, quality, release
 from dpflow.core.contract.declaration import Table
+from dpflow.engine.prediction.batch import Points, label_points
+from dpflow.engine.prediction.student import parse_student
 from dpflow.engine.releases.request import Publish
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import DpflowError
@@ -91,6 +93,10 @@ def released(mechanism: str, **params: Any) -> Callable[[Visit], Any]:
     return call
 
 
+#: Of a candidate, within known bounds whatever it predicts.
+MISTAKES = "avg(least(greatest(abs(y - candidate.prediction), 0), 1))"
+
+
 def ask_gate(visit: Visit) -> Any:
     """A gate: estimators in SQL and by name, and a candidate whose predictions are by row id."""
     params = {"groups": 64, "queries": 9, "failures": 9, "rho": "0.24", "alpha": "0.2"}
@@ -108,9 +114,59 @@ def ask_gate(visit: Visit) -> Any:
         connection.execute("CREATE TABLE said AS SELECT 1 AS k, 0.5 AS prediction")
         connection.execute(f'ALTER TABLE said RENAME k TO "{x}"')
     submission = {"name": "c", "predictions": predictions, "label": "y", "claim": "0.5"}
-    for estimator in ("accuracy", share | {"sql": "avg(abs(y - candidate.prediction))"}):
+    for estimator in ("accuracy", share | {"sql": MISTAKES}):
         given = submission | {"estimator": estimator}
         said.append(_try(judge, session, given))
+    return said, session.remaining()["answered"]
+
+
+def ask_medians(visit: Visit) -> Any:
+    """A session of stable medians: an estimator by name, one in SQL, and the first a second time."""
+    params = {"groups": 64, "queries": 3, "range_size": 101, "epsilon": "5"}
+    session = Session.open(visit.plan("stable_median", **params), visit.ledger, REGISTRY)
+    x = visit.x if visit.x in visit.table.columns else "v"
+    name = f'"{x}"'.replace(".", '"."')
+    grid = {"kind": "grid", "lower": 0, "upper": 1, "step": "0.01"}
+    own = {"sql": f"avg(v) FILTER (WHERE {name} IS NOT NULL)", "range": [0, 1], "default": 0}
+    of_column = {"estimator": "column_mean", "columns": [x], "range": grid}
+    queries = [of_column, {"estimator": own | {"better": "higher"}, "range": grid}, of_column]
+    said = [_try(session.ask, query) for query in queries]
+    return said, session.remaining()["answered"]
+
+
+def judge_candidates(visit: Visit) -> Any:
+    """A gate's candidates whose table of predictions holds raw values itself: as ids of rows that
+    the private table has or has not, as predictions, and as scores.
+    """
+    params = {"groups": 64, "queries": 9, "failures": 9, "rho": "0.24", "alpha": "0.2"}
+    session = Session.open(
+        visit.plan("reusable_holdout", **params, epsilon="20"), visit.ledger, REGISTRY
+    )
+    database = visit.folder / "said.duckdb"
+    with duckdb.connect(str(database)) as connection:
+        connection.execute(f"ATTACH '{visit.table.database}' AS private (READ_ONLY)")
+        connection.execute("CREATE TABLE said AS SELECT x AS prediction, n FROM private.source")
+        # Two rows each, for some raw values are one number as DOUBLEs, and an id is there once.
+        raws = connection.execute("SELECT count(*) - 4 FROM private.source").fetchall()[0][0]
+        for end, number in (("first", 3), ("last", 2 + raws)):
+            connection.execute(
+                f'CREATE TABLE {end} AS SELECT x AS "{visit.x}", n FROM private.source '
+                f"WHERE n IN (1, {number})"
+            )
+        connection.execute("DETACH private")
+    share = {"range": [0, 1], "default": 0, "better": "higher"}
+    tables = (
+        {"table": "said", "id": "n"},
+        {"table": "said", "id": "n", "prediction": "n", "score": "prediction"},
+        {"table": "first", "id": visit.x, "prediction": "n"},
+        {"table": "last", "id": visit.x, "prediction": "n"},
+    )
+    said = []
+    for number, table in enumerate(tables):
+        submission = {"name": f"c{number}", "label": "y", "claim": "0.5"}
+        submission["predictions"] = {"database": database} | table
+        for estimator in ("accuracy", share | {"sql": MISTAKES}):
+            said.append(_try(judge, session, submission | {"estimator": estimator}))
     return said, session.remaining()["answered"]
 
 
@@ -123,15 +179,48 @@ def learned(visit: Visit) -> Any:
     return len(session.predict([[point, 0.5]])), session.predictions_left
 
 
+def teach(visit: Visit) -> Any:
+    """A student that learns from a pool of plain points, and one whose pool holds raw values."""
+    params = {"features": [visit.x, "v"], "label": "y", "predictions": 40, "shards": 5}
+    planned = visit.plan("predict_vote", **params, epsilon="1")
+    # Also where all answers are equal, this one learns: the answers are drawn.
+    student = parse_student(
+        {"folder": "students", "learner": "DecisionTreeClassifier"}, visit.folder
+    )
+    pool = visit.folder / "pool.duckdb"
+    with duckdb.connect(str(pool)) as connection:
+        connection.execute(f"ATTACH '{visit.table.database}' AS private (READ_ONLY)")
+        rows = f'SELECT n AS id, x AS "{visit.x}", n / 30 AS v FROM private.source'
+        connection.execute(f"CREATE TABLE plain AS {rows} WHERE n < 3")
+        connection.execute(f"CREATE TABLE raw AS {rows} WHERE x IS NOT NULL")
+        connection.execute("DETACH private")
+    said = []
+    for table in ("plain", "raw", "plain"):
+        points = Points(database=pool, table=table, key="id")
+        answers = Publish(database=visit.folder / "answers.duckdb", table=table)
+        try:
+            report = label_points(planned, points, answers, visit.ledger, REGISTRY, student=student)
+        except DpflowError as error:
+            said.append((type(error).__name__, str(error)))
+            continue
+        # Named by answers, which are drawn.
+        taught = Path(report["student"].pop("file"))
+        assert taught.is_file()
+        report.pop("session_id")
+        said.append(report)
+        taught.unlink()
+    return said
+
+
 def check_contract(visit: Visit) -> Any:
     """A data contract: its one bit, which one row more does not turn here."""
     return quality.check(visit.table)
 
 
 def _try(action: Callable[..., Any], *args: Any, **fields: Any) -> Any:
-    """The fields of an answer, or the words of a refusal."""
+    """The fields of an answer and which are empty, or the words of a refusal."""
     try:
-        return sorted(action(*args, **fields))
+        return sorted((name, value is None) for name, value in action(*args, **fields).items())
     except DpflowError as error:
         return type(error).__name__, str(error)
 
@@ -164,7 +253,13 @@ DOORS: dict[str, tuple[list[tuple[str, ...]], Callable[[Visit], Any]]] = {
         released("learn_class", columns=["{x}"], label="y", epsilon="1", rows=1000),
     ),
     "gate": ([("own", "value"), ("own", "number"), ("unit",), ("unit join", "number")], ask_gate),
+    "median session": (
+        [("own", "value"), ("own", "number"), ("unit",), ("dimension", "number")],
+        ask_medians,
+    ),
+    "candidate": ([("own", "value"), ("own", "number"), ("unit join", "number")], judge_candidates),
     "prediction": ([("own", "value"), ("own", "public key")], learned),
+    "student": ([("own", "value"), ("own", "public key")], teach),
     "contract": ([*OWN, ("unit",), ("block",)], check_contract),
 }
 VISITS = [(door, role) for door, (roles, _) in DOORS.items() for role in roles]
@@ -205,6 +300,8 @@ def visit_door(
     table = world.table(case, "every")
     declared = table.model_dump() | {"database": database, "generalisation_only": False}
     declared["columns"] = {**declared["columns"], "y": LABEL, "v": LABEL | {"step": "0.01"}}
+    # By which candidates say which row they mean.
+    declared["columns"].setdefault("n", {})
     declared["columns"]["k"] = {"public_keys": ["a", "b", "c", "z"]}
     changed = Table.model_validate(declared)
     visit = Visit(changed, world.name(case), folder, world.blocks(case), role)
@@ -234,7 +331,10 @@ PART = {
     "sanitizer": ("HUGEINT", ("own", "value")),
     "learner": ("TIMESTAMP_S", ("own", "value")),
     "gate": ("DECIMAL(38,38)", ("own", "number")),
+    "median session": ("TIMESTAMP_NS", ("own", "value")),
+    "candidate": ("DECIMAL(18,18)", ("own", "number")),
     "prediction": ("ENUM", ("own", "public key")),
+    "student": ("TIME", ("own", "public key")),
     "contract": ("TIMESTAMP_MS", ("own", "value")),
 }
 
