@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from dpflow.ledger import Ledger
+from dpflow.tables import PrivateTable
 
 DECLARATION: dict[str, Any] = {
     "name": "visits",
@@ -69,6 +70,19 @@ class Tiny:
             yaml.safe_dump({k: v for k, v in (content | changes).items() if v is not None})
         )
         return path
+
+
+# All doors of a private table through which rows are read.
+READS = (
+    *("answer", "open_answer", "grouped_rows", "grouped_units"),
+    *("group_moments", "group_estimates", "estimates_over"),
+)
+
+
+def forbid_reads(patch: pytest.MonkeyPatch) -> None:
+    """Fail the test when a row of a private table is read, through whichever door."""
+    for name in READS:
+        patch.setattr(PrivateTable, name, lambda *_, **__: pytest.fail("rows were read"))
 
 
 @pytest.fixture

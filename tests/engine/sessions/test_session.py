@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from smallworld import forbid_reads
 
 from dpflow import Session, fault_points, plan, release
 from dpflow.core.accounting.events import ZCDP
@@ -71,7 +72,7 @@ def test_a_session_is_paid_once_and_answers_until_it_is_used_up(tiny: Tiny) -> N
 
 
 def test_an_unpaid_session_reads_nothing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrivateTable, "answer", lambda *a: pytest.fail("rows were read"))
+    forbid_reads(monkeypatch)
     with pytest.raises(BudgetExceeded):
         opened(tiny, epsilon="1.5")
 
@@ -83,7 +84,7 @@ def test_questions_that_cannot_be_asked_change_nothing(
     session = opened(tiny)
     state = Ledger(tiny.ledger).session(session.id)
     with monkeypatch.context() as patched:
-        patched.setattr(PrivateTable, "answer", lambda *a: pytest.fail("rows were read"))
+        forbid_reads(patched)
         with pytest.raises(InvalidInput, match="threshold"):
             session.ask({})
         with pytest.raises(UnknownName, match="Oslo"):

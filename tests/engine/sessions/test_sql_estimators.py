@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import numpy as np
 import pytest
+from smallworld import forbid_reads
 
 from dpflow import Session, plan
 from dpflow.core.contract.estimators import SqlEstimator
@@ -28,7 +29,6 @@ from dpflow.errors import (
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.holdout_params import ClaimQuery
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
 from dpflow.tables.access.declarations import load_table
 
@@ -401,7 +401,7 @@ def test_what_is_refused_reads_nothing_and_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate = opened()
-    monkeypatch.setattr(PrivateTable, "group_estimates", lambda *a: pytest.fail("rows were read"))
+    forbid_reads(monkeypatch)
     with pytest.raises(error, match=message):
         gate.ask({"claim": "0.5", **query})
     assert gate.remaining()["answered"] == 0 and gate.remaining()["state"] == "open"
