@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, ValidationError
 
-from dpflow.core.contract.declaration import Strict, describe_problems
+from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
 from dpflow.yaml_files import load_yaml
 

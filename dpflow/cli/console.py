@@ -21,9 +21,9 @@ from rich.text import Text
 
 from dpflow.catalogue import locate_ledger
 from dpflow.core.contract.calculator import Calculator
-from dpflow.core.contract.declaration import Strict
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
-from dpflow.core.contract.declaration import Exact
 from dpflow.core.contract.estimators import AnyMetric, EstimatorQuery
 from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.toolbox.generalisation_bounds import Promise
 from dpflow.core.toolbox.ranges import AnyRange
 

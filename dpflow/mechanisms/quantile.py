@@ -43,10 +43,11 @@ from pydantic import AfterValidator, Field
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import BoundedRange, Event, Repeated
-from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Delegation, Mechanism, Params
 from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
 from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import choose_piece
 from dpflow.core.toolbox.noise import FAILURE, choice_epsilon

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from dpflow.core.contract.declaration import Strict, describe_problems
+from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.engine.prediction.session import PredictionSession, require_same_models
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.released_bounds import insert_bounds

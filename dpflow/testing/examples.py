@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from dpflow.core.contract.declaration import Table, describe_problems
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import (
@@ -33,6 +33,7 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
     ValueCounts,
 )
+from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.neighbours import key_sets, make_histogram

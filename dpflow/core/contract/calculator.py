@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from dpflow.core.accounting.amounts import AS_WRITTEN
-from dpflow.core.contract.declaration import describe_problems
+from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidDeclaration
 
 P = TypeVar("P", bound=BaseModel)

@@ -23,9 +23,9 @@ from pydantic import (
     model_validator,
 )
 
-from dpflow.core.contract.declaration import Exact
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Rows
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import InvalidInput, UnknownName
 

@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic import BaseModel
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.declaration import Strict, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, DataRequest
 from dpflow.core.contract.results import ErrorBound, Result
+from dpflow.core.contract.strict_models import Strict
 from dpflow.core.sampling.randomness import Source
 
 P = TypeVar("P", bound=BaseModel)

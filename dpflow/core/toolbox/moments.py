@@ -30,9 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import GroupedSums
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.toolbox.noise import Sensitivity, group_sensitivity
 
 Floats = NDArray[np.float64]

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from dpflow.core.contract.declaration import MAX_MAGNITUDE, Exact, Strict
+from dpflow.core.contract.declaration import MAX_MAGNITUDE
+from dpflow.core.contract.strict_models import Exact, Strict
 
 Keys = NDArray[np.int64]
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from dpflow.core.contract.declaration import Strict, describe_problems
 from dpflow.core.contract.prediction import PredictionParams
+from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.engine.prediction.session import BATCH, PredictionSession, most_predictions
 from dpflow.engine.prediction.student import (
     Student,

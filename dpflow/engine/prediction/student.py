@@ -23,9 +23,10 @@ from pydantic import Field, ValidationError, model_validator
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.amounts import Delta
 from dpflow.core.accounting.events import to_json
-from dpflow.core.contract.declaration import Strict, Table, describe_problems
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.prediction import PredictionParams
+from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.engine.releases.plan import Plan
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName

@@ -22,11 +22,12 @@ from dpflow.core.accounting.events import (
     Unprotected,
     to_json,
 )
-from dpflow.core.contract.declaration import Table, describe_problems
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import DataRequest, Records
 from dpflow.core.contract.results import ErrorBound
+from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.certificates import require_certificate
 from dpflow.engine.releases.request import ReleaseRequest, require_public
 from dpflow.engine.releases.result_table import write_html

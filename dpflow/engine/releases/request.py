@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError
 
 from dpflow.catalogue import fill_request, locate_declaration
-from dpflow.core.contract.declaration import Strict, Table, describe_problems
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.tables.access.declarations import load_table
 from dpflow.yaml_files import load_yaml

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from dpflow.core.contract.declaration import Exact, Strict
 from dpflow.core.contract.estimators import AnyEstimator, Rows, SqlEstimator
+from dpflow.core.contract.strict_models import Exact, Strict
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 from dpflow.tables import read_predictions

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from dpflow.core.contract.declaration import describe_problems
+from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
 from dpflow.engine.sessions.session import Session

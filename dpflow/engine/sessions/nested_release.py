@@ -28,8 +28,8 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from dpflow.core.accounting.amounts import exact_text
-from dpflow.core.contract.declaration import Strict, describe_problems
 from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.errors import BudgetExceeded, InvalidDeclaration, PlanRefused
 from dpflow.registry import Registry

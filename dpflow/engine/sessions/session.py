@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from dpflow import fault_points
-from dpflow.core.contract.declaration import describe_problems
 from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupValues
+from dpflow.core.contract.strict_models import describe_problems
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_before_rows, draw_or_none
 from dpflow.engine.releases.execute import check_scope, data_names, draw_result

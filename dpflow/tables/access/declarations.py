@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from dpflow.catalogue import is_table_name, locate_declaration
-from dpflow.core.contract.declaration import Table, describe_problems
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidDeclaration
 from dpflow.yaml_files import load_yaml
 

@@ -24,9 +24,10 @@ from pydantic import model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import Approximate
-from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import OpenColumn, UnboundedValues
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.noise import half_width, scale_for

@@ -35,10 +35,11 @@ from typing import Any, TypeVar
 from pydantic import model_validator
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, BinCounts, CellGrid, OpenColumn, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks import column_scale as pairing

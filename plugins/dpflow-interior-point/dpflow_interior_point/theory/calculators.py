@@ -10,8 +10,8 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.calculator import Calculator, Sheet
-from dpflow.core.contract.declaration import Exact
 from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks import row_counts

@@ -23,9 +23,10 @@ from pydantic import AfterValidator, Field
 from dpflow.core.accounting import renyi
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import Approximate, BoundedRange, Event, Pure
-from dpflow.core.contract.declaration import Column, Exact, Table
+from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Records, SortedValues
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.samplers import MAX_SCALE
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks.spend_log import SpendLog

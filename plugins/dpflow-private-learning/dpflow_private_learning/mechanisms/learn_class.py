@@ -31,9 +31,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.declaration import Column, Exact, Table
+from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common

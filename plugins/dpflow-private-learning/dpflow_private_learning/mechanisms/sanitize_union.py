@@ -23,9 +23,10 @@ import numpy as np
 from pydantic import Field
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.declaration import Exact, Strict, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row, Synthetic
+from dpflow.core.contract.strict_models import Exact, Strict
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused

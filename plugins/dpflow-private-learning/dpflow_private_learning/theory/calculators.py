@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.calculator import Calculator, Sheet
-from dpflow.core.contract.declaration import Strict
+from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import InvalidInput
 from dpflow_private_learning.building_blocks import row_bounds
 from dpflow_private_learning.building_blocks.learning_params import Share

@@ -38,10 +38,11 @@ from pydantic import Field
 
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_prediction.building_blocks import answer_noise, features, stable_descent

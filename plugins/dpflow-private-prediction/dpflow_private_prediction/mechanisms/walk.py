@@ -38,10 +38,11 @@ from pydantic import Field
 
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import BoundedRange, Event
-from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import choose_rows, uniform_integers
 from dpflow.errors import PlanRefused

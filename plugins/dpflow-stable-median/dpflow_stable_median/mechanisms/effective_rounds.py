@@ -30,11 +30,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from dpflow.core.accounting.events import Event, Unprotected
-from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import EstimatorQuery
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupValues
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.generalisation_bounds import (
     Promise,

@@ -36,10 +36,11 @@ from pydantic import Field, model_validator
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.composition import step_eps
 from dpflow.core.accounting.events import Approximate, Event, SparseVector
-from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, CountedSums
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.sparse_vector import Engine, Memory

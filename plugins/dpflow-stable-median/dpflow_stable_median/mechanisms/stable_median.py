@@ -39,11 +39,12 @@ from pydantic import (
 
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Composed, Event, Pure, Repeated
-from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import EstimatorQuery
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupValues
+from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.ranges import AnyRange, LinearRange
 from dpflow.core.toolbox.unit_counts import learn_units, qualify_proof

@@ -1,0 +1,135 @@
+"""Models of what people write - declarations, requests, parameters - and what is wrong with it, in a sentence."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from fractions import Fraction
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from dpflow.core.accounting import amounts
+from dpflow.errors import InvalidAmount, UnknownName
+
+
+def _parse_exact(value: Any) -> Fraction:
+    """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01); floats
+    by shortest form.
+    """
+    # A date, too: days with a fraction, UTC where no zone is given.
+    if isinstance(value, dt.datetime):
+        since = value.replace(tzinfo=value.tzinfo or dt.UTC) - dt.datetime(
+            1970, 1, 1, tzinfo=dt.UTC
+        )
+        return Fraction(since // dt.timedelta(microseconds=1), 86_400_000_000)
+    if isinstance(value, dt.date):
+        return Fraction((value - dt.date(1970, 1, 1)).days)
+    try:
+        number = amounts.parse_exact("a number", value)
+        # A claim or an option becomes a double in the end, when it is too late to refuse it.
+        float(number)
+    except (InvalidAmount, OverflowError):
+        raise ValueError("write a finite number, such as -60 or '0.25'") from None
+    return number
+
+
+Exact = Annotated[Fraction, BeforeValidator(_parse_exact), PlainSerializer(str, return_type=str)]
+
+
+class Strict(BaseModel):
+    """Base of every model a person writes: unknown fields are errors that list close ones, values
+    are frozen.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    #: How a person writes one, for messages.
+    example: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_fields(cls, data: Any) -> Any:
+        unknown = (
+            [str(name) for name in data if name not in cls.model_fields]
+            if isinstance(data, dict)
+            else []
+        )
+        if len(unknown) > 2 and not any(cls._new_name(name) for name in unknown):
+            raise ValueError(
+                f"there are no fields {', '.join(unknown[:20])}; known: {', '.join(cls.model_fields)}"
+            )
+        if unknown:
+            raise ValueError("; ".join(map(cls._describe_unknown, unknown[:20])))
+        return data
+
+    @classmethod
+    def _new_name(cls, name: str) -> str | None:
+        """What a field of version 1 is called now."""
+        renamed = {field.serialization_alias: new for new, field in cls.model_fields.items()}
+        return renamed.get(name.replace("-", "_"))
+
+    @classmethod
+    def _describe_unknown(cls, name: str) -> str:
+        if new := cls._new_name(name):
+            return f"field {name!r} is now {new!r}"
+        return str(UnknownName("field", name, cls.model_fields)).rstrip(".")
+
+
+#: What a value must be, where pydantic's own text speaks of Python.
+_EXPECTED = {
+    "bool": "must be true or false",
+    "dict": "must be a mapping, such as {name: value}",
+    "float": "must be a number, such as 0.5",
+    "int": "must be a whole number, such as 3",
+    "list": "write a list, such as [1, 2]",
+    "missing": "is missing; add it",
+    "path": "must be a path, such as visits.duckdb",
+    "tuple": "write a list, such as [1, 2]",
+}
+
+
+def describe_problems(error: ValidationError) -> str:
+    """Pydantic's findings in one line: each with its field, what it must be and an example.
+
+    Names fields, never quotes more than their names.
+    """
+    texts = []
+    for item in error.errors(include_url=False):
+        field = ".".join(map(str, item["loc"]))
+        texts.append(f"{field}{': ' if field else ''}{_describe_problem(item)}")
+    return "; ".join(texts)
+
+
+def _describe_problem(item: ErrorDetails) -> str:
+    """What one value must be."""
+    kind, *_ = item["type"].partition("_")
+    if item["type"] == "string_type":
+        if isinstance(item["input"], bool):
+            return "must be a text, and YAML reads no, yes, on and off as truth values; put it in quotes, such as 'no'"
+        if isinstance(item["input"], dict | list):
+            return "must be a text, such as city"
+        return "must be a text; put it in quotes, such as '1'"
+    if kind == "model":
+        example = _find_example(item.get("ctx", {}).get("class_name", ""), Strict)
+        return f"must be a mapping, such as {example or '{name: value}'}"
+    if item["type"].startswith("union_tag"):
+        return f"must be a mapping with a legal {item['ctx']['discriminator']}; {item['msg']}"
+    if kind in _EXPECTED and not item["type"].endswith(("short", "long")):
+        return _EXPECTED[kind]
+    text = item["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    return re.sub(r"^(Input|String|Tuple|List|Dictionary) should ", "must ", text)
+
+
+def _find_example(name: str, model: type[Strict]) -> str:
+    """The example of the model with this name, or what its fields are."""
+    if model.__name__ == name:
+        return model.example or f"{{{', '.join(f'{field}: ...' for field in model.model_fields)}}}"
+    return next(filter(None, (_find_example(name, part) for part in model.__subclasses__())), "")
