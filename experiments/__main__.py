@@ -9,10 +9,26 @@ import sys
 
 from rich.console import Console
 
-from experiments import adaptive_composition, flights, interior, learning, prediction, stable_median
+from experiments import (
+    adaptive_composition,
+    flights,
+    interior,
+    learning,
+    prediction,
+    real_medians,
+    stable_median,
+)
 from experiments.report import DOCS, draw, section
 
-PAPERS = (stable_median, adaptive_composition, flights, interior, learning, prediction)
+PAPERS = (
+    stable_median,
+    adaptive_composition,
+    flights,
+    interior,
+    real_medians,
+    learning,
+    prediction,
+)
 PAGE = DOCS / "experiments.md"
 HEAD = """# Experiments
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpflow.testing.harness import StreamSource
-from experiments import interior
+from experiments import interior, real_medians
 from experiments.__main__ import PAPERS
 
 
@@ -22,14 +22,15 @@ def test_bounds_hold(name: str) -> None:
     """Never outside, none where rows show no scale, medians of people's visits in the middle: also
     in few runs.
     """
-    (experiment,) = [e for e in interior.EXPERIMENTS if e.name == name]
+    experiments = (*interior.EXPERIMENTS, *real_medians.EXPERIMENTS)
+    (experiment,) = [e for e in experiments if e.name == name]
     assert experiment.run(experiment.small).broken == []
 
 
 @pytest.mark.slow
 def test_flights_have_medians_without_bounds() -> None:
     """Every large carrier gets a median of air time and delay that is one."""
-    (experiment,) = [e for e in interior.EXPERIMENTS if e.name == "interior-flights"]
+    (experiment,) = [e for e in real_medians.EXPERIMENTS if e.name == "interior-flights"]
     assert experiment.run(experiment.small).broken == []
 
 

@@ -17,32 +17,32 @@ the words of some table would not fit, however its rows are numbered, the SQL fo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
+from dpflow.tables.bounding import sorted_runs
+from dpflow.tables.bounding.sorted_runs import (
+    Integers,
+    choose_members,
+    merge_counts,
+    number_runs,
+    run_starts,
+    run_threads,
+    sort_words,
+    split_runs,
+)
 from dpflow.tables.bounding.sql_bounding import WORD, Truncation, bit_length
-
-T = TypeVar("T")
-Integers = NDArray[np.int64]
-
-#: Words that are worked on at once: their arrays stay in a core's cache.
-CHUNK = 1 << 16
 
 #: Chunks in one run of words (a unit's, or a cell's) from which on it is worked on in pieces:
 #: arrays beside it would take several times its memory.
 LARGE = 4
-
-#: The largest choice that is made in all runs at once, a step for each member.
-MOST_STEPS = 256
 
 #: Bits reserved for a unit's number, and for a private key's, where types decide on the form.
 #: Tables with more of them are read in parts, or as cells.
@@ -283,7 +283,7 @@ class PackedRows:
                 lambda chunk: parts_counts.append(self._truncate_chunk(chunk)),
                 split_runs(words, self._unit_shift),
             )
-        numbers, counts = _merge_counts(parts_counts)
+        numbers, counts = merge_counts(parts_counts)
         width, low = self._cell_shift, self.truncation.values[0].low
         return numbers >> width, (numbers & (1 << width) - 1) + low, counts
 
@@ -308,7 +308,7 @@ class PackedRows:
                     run_starts(cells >> self._code_bits), len(cells), self.truncation.groups, draws
                 )
             ]
-        return _merge_counts(
+        return merge_counts(
             [self._truncate_piece(piece, selection, draws) for piece in self._split_chunk(words)]
         )
 
@@ -344,7 +344,7 @@ class PackedRows:
             piece = (
                 piece[: len(piece) * bool(selected[0])]
                 if large
-                else piece[selected[_run_numbers(starts, len(piece))]]
+                else piece[selected[number_runs(starts, len(piece))]]
             )
         if not large:
             starts = run_starts(piece >> self._cell_shift)
@@ -352,8 +352,8 @@ class PackedRows:
         # A large piece is one cell: it is drawn from as it is, without arrays of its runs.
         elif len(piece) > most:
             piece = piece[draws.choice(len(piece), most, replace=False, shuffle=False)]
-        size = LARGE * CHUNK
-        return _merge_counts(
+        size = LARGE * sorted_runs.CHUNK
+        return merge_counts(
             [self._count_numbers(piece[at : at + size]) for at in range(0, len(piece), size)]
         )
 
@@ -374,7 +374,10 @@ class PackedRows:
         """The cells of a chunk of sorted words."""
         if _is_large(words):
             return UnitGroupCells.merge_parts(
-                [self._chunk_cells(words[at : at + CHUNK]) for at in range(0, len(words), CHUNK)]
+                [
+                    self._chunk_cells(words[at : at + sorted_runs.CHUNK])
+                    for at in range(0, len(words), sorted_runs.CHUNK)
+                ]
             )
         cell = words >> self._cell_shift
         starts = run_starts(cell)
@@ -422,8 +425,8 @@ class PackedRows:
         values, most_rows = self.truncation.values, self.truncation.most_rows
         packed = [np.zeros(cells, np.int64) for _ in values]
         shifts = [bit_length(value.span * most_rows) for value in values]
-        for start in range(0, len(words), CHUNK):
-            chunk = words[start : start + CHUNK]
+        for start in range(0, len(words), sorted_runs.CHUNK):
+            chunk = words[start : start + sorted_runs.CHUNK]
             cell = chunk >> self._cell_shift
             np.add.at(rows, cell, 1)
             for i, (into, shift) in enumerate(zip(packed, shifts, strict=True)):
@@ -440,7 +443,7 @@ class PackedRows:
             return self._as_cells(cell, rows[cell], counts, sums)
 
         # Both are powers of two, so no unit's cells are in two pieces.
-        step = max(CHUNK, 1 << self._code_bits)
+        step = max(sorted_runs.CHUNK, 1 << self._code_bits)
         return [partial(piece, start, start + step) for start in range(0, cells, step)]
 
 
@@ -497,54 +500,8 @@ class Totals:
                 np.add.at(into, cells.code, numbers)
 
 
-def split_runs(words: Integers, shift: int) -> list[Integers]:
-    """Sorted words in chunks, none of which ends inside a run of equal ``words >> shift``."""
-    chunks, start = [], 0
-    while start < len(words):
-        last = words[min(start + CHUNK, len(words)) - 1] >> shift
-        # The run at the chunk's end is taken whole: bounds hold for what is seen at once.
-        end = int(np.searchsorted(words, (last + 1) << shift))
-        chunks.append(words[start:end])
-        start = end
-    return chunks
-
-
 def _is_large(words: Integers) -> bool:
-    return len(words) > LARGE * CHUNK
-
-
-def run_starts(sorted_numbers: Integers) -> Integers:
-    """Where runs of equal numbers begin."""
-    changes = np.ones(len(sorted_numbers), bool)
-    np.not_equal(sorted_numbers[1:], sorted_numbers[:-1], out=changes[1:])
-    return np.flatnonzero(changes)
-
-
-def _run_numbers(starts: Integers, size: int) -> Integers:
-    """The number of each member's run."""
-    return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
-
-
-def choose_members(starts: Integers, size: int, most: int, draws: np.random.Generator) -> Integers:
-    """Places of at most ``most`` members of each run, a uniform choice: the first places of a
-    shuffle within the run.
-    """
-    counts = np.diff(starts, append=size)
-    index = np.arange(size)
-    large = counts > most
-    if not large.any():
-        return index
-    order, first, left = index.copy(), starts[large], counts[large]
-    # Few runs are longer than this; for the others one step is made in all runs at once.
-    if most > MOST_STEPS:
-        for start, count in zip(first.tolist(), left.tolist(), strict=True):
-            draws.shuffle(order[start : start + count])
-    for k in range(most if most <= MOST_STEPS else 0):
-        # A step of Fisher and Yates: place k changes with a uniform one of those from k on.
-        here = first + k
-        there = here + draws.integers(0, left - k)
-        order[here], order[there] = order[there], order[here]
-    return order[index - np.repeat(starts, counts) < most]
+    return len(words) > LARGE * sorted_runs.CHUNK
 
 
 def rescale_sums(
@@ -561,43 +518,3 @@ def rescale_sums(
         # A uniform of [0, count) before the floor makes the expectation rest * most / count.
         totals[large] = whole * most + (rest * most + draws.integers(0, count)) // count
     return totals
-
-
-def sort_words(words: Integers) -> None:
-    """Sort in place: parts that are in order among themselves, in threads."""
-    threads = os.cpu_count() or 1
-    if len(words) < CHUNK or threads == 1:
-        words.sort()
-        return
-    ends = [len(words) * i // threads for i in range(1, threads)]
-    # Every word of a part is then at most the next part's, so sorted parts are sorted words.
-    words.partition(ends)
-    run_threads(np.ndarray.sort, np.split(words, ends))
-
-
-def run_threads(action: Callable[[T], object], items: Sequence[T]) -> None:
-    """Do something with every item, in as many threads as there are processors: numpy lets them run
-    side by side.
-    """
-    if len(items) < 2:
-        for item in items:
-            action(item)
-        return
-    # Once that is freed, glibc keeps blocks up to its size instead of asking the system for each.
-    np.empty(32 * CHUNK, np.int64)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(action, items):
-            pass
-
-
-def _merge_counts(found: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, Integers]:
-    """Distinct numbers, ascending, and their multiplicities, out of several such."""
-    if not found:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    if len(found) == 1:
-        return found[0]
-    numbers, counts = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-    order = np.argsort(numbers)
-    numbers, counts = numbers[order], counts[order]
-    starts = run_starts(numbers)
-    return numbers[starts], np.add.reduceat(counts, starts) if len(starts) else counts

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from math import ceil, expm1, log
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,24 +14,16 @@ from dpflow_stable_median.building_blocks.private_medians import (
     find_median,
     installed_medians,
 )
-from dpflow_stable_median.mechanisms import mean_queries, multiplicative_weights
 from dpflow_stable_median.mechanisms.mean_queries import MeanQueries
-from dpflow_stable_median.mechanisms.multiplicative_weights import MultiplicativeWeights
 from dpflow_stable_median.mechanisms.stable_median import AnsweringParams, StableMedian
 from pydantic import ValidationError
 
-from dpflow import Session
 from dpflow.core.accounting.events import ZCDP, BoundedRange, Repeated
-from dpflow.core.contract.declaration import Column, Table
-from dpflow.core.contract.interactive import State
-from dpflow.core.contract.requests import GroupedSums, GroupedUnits, Groups, PerGroup
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums, PerGroup
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.core.toolbox.ranges import LinearRange
-from dpflow.engine import make_plan
-from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
-from dpflow.ledger import Ledger
-from dpflow.registry import Registry
 from dpflow.testing import exact_divergence
 from dpflow.testing.audit import clopper_pearson
 from dpflow.testing.enumeration import enumerate_outputs
@@ -388,208 +378,6 @@ def test_one_mean_keeps_epsilon_exactly() -> None:
     assert exact_divergence.smallest_epsilon(a, b, 1e-5) > 3.5
 
 
-def test_means_and_shares_are_right() -> None:
-    """Means in the column's unit, shares between 0 and 1, missing rows at the lower bound, never
-    outside what is possible.
-    """
-    mechanism, source = MeanQueries(), SystemSource()
-    params = mechanism.Params(epsilon="50", rows=1000, queries=4)
-    whole = make_groups(GroupedSums(values=(("share", 0),)), ("",), 900, 2000)
-    state = State({"asked": 0})
-    verdict, state = mechanism.answer(
-        params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), whole, source
-    )
-    assert verdict.body["value"] == pytest.approx(0.5, abs=0.01)  # 2000 quarters over 1000 rows
-    share = make_groups(GroupedSums("kind", ("a",), 1, 2), ("a",), 250)
-    verdict, state = mechanism.answer(
-        params, EXAMPLE_TABLE, state, mechanism.Query(by="kind", key="a"), share, source
-    )
-    assert verdict.body["value"] == pytest.approx(0.25, abs=0.01)
-    huge = make_groups(GroupedSums(values=(("share", 0),)), ("",), 900, 10**9)
-    verdict, state = mechanism.answer(
-        params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), huge, source
-    )
-    assert verdict.body["value"] == 1 and not verdict.closed
-    verdict, state = mechanism.answer(
-        params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), whole, source
-    )
-    assert verdict.closed
-    with pytest.raises(UnknownName):
-        mechanism.data_request(params, mechanism.Query(by="kind", key="z"), EXAMPLE_TABLE)
-
-
-def test_tau_is_the_planners() -> None:
-    """At the lecture's planned rows and price the session promises about the planned tau; below the
-    conditions, nothing.
-    """
-    from dpflow_stable_median.building_blocks import lecture_sizes
-
-    plan = lecture_sizes.plan_service(1000, 0.1, 0.05)
-    one_row = EXAMPLE_TABLE.model_copy(
-        update={
-            "contribution_bounds": EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1})
-        }
-    )
-    params = mean_queries.MeanParams(epsilon=Fraction(plan.step), rows=plan.rows, queries=1000)
-    assert mean_queries.proven_tau(params, one_row, plan.rows) == pytest.approx(0.1, abs=0.001)
-    assert mean_queries.proven_tau(params, EXAMPLE_TABLE, plan.rows) is None
-    public = one_row.model_copy(update={"neighbours": "replace"})
-    assert "proven to be within 0.1 of the truth" in MeanQueries().note(params, public)
-    assert "the number of rows is private" in MeanQueries().note(params, one_row)
-    assert "units of one row" in MeanQueries().note(params, EXAMPLE_TABLE)
-    assert (
-        mean_queries.proven_tau(
-            mean_queries.MeanParams(epsilon=1, rows=plan.rows, queries=1000), one_row, plan.rows
-        )
-        is None
-    )
-
-
-BIT = Column(lower=Fraction(0), upper=Fraction(1))
-
-
-@pytest.mark.parametrize(
-    ("whole", "value", "because"),
-    [
-        (GroupedUnits(100, True), 0.32, None),
-        (GroupedUnits(100, False), 0.0, "private"),
-        (GroupedUnits(0, True, doubt="a unit may have several rows"), 0.0, "several rows"),
-        (None, 0.0, "private"),
-    ],
-)
-def test_a_typed_number_of_rows_proves_nothing(
-    whole: GroupedUnits | None, value: float, because: str | None
-) -> None:
-    """rows: 10^9 on 100 rows: the mean is of the rows that there are, and nothing is proven."""
-    one = EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1})
-    table = EXAMPLE_TABLE.model_copy(
-        update={"contribution_bounds": one, "neighbours": "replace", "columns": {"bit": BIT}}
-    )
-    mechanism = MeanQueries()
-    query, rows = mechanism.Query(column="bit"), np.array([100])
-    answer = Groups(("",), rows, rows, {"bit": np.array([32])}, {"bit": rows}, whole=whole)
-
-    def ask(epsilon: Fraction) -> dict[str, Any]:
-        params = mechanism.Params(epsilon=epsilon, rows=10**9, queries=1)
-        state = mechanism.open(params, table, SystemSource())
-        return mechanism.answer(params, table, state, query, answer, SystemSource())[0].body
-
-    params = mechanism.Params(epsilon=Fraction(1, 1000), rows=10**9, queries=1)
-    assert mean_queries.proven_tau(params, table, 10**9) is not None  # were there so many
-    body = ask(params.epsilon)
-    assert body["guarantee"] == "heuristic" and body["tau"] is None
-    assert "because" not in body if because is None else because in body["because"]
-    assert abs(ask(Fraction(1000))["value"] - value) < 1e-3
-
-
-def test_a_tolerance_of_half_the_range_is_no_proof() -> None:
-    """300,000 rows at epsilon .01 and 100 queries: tau would be above half, whatever the count."""
-    one = EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1})
-    table = EXAMPLE_TABLE.model_copy(update={"contribution_bounds": one})
-    params = mean_queries.MeanParams(epsilon=Fraction(1, 100), rows=300_000, queries=100)
-    assert mean_queries.proven_tau(params, table, 300_000) is None
-    few = mean_queries.MeanParams(epsilon=Fraction(1, 2000), rows=10**7, queries=100)
-    found = mean_queries.proven_tau(few, table, 10**7)
-    assert found is not None and found < 0.5
-
-
-# --- multiplicative weights -------------------------------------------------------------------------------------------
-
-
-def test_the_plan_is_the_papers() -> None:
-    plan = multiplicative_weights.plan_weights(256, 1000, 1000, 0.025)
-    assert (plan.updates, plan.queries) == (22_714, 20_000)
-    assert plan.step == pytest.approx(3.189e-5, rel=1e-3)
-    assert plan.groups == pytest.approx(177_392_992, rel=1e-6)
-
-
-def test_many_queries_over_few_keys_are_accurate() -> None:
-    """400 random queries over 4 keys stay within the accuracy, most of them free; then a median."""
-    mechanism, rng = MultiplicativeWeights(), np.random.default_rng(0)
-    rows = 10_000_000
-    params = {"epsilon": "10", "by": "kind", "rows": rows, "accuracy": "1/10", "queries": 401}
-    session = MemorySession(mechanism, Example(EXAMPLE_TABLE, params), SystemSource())
-    counts = np.array([0.6, 0.25, 0.1, 0.05]) * rows
-    given = make_groups(
-        GroupedSums("kind", ("b", "a", "d", "c"), 2, 2), ("b", "a", "d", "c"), counts.astype(int)
-    )
-    worst, last = 0.0, None
-    for _ in range(400):
-        psi = rng.integers(0, 1001, 4)
-        last = session.ask_query(
-            mechanism.Query(weights=[Fraction(int(w), 1000) for w in psi]), given
-        )
-        worst = max(worst, abs(last.body["value"] - float(psi @ counts) / rows / 1000))
-    assert worst < 0.1
-    assert last is not None and last.body["updates_left"] > 2000
-    verdict = session.ask_query(mechanism.Query(values=[4, 1, 2, 3]), given)
-    assert verdict.body["value"] in (2, 3, 4) and verdict.closed  # those lie between the quartiles
-
-
-def test_weights_keep_their_epsilon_exactly() -> None:
-    """One query whose update is always bought: stretch and answer together."""
-    params = {"epsilon": "512", "by": "kind", "rows": 2, "accuracy": 1, "queries": 1}
-    table = EXAMPLE_TABLE.model_copy(
-        update={
-            "contribution_bounds": EXAMPLE_TABLE.contribution_bounds.model_copy(
-                update={"rows": 1, "groups": 1, "rows_per_group": 1}
-            )
-        }
-    )
-    mechanism = MultiplicativeWeights()
-    stretch = mechanism._sparse_vector(mechanism.Params.model_validate(params), table)
-    assert stretch.failures == 23 and stretch.epsilon == Fraction(512, 46)
-    assert stretch.sensitivity == multiplicative_weights.FINE
-
-
-def test_weights_say_what_they_prove() -> None:
-    """Proven from exactly the rows that the formula asks for, with one row a unit; a median only if
-    tau is at most 1/8.
-    """
-    one = EXAMPLE_TABLE.contribution_bounds.model_copy(
-        update={"rows": 1, "groups": 1, "rows_per_group": 1}
-    )
-    columns = {
-        name: c.model_copy(update={"groups": None, "rows_per_group": None})
-        for name, c in EXAMPLE_TABLE.columns.items()
-    }
-    table = EXAMPLE_TABLE.model_copy(
-        update={"contribution_bounds": one, "columns": columns, "neighbours": "replace"}
-    )
-    mechanism = MultiplicativeWeights()
-
-    def tau(rows: int, where: Table = table, **changes: Any) -> float | None:
-        given = {
-            "epsilon": "0.02",
-            "by": "kind",
-            "rows": rows,
-            "accuracy": "1/16",
-            "queries": 100,
-            **changes,
-        }
-        return mechanism.proven_tau(mechanism.Params.model_validate(given), where)
-
-    updates = ceil(4 * log(4) * 32**2)
-    noise = 2 * log(6 * updates / 0.05) + 4 * log(6 * 400 / 0.05)
-    needed = ceil(noise / (0.02 / (2 * updates) / 64))
-    assert tau(needed - 1) is None
-    found = tau(needed)
-    assert found == pytest.approx(
-        1 / 16 + 1 / 2000 + expm1(0.04) / 2 + 4 / (0.02 * needed) * log(160), abs=1e-6
-    )
-    assert found is not None and found <= 1 / 8
-    looser = tau(needed, table.model_copy(update={"neighbours": "add-remove"}))
-    assert looser is not None and looser > found
-    assert tau(needed, EXAMPLE_TABLE) is None and tau(10**12, epsilon="5") is None
-
-
-def test_wrong_lengths_are_refused() -> None:
-    mechanism = MultiplicativeWeights()
-    params = mechanism.Params.model_validate({"epsilon": 1, "by": "kind", "rows": 10})
-    with pytest.raises(InvalidInput, match="4 public keys"):
-        mechanism.data_request(params, mechanism.Query(weights=[0, 1]), EXAMPLE_TABLE)
-
-
 def test_default_range_is_a_thousand_steps() -> None:
     query = StableMedian.Query.model_validate({"estimator": "accuracy", "columns": ["amount"]})
     assert isinstance(query.range, LinearRange) and query.range.key_count == 1001
@@ -642,47 +430,3 @@ def test_blocks_are_inside_the_groups(tmp_path: Any) -> None:
         groups, rows = PrivateTable(table).grouped_rows(GroupValues(m, ("v",)), b"k", ())
         found[m] = dict(zip(rows["v"].tolist(), groups.tolist()))
     assert all(bucket % 7 == found[7][unit] for unit, bucket in found[35].items())
-
-
-@pytest.mark.parametrize(
-    ("neighbours", "where", "mean"),
-    [("replace", None, 0.5), ("replace", "bit = 1", 0.0), ("add-remove", None, 0.0)],
-)
-def test_the_number_of_rows_is_read_where_it_is_public(
-    tmp_path: Path, neighbours: str, where: str | None, mean: float
-) -> None:
-    """1,000 rows, whatever was typed: read after the charge under replace, for the whole table; a
-    condition or add-remove makes it private, and then the mean is of the typed number.
-    """
-    import duckdb
-
-    with duckdb.connect(str(tmp_path / "rows.duckdb")) as connection:
-        connection.execute("CREATE TABLE rows AS SELECT i AS u, i % 2 AS bit FROM range(1000) t(i)")
-    table = Table.model_validate(
-        {
-            "name": "rows",
-            "database": tmp_path / "rows.duckdb",
-            "privacy_unit": {"column": "u"},
-            "neighbours": neighbours,
-            "contribution_bounds": {"rows": 1},
-            "columns": {"bit": {"lower": 0, "upper": 1}},
-        }
-    )
-    ledger = Ledger(tmp_path / "ledger.sqlite", create=True)
-    ledger.grant("s", 10_000, 0, filter="basic", table=table, principal="owner")
-    request = ReleaseRequest.model_validate(
-        {
-            "name": "means",
-            "mechanism": "mean_queries",
-            "table": "rows.yml",
-            "scope": "s",
-            "where": where,
-            "params": {"epsilon": 1000, "rows": 10**9, "queries": 2},
-        }
-    )
-    registry = Registry.load()
-    session = Session.open(make_plan(request, registry, table), ledger, registry)
-    answer = session.ask({"column": "bit"})
-    assert answer["value"] == pytest.approx(mean, abs=0.01)
-    assert answer["guarantee"] == "heuristic" and answer["tau"] is None
-    assert ("because" in answer) == (mean == 0.0)

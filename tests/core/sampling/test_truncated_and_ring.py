@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from exact_cuts import ALARM
 from scipy import stats
 
 from dpflow.core.sampling import samplers
@@ -16,8 +17,6 @@ from dpflow.errors import InvalidAmount
 from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.scripted_sources import ScriptedSource
-
-ALARM = 1e-15  # of the chi-square law: see tests/core/sampling/test_samplers.py
 
 
 def neighbours(circle: np.ndarray) -> frozenset[frozenset[int]]:

@@ -4,20 +4,17 @@ every verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from holdout_gates import PARAMS, MemoryRegistry, open_gate
 
 from dpflow import Session, plan, release
 from dpflow.engine.releases.execute import data_names
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.sessions.candidate import Submission, load_candidate
 from dpflow.engine.sessions.holdout_gate import (
-    Champion,
     join_verdicts,
     judge,
     judge_all,
@@ -26,7 +23,6 @@ from dpflow.engine.sessions.holdout_gate import (
 from dpflow.errors import InvalidInput, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
-from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
@@ -36,14 +32,6 @@ ROWS = """
 CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, i % 2 AS sick, (i % 2) * 30 + i % 7 AS age
 FROM range(4000) t(i)
 """
-PARAMS = {
-    "groups": 400,
-    "queries": 20,
-    "failures": 2,
-    "rho": "0.24",
-    "alpha": "0.2",
-    "epsilon": "4",
-}
 FREE = {
     "method": "description_length",
     "groups": 400,
@@ -80,22 +68,8 @@ def ledger(tiny: Tiny) -> Ledger:
     return made
 
 
-def opened(
-    tiny: Tiny,
-    ledger: Ledger,
-    scope: str = "gate",
-    name: str = "gate",
-    table: str = "visits.yml",
-    **params: Any,
-) -> Session:
-    planned = plan(
-        "reusable_holdout", tiny.folder / table, name=name, scope=scope, **(params or PARAMS)
-    )
-    return Session.open(planned, ledger, Registry.load())
-
-
 def test_what_is_left_is_known_from_the_start(tiny: Tiny, ledger: Ledger) -> None:
-    session = opened(tiny, ledger)
+    session = open_gate(tiny, ledger)
     assert session.remaining() == {
         "state": "open",
         "answered": 0,
@@ -130,14 +104,14 @@ def test_one_gate_and_one_partition(tiny: Tiny, ledger: Ledger) -> None:
     """No second gate beside, above or below an open one, from whatever scope; no other cut of the
     same rows, not even later.
     """
-    session = opened(tiny, ledger)
+    session = open_gate(tiny, ledger)
     with pytest.raises(SessionClosed, match="gate session is open on scope 'gate'"):
-        opened(tiny, ledger, scope="gate/a")
+        open_gate(tiny, ledger, scope="gate/a")
     with pytest.raises(
         PlanRefused,
         match="table 'visits' is partitioned into 400 groups by 'person' in scope 'gate'",
     ):
-        opened(tiny, ledger, scope="more")  # another hash, so other groups
+        open_gate(tiny, ledger, scope="more")  # another hash, so other groups
     with pytest.raises(PlanRefused, match="holdout, readable only through a gate"):
         release(
             plan("count", tiny.folder / "visits.yml", name="n", scope="gate", epsilon="1"), ledger
@@ -149,13 +123,13 @@ def test_one_gate_and_one_partition(tiny: Tiny, ledger: Ledger) -> None:
         PlanRefused,
         match="partitioned into 400 groups by 'person' in scope 'gate' .* never changed",
     ):
-        opened(tiny, ledger, scope="gate/a", **(PARAMS | {"groups": 300, "epsilon": "2"}))
+        open_gate(tiny, ledger, scope="gate/a", **(PARAMS | {"groups": 300, "epsilon": "2"}))
     with pytest.raises(
         PlanRefused,
         match="partitioned into 400 groups by 'person' in scope 'gate' .* never changed",
     ):
-        opened(tiny, ledger, scope="more")
-    again = opened(tiny, ledger, scope="gate/a", **(PARAMS | {"epsilon": "2"}))
+        open_gate(tiny, ledger, scope="more")
+    again = open_gate(tiny, ledger, scope="gate/a", **(PARAMS | {"epsilon": "2"}))
     assert judge(again, HONEST)["verdict"] == "yes"
     assert ledger.remaining("more").rows()[0]["epsilon_spent"] == "0" and ledger.verify().ok
 
@@ -172,7 +146,7 @@ def test_a_second_declaration_is_no_second_data_set(
         text.replace("name: visits", f"name: alias\nrelation: {relation}")
     )
     count = plan("count", tiny.folder / "alias.yml", name="n", scope="more", epsilon="1")
-    session = opened(tiny, ledger)
+    session = open_gate(tiny, ledger)
     with pytest.raises(SessionClosed, match="this relation of the database file"):
         release(count, ledger)
     assert ledger.remaining("more").rows()[0]["epsilon_spent"] == "0"
@@ -211,7 +185,7 @@ def test_joining_a_holdout_as_a_dimension_is_reading_it(tiny: Tiny, ledger: Ledg
     assert (
         release(fair, ledger).result.rows[0].value > 3900
     )  # before the gate: its dimension was read, its rows were not
-    session = opened(tiny, ledger)
+    session = open_gate(tiny, ledger)
     planned = plan(
         "reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS
     )
@@ -236,7 +210,7 @@ def test_a_dimension_that_was_read_is_no_fresh_holdout(tiny: Tiny, ledger: Ledge
     (tiny.folder / "peeks.yml").write_text(text + join)
     tiny.fill(f"{ROWS}; CREATE TABLE other AS FROM visits")
     release(plan("count", tiny.folder / "peeks.yml", name="n", scope="more", epsilon="1"), ledger)
-    session = opened(tiny, ledger)
+    session = open_gate(tiny, ledger)
     table = plan(
         "reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS
     )
@@ -260,7 +234,7 @@ def test_fresh_data_takes_over_by_itself(tiny: Tiny, ledger: Ledger) -> None:
     def opening(scope: str) -> Any:
         def run() -> Session:
             tried.append(scope)
-            return opened(
+            return open_gate(
                 tiny,
                 ledger,
                 scope,
@@ -291,7 +265,7 @@ def test_nothing_but_the_verdict_leaves(tiny: Tiny, ledger: Ledger) -> None:
         "epsilon": "8",
         "correct": {"kind": "grid", "lower": 0, "upper": 60, "step": 1},
     }
-    session = opened(tiny, ledger, **sure)
+    session = open_gate(tiny, ledger, **sure)
     found = [judge(session, s) for s in (HONEST, wrong(0))]
     said = {
         "name",
@@ -318,29 +292,6 @@ def test_many_verdicts_are_one_decision() -> None:
     assert said("no", "none") == said() == "no"
 
 
-class MemoryRegistry:
-    """A model registry of one alias."""
-
-    better_by = Fraction(0)
-
-    def __init__(self) -> None:
-        self.champion: Champion | None = None
-        self.records: list[Mapping[str, str]] = []
-        self.promoted: set[tuple[str, str]] = set()
-
-    def find_champion(self) -> Champion | None:
-        return self.champion
-
-    def was_promoted(self, digest: str, session: str) -> bool:
-        return (digest, session) in self.promoted
-
-    def promote(self, candidate: Any, record: Mapping[str, str]) -> None:
-        text = candidate.submission.model_dump_json()
-        self.champion = Champion(str(len(self.records) + 1), candidate.digest, text)
-        self.records.append(record)
-        self.promoted.add((candidate.digest, record["session"]))
-
-
 AGES = PARAMS | {"metric": "column_mean"}
 
 
@@ -349,7 +300,7 @@ def test_a_promotion_is_recorded(tiny: Tiny, ledger: Ledger) -> None:
     can make.
     """
     models = MemoryRegistry()
-    session = opened(tiny, ledger, **AGES)
+    session = open_gate(tiny, ledger, **AGES)
     verdict = judge(session, HONEST, models)
     assert verdict["promoted"] and judge(session, wrong(0), models)["promoted"] is False
     (record,) = models.records
@@ -373,7 +324,7 @@ def test_nothing_is_promoted_without_a_metric(tiny: Tiny, ledger: Ledger) -> Non
     """Claims about different numbers say nothing about each other: refused before anything is
     asked.
     """
-    session = opened(tiny, ledger)
+    session = open_gate(tiny, ledger)
     with pytest.raises(PlanRefused, match="fixes no metric"):
         judge(session, HONEST, MemoryRegistry())
     with pytest.raises(PlanRefused, match="fixes no metric"):
@@ -393,7 +344,7 @@ def test_nothing_is_promoted_without_a_metric(tiny: Tiny, ledger: Ledger) -> Non
 )
 def test_the_owner_fixes_the_metric(tiny: Tiny, ledger: Ledger, changes: dict[str, Any]) -> None:
     """A candidate brings no estimator, option or default of its own; the same ones may be named."""
-    session = opened(tiny, ledger, **AGES)
+    session = open_gate(tiny, ledger, **AGES)
     with pytest.raises(InvalidInput, match="compares candidates by column_mean alone"):
         judge(session, HONEST | {"claim": "0.99"} | changes, MemoryRegistry())
     assert session.remaining()["answered"] == 0
@@ -406,14 +357,14 @@ def test_scores_beyond_the_metrics_range_are_clamped_row_by_row(tiny: Tiny, ledg
     10, which a clamped mean of 18 would be.
     """
     metric = {"estimator": "column_mean", "range": [0, 10], "default": 0}
-    session = opened(tiny, ledger, **(PARAMS | {"metric": metric}))
+    session = open_gate(tiny, ledger, **(PARAMS | {"metric": metric}))
     assert judge(session, HONEST | {"claim": "6.5"})["verdict"] == "yes"
     assert judge(session, HONEST | {"claim": "9.5"})["verdict"] == "no"
 
 
 def test_two_teams_at_once_get_one_answer_each(tiny: Tiny, ledger: Ledger) -> None:
     """The same candidate is answered once, whoever is first; two candidates are two answers."""
-    sessions = [opened(tiny, ledger, **AGES) for _ in range(4)]
+    sessions = [open_gate(tiny, ledger, **AGES) for _ in range(4)]
     asked = [HONEST, HONEST, HONEST | {"claim": "17"}, HONEST | {"claim": "17"}]
     with ThreadPoolExecutor(4) as pool:
         said = list(pool.map(judge, sessions, asked))
@@ -422,189 +373,18 @@ def test_two_teams_at_once_get_one_answer_each(tiny: Tiny, ledger: Ledger) -> No
     assert sessions[0].remaining()["answered"] == 2 and ledger.verify().ok
 
 
-#: Two columns of predictions: `good` is off by 0.1, `bad` by 0.4, `level` as far as `good`.
-LOSSES = """CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS sick, 0.1 + (i % 7) / 1000 AS good,
-            0.4 + (i % 5) / 1000 AS bad, 0.1 + (i % 7) / 1000 AS level FROM range(4000) t(i)"""
-
-
-def losses(tiny: Tiny, **more: Any) -> tuple[Session, Ledger]:
-    tiny.fill(LOSSES)
-    loss = {"lower": 0, "upper": 1, "step": "0.001"}
-    columns = dict.fromkeys(("sick", "good", "bad", "level"), loss)
-    table = load_table(
-        tiny.declare(
-            protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True
-        )
-    )  # fmt: skip
-    ledger = Ledger(tiny.ledger)
-    ledger.grant("gate", 40, 0, filter="basic", table=table, principal="owner")
-    metric = {"estimator": "column_mean", "better": "lower"}
-    return opened(tiny, ledger, **(PARAMS | {"metric": metric, "epsilon": "40"} | more)), ledger
-
-
-def loss_of(column: str, claim: str) -> dict[str, Any]:
-    return {"name": column, "features": [column], "claim": claim}
-
-
-def parse_submission(session: Session, column: str) -> Submission:
-    return Submission.model_validate(session.fill_metric(loss_of(column, "0.45")))
-
-
-def test_a_better_claim_does_not_replace_a_better_model(tiny: Tiny) -> None:
-    """A loss that is claimed to be 0.0001 fails; one whose claim is plausible but whose model is
-    worse stays out; the better model comes in, whatever it claims.
-    """
-    session, _ = losses(tiny, failures=5)
-    models = MemoryRegistry()
-    assert judge(session, loss_of("bad", "0.0001"), models)["verdict"] == "no"
-    assert judge(session, loss_of("bad", "0.45"), models)["promotion"] == "first"
-    better = judge(session, loss_of("good", "0.9"), models)  # claims less than the champion did
-    assert better["promoted"] and better["promotion"] == "better than version 1"
-    worse = judge(session, loss_of("bad", "0.41"), models)  # claims more than the champion does
-    assert worse["verdict"] == "yes" and not worse["promoted"]
-    level = judge(session, loss_of("level", "0.11"), models)
-    assert level["verdict"] == "yes" and level["promotion"] == "not better than version 2"
-    assert models.champion is not None and models.champion.version == "2"
-
-
-def test_a_retry_of_all_candidates_promotes_nobody_else_and_is_free(tiny: Tiny) -> None:
-    session, ledger = losses(tiny, failures=5)
-    models = MemoryRegistry()
-    given = [loss_of("bad", "0.45"), loss_of("good", "0.2"), loss_of("level", "0.2")]
-    first = [judge(session, submission, models)["verdict"] for submission in given]
-    left, champion = session.remaining(), models.champion
-    again = [judge(session, submission, models) for submission in given]
-    assert [verdict["verdict"] for verdict in again] == first == ["yes"] * 3
-    assert session.remaining() == left and models.champion == champion and ledger.verify().ok
-    assert again[0]["promotion"] == "it was promoted, and then replaced"
-
-
-def test_a_candidate_is_scored_once_for_as_long_as_the_rows_are_the_same(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As claimant, challenger and champion; other rows are scored again, and other scores are seen."""
-    from dpflow.engine.sessions import score_readers
-
-    scored: list[int] = []
-    real = score_readers.group_values
-
-    def counted(*given: Any) -> Any:
-        scored.append(1)
-        return real(*given)
-
-    monkeypatch.setattr(score_readers, "group_values", counted)
-    session, _ = losses(tiny, failures=5)
-    models = MemoryRegistry()
-    for column in ("bad", "good", "level"):
-        assert judge(session, loss_of(column, "0.45"), models)["verdict"] == "yes"
-    assert len(scored) == 3
-    tiny.fill(LOSSES.replace("0.1 + (i % 7) / 1000 AS good", "0.9 AS good"))
-    assert judge(session, loss_of("good", "0.44"), models)["verdict"] == "no"
-    assert len(scored) == 4
-
-
-def test_scores_of_other_columns_are_scored_by_themselves(tiny: Tiny) -> None:
-    """A question may name other columns than its candidate: the values of one are not those of the
-    other.
-    """
-    session, _ = losses(tiny, failures=5)
-    session.challenge(*(load_candidate(parse_submission(session, c)) for c in ("good", "bad")))
-    good = load_candidate(parse_submission(session, "good"))
-    said = {"estimator": "column_mean", "claim": "0.3"}
-    # A loss of 0.3 is too good for `bad` and too bad for `good`, which passes.
-    assert session.ask(said | {"columns": ["good"]}, good)["verdict"] == "yes"
-    assert session.ask(said | {"columns": ["bad"]}, good)["verdict"] == "no"
-
-
-def test_a_champion_of_meanwhile_is_not_replaced_unseen(tiny: Tiny) -> None:
-    """Two teams beat one champion at once: who is later has not beaten who was promoted meanwhile."""
-    session, _ = losses(tiny, failures=5)
-    models = MemoryRegistry()
-    judge(session, loss_of("bad", "0.45"), models)
-    meanwhile = Champion("9", "another", "")
-    challenge = session.challenge
-
-    def overtaken(*given: Any) -> Any:
-        answer = challenge(*given)
-        models.champion = meanwhile
-        return answer
-
-    session.challenge = overtaken  # type: ignore[method-assign]
-    verdict = judge(session, loss_of("good", "0.2"), models)
-    assert verdict["verdict"] == "yes" and not verdict["promoted"]
-    assert "another champion" in verdict["promotion"] and models.champion is meanwhile
-
-
-def test_a_champion_that_is_only_named_closes_no_gate(tiny: Tiny) -> None:
-    """Typed as a field of a question it has no scores: refused before anything is read or drawn."""
-    session, _ = losses(tiny)
-    asked = {"columns": ["good"], "champion": "f" * 64}
-    with pytest.raises(InvalidInput, match="call challenge with both candidates"):
-        session.ask(asked)
-    assert session.remaining()["answered"] == 0 and session.remaining()["state"] == "open"
-
-
-def test_a_registry_that_is_down_costs_no_second_question(tiny: Tiny) -> None:
-    """The verdict is kept; the next try moves the alias, once."""
-    session, _ = losses(tiny, failures=5)
-    models = MemoryRegistry()
-    judge(session, loss_of("bad", "0.45"), models)
-    up = models.promote
-    models.promote = lambda *a: (_ for _ in ()).throw(ConnectionError("down"))  # type: ignore[method-assign]
-    with pytest.raises(ConnectionError):
-        judge(session, loss_of("good", "0.2"), models)
-    models.promote = up  # type: ignore[method-assign]
-    left = session.remaining()
-    assert judge(session, loss_of("good", "0.2"), models)["promoted"]
-    assert session.remaining() == left and len(models.records) == 2
-
-
-def test_a_champion_that_is_gone_is_not_replaced(tiny: Tiny) -> None:
-    session, _ = losses(tiny)
-    models = MemoryRegistry()
-    judge(session, loss_of("bad", "0.45"), models)
-    assert models.champion is not None
-    models.champion = replace(models.champion, submission="")
-    verdict = judge(session, loss_of("good", "0.2"), models)
-    assert not verdict["promoted"] and "is not where it was" in verdict["promotion"]
-
-
 def test_a_gate_of_the_version_before_goes_on(
     tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session is resumed, its answers are the stored ones, and nothing is charged again."""
     monkeypatch.setattr(ReusableHoldout, "version", 2)
-    before = opened(tiny, ledger)
+    before = open_gate(tiny, ledger)
     said = judge(before, HONEST)
     monkeypatch.setattr(ReusableHoldout, "version", 3)
-    after = opened(tiny, ledger)
+    after = open_gate(tiny, ledger)
     assert after.id == before.id and judge(after, HONEST) == said
     assert judge(after, wrong(0))["verdict"] == "no"
     assert len(ledger.releases()) == 1 and ledger.verify().ok
-
-
-def test_the_alias_moves_with_the_record(tiny: Tiny) -> None:
-    """On a yes to the first, and to whoever beats it; the version's tags say which verdict moved it."""
-    from mlflow import MlflowClient
-
-    from dpflow.engine.sessions.model_promotion import Promoter
-
-    uri = f"sqlite:///{tiny.folder}/mlflow.db"
-    session, _ = losses(tiny, failures=5)
-    promoter = Promoter("loss", "champion", uri, better_by="0.05")
-    first = judge(session, loss_of("bad", "0.45"), promoter)
-    assert first["promoted"] and not judge(session, loss_of("bad", "0"), promoter)["promoted"]
-    better = judge(session, loss_of("good", "0.2"), promoter)
-    assert better["promoted"] and not judge(session, loss_of("bad", "0.41"), promoter)["promoted"]
-    assert judge(session, loss_of("good", "0.2"), promoter)["promoted"]
-    assert not judge(session, loss_of("bad", "0.45"), promoter)["promoted"]
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    champion = client.get_model_version_by_alias("loss", "champion")
-    for name in ("candidate", "session", "guarantee", "commitment"):
-        assert champion.tags[f"dpflow.{name}"] == better[name]
-    assert "dpflow.comparison" in champion.tags
-    with pytest.raises(InvalidInput, match="is negative"):
-        Promoter("loss", "champion", uri, better_by="-0.1")
 
 
 # --- tables that protect nobody ---------------------------------------------------------------------------------------
@@ -614,7 +394,7 @@ def test_methods_without_a_claim_need_a_table_that_protects_nobody(
     tiny: Tiny, ledger: Ledger
 ) -> None:
     with pytest.raises(PlanRefused, match="makes no privacy guarantee"):
-        opened(tiny, ledger, **FREE)
+        open_gate(tiny, ledger, **FREE)
     with pytest.raises(PlanRefused, match="makes no privacy guarantee"):
         rounds = {"groups": 400, "rounds": 3, "round_groups": 50}
         plan("effective_rounds", tiny.folder / "visits.yml", name="r", scope="gate", **rounds)
@@ -629,10 +409,10 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
         columns={"age": {"lower": 0, "upper": 120}},
     )  # fmt: skip
     with pytest.raises(PlanRefused, match="granted to protect all rows"):
-        opened(tiny, ledger, **FREE)
+        open_gate(tiny, ledger, **FREE)
     table = load_table(tiny.folder / "visits.yml")
     ledger.grant("open", 1, 0, filter="basic", table=table, principal="owner")
-    session = opened(tiny, ledger, "open", **FREE)
+    session = open_gate(tiny, ledger, "open", **FREE)
     found = [judge(session, s) for s in (HONEST, wrong(0), wrong(1))]
     assert [(v["verdict"], v["guarantee"]) for v in found] == [
         ("yes", "proven"),
@@ -641,7 +421,7 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
     ]
     assert ledger.remaining("open").rows()[0]["epsilon_spent"] == "0"
     assert all(0 < v["tolerance"] < 60 for v in found)
-    later = judge(opened(tiny, ledger, "open", name="later", **FREE), HONEST)
+    later = judge(open_gate(tiny, ledger, "open", name="later", **FREE), HONEST)
     assert (later["guarantee"], later["because"]) == (
         "heuristic",
         "something was released from this data before the session was opened",
@@ -656,12 +436,14 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
     with pytest.raises(
         PlanRefused, match="400 groups by 'person' in scope 'open' since its first session"
     ):
-        opened(tiny, ledger, "open", name="by age", table="other.yml", **FREE)
+        open_gate(tiny, ledger, "open", name="by age", table="other.yml", **FREE)
     ledger.grant("rows", 1, 0, filter="basic", table=table, principal="owner")
-    handed = judge(opened(tiny, ledger, "rows", table="more.yml", **FREE), HONEST)
+    handed = judge(open_gate(tiny, ledger, "rows", table="more.yml", **FREE), HONEST)
     assert handed["guarantee"] == "heuristic" and "declare holdout" in handed["because"]
     with pytest.raises(
         PlanRefused,
         match="prove nothing .* cheapest proven method on this table is description_length",
     ):
-        opened(tiny, ledger, "open", name="few", **(FREE | {"queries": 10**6, "require": "proven"}))
+        open_gate(
+            tiny, ledger, "open", name="few", **(FREE | {"queries": 10**6, "require": "proven"})
+        )

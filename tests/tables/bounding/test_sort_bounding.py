@@ -20,15 +20,14 @@ from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import TableUnreadable
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
-from dpflow.tables.bounding import dispatch, sort_bounding
+from dpflow.tables.bounding import dispatch, sort_bounding, sorted_runs
 from dpflow.tables.bounding.sort_bounding import (
     NumberedColumn,
     PackedRows,
     UnitGroupCells,
-    choose_members,
     rescale_sums,
-    run_starts,
 )
+from dpflow.tables.bounding.sorted_runs import choose_members, run_starts
 from dpflow.tables.bounding.sql_bounding import Truncation, Value
 from dpflow.tables.requests import sums
 from dpflow.tables.requests.query import RequestQuery
@@ -78,7 +77,7 @@ def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], chunk: int) ->
     for unit, part, code, v0, v1 in rows:
         cells[code].append((unit, part, v0, v1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sort_bounding, "CHUNK", chunk)
+        patch.setattr(sorted_runs, "CHUNK", chunk)
         totals = laid_out().sums([read(laid_out(), rows)]).centred_columns()
     expected = [
         (
@@ -113,7 +112,7 @@ def test_values_are_counted_by_group(
     found = read(laid_out(cut), rows)
     unit = found >> laid_out(cut)._unit_shift
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sort_bounding, "CHUNK", chunk)
+        patch.setattr(sorted_runs, "CHUNK", chunk)
         arrays = laid_out(cut).histogram(found[unit % parts == part] for part in range(parts))
     expected = Counter((code, v0) for _, _, code, v0, _ in rows if v0 is not None)
     assert list(zip(*(array.tolist() for array in arrays), strict=True)) == [
@@ -157,7 +156,7 @@ def test_a_unit_more_moves_sums_by_its_limits(
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sort_bounding, "CHUNK", chunk)
+        patch.setattr(sorted_runs, "CHUNK", chunk)
         old, new = layout.sums([before.copy()]), layout.sums([after.copy()])
         less, added = counted(before) - counted(after), counted(after) - counted(before)
     moved = new.rows - old.rows
@@ -179,7 +178,7 @@ def test_a_large_cell_and_a_large_unit_choose_evenly(
     """12 values in one cell of a unit with 7 cells, 5,000 times: each value, and each cell, within
     9 standard deviations.
     """
-    monkeypatch.setattr(sort_bounding, "CHUNK", 1)
+    monkeypatch.setattr(sorted_runs, "CHUNK", 1)
     cut = Truncation("", (Value(0, 11, 0, optional=False),), most, 2, 7, most_rows=100)
     layout = PackedRows(cut, (NumberedColumn("unit", 0, 1),), NumberedColumn("code", 0, 7))
     found = np.array(
@@ -236,7 +235,7 @@ def test_every_choice_is_as_likely_as_any_other(
     """30,000 runs of 5 keep 3 of them: each of the 10 choices within 8 standard deviations, and
     short runs whole.
     """
-    monkeypatch.setattr(sort_bounding, "MOST_STEPS", steps)
+    monkeypatch.setattr(sorted_runs, "MOST_STEPS", steps)
     lengths = np.tile([5, 2], 30000)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     found = choose_members(starts, int(lengths.sum()), 3, np.random.default_rng())
@@ -331,10 +330,10 @@ def test_full_words_do_not_touch(low: int) -> None:
 
 def test_sorting_in_threads_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts between pivots, each sorted by a thread, are the whole in order."""
-    monkeypatch.setattr(sort_bounding, "CHUNK", 10)
+    monkeypatch.setattr(sorted_runs, "CHUNK", 10)
     numbers = np.random.default_rng(1).integers(0, 50, 1001)
     found = numbers.copy()
-    sort_bounding.sort_words(found)
+    sorted_runs.sort_words(found)
     assert found.tolist() == sorted(numbers.tolist())
     assert run_starts(found).tolist() == [
         found.tolist().index(k) for k in sorted(set(found.tolist()))

@@ -1,0 +1,61 @@
+"""A holdout gate over a small table, and a model registry in memory for what it promotes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from dpflow import Session, plan
+from dpflow.engine.sessions.holdout_gate import Champion
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+PARAMS = {
+    "groups": 400,
+    "queries": 20,
+    "failures": 2,
+    "rho": "0.24",
+    "alpha": "0.2",
+    "epsilon": "4",
+}
+
+
+def open_gate(
+    tiny: Tiny,
+    ledger: Ledger,
+    scope: str = "gate",
+    name: str = "gate",
+    table: str = "visits.yml",
+    **params: Any,
+) -> Session:
+    planned = plan(
+        "reusable_holdout", tiny.folder / table, name=name, scope=scope, **(params or PARAMS)
+    )
+    return Session.open(planned, ledger, Registry.load())
+
+
+class MemoryRegistry:
+    """A model registry of one alias."""
+
+    better_by = Fraction(0)
+
+    def __init__(self) -> None:
+        self.champion: Champion | None = None
+        self.records: list[Mapping[str, str]] = []
+        self.promoted: set[tuple[str, str]] = set()
+
+    def find_champion(self) -> Champion | None:
+        return self.champion
+
+    def was_promoted(self, digest: str, session: str) -> bool:
+        return (digest, session) in self.promoted
+
+    def promote(self, candidate: Any, record: Mapping[str, str]) -> None:
+        text = candidate.submission.model_dump_json()
+        self.champion = Champion(str(len(self.records) + 1), candidate.digest, text)
+        self.records.append(record)
+        self.promoted.add((candidate.digest, record["session"]))
