@@ -8,6 +8,7 @@ may depend on the rows or the draw is settled as "none": to draw again would be 
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import logging
 import os
@@ -51,6 +52,8 @@ class Receipt:
         epsilon, delta: the privacy cost as exact texts; delta is "0" for pure guarantees.
         replayed: True when a stored result was returned and nothing was charged.
         protects: whom the privacy guarantee protects, in words.
+        released_at: when it was settled, as the ledger's history says; a replay has the same time.
+        run: the run that it was charged to.
     """
 
     release_id: str
@@ -62,6 +65,8 @@ class Receipt:
     delta: str
     protects: str
     replayed: bool
+    released_at: dt.datetime
+    run: str
     result: Result = field(repr=False)
     published: str | None = None
 
@@ -84,14 +89,16 @@ class Receipt:
     @property
     def table(self) -> ResultTable:
         """The result with named columns, as frames and files have it."""
-        about = {
+        about: dict[str, str | dt.datetime] = {
             "release_id": self.release_id,
             "release": self.name,
-            "mechanism": self.mechanism,
-            "scope": self.scope,
             "block": ",".join(self.blocks),
+            "mechanism": self.mechanism,
             "epsilon": self.epsilon,
             "delta": self.delta,
+            "scope": self.scope,
+            "run": self.run,
+            "released_at": self.released_at,
             "protects": self.protects,
         }
         return ResultTable(about, self.result)
@@ -186,7 +193,7 @@ def release_all(
                 else _draw_and_settle(plan, private, ledger, reservation, run.principal)
             )
             # After settling: a table that cannot be written costs nothing, and a retry writes it.
-            receipt = _publish_result(plan, _make_receipt(plan, settled, replayed))
+            receipt = _publish_result(plan, _make_receipt(plan, settled, replayed, ledger))
             # The release is settled: an observer that fails can no longer undo it.
             for observer in registry.notify_observers(receipt):
                 log.warning("observer %s failed; the release stands", observer)
@@ -305,9 +312,10 @@ def draw_result(plan: Plan, private: PrivateTable) -> Result:
     return result
 
 
-def _make_receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:
+def _make_receipt(plan: Plan, reservation: Reservation, replayed: bool, ledger: Ledger) -> Receipt:
     # Settled, so there is one.
     assert reservation.result is not None
+    settlement = ledger.settlement(reservation.release_id)
     epsilon, delta = plan.privacy_cost()
     return Receipt(
         release_id=reservation.release_id,
@@ -319,6 +327,8 @@ def _make_receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Recei
         delta=delta,
         protects=plan.table.protection_text,
         replayed=replayed,
+        released_at=settlement.at,
+        run=settlement.run,
         result=Result.from_json(reservation.result),
     )
 
@@ -343,4 +353,8 @@ def published_release(receipt: Receipt) -> PublishedRelease:
         delta=receipt.delta,
         rows=receipt.result.rows,
         synthetic=receipt.result.synthetic,
+        scope=receipt.scope,
+        run=receipt.run,
+        released_at=receipt.released_at,
+        protects=receipt.protects,
     )

@@ -10,18 +10,17 @@ from dpflow.tables import PublishedRelease, publish, published_ids
 
 
 def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | None = None) -> int:
-    """Copy every settled release that the table lacks and that has something to show; returns how
-    many.
+    """Copy every settled release that the table lacks, or that an earlier version published with
+    fewer columns; returns how many. One that selected nothing has one row that says so.
 
     Charges and draws nothing.
     """
     # One look at the table for all releases, not one for each.
-    present = published_ids(database, table)
+    present = published_ids(database, table, complete=True)
     settled = [r for r in ledger.releases(scope) if r.settled and r.release_id not in present]
-    results = [(stored, Result.from_json(stored.result or {"rows": []})) for stored in settled]
-    missing = [(stored, result) for stored, result in results if result.rows or result.synthetic]
-    for stored, result in missing:
-        request = stored.request
+    for stored in settled:
+        request, result = stored.request, Result.from_json(stored.result or {"rows": []})
+        settlement = ledger.settlement(stored.release_id)
         publish(
             database,
             table,
@@ -34,6 +33,10 @@ def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | Non
                 delta=str(request["delta"]),
                 rows=result.rows,
                 synthetic=result.synthetic,
+                scope=stored.scope,
+                run=settlement.run,
+                released_at=settlement.at,
+                protects=str(request.get("protects") or ""),
             ),
         )
-    return len(missing)
+    return len(settled)

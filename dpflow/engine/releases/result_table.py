@@ -5,6 +5,7 @@ the ledger already; nothing here reads a private row.
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import html
 import io
 import json
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpflow.core.contract.result_fields import FIELDS, read_key, split_value, utc_time
 from dpflow.core.contract.results import Result
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
@@ -30,21 +32,23 @@ class ResultTable:
     """Rows of one release, one line each.
 
     Attributes:
-        about: what is the same in every line, such as the release's id and its cost, as texts.
+        about: what is the same in every line, such as the release's id and its cost: texts, and a
+        time with its zone.
         result: the rows.
 
-    Its columns are those of ``about``, then ``key``, ``measure``, ``value`` (a number), ``text``
-    (the answer where it is no number, or one that no double writes) and ``half_width_95``. A
-    release that selected nothing has no line.
+    Its columns are those of a published table (`result_fields.FIELDS`), of which ``about`` gives
+    some. ``value`` is a number; ``text`` is the answer where it is no number, or one that no double
+    writes. Amounts of privacy are exact texts. Times of frames are in UTC and have no zone; those
+    of CSV and JSON end in Z. A release that selected nothing has no line.
     """
 
-    about: Mapping[str, str]
+    about: Mapping[str, str | dt.datetime]
     result: Result
 
     @property
     def has_integers(self) -> bool:
         """Whether every number is an integer of 64 bits: then ``value`` holds integers."""
-        values = [row.value for row in self.result.rows if not isinstance(row.value, str)]
+        values = [split_value(row.value)[0] for row in self.result.rows]
         return all(
             isinstance(v, int) and -_INT64 <= v < _INT64 for v in values if v is not None
         ) and any(v is not None for v in values)
@@ -52,24 +56,31 @@ class ResultTable:
     def columns(self) -> dict[str, list[Any]]:
         """Values by column."""
         rows, integers = self.result.rows, self.has_integers
-        numbers, texts = [], []
-        for row in rows:
-            number, text = _split_value(row.value, integers)
-            numbers.append(number)
-            texts.append(text)
-        shared = {name: [value] * len(rows) for name, value in self.about.items()}
-        return shared | {
-            "key": [row.key for row in rows],
+        keys = [read_key(row.key) for row in rows]
+        values = [split_value(row.value) for row in rows]
+        columns: dict[str, list[Any]] = {
+            name: [_without_zone(value)] * len(rows) for name, value in self.about.items()
+        }
+        columns |= {
+            "group_key": [row.key for row in rows],
             "measure": [row.measure for row in rows],
-            "value": numbers,
-            "text": texts,
+            "value": [number if integers else _as_float(number) for number, _ in values],
+            "text": [text for _, text in values],
             "half_width_95": [_as_float(row.half_width_95) for row in rows],
             "remark": [row.remark or None for row in rows],
+            "key_integer": [key.integer for key in keys],
+            "key_date": [key.date for key in keys],
+            "key_timestamp": [key.timestamp for key in keys],
         }
+        return {name: columns[name] for name in FIELDS if name in columns}
 
     def records(self) -> list[dict[str, Any]]:
-        """One mapping with named fields for each line."""
+        """One mapping with named fields for each line; dates and times are texts."""
         columns = self.columns()
+        for name in ("released_at", "key_date", "key_timestamp"):
+            if name in columns:
+                mark = "Z" if name == "released_at" else ""
+                columns[name] = [v and v.isoformat() + mark for v in columns[name]]
         return [dict(zip(columns, line)) for line in zip(*columns.values())]
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -78,8 +89,14 @@ class ResultTable:
             import pandas
 
         frame = pandas.DataFrame(self.columns(), dtype=object)
-        numbers = {"value": "Int64" if self.has_integers else "Float64", "half_width_95": "Float64"}
-        return frame.astype({name: numbers.get(str(name), "string") for name in frame.columns})
+        kinds = _PANDAS | ({"value": "Int64"} if self.has_integers else {})
+        for name in frame.columns:
+            # Dates of pandas are times; as they are, they stay dates.
+            if name != "key_date":
+                frame[name] = frame[name].astype(
+                    pandas.api.types.pandas_dtype(kinds.get(name, "string"))
+                )
+        return frame
 
     def to_arrow(self) -> pyarrow.Table:
         """An Arrow table. Raises `MissingExtra` without pyarrow."""
@@ -89,6 +106,10 @@ class ResultTable:
         numbers = {
             "value": pyarrow.int64() if self.has_integers else pyarrow.float64(),
             "half_width_95": pyarrow.float64(),
+            "released_at": pyarrow.timestamp("us"),
+            "key_integer": pyarrow.int64(),
+            "key_date": pyarrow.date32(),
+            "key_timestamp": pyarrow.timestamp("us"),
         }
         columns = self.columns()
         schema = [(name, numbers.get(name, pyarrow.string())) for name in columns]
@@ -102,6 +123,10 @@ class ResultTable:
         numbers = {
             "value": polars.Int64 if self.has_integers else polars.Float64,
             "half_width_95": polars.Float64,
+            "released_at": polars.Datetime("us"),
+            "key_integer": polars.Int64,
+            "key_date": polars.Date,
+            "key_timestamp": polars.Datetime("us"),
         }
         columns = self.columns()
         return polars.DataFrame(
@@ -137,18 +162,18 @@ class ResultTable:
         return write_html(title, heads, lines) + note
 
 
-def _split_value(
-    value: float | int | str | None, integers: bool
-) -> tuple[float | None, str | None]:
-    """The number of a value, and its text where the number is not exactly the value."""
-    if value is None:
-        return None, None
-    if isinstance(value, str):
-        return None, value
-    if integers:
-        return value, None
-    exact = isinstance(value, float) or abs(value) <= 2**53
-    return float(value), None if exact else str(value)
+#: Kinds of pandas' columns that hold no text.
+_PANDAS = {
+    "value": "Float64",
+    "half_width_95": "Float64",
+    "released_at": "datetime64[us]",
+    "key_integer": "Int64",
+    "key_timestamp": "datetime64[us]",
+}
+
+
+def _without_zone(value: str | dt.datetime) -> str | dt.datetime | None:
+    return utc_time(value) if isinstance(value, dt.datetime) else value
 
 
 def _as_float(value: float | None) -> float | None:
@@ -206,7 +231,7 @@ def _csv_bytes(tables: Sequence[ResultTable]) -> bytes:
     lines = csv.writer(stream, lineterminator="\n")
     lines.writerow(tables[0].columns())
     for table in tables:
-        lines.writerows(zip(*table.columns().values()))
+        lines.writerows(record.values() for record in table.records())
     return stream.getvalue().encode()
 
 

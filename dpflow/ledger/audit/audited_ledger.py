@@ -5,6 +5,7 @@ after a loss, export, import and upgrade it.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import itertools
 import os
 from collections.abc import Generator, Sequence
@@ -16,10 +17,11 @@ import sqlalchemy as sa
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit import export, migrations, recheck, recovery, verify
 from dpflow.ledger.audit.audit_page import AuditPage
-from dpflow.ledger.books import charges, sessions
+from dpflow.ledger.books import charges, releases, sessions
 from dpflow.ledger.books.records import (
     Entry,
     Point,
+    Settlement,
     VerificationReport,
     checked_name,
     path_of,
@@ -33,13 +35,17 @@ from dpflow.ledger.history.sealed_database import SealedDatabase
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
-from dpflow.ledger.storage.statements import Prepared, Transaction
+from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns
 
 _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
 _NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
 _FROM = sa.select(schema.entry).where(_E.seq >= sa.bindparam("first", type_=sa.BigInteger))
 _FORWARD, _BACKWARD = (Prepared(_FROM.order_by(order)) for order in (_E.seq, _E.seq.desc()))
+# From the entry that charged it: the one that settled it is seldom far behind.
+_SETTLED = Prepared(
+    _FROM.where(match_columns(_E.kind, _E.release_id)).order_by(_E.seq).limit(sa.literal(1))
+)
 
 
 class AuditedLedger(SealedDatabase):
@@ -82,6 +88,30 @@ class AuditedLedger(SealedDatabase):
                 ledger must show its history, too.
         """
         return self._select_entries(_FORWARD, scope, since, principal)
+
+    def settlement(self, release_id: str) -> Settlement:
+        """When a release was settled, and in which run. The same however often it is asked.
+
+        Raises:
+            InvalidInput: there is no such release, or it is not settled.
+            LedgerCorrupt: the entry that settled it is missing or was changed.
+        """
+        with self._begin_reading() as state:
+            row = releases.get_row(state, release_id)
+            if row.state != "settled":
+                raise InvalidInput(
+                    f"release {release_id} is {row.state}, not settled; run it to its end first"
+                )
+            entry = state.transaction.first(
+                _SETTLED, first=row.seq, kind="settle", release_id=release_id
+            )
+            if entry is None or chain.find_fault(self._anchor, entry) is not None:
+                raise LedgerCorrupt(
+                    f"the entry that settled release {release_id} is not the one that was made; "
+                    f"run dpflow ledger verify"
+                )
+            run = [row.dag_id, row.task_id, row.run_identity]
+            return Settlement(dt.datetime.fromisoformat(entry.at), "/".join(filter(None, run)))
 
     def report(self, scope: str, *, since: Point | None = None, until: Point | None = None) -> str:
         """One HTML page for an auditor: grants, spend, orphans and decisions of a scope in a period.

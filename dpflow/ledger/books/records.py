@@ -193,6 +193,20 @@ class ReleaseRecord:
 
 
 @dataclass(frozen=True)
+class Settlement:
+    """How a release was settled, as the history says it.
+
+    Attributes:
+        at: when, by the clock of who settled it, in whole seconds.
+        run: the run that it was charged to. In Airflow DAG, task and run identity, with slashes
+        between them; else the release's name and revision.
+    """
+
+    at: dt.datetime
+    run: str
+
+
+@dataclass(frozen=True)
 class SessionRecord:
     """A session: its version counts answers; ``state`` is secret and shown by no repr."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from dpflow import fault_points
+from dpflow.core.contract.result_fields import FIELDS, read_key, split_value, utc_time
 from dpflow.core.contract.results import Row, Synthetic
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import NotPublished, TableUnreadable
@@ -31,21 +32,30 @@ _HELD = (
     duckdb.ResourceInUseException,
 )
 
+_TYPES = {
+    "value": "DOUBLE",
+    "half_width_95": "DOUBLE",
+    "epsilon": "DOUBLE",
+    "delta": "DOUBLE",
+    "released_at": "TIMESTAMP",
+    "key_integer": "BIGINT",
+    "key_date": "DATE",
+    "key_timestamp": "TIMESTAMP",
+}
+_REQUIRED = {
+    *("release_id", "release", "block", "mechanism", "group_key", "measure"),
+    *("epsilon", "delta"),
+}
+
 #: Columns of a published table: its contract with whoever reads it.
-COLUMNS = (
-    ("release_id", "VARCHAR NOT NULL"),
-    ("release", "VARCHAR NOT NULL"),
-    ("block", "VARCHAR NOT NULL"),
-    ("mechanism", "VARCHAR NOT NULL"),
-    ("group_key", "VARCHAR NOT NULL"),
-    ("measure", "VARCHAR NOT NULL"),
-    ("value", "DOUBLE"),
-    ("text", "VARCHAR"),
-    ("half_width_95", "DOUBLE"),
-    ("remark", "VARCHAR"),
-    ("epsilon", "DOUBLE NOT NULL"),
-    ("delta", "DOUBLE NOT NULL"),
+COLUMNS = tuple(
+    (name, _TYPES.get(name, "VARCHAR") + (" NOT NULL" if name in _REQUIRED else ""))
+    for name in FIELDS
 )
+#: What the ledger says of a release. A table of an earlier version lacks it until the release is
+#: published once more.
+_RECORDED = ("scope", "run", "released_at", "protects")
+_KEYS = ("key_integer", "key_date", "key_timestamp")
 
 #: Stands for a release without rows: whoever reads the table sees that it was made.
 NO_ROWS = Row("", "no rows", None)
@@ -54,6 +64,10 @@ NO_ROWS = Row("", "no rows", None)
 @dataclass(frozen=True)
 class PublishedRelease:
     """A settled result as it is published; ``epsilon`` and ``delta`` are exact text.
+
+    What comes from the ledger's record is the same whenever it is published: ``scope``, ``run``,
+    ``released_at`` (when it was settled, a time with its zone) and ``protects``. "" and None stand
+    for what nobody knows.
 
     A synthetic table goes to a table of its own, named after the release with ``_synthetic`` behind
     it.
@@ -67,6 +81,43 @@ class PublishedRelease:
     delta: str
     rows: tuple[Row, ...]
     synthetic: Synthetic | None = None
+    scope: str = ""
+    run: str = ""
+    released_at: dt.datetime | None = None
+    protects: str = ""
+
+    def list_recorded(self) -> dict[str, Any]:
+        """The columns that the ledger's record fills, the same in all rows; times in UTC."""
+        return {
+            "scope": self.scope or None,
+            "run": self.run or None,
+            "released_at": utc_time(self.released_at),
+            "protects": self.protects or None,
+        }
+
+    def list_columns(self) -> dict[str, Any]:
+        """Values by column: a list, or the one value of all rows."""
+        rows = self.rows or (NO_ROWS,)
+        keys = [read_key(row.key) for row in rows]
+        values = [split_value(row.value) for row in rows]
+        return {
+            "release_id": self.release_id,
+            "release": self.release,
+            "block": self.block,
+            "mechanism": self.mechanism,
+            "group_key": [row.key for row in rows],
+            "measure": [row.measure for row in rows],
+            "value": [_as_float(number) for number, _ in values],
+            "text": [text for _, text in values],
+            "half_width_95": [_as_float(row.half_width_95) for row in rows],
+            "remark": [row.remark or None for row in rows],
+            "epsilon": float(Fraction(self.epsilon)),
+            "delta": float(Fraction(self.delta)),
+            **self.list_recorded(),
+            "key_integer": [key.integer for key in keys],
+            "key_date": [key.date for key in keys],
+            "key_timestamp": [key.timestamp for key in keys],
+        }
 
 
 def publish(
@@ -74,7 +125,8 @@ def publish(
 ) -> None:
     """Copy a settled result into ``table`` of ``database``; both are created if missing.
 
-    The same release again changes nothing. A release without rows, such as one that selected no key,
+    The same release again changes nothing, but for columns that a table of an earlier version did not
+    have: they are filled. A release without rows, such as one that selected no key,
     has the one row `NO_ROWS`. While another process holds the file, tries again with growing
     pauses.
 
@@ -83,18 +135,6 @@ def publish(
         stands.
         TableUnreadable: the file is not DuckDB, or the table has other columns.
     """
-    about = (release.release_id, release.release, release.block, release.mechanism)
-    cost = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
-    lines = [
-        (
-            row.key,
-            row.measure,
-            *_split_value(row.value),
-            _as_float(row.half_width_95),
-            row.remark or None,
-        )
-        for row in release.rows or (NO_ROWS,)
-    ]
     name = sql.quote_name(table)
 
     def write(connection: duckdb.DuckDBPyConnection) -> None:
@@ -106,8 +146,11 @@ def publish(
         published = connection.execute(
             f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
         ).fetchone()
-        if published is None:
-            _insert_rows(connection, name, COLUMNS, [*about, *map(list, zip(*lines)), *cost])
+        if published is not None:
+            _fill_recorded(connection, name, release)
+        else:
+            values = release.list_columns()
+            _insert_rows(connection, name, COLUMNS, [values[column] for column in FIELDS])
             if release.synthetic is not None:
                 _insert_synthetic(connection, release, release.synthetic)
         fault_points.pass_point("publish.before-commit")
@@ -123,9 +166,15 @@ def publish(
     run_patiently(database, deadline, write)
 
 
-def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
+def published_ids(
+    database: Path, table: str, *, complete: bool = False, deadline: float = 30.0
+) -> set[str]:
     """Ids of the releases in a published table; none if file or table are missing. Raises like
     `publish`.
+
+    Args:
+        complete: only those that lack nothing which the ledger says, as those lack it that an
+            earlier version published.
     """
     if not database.exists():
         return set()
@@ -136,8 +185,12 @@ def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[
         ).fetchone()
         if exists is None:
             return set()
+        condition = ""
+        if complete:
+            _bring_to_date_at_once(connection, table)
+            condition = " WHERE released_at IS NOT NULL"
         ids = connection.execute(
-            f"SELECT DISTINCT release_id FROM {sql.quote_name(table)}"
+            f"SELECT DISTINCT release_id FROM {sql.quote_name(table)}{condition}"
         ).fetchall()
         return {str(row[0]) for row in ids}
 
@@ -148,16 +201,36 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
     """Every row of a published table as a mapping, in a fixed order. Raises like `publish`."""
 
     def read(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-        _bring_to_date(connection, table)
-        names = [name for name, _ in COLUMNS]
-        query = f"SELECT {', '.join(names)} FROM {sql.quote_name(table)} ORDER BY block, release, group_key, measure, release_id"
-        return [dict(zip(names, row, strict=True)) for row in connection.execute(query).fetchall()]
+        _bring_to_date_at_once(connection, table)
+        query = f"SELECT {', '.join(FIELDS)} FROM {sql.quote_name(table)} ORDER BY block, release, group_key, measure, release_id"
+        return [dict(zip(FIELDS, row, strict=True)) for row in connection.execute(query).fetchall()]
 
     return run_patiently(database, deadline, read)
 
 
+def _fill_recorded(
+    connection: duckdb.DuckDBPyConnection, table: str, release: PublishedRelease
+) -> None:
+    """Add what the ledger says to rows that an earlier version published without it."""
+    if release.released_at is None:
+        return
+    values = release.list_recorded()
+    changes = ", ".join(f"{column} = ?" for column in _RECORDED)
+    connection.execute(
+        f"UPDATE {table} SET {changes} WHERE release_id = ? AND released_at IS NULL",
+        [*(values[column] for column in _RECORDED), release.release_id],
+    )
+
+
+def _bring_to_date_at_once(connection: duckdb.DuckDBPyConnection, table: str) -> None:
+    """`_bring_to_date` in a transaction of its own."""
+    connection.execute("BEGIN")
+    _bring_to_date(connection, table)
+    connection.execute("COMMIT")
+
+
 def _bring_to_date(connection: duckdb.DuckDBPyConnection, table: str) -> None:
-    """Bring a published table of an earlier version to today's columns, once.
+    """Bring a published table of an earlier version to today's columns, once: all of them, or none.
 
     Raises:
         TableUnreadable: an index depends on the table, so DuckDB alters no column of it.
@@ -168,19 +241,52 @@ def _bring_to_date(connection: duckdb.DuckDBPyConnection, table: str) -> None:
             "SELECT column_name FROM duckdb_columns() WHERE table_name = ?", [table]
         ).fetchall()
     }
+    # Another table of that name is not one that was published, and is left as it is.
+    if not {"release_id", "group_key", "measure", "value", "text"} <= found:
+        return
     changes = []
     if "error_95" in found:
         changes.append("RENAME COLUMN error_95 TO half_width_95")
-    if found & {"error_95", "half_width_95"} and "remark" not in found:
-        changes.append("ADD COLUMN remark VARCHAR")
+    changes += [
+        f"ADD COLUMN {column} {kind}"
+        for column, kind in COLUMNS
+        if column not in found and column not in _REQUIRED | {"half_width_95"}
+    ]
+    name = sql.quote_name(table)
     for change in changes:
         try:
-            connection.execute(f"ALTER TABLE {sql.quote_name(table)} {change}")
+            connection.execute(f"ALTER TABLE {name} {change}")
         except duckdb.DependencyException:
             raise TableUnreadable(
                 f"{table!r} is of an earlier version, and an index keeps its columns from being changed "
                 f"({change}); drop the index, then publish what is settled with: dpflow publish"
             ) from None
+    if changes and not found >= set(_KEYS):
+        _fill_keys(connection, name)
+
+
+def _fill_keys(connection: duckdb.DuckDBPyConnection, table: str) -> None:
+    """Give the keys of an earlier version's rows their typed forms."""
+    texts = [
+        str(key)
+        for (key,) in connection.execute(f"SELECT DISTINCT group_key FROM {table}").fetchall()
+    ]
+    keys = [(text, read_key(text)) for text in texts]
+    typed = [(text, key) for text, key in keys if key != read_key("")]
+    if not typed:
+        return
+    connection.execute(
+        f"UPDATE {table} SET key_integer = k.i, key_date = k.d, key_timestamp = k.t FROM (SELECT "
+        "unnest(CAST(? AS VARCHAR[])) AS key, unnest(CAST(? AS BIGINT[])) AS i, "
+        "unnest(CAST(? AS DATE[])) AS d, unnest(CAST(? AS TIMESTAMP[])) AS t) AS k "
+        "WHERE group_key = k.key",
+        [
+            [text for text, _ in typed],
+            [key.integer for _, key in typed],
+            [key.date for _, key in typed],
+            [key.timestamp for _, key in typed],
+        ],
+    )
 
 
 _KINDS = {
@@ -245,24 +351,19 @@ def _insert_rows(
 ) -> None:
     """Add rows that are given by column: a list of its values, or the one value of all rows."""
     names = ", ".join(sql.quote_name(column) for column, _ in columns)
+    # Most columns of a large result say nothing in any row.
+    values = [_shared_value(value) for value in values]
     # One parameter per column: parameters for every row would take far longer.
     parts = ", ".join(
         f"unnest(CAST(? AS {kind.removesuffix(' NOT NULL')}[]))" if isinstance(value, list) else "?"
         for (_, kind), value in zip(columns, values, strict=True)
     )
-    connection.execute(f"INSERT INTO {table} ({names}) SELECT {parts}", list(values))
+    connection.execute(f"INSERT INTO {table} ({names}) SELECT {parts}", values)
 
 
-#: A text that writes a decimal, which no key of an integer or date does.
-_DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
-
-
-def _split_value(value: float | int | str | None) -> tuple[float | None, str | None]:
-    """What stands in ``value`` and ``text``: an exact text wherever the double is not exact."""
-    if isinstance(value, str):
-        return (float(value) if _DECIMAL.fullmatch(value) else None), value
-    exact = value is None or isinstance(value, float) or abs(value) <= 2**53
-    return _as_float(value), None if exact else str(value)
+def _shared_value(value: Any) -> Any:
+    """None for a list that holds nothing else."""
+    return None if isinstance(value, list) and not any(v is not None for v in value) else value
 
 
 def _as_float(value: float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import logging
 import os
@@ -14,9 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pytest
 
 from dpflow import hookimpl, load_table, plan, release
+from dpflow.core.contract.result_fields import FIELDS
 from dpflow.core.contract.results import NONE, Result
 from dpflow.engine.releases.republish import publish_missing
 from dpflow.engine.releases.request import Publish
@@ -33,7 +36,7 @@ from dpflow.errors import (
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.count import Count
 from dpflow.registry import BUILT_INS, Registry
-from dpflow.tables import PrivateTable, published_ids
+from dpflow.tables import PrivateTable, published_ids, read_published
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -142,6 +145,61 @@ def test_publishing_is_repaired_from_the_ledger(tiny: Tiny) -> None:
     assert publish_missing(Ledger(tiny.ledger), out, "releases") == 0
 
 
+def test_a_retry_publishes_the_same_row(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever publishes, and whenever: the time is that of the ledger's entry, no clock's."""
+    ledger, files = Ledger(tiny.ledger), [tiny.folder / f"{name}.duckdb" for name in "abc"]
+    with monkeypatch.context() as patch:
+        patch.setattr("dpflow.ledger.history.chain.time.time", lambda: 1_000_000_000.7)
+        first = release(
+            planned(tiny, publish=Publish(database=files[0]), mechanism="histogram", by="city"),
+            ledger,
+        )
+    again = release(
+        planned(tiny, publish=Publish(database=files[1]), mechanism="histogram", by="city"), ledger
+    )
+    assert not first.replayed and again.replayed
+    assert publish_missing(ledger, files[2], "releases") == 1
+    rows = read_published(files[0], "releases")
+    assert rows == read_published(files[1], "releases") == read_published(files[2], "releases")
+    settled = dt.datetime.fromtimestamp(1_000_000_000, dt.UTC)
+    assert {row["released_at"] for row in rows} == {settled.replace(tzinfo=None)}
+    assert (
+        first.released_at == again.released_at == ledger.settlement(first.release_id).at == settled
+    )
+    assert {(row["scope"], row["run"], row["block"]) for row in rows} == {
+        ("visits", "visits#1", "2020-01-01")
+    }
+
+
+def test_frames_and_files_have_the_published_fields(tiny: Tiny) -> None:
+    """The same names in the same order, and the same values but for amounts, which are exact texts."""
+    out = tiny.folder / "out.duckdb"
+    receipt = release(planned(tiny, publish=Publish(database=out)), Ledger(tiny.ledger))
+    (published,) = read_published(out, "releases")
+    frame, arrow = receipt.to_pandas(), receipt.to_arrow()
+    assert list(frame) == arrow.column_names == receipt.to_polars().columns == list(FIELDS)
+    exact = {"epsilon": "0.25", "delta": "0"}
+    assert arrow.to_pylist() == receipt.to_polars().to_dicts() == [published | exact]
+    assert frame["released_at"][0] == published["released_at"] and frame["run"][0] == "visits#1"
+    for suffix in ("csv", "json", "parquet"):
+        receipt.write(tiny.folder / f"r.{suffix}")
+        assert duckdb.sql(f"FROM '{tiny.folder}/r.{suffix}'").columns == list(FIELDS)
+    (line,) = json.loads((tiny.folder / "r.json").read_text())
+    assert line["released_at"] == published["released_at"].isoformat() + "Z"
+
+
+def test_an_edited_time_is_not_published(tiny: Tiny) -> None:
+    """A release's time is that of an entry whose seal holds."""
+    paid = release(planned(tiny), Ledger(tiny.ledger))
+    with contextlib.closing(sqlite3.connect(tiny.ledger)) as connection, connection:
+        connection.execute("DROP TRIGGER dpflow_entry_no_update")
+        connection.execute(
+            "UPDATE dpflow_entry SET at = '2001-01-01T00:00:00+00:00' WHERE kind = 'settle'"
+        )
+    with pytest.raises(LedgerCorrupt):
+        Ledger(tiny.ledger).settlement(paid.release_id)
+
+
 def test_an_edited_row_is_not_published(tiny: Tiny) -> None:
     """A release whose row was edited was copied as one of another privacy cost."""
     release(planned(tiny), Ledger(tiny.ledger))
@@ -156,10 +214,13 @@ def test_an_edited_row_is_not_published(tiny: Tiny) -> None:
 def test_a_result_without_rows_does_not_stay_missing(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing to show is complete when nothing is shown."""
+    """It has the one row that says so, as if it had been published at once; then nothing misses."""
     monkeypatch.setattr(Count, "draw", lambda *_: Result(()))
     release(planned(tiny), Ledger(tiny.ledger))
-    assert publish_missing(Ledger(tiny.ledger), tiny.folder / "out.duckdb", "releases") == 0
+    out = tiny.folder / "out.duckdb"
+    assert [publish_missing(Ledger(tiny.ledger), out, "releases") for _ in range(2)] == [1, 0]
+    (row,) = read_published(out, "releases")
+    assert (row["measure"], row["value"]) == ("no rows", None)
 
 
 def registry_with(**hooks: Any) -> Registry:

@@ -27,7 +27,11 @@ MIXED = Result(
         Row("", "sum", 2**60 + 1, 8),
     )
 )
-NAMES = ["release_id", "key", "measure", "value", "text", "half_width_95", "remark"]
+NAMES = [
+    "release_id",
+    *("group_key", "measure", "value", "text", "half_width_95", "remark"),
+    *("key_integer", "key_date", "key_timestamp"),
+]
 
 
 def table(result: Result) -> ResultTable:
@@ -117,7 +121,9 @@ def test_a_receipt_in_a_notebook(tiny: Tiny) -> None:
     again = release(made, Ledger(tiny.ledger))
     assert "replayed, nothing charged" in again._repr_html_()
     frame = receipt.to_pandas()
-    assert list(frame["key"]) == ["Oslo", "Rome"] and set(frame["protects"]) == {receipt.protects}
+    assert list(frame["group_key"]) == ["Oslo", "Rome"] and set(frame["protects"]) == {
+        receipt.protects
+    }
     receipt.write(tiny.folder / "r.json")
     assert json.loads((tiny.folder / "r.json").read_text())[0]["epsilon"] == "0.5"
     assert "nothing was selected" in table(Result(()))._repr_html_()
