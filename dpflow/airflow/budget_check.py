@@ -28,7 +28,7 @@ class BudgetCheckOperator(BaseOperator):
     :param releases: what the run plans to spend, as for `ReleaseOperator` (templated). Left out,
         what the release and session tasks downstream ask for is added up, mapped ones included.
     :param blocks: the blocks that ``releases`` read (templated).
-    :param ledger_conn_id: connection of type ``dpflow_ledger``.
+    :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
 
     Charges nothing. What this run has paid already counts as paid. It is a forecast: only each
     release's own reservation is authoritative. Returns how many releases are planned, and how many
@@ -43,7 +43,7 @@ class BudgetCheckOperator(BaseOperator):
         *,
         releases: Sequence[Mapping[str, Any] | str] = (),
         blocks: Sequence[str] | str | None = None,
-        ledger_conn_id: str = "dpflow_ledger",
+        ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -65,7 +65,7 @@ class BudgetCheckOperator(BaseOperator):
         """
         from dpflow.engine.planning.precheck import check_run
 
-        ledger = open_ledger(self.ledger_conn_id)
+        ledger = open_ledger(self.ledger_conn_id, dag_folder(context))
         return check_run(self._plan_releases(context, ledger), ledger, identify_run(context))
 
     def _plan_releases(self, context: Any, ledger: Ledger) -> list[PlanInRun]:

@@ -20,7 +20,7 @@ class BudgetGrantOperator(BaseOperator):
     :param delta: as ``epsilon`` (templated).
     :param filter: the privacy filter: basic, renyi or hybrid.
     :param tail_share: the part of delta that converts Renyi divergence; all of it by default.
-    :param ledger_conn_id: connection of type ``dpflow_ledger``; the role behind it must be an
+    :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the role behind it must be an
         owner's.
 
     Returns what remains in the scope. Where a second principal must approve the grant, it is proposed
@@ -39,7 +39,7 @@ class BudgetGrantOperator(BaseOperator):
         delta: str = "0",
         filter: Literal["basic", "renyi", "hybrid"] = "basic",
         tail_share: str | None = None,
-        ledger_conn_id: str = "dpflow_ledger",
+        ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -60,7 +60,7 @@ class BudgetGrantOperator(BaseOperator):
         from dpflow.ledger import GrantProposal
         from dpflow.tables.access.declarations import load_table
 
-        ledger = open_ledger(self.ledger_conn_id)
+        ledger = open_ledger(self.ledger_conn_id, dag_folder(context))
         table = None if self.table is None else load_table(self.table, dag_folder(context))
         terms = amounts.check_epsilon(self.epsilon), amounts.check_delta(self.delta)
         share = amounts.parse_exact("tail_share", self.tail_share or 1)

@@ -14,13 +14,13 @@ class BudgetReportOperator(BaseOperator):
     """Return what remains in a scope, per block, as exact amounts in texts. Charges nothing.
 
     :param scope: a granted scope, such as ``flights`` or ``flights/team-a`` (templated).
-    :param ledger_conn_id: connection of type ``dpflow_ledger``.
+    :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
     """
 
     template_fields: Sequence[str] = ("scope",)
     ui_color = "#f5ecd7"
 
-    def __init__(self, *, scope: str, ledger_conn_id: str = "dpflow_ledger", **kwargs: Any) -> None:
+    def __init__(self, *, scope: str, ledger_conn_id: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.scope = scope
         self.ledger_conn_id = ledger_conn_id
@@ -28,4 +28,4 @@ class BudgetReportOperator(BaseOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Read what remains; see the class."""
-        return open_ledger(self.ledger_conn_id).remaining(self.scope).to_json()
+        return open_ledger(self.ledger_conn_id, dag_folder(context)).remaining(self.scope).to_json()

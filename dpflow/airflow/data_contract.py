@@ -16,7 +16,7 @@ class DataContractOperator(BaseOperator):
     :param table: the declaration: its name in ``dpflow.yml``, or its path relative to the DAG file
         (templated).
     :param blocks: the blocks to check (templated).
-    :param ledger_conn_id: connection of type ``dpflow_ledger``; the outcome is recorded in its
+    :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the outcome is recorded in its
         history.
 
     Mode ``trusted``: the one bit, passed or not, is computed from the rows and is not charged. It
@@ -32,7 +32,7 @@ class DataContractOperator(BaseOperator):
         *,
         table: str,
         blocks: Sequence[str] | str = (),
-        ledger_conn_id: str = "dpflow_ledger",
+        ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -52,7 +52,7 @@ class DataContractOperator(BaseOperator):
         passed = quality.check(table, blocks)
         outcome = {"table": table.name, "blocks": blocks, "passed": passed, "mode": "trusted"}
         # Recorded before it is raised: the history has violations, too.
-        open_ledger(self.ledger_conn_id).record(
+        open_ledger(self.ledger_conn_id, dag_folder(context)).record(
             "contract", outcome, principal=dag_principal(self.dag_id)
         )
         if not passed:

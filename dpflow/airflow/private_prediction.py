@@ -29,7 +29,7 @@ class PrivatePredictionOperator(BaseOperator):
     :param student: a model to train on points and answers and to publish: ``folder`` of its skops
         file, ``learner``, ``options``, registered ``model`` with ``tracking_uri`` in MLflow,
         ``delta`` of the guarantee in its tags (templated); or None.
-    :param ledger_conn_id: connection of type ``dpflow_ledger``.
+    :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
 
     A retry, or a point that any run of this session asked before, costs nothing and gets the same
     answer. Returns session id, number of points, how many were new, and how many predictions are
@@ -47,7 +47,7 @@ class PrivatePredictionOperator(BaseOperator):
         points: Mapping[str, Any],
         answers: Mapping[str, Any],
         student: Mapping[str, Any] | None = None,
-        ledger_conn_id: str = "dpflow_ledger",
+        ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -67,7 +67,7 @@ class PrivatePredictionOperator(BaseOperator):
 
         registry, folder = Registry.load(), dag_folder(context)
         request = read_request(self.session, None, folder)
-        ledger = open_ledger(self.ledger_conn_id)
+        ledger = open_ledger(self.ledger_conn_id, folder)
         plan = make_plan(request, registry, insert_bounds(request, ledger))
         points, answers = parse_tables(self.points, self.answers, folder)
         who = identify_session(plan, self.dag_id)

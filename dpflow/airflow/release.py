@@ -42,7 +42,7 @@ class ReleaseOperator(BaseOperator):
         or a list of these (templated).
     :param blocks: the blocks it reads, instead of those in ``release``, e.g. ``"{{
         data_interval_start | ds }}"`` (templated).
-    :param ledger_conn_id: connection of type ``dpflow_ledger``.
+    :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
     :param ordinal: number among equal releases of one run, when the same one is requested twice.
         Equal releases of a list are counted from it.
     :param spend_again: pay for a new release although this task released something else in this run
@@ -66,7 +66,7 @@ class ReleaseOperator(BaseOperator):
         *,
         release: Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str],
         blocks: Sequence[str] | str | None = None,
-        ledger_conn_id: str = "dpflow_ledger",
+        ledger_conn_id: str | None = None,
         ordinal: int = 0,
         spend_again: bool = False,
         **kwargs: Any,
@@ -88,7 +88,7 @@ class ReleaseOperator(BaseOperator):
         registry, folder = Registry.load(), dag_folder(context)
         # All are read before the first is charged: a mistake in the last costs nothing.
         requests = [read_request(one, self.blocks, folder) for one in list_releases(self.release)]
-        ledger = open_ledger(self.ledger_conn_id)
+        ledger = open_ledger(self.ledger_conn_id, folder)
         receipts: list[dict[str, Any]] = []
         waiting: list[tuple[Plan, RunIdentity]] = []
         names: dict[tuple[str, int], str] = {}

@@ -41,7 +41,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
     :param branches: for "yes" (some candidate passed), "exhausted" (none did, and some got no
         answer) and "no": the task or tasks directly downstream that run then; all others are
         skipped. A word that is left out skips all. None: no branching.
-    :param ledger_conn_id: connection of type ``dpflow_ledger``.
+    :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
 
     Returns one verdict per candidate: yes, no or exhausted, whether it is proven or heuristic, the
     corrected value of a no if the session corrects, how many claims and failures are left, the
@@ -61,7 +61,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
         promote: Mapping[str, str] | None = None,
         fresh: Sequence[Mapping[str, Any] | str] = (),
         branches: Mapping[str, str | Sequence[str]] | None = None,
-        ledger_conn_id: str = "dpflow_ledger",
+        ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -85,7 +85,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
 
-        registry, ledger = Registry.load(), open_ledger(self.ledger_conn_id)
+        registry, ledger = Registry.load(), open_ledger(self.ledger_conn_id, dag_folder(context))
         requests = [
             read_request(session, None, dag_folder(context))
             for session in (self.session, *self.fresh)

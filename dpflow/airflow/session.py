@@ -24,7 +24,7 @@ class SessionOperator(BaseOperator):
         run comes first; its name and revision identify it.
     :param queries: the questions, in order (templated; may be an XCom): what an earlier task chose
         may depend on earlier answers.
-    :param ledger_conn_id: connection of type ``dpflow_ledger``.
+    :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
 
     Every answer is stored before it is seen: a retry, or the same question in another run, returns
     it and spends nothing. Returns one answer per question; after the last one that was paid for,
@@ -40,7 +40,7 @@ class SessionOperator(BaseOperator):
         *,
         session: Mapping[str, Any] | str,
         queries: Any,
-        ledger_conn_id: str = "dpflow_ledger",
+        ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -58,7 +58,7 @@ class SessionOperator(BaseOperator):
 
         registry, folder = Registry.load(), dag_folder(context)
         request = read_request(self.session, None, folder)
-        ledger = open_ledger(self.ledger_conn_id)
+        ledger = open_ledger(self.ledger_conn_id, folder)
         plan = make_plan(request, registry, insert_bounds(request, ledger))
         session = Session.open(
             plan, ledger, registry, run_identity=identify_session(plan, self.dag_id)

@@ -19,6 +19,11 @@ try:
 except ImportError:  # Airflow 3.1
     from airflow.exceptions import AirflowException, AirflowFailException
 
+try:
+    from airflow.sdk.exceptions import AirflowNotFoundException
+except ImportError:
+    from airflow.exceptions import AirflowNotFoundException
+
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError
 
@@ -32,11 +37,44 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def open_ledger(ledger_conn_id: str) -> Ledger:
-    """The ledger that an Airflow connection names."""
+def open_ledger(ledger_conn_id: str | None, folder: Path) -> Ledger:
+    """The ledger of a task: what comes first of a named connection, the connection
+    ``dpflow_ledger``, the environment's DPFLOW_LEDGER, and the nearest ``dpflow.yml``.
+
+    Args:
+        ledger_conn_id: a connection by name, and then nothing else will do; None takes the first of
+            the others that there is.
+        folder: that of the DAG file, from which ``dpflow.yml`` is looked for upward.
+
+    Raises:
+        InvalidInput: nobody names a ledger, or there is none at this place.
+    """
     from dpflow.airflow.connection import LedgerHook
 
-    return LedgerHook(ledger_conn_id).get_conn()
+    if ledger_conn_id is not None:
+        return LedgerHook(ledger_conn_id).get_conn()
+    hook = LedgerHook()
+    try:
+        hook.find_connection()
+    except AirflowNotFoundException:
+        return _open_named_ledger(folder)
+    return hook.get_conn()
+
+
+def _open_named_ledger(folder: Path) -> Ledger:
+    """The ledger of the environment or of ``dpflow.yml``; it must exist, as that of a connection."""
+    from dpflow.catalogue import FILE_NAME, locate_ledger
+    from dpflow.errors import InvalidInput
+    from dpflow.ledger import Ledger
+
+    try:
+        place, anchor = locate_ledger(None, folder)
+    except InvalidInput:
+        raise InvalidInput(
+            f"no ledger was named: there is no connection dpflow_ledger, and no {FILE_NAME} in {folder} "
+            f"or above says ledger: FILE; make one of them"
+        ) from None
+    return Ledger(place, anchor=anchor, create=False)
 
 
 def dag_folder(context: Mapping[str, Any]) -> Path:
