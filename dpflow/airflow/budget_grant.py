@@ -20,8 +20,8 @@ class BudgetGrantOperator(BaseOperator):
     :param delta: as ``epsilon`` (templated).
     :param filter: the privacy filter: basic, renyi or hybrid.
     :param tail_share: the part of delta that converts Renyi divergence; all of it by default.
-    :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the role behind it must be an
-        owner's.
+    :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the role behind
+        it must be an owner's.
 
     Returns what remains in the scope. Where a second principal must approve the grant, it is proposed
     once, and the task fails retryably until that has happened.

@@ -7,20 +7,23 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from dpflow.airflow.task_context import map_failures, open_ledger
+from dpflow.airflow.task_context import dag_folder, map_failures, open_ledger
 
 
 class BudgetReportOperator(BaseOperator):
     """Return what remains in a scope, per block, as exact amounts in texts. Charges nothing.
 
-    :param scope: a granted scope, such as ``flights`` or ``flights/team-a`` (templated).
+    :param scope: a granted scope, such as ``flights`` or ``flights/team-a`` (templated); that of
+        ``dpflow.yml`` if left out.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
     """
 
     template_fields: Sequence[str] = ("scope",)
     ui_color = "#f5ecd7"
 
-    def __init__(self, *, scope: str, ledger_conn_id: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, scope: str | None = None, ledger_conn_id: str | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.scope = scope
         self.ledger_conn_id = ledger_conn_id
@@ -28,4 +31,15 @@ class BudgetReportOperator(BaseOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Read what remains; see the class."""
-        return open_ledger(self.ledger_conn_id, dag_folder(context)).remaining(self.scope).to_json()
+        from dpflow.catalogue import FILE_NAME, find_catalogue
+        from dpflow.errors import InvalidInput
+
+        folder, scope = dag_folder(context), self.scope
+        if scope is None:
+            catalogue = find_catalogue(folder)
+            scope = catalogue.scope if catalogue else None
+        if scope is None:
+            raise InvalidInput(
+                f"no scope was named; give the task one, or write scope: NAME into {FILE_NAME} beside the DAG file"
+            )
+        return open_ledger(self.ledger_conn_id, folder).remaining(scope).to_json()

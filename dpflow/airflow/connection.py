@@ -25,11 +25,15 @@ class LedgerHook(BaseHook):
         super().__init__(**kwargs)
         self.ledger_conn_id = ledger_conn_id
 
+    def find_connection(self) -> Any:
+        """Airflow's connection. Raises `AirflowNotFoundException`."""
+        return self.get_connection(self.ledger_conn_id)
+
     def get_conn(self) -> Ledger:
         """The ledger; it must exist, because a DAG run that made a new, empty one would hide a
         wrong path.
         """
-        connection = self.get_connection(self.ledger_conn_id)
+        connection = self.find_connection()
         # Anything else in a connection's extra is ignored.
         extras = connection.extra_dejson
         anchor = Path(extras["anchor"]) if extras.get("anchor") else None

@@ -16,8 +16,8 @@ class DataContractOperator(BaseOperator):
     :param table: the declaration: its name in ``dpflow.yml``, or its path relative to the DAG file
         (templated).
     :param blocks: the blocks to check (templated).
-    :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the outcome is recorded in its
-        history.
+    :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the outcome is
+        recorded in its history.
 
     Mode ``trusted``: the one bit, passed or not, is computed from the rows and is not charged. It
     is recorded, and listed among the limits; it goes to whoever sees the run's state. Nothing else
