@@ -19,7 +19,8 @@ from dpflow.engine import (
     make_plan,
     release_all,
 )
-from dpflow.engine.releases.result_table import ResultTable, require_file_kind, write_tables
+from dpflow.engine.releases.republish import read_settled
+from dpflow.engine.releases.result_table import make_table, require_file_kind, write_tables
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
@@ -107,15 +108,14 @@ def _list_releases(ledger: str | None, as_json: bool) -> None:
 
 
 def _show_release(ledger: str | None, release_id: str, output: Path | None, as_json: bool) -> None:
-    stored = open_ledger(ledger).release(release_id)
+    opened = open_ledger(ledger)
+    stored = opened.release(release_id)
     if stored.result is None:
         raise InvalidInput(
             f"release {release_id} is {stored.state}, so it has no result; run its file again to finish it"
         )
     if output is not None:
-        about = {name: str(stored.request.get(name, "")) for name in ("name", "mechanism", "table")}
-        about = {"release_id": stored.release_id, "scope": stored.scope} | about
-        write_tables([ResultTable(about, Result.from_json(stored.result))], output)
+        write_tables([make_table(read_settled(opened, stored))], output)
     if as_json:
         return show_json({"id": stored.release_id, "request": stored.request, **stored.result})
     _print_result(

@@ -158,8 +158,9 @@ def test_results_are_written_with_named_columns(tiny: Tiny) -> None:
     again = dpflow(tiny, "release", "--show", release_id, "--output", "again.csv")
     assert again.returncode == 0, again.stderr
     head, line = (tiny.folder / "again.csv").read_text().splitlines()
-    assert head.startswith("release_id,scope,name,mechanism,table,key,measure,value")
-    assert line.startswith(f"{release_id},visits,visits,count,visits,")
+    assert head.split(",") == list(record)  # as when it was released, and as published
+    assert line.startswith(f"{release_id},visits,2020-01-01,count,,count,")
+    assert record["released_at"] in line.split(",")
     wrong = dpflow(tiny, "release", tiny.file(), "--output", "out.xlsx")
     assert wrong.returncode == 1 and ".parquet" in wrong.stderr
 

@@ -26,7 +26,7 @@ from dpflow.core.contract.results import NONE, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.result_table import ResultTable
+from dpflow.engine.releases.result_table import ResultTable, make_table
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import PlanRefused
@@ -89,19 +89,7 @@ class Receipt:
     @property
     def table(self) -> ResultTable:
         """The result with named columns, as frames and files have it."""
-        about: dict[str, str | dt.datetime] = {
-            "release_id": self.release_id,
-            "release": self.name,
-            "block": ",".join(self.blocks),
-            "mechanism": self.mechanism,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "scope": self.scope,
-            "run": self.run,
-            "released_at": self.released_at,
-            "protects": self.protects,
-        }
-        return ResultTable(about, self.result)
+        return make_table(published_release(self))
 
     def to_pandas(self) -> pandas.DataFrame:
         """The result as a pandas frame; columns as `ResultTable` says. Raises `MissingExtra`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpflow.core.contract.results import Result
-from dpflow.ledger import Ledger
+from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.tables import PublishedRelease, publish, published_ids
 
 
@@ -19,24 +19,25 @@ def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | Non
     present = published_ids(database, table, complete=True)
     settled = [r for r in ledger.releases(scope) if r.settled and r.release_id not in present]
     for stored in settled:
-        request, result = stored.request, Result.from_json(stored.result or {"rows": []})
-        settlement = ledger.settlement(stored.release_id)
-        publish(
-            database,
-            table,
-            PublishedRelease(
-                release_id=stored.release_id,
-                release=str(request["name"]),
-                block=",".join(request["blocks"]),
-                mechanism=str(request["mechanism"]),
-                epsilon=str(request["epsilon"]),
-                delta=str(request["delta"]),
-                rows=result.rows,
-                synthetic=result.synthetic,
-                scope=stored.scope,
-                run=settlement.run,
-                released_at=settlement.at,
-                protects=str(request.get("protects") or ""),
-            ),
-        )
+        publish(database, table, read_settled(ledger, stored))
     return len(settled)
+
+
+def read_settled(ledger: Ledger, stored: ReleaseRecord) -> PublishedRelease:
+    """A settled release of a ledger as it is published. Raises like `Ledger.settlement`."""
+    request, result = stored.request, Result.from_json(stored.result or {"rows": []})
+    settlement = ledger.settlement(stored.release_id)
+    return PublishedRelease(
+        release_id=stored.release_id,
+        release=str(request["name"]),
+        block=",".join(request["blocks"]),
+        mechanism=str(request["mechanism"]),
+        epsilon=str(request["epsilon"]),
+        delta=str(request["delta"]),
+        rows=result.rows,
+        synthetic=result.synthetic,
+        scope=stored.scope,
+        run=settlement.run,
+        released_at=settlement.at,
+        protects=str(request.get("protects") or ""),
+    )

@@ -18,6 +18,7 @@ from dpflow.core.contract.result_fields import FIELDS, read_key, split_value, ut
 from dpflow.core.contract.results import Result
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
+from dpflow.tables import PublishedRelease
 
 if TYPE_CHECKING:
     import pandas
@@ -42,7 +43,7 @@ class ResultTable:
     of CSV and JSON end in Z. A release that selected nothing has no line.
     """
 
-    about: Mapping[str, str | dt.datetime]
+    about: Mapping[str, str | dt.datetime | None]
     result: Result
 
     @property
@@ -162,6 +163,23 @@ class ResultTable:
         return write_html(title, heads, lines) + note
 
 
+def make_table(release: PublishedRelease) -> ResultTable:
+    """The result of a release with all fields that a published table has."""
+    about = {
+        "release_id": release.release_id,
+        "release": release.release,
+        "block": release.block,
+        "mechanism": release.mechanism,
+        "epsilon": release.epsilon,
+        "delta": release.delta,
+        "scope": release.scope,
+        "run": release.run,
+        "released_at": release.released_at,
+        "protects": release.protects,
+    }
+    return ResultTable(about, Result(release.rows))
+
+
 #: Kinds of pandas' columns that hold no text.
 _PANDAS = {
     "value": "Float64",
@@ -172,7 +190,7 @@ _PANDAS = {
 }
 
 
-def _without_zone(value: str | dt.datetime) -> str | dt.datetime | None:
+def _without_zone(value: str | dt.datetime | None) -> str | dt.datetime | None:
     return utc_time(value) if isinstance(value, dt.datetime) else value
 
 
