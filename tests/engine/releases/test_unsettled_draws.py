@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,30 +25,47 @@ import numpy as np
 import psycopg
 import pytest
 
+# It has imported everything and opened nothing, and forks a child for each release that it is sent;
+# a child that ended is left to be killed until the next line.
 DRIVER = """
-import json, random, sys
+import json, os, random, sys
 from pathlib import Path
 from dpflow import Ledger, fault_points, plan, release
 from dpflow.core.contract.results import Result, Row
 from dpflow.engine.releases import execute
 from dpflow.engine.releases.request import Publish
 from dpflow.fault_points import pass_point
+from dpflow.registry import Registry
 
-folder, target, anchor, number, seed, point = Path(sys.argv[1]), *sys.argv[2:]
+Registry.load()
+folder = Path(sys.argv[1])
 
-def draw(*_):
-    source = random.Random(seed)
-    rows = tuple(Row(f"k{n}", "count", source.getrandbits(52), 1.0) for n in range(int(number)))
-    print("drawn", flush=True)
-    pass_point("draw.after")
-    return Result(rows)
+def run_release(target, anchor, number, seed, point):
+    def draw(*_):
+        source = random.Random(seed)
+        rows = tuple(Row(f"k{n}", "count", source.getrandbits(52), 1.0) for n in range(number))
+        print("drawn", flush=True)
+        pass_point("draw.after")
+        return Result(rows)
 
-execute.draw_result = draw
-wanted = plan("count", folder / "visits.yml", name="r", epsilon="0.001", scope="visits", blocks=["2020-01-01"],
-              publish=Publish(database=folder / "out.duckdb") if int(number) < 5000 else None)
-ledger = Ledger(target, anchor=anchor)
-fault_points.armed = point and point + ":kill"
-print(json.dumps([len(release(wanted, ledger).result.rows)]), flush=True)
+    execute.draw_result = draw
+    wanted = plan("count", folder / "visits.yml", name="r", epsilon="0.001", scope="visits", blocks=["2020-01-01"],
+                  publish=Publish(database=folder / "out.duckdb") if number < 5000 else None)
+    ledger = Ledger(target, anchor=anchor)
+    fault_points.armed = point and point + ":kill"
+    print(len(release(wanted, ledger).result.rows), flush=True)
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        print(os.getpid(), flush=True)
+        try:
+            run_release(*json.loads(line))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    sys.stdin.readline()
+    print("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 POINTS = (
     "reserve.before-commit",
@@ -111,14 +130,59 @@ def state_files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file() and path.name[:7] != "visits.")
 
 
-def start_release(folder: Path, target: str, number: int, seed: str, point: str = ""):
-    (folder / "tmp").mkdir(exist_ok=True)
-    anchor = str(folder / "server.anchor") if "://" in target else f"{target}.anchor"
-    owner = {"DPFLOW_LEDGER_OWNER": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(folder), target, anchor, str(number), seed, point],
-        stdout=subprocess.PIPE, env={"TMPDIR": str(folder / "tmp"), "HOME": str(folder), "PATH": "/usr/bin:/bin"} | owner,
-    )  # fmt: skip
+class Driver:
+    """Releases in children that may be killed, of which one at a time lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "tmp").mkdir()
+        places = {"TMPDIR": str(folder / "tmp"), "HOME": str(folder), "PATH": "/usr/bin:/bin"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(folder)], text=True, bufsize=1,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=places | {"DPFLOW_LEDGER_OWNER": "1"},
+        )  # fmt: skip
+
+    def start(self, target: str, number: int, seed: str, point: str = "") -> None:
+        anchor = str(self._folder / "server.anchor") if "://" in target else f"{target}.anchor"
+        self._send(json.dumps([target, anchor, number, seed, point]))
+        self._said: list[str] = []
+
+    def wait_for_draw(self) -> float:
+        """When it was drawn."""
+        while "drawn" not in self._said:
+            self._hear()
+        return time.monotonic()
+
+    def kill(self) -> None:
+        os.kill(int(self._said[0]), signal.SIGKILL)
+
+    def finish(self) -> tuple[int, str]:
+        """Exit code, and the last word before it."""
+        self._send("")
+        while not self._said or not self._said[-1].startswith("exit "):
+            self._hear()
+        return int(self._said.pop()[5:]), self._said[-1]
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().rstrip()
+        assert line, "the driver ended"
+        self._said.append(line)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def driver(tiny, tmp_path) -> Iterator[Driver]:
+    made = Driver(tmp_path)
+    yield made
+    made.close()
 
 
 def require_hidden(folder: Path, values: np.ndarray, settled: bool) -> None:
@@ -153,41 +217,47 @@ def world(tiny, tmp_path):
         pytest.param(1_000_000, POINTS[:5], id="a-million", marks=pytest.mark.slow),
     ],
 )
-def test_killed_at_a_point(world, tmp_path, number, points):
+def test_killed_at_a_point(world, driver, tmp_path, number, points):
     for point in points:
         folder, target = world(str(tmp_path / f"{point}.sqlite"))
-        child = start_release(folder, target, number, point, point)
-        child.communicate()
-        assert child.returncode == -9
+        driver.start(target, number, point, point)
+        assert driver.finish()[0] == -signal.SIGKILL
         values = drawn_values(number, point)
         require_hidden(folder, values, settled="publish" in point)
         # The retry destroys what is left, draws afresh and is paid.
-        again = start_release(folder, target, number, point + "again")
-        assert json.loads(again.communicate()[0].split(b"\n")[-2]) == [number]
+        driver.start(target, number, point + "again")
+        assert driver.finish() == (0, str(number))
         require_hidden(folder, values, settled=True)
         require_hidden(folder, drawn_values(number, point + "again"), settled=True)
 
 
+def kill_at_random_times(driver: Driver, targets: Iterator[str], number: int) -> Iterator[str]:
+    """Whole at first, which says how long it takes; then deaths between the draw and the end.
+    Gives each seed while its files are there.
+    """
+    times, longest, codes = random.Random(7), 0.0, []
+    for n, target in enumerate(targets):
+        driver.start(target, number, str(n))
+        drawn = driver.wait_for_draw()
+        if n:
+            time.sleep(times.random() * longest)
+            driver.kill()
+        codes.append(driver.finish()[0])
+        if not n:
+            longest = time.monotonic() - drawn
+        yield str(n)
+    assert {*codes} == {0, -signal.SIGKILL} and codes[0] == 0
+    assert codes.count(-signal.SIGKILL) >= len(codes) // 2  # the others had just ended
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [100_000])
-def test_killed_at_random_times(world, tmp_path, number):
+def test_killed_at_random_times(world, driver, tmp_path, number):
     """Two hundred deaths between the draw and the end."""
-    times = random.Random(7)
-    longest = 0.0
-    for n in range(201):
-        folder, target = world(str(tmp_path / f"{n}.sqlite"))
-        child = start_release(folder, target, number, str(n))
-        assert child.stdout is not None and child.stdout.readline() == b"drawn\n"
-        if n == 0:
-            start = time.monotonic()
-            child.wait()
-            longest = time.monotonic() - start
-            continue
-        time.sleep(times.random() * longest)
-        child.kill()
-        child.communicate()
-        require_hidden(folder, drawn_values(number, str(n)), settled=True)
-        for path in tmp_path.glob(f"{n}.sqlite*"):
+    targets = (world(str(tmp_path / f"{n}.sqlite"))[1] for n in range(201))
+    for seed in kill_at_random_times(driver, targets, number):
+        require_hidden(tmp_path, drawn_values(number, seed), settled=True)
+        for path in tmp_path.glob(f"{seed}.sqlite*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -242,7 +312,7 @@ def require_server_hidden(server: Server, values: np.ndarray) -> int:
         pytest.param(100_000, POINTS[:5], id="hundred-thousand", marks=pytest.mark.slow),
     ],
 )
-def test_a_server_shows_no_killed_draw(world, postgres, number, points):
+def test_a_server_shows_no_killed_draw(world, driver, postgres, number, points):
     """PostgreSQL writes rows of transactions that never commit to its files and its log: they hold
     ciphertext only.
     """
@@ -250,9 +320,8 @@ def test_a_server_shows_no_killed_draw(world, postgres, number, points):
         target = postgres()
         folder, _ = world(target)
         server = Server(target)
-        child = start_release(folder, target, number, point, point)
-        child.communicate()
-        assert child.returncode == -9
+        driver.start(target, number, point, point)
+        assert driver.finish()[0] == -signal.SIGKILL
         searched = require_server_hidden(server, drawn_values(number, point))
         # A control of the search: what was written of the draw is longer than its values.
         if point.startswith("settle"):
@@ -276,22 +345,17 @@ def test_the_search_of_a_server_finds_what_is_in_the_clear(postgres):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [100_000])
-def test_a_server_shows_no_draw_killed_at_random_times(world, postgres, number):
+def test_a_server_shows_no_draw_killed_at_random_times(world, driver, postgres, tmp_path, number):
     """Twenty deaths between the draw and the end."""
-    times, longest = random.Random(11), 0.0
-    for n in range(21):
-        target = postgres()
-        folder, _ = world(target)
-        server = Server(target)
-        child = start_release(folder, target, number, str(n))
-        assert child.stdout is not None and child.stdout.readline() == b"drawn\n"
-        if n == 0:
-            start = time.monotonic()
-            child.wait()
-            longest = time.monotonic() - start
-        else:
-            time.sleep(times.random() * longest)
-            child.kill()
-            child.communicate()
-        require_server_hidden(server, drawn_values(number, str(n)))
-        shutil.rmtree(folder / "server.anchor")
+    servers: list[Server] = []
+
+    def targets() -> Iterator[str]:
+        for _ in range(21):
+            target = postgres()
+            world(target)
+            servers.append(Server(target))
+            yield target
+
+    for seed in kill_at_random_times(driver, targets(), number):
+        require_server_hidden(servers[-1], drawn_values(number, seed))
+        shutil.rmtree(tmp_path / "server.anchor")
