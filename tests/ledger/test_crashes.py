@@ -1,9 +1,9 @@
-"""Death, loss and want after every single statement: at most one charge, at most one visible
-result, a retry completes.
+"""Death, loss and want after every single statement, and death at every line: at most one charge,
+at most one visible result, a retry completes.
 
 The named points of `dpflow.fault_points` are tested where their code is (tests/engine,
 test_faults.py). Here the number of the SQL statement, begin and commit included, says where a
-process dies, an exception is raised or a connection is lost.
+process dies, an exception is raised or a connection is lost; or a line of the ledger's code does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -75,11 +76,8 @@ def taken_over(ledger, ask, n):
     return ledger.settle(held, {"drawn": secrets.token_hex(4)}).result
 
 
-LIVES = [
-    one_shot,
-    session,
-    *(pytest.param(life, marks=pytest.mark.slow) for life in (in_a_quota, taken_over)),
-]
+ALL_LIVES = (one_shot, session, in_a_quota, taken_over)
+LIVES = [*ALL_LIVES[:2], *(pytest.param(life, marks=pytest.mark.slow) for life in ALL_LIVES[2:])]
 
 
 @pytest.fixture
@@ -173,6 +171,86 @@ def test_killed_after_any_statement(ledger, ask, life):
     assert books(ledger)[0] == whole + 2
     for _, cost in ledger.remaining("days/team").spent + ledger.remaining("flights").spent:
         assert cost.epsilon in (0, (whole + 2) * 10**6)
+    assert ledger.verify().ok
+
+
+# --- lines
+
+#: A file, a line, and how often it is passed before.
+Passage = tuple[str, int, int]
+
+
+@contextlib.contextmanager
+def traced(passed: Callable[[str, int], None], files: str = "/dpflow/ledger/") -> Iterator[None]:
+    """Calls a function before each line of the ledger's code."""
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if files not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            passed(frame.f_code.co_filename, frame.f_lineno)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def passages_of(work: Callable[[], Any]) -> list[Passage]:
+    """The first and the last time that each line is passed."""
+    times = Counter[tuple[str, int]]()
+    with traced(lambda *line: times.update([line])):
+        work()
+    both = {(*line, n) for line, number in times.items() for n in (0, number - 1)}
+    return sorted(both)
+
+
+@contextlib.contextmanager
+def killed_at(passage: Passage) -> Iterator[None]:
+    """SIGKILL to this process before it passes a line so many times."""
+    file, number, before = passage
+    left = iter([False] * before + [True])
+
+    def die(_: str, line: int) -> None:
+        if line == number and next(left, False):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with traced(die, file):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("life", "every"),
+    [(one_shot, 151), *(pytest.param(life, 1, marks=pytest.mark.slow) for life in ALL_LIVES)],
+)
+def test_killed_at_any_line(ledger, place, ask, life, every):
+    """SIGKILL before each line of the ledger's code, from opening it to the last commit, the first
+    and the last time that it is passed. The line is watched, not written down: which lines there
+    are is found by running them.
+    """
+    life(ledger, ask, -1)
+    passages = passages_of(lambda: life(place.open(create=False), ask, -2))
+    assert len(passages) > 500
+    deaths, tries = 0, passages[::every]
+    for n, passage in enumerate(tries):
+
+        def doomed(n: int = n, passage: Passage = passage) -> Any:
+            with killed_at(passage):
+                return life(place.open(create=False), ask, n)
+
+        code, shown = forked(doomed)
+        # Ids are drawn, and some lines are passed more or less often for them.
+        assert (code, shown) == (-signal.SIGKILL, None) or (code == 0 and passage[2])
+        deaths += code != 0
+        first = life(ledger, ask, n)
+        assert first == life(ledger, ask, n) and shown in (None, first)
+    assert deaths > 0.9 * len(tries)
+    assert books(ledger)[0] == len(tries) + 2
+    for _, cost in ledger.remaining("days/team").spent + ledger.remaining("flights").spent:
+        assert cost.epsilon in (0, (len(tries) + 2) * 10**6)
     assert ledger.verify().ok
 
 
