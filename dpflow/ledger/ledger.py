@@ -7,8 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
-import sqlalchemy as sa
-
 from dpflow import fault_points
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.events import Event
@@ -28,27 +26,13 @@ from dpflow.ledger.books.records import (
     Scope,
     SessionRecord,
     checked_name,
-    path_of,
+    checked_principal,
     stored_json,
 )
-from dpflow.ledger.books.releases import ChargeTerms, R, ReleaseCharge
+from dpflow.ledger.books.releases import ChargeTerms, ReleaseCharge
 from dpflow.ledger.history.cipher import add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared, match_columns
-
-_CHARGED = (
-    sa.select(*releases.PUBLIC, schema.key.c.wrapped)
-    .outerjoin(schema.key, releases.WITH_KEY)
-    .order_by(R.seq)
-)
-_RELEASES, _RELEASES_OF = Prepared(_CHARGED), Prepared(_CHARGED.where(match_columns(R.scope)))
-_NAMED = _CHARGED.where(match_columns(R.scope, R.name))
-_RELEASES_NAMED, _RELEASES_OF_RUN = (
-    Prepared(_NAMED),
-    Prepared(_NAMED.where(match_columns(R.dag_id, R.run_identity))),
-)
-_PAID = Prepared(sa.select(R.id).where(match_columns(R.scope, R.dag_id, R.run_identity, R.digest)))
 
 
 class Ledger(AuditedLedger):
@@ -119,7 +103,7 @@ class Ledger(AuditedLedger):
             protects, blocks = table.protection_text, table.protects == "unit-block"
         grants.checked_scope(scope)
         checked_name("what is protected", protects, empty=True, longest=1000)
-        checked_name("a principal", principal)
+        principal = checked_principal(principal)
         terms = grants.Terms.parse_terms(filter, epsilon, delta, tail_share)
         with self._begin_writing() as writer:
             return grants.store_grant(
@@ -157,7 +141,7 @@ class Ledger(AuditedLedger):
             InvalidInput: the scope is not below another.
         """
         grants.checked_scope(scope)
-        checked_name("a principal", principal)
+        principal = checked_principal(principal)
         with self._begin_writing() as writer:
             above = grants.find_parent(writer.state, scope)
             if above is None:
@@ -184,7 +168,7 @@ class Ledger(AuditedLedger):
             GrantConflict: as for `grant`, by what is spent and granted now.
         """
         grants.checked_scope(scope)
-        checked_name("a principal", principal)
+        principal = checked_principal(principal)
         with self._begin_writing() as writer:
             return grants.approve_proposal(writer, scope, proposal, principal)
 
@@ -361,7 +345,7 @@ class Ledger(AuditedLedger):
         if decision not in ("close", "retry"):
             raise InvalidInput("the decision is close or retry; choose one")
         checked_name("a reason", reason, longest=1000)
-        checked_name("a principal", principal)
+        principal = checked_principal(principal)
         with self._begin_writing() as writer:
             releases.resolve_release(writer, release_id, decision, reason, principal)
 
@@ -379,8 +363,7 @@ class Ledger(AuditedLedger):
         """
         run = {"scope": scope, "dag_id": dag_id, "run_identity": run_identity}
         with self._begin_reading() as state:
-            found = [state.transaction.first(_PAID, **run, digest=one) for one in digests]
-            return any(state.find_handle(schema.release, row.id) for row in found if row)
+            return any(releases.is_paid(state, digest=digest, **run) for digest in digests)
 
     def release(self, release_id: str) -> ReleaseRecord:
         """One release by id. Raises `InvalidInput`."""
@@ -392,10 +375,8 @@ class Ledger(AuditedLedger):
 
         Each is what the history says; that none was deleted by hand, only `verify` says.
         """
-        which = {} if scope is None else {"scope": scope}
         with self._begin_reading() as state:
-            rows = state.transaction.rows(_RELEASES_OF if which else _RELEASES, **which)
-            return [self._make_record(state, row) for row in rows]
+            return releases.list_releases(self._cipher, state, scope)
 
     def releases_by_name(
         self, scope: str, name: str, run: tuple[str, str] | None = None
@@ -408,18 +389,8 @@ class Ledger(AuditedLedger):
         Args:
             run: only those of one DAG and run identity.
         """
-        parameters: dict[str, Any] = {"name": name}
-        if run is not None:
-            parameters |= {"dag_id": run[0], "run_identity": run[1]}
-        statement = _RELEASES_NAMED if run is None else _RELEASES_OF_RUN
         with self._begin_reading() as state:
-            rows = [
-                row
-                for at in path_of(scope)
-                for row in state.transaction.rows(statement, scope=at, **parameters)
-            ]
-            rows.sort(key=lambda row: row.seq)
-            return [self._make_record(state, row) for row in rows]
+            return releases.list_named(self._cipher, state, scope, name, run)
 
     # --- sessions -----------------------------------------------------------------------------------------------
 
@@ -557,17 +528,19 @@ class Ledger(AuditedLedger):
         return stored
 
     def batches(self, session_id: str, after: int = 0) -> list[dict[str, Any]]:
-        """The batches that led to versions of the session above this one, in order."""
+        """The batches that led to versions of the session above this one, in order. Raises
+        `UnknownName`.
+        """
         with self._begin_reading() as state:
             return sessions.list_batches(self._cipher, state, session_id, after)
 
     def stored_answer(self, session_id: str, query: str) -> AnswerRecord | None:
-        """The answer this query got, or None."""
+        """The answer this query got, or None. Raises `UnknownName` for an unknown session."""
         with self._begin_reading() as state:
             return sessions.stored_answer(self._cipher, state, session_id, query)
 
     def answers(self, session_id: str) -> list[AnswerRecord]:
-        """All answers of a session, in the order they were given."""
+        """All answers of a session, in the order they were given. Raises `UnknownName`."""
         with self._begin_reading() as state:
             return sessions.list_answers(self._cipher, state, session_id)
 
@@ -584,19 +557,11 @@ class Ledger(AuditedLedger):
                 f"{kind!r} is an entry that only the ledger writes; name the note otherwise"
             )
         checked_name("a scope", scope, empty=True)
-        checked_name("a principal", principal)
+        principal = checked_principal(principal)
         # Through JSON and back, so that the hash covers what a reader will parse.
         note = json.loads(releases.encode_ordered(body))
         with self._begin_writing() as writer:
             writer.add_entry(kind, scope, "", principal, note)
-
-    def _make_record(self, state: LedgerState, row: Any) -> ReleaseRecord:
-        state.take(schema.release, row)
-        settled = row.state == "settled"
-        result = (
-            releases.open_result(self._cipher, row, row.result, row.wrapped) if settled else None
-        )
-        return releases.make_record(row, result)
 
     def _make_session(self, state: LedgerState, session_id: str) -> SessionRecord:
         return sessions.make_session(*sessions.find_session(state, self._cipher, session_id))

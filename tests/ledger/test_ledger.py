@@ -313,6 +313,20 @@ def test_a_session_answers_once_and_advances_with_its_answer(ledger: Ledger) -> 
     assert spent(ledger) == {"": Fraction(1, 2)}
 
 
+def test_an_unknown_session_has_no_empty_list(ledger: Ledger) -> None:
+    """Neither answers nor batches: an id that was mistyped is an error, which names the right one."""
+    name = session(ledger)
+    ledger.answer(name, query="q", expected_version=0, state={}, answer={"verdict": "yes"})
+    mistyped = name[:-1] + ("0" if name[-1] != "0" else "1")
+    for read in (ledger.answers, ledger.batches, lambda at: ledger.stored_answer(at, "q")):
+        with pytest.raises(UnknownName, match=f"did you mean '{name}'"):
+            read(mistyped)
+    charged = reserve(ledger, key("another day"))
+    with pytest.raises(UnknownName, match="there is no session"):
+        ledger.answers(charged.release_id)
+    assert len(ledger.answers(name)) == 1 and ledger.batches(name) == []
+
+
 def test_secret_state_shows_nowhere(ledger: Ledger) -> None:
     """Neither a repr nor the history holds it; the history has a keyed commitment."""
     name = session(ledger)

@@ -24,6 +24,7 @@ from dpflow.ledger.books.records import (
     Settlement,
     VerificationReport,
     checked_name,
+    checked_principal,
     path_of,
     stored_json,
     utc_text,
@@ -233,7 +234,7 @@ class AuditedLedger(SealedDatabase):
             LedgerCorrupt: the history does not verify.
         """
         checked_name("a reason", reason, longest=1000)
-        checked_name("a principal", principal)
+        principal = checked_principal(principal)
         with self._database.begin_writing() as transaction:
             if self._find_mark() is not None:
                 raise InvalidInput(
@@ -277,7 +278,7 @@ class AuditedLedger(SealedDatabase):
             LedgerCorrupt: what is left does not verify, or nobody trusted signed the checkpoint.
         """
         checked_name("a reason", reason, longest=1000)
-        checked_name("a principal", principal)
+        principal = checked_principal(principal)
         point, signer = (
             (None, "") if checkpoint is None else self._open_checkpoint(checkpoint, keys)
         )
@@ -299,7 +300,7 @@ class AuditedLedger(SealedDatabase):
         """Encrypt the keys of all results and answers, and the states of open sessions, under new
         keys, and destroy the old one. Returns how many keys there are. Harmless when repeated.
         """
-        checked_name("a principal", principal)
+        principal = checked_principal(principal)
         self._anchor.begin_rotation()
         with self._begin_writing() as writer:
             sessions.renew_states(writer)
@@ -328,8 +329,8 @@ class AuditedLedger(SealedDatabase):
             LedgerCorrupt: the export does not verify under this anchor, or ends before its
             high-water mark.
         """
-        checked_name("a principal", principal)
-        exported = export.ExportFile(stream)
+        principal = checked_principal(principal)
+        exported = export.ExportFile(stream, self._anchor.ledger_id)
         with self._begin_writing() as writer:
             transaction = writer.transaction
             # Asked inside the turn: another import may have been first.
@@ -355,7 +356,7 @@ class AuditedLedger(SealedDatabase):
             LedgerCorrupt: the ledger does not verify; nothing is changed.
             InvalidInput: there is no ledger.
         """
-        checked_name("a principal", principal)
+        principal = checked_principal(principal)
         database = Database(target)
         version = database.stored_version()
         if version is None:

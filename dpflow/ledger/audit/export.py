@@ -85,14 +85,15 @@ class Exported:
 
 
 class ExportFile:
-    """The same of a file that `write_export` wrote. It is read as often as asked and never held,
-    unless it is a pipe.
+    """The same of a file that `write_export` wrote for a ledger of this id. It is read as often as
+    asked and never held, unless it is a pipe.
 
     Raises:
-        LedgerCorrupt: from each of its iterators, for a file that is none.
+        LedgerCorrupt: from each of its iterators, for a file that is none, or another ledger's.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, ledger_id: str) -> None:
+        self._ledger_id = ledger_id
         self._stream = stream if stream.seekable() else io.StringIO(stream.read())
         self._start = self._stream.tell()
 
@@ -120,6 +121,11 @@ class ExportFile:
             if header != make_header(header["ledger"]):
                 raise LedgerCorrupt(
                     f"this is no ledger export of schema version {schema.VERSION}; export it with the same dpflow"
+                )
+            if header["ledger"] != self._ledger_id:
+                raise LedgerCorrupt(
+                    "the export does not verify under this anchor: it names another ledger; give that one's: "
+                    "DPFLOW_LEDGER_ANCHOR=DIR"
                 )
             for line in map(json.loads, self._stream):
                 if line["line"] not in _LINES:

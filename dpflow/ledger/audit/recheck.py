@@ -25,7 +25,7 @@ from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import DpflowError
 from dpflow.ledger.books import data_claims
 from dpflow.ledger.books.grants import may_follow
-from dpflow.ledger.books.records import name_in_request, path_of, split_slot
+from dpflow.ledger.books.records import is_same_principal, name_in_request, path_of, split_slot
 from dpflow.ledger.books.sessions import answer_digest, batch_name
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
 from dpflow.ledger.history.state import TABLES
@@ -202,7 +202,8 @@ class Recheck:
             former = self.scopes.get(name, {"seq": 0})["seq"]
             waits = waiting.get("seq") == approved and approved > former
             _require(waits and terms.items() <= waiting.items(), "approves what nobody proposed")
-            _require(waiting["principal"] != entry.principal, "is approved by who proposed it")
+            same = is_same_principal(waiting["principal"], entry.principal)
+            _require(not same, "is approved by who proposed it")
 
     def _apply_grant(self, entry: Any, body: dict[str, Any]) -> None:
         name, approved = entry.scope, body.pop("proposal", None)

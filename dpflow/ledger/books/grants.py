@@ -18,7 +18,13 @@ from dpflow.core.accounting.privacy_filters import (
 )
 from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger.books import charges
-from dpflow.ledger.books.records import GrantProposal, Scope, checked_name, stored_json
+from dpflow.ledger.books.records import (
+    GrantProposal,
+    Scope,
+    checked_name,
+    is_same_principal,
+    stored_json,
+)
 from dpflow.ledger.history.chain import Writer, canonical_json
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
@@ -245,7 +251,7 @@ def approve_proposal(writer: Writer, scope: str, seq: int, principal: str) -> Sc
         raise InvalidInput(
             f"no grant that entry {seq} proposed waits for scope {scope!r}; dpflow ledger proposals lists those that do"
         )
-    if row.principal == principal:
+    if is_same_principal(row.principal, principal):
         raise InvalidInput(
             f"{principal} proposed this grant, and somebody else approves it; have a second owner run: "
             f"dpflow ledger approve {scope} {seq}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -38,6 +39,24 @@ def checked_name(what: str, value: str, *, empty: bool = False, longest: int = 2
             f"{what} must be a text of 1 to {longest} printable characters; shorten or correct it"
         )
     return value
+
+
+def checked_principal(name: str) -> str:
+    """Who acts, as it is written down: without blanks around it. Raises `InvalidInput` for what is
+    no name, or holds control or invisible characters.
+    """
+    return checked_name("a principal", name.strip() if isinstance(name, str) else name)
+
+
+def is_same_principal(one: str, other: str) -> bool:
+    """Whether two names are one login for a rule that asks for two: case, blanks around them and
+    forms of a letter tell nobody apart.
+    """
+    return _fold_name(one) == _fold_name(other)
+
+
+def _fold_name(name: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).strip()
 
 
 #: Bytes of UTF-8 that PostgreSQL's indexes take for a row, a little less.

@@ -22,6 +22,7 @@ from dpflow.ledger.books.records import (
     Slot,
     check_key_length,
     checked_name,
+    checked_principal,
     name_in_request,
     path_of,
     stored_json,
@@ -103,7 +104,7 @@ class ReleaseCharge:
     protects: str | None = None
 
     def __post_init__(self) -> None:
-        checked_name("a principal", self.principal)
+        object.__setattr__(self, "principal", checked_principal(self.principal))
         checked_name("a family", self.family)
         checked_name("a former family", self.former_family, empty=True)
         for block in self.blocks:
@@ -365,7 +366,7 @@ def settle_release(
     writer.state.update(schema.release, row, **settled)
     body = {"result": digest, "snapshot": snapshot, "attempt": reservation.attempt}
     writer.add_entry(
-        "settle", row.scope, row.id, checked_name("a principal", principal or row.principal), body
+        "settle", row.scope, row.id, checked_principal(principal or row.principal), body
     )
     return result
 
@@ -440,3 +441,51 @@ def make_record(row: Any, result: str | None) -> ReleaseRecord:
         )
     except ValueError:
         raise LedgerCorrupt(f"release {row.id} cannot be read; run dpflow ledger verify") from None
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+_CHARGED = sa.select(*PUBLIC, schema.key.c.wrapped).outerjoin(schema.key, WITH_KEY).order_by(R.seq)
+_ALL, _OF_SCOPE = Prepared(_CHARGED), Prepared(_CHARGED.where(match_columns(R.scope)))
+_NAMED = _CHARGED.where(match_columns(R.scope, R.name))
+_OF_NAME, _OF_RUN = (
+    Prepared(_NAMED),
+    Prepared(_NAMED.where(match_columns(R.dag_id, R.run_identity))),
+)
+_PAID = Prepared(sa.select(R.id).where(match_columns(R.scope, R.dag_id, R.run_identity, R.digest)))
+
+
+def list_releases(cipher: Cipher, state: LedgerState, scope: str | None) -> list[ReleaseRecord]:
+    """All releases and sessions, or those of one scope, in the order they were charged."""
+    statement, of_scope = (_ALL, {}) if scope is None else (_OF_SCOPE, {"scope": scope})
+    rows = state.transaction.rows(statement, **of_scope)
+    return [_open_record(cipher, state, row) for row in rows]
+
+
+def list_named(
+    cipher: Cipher, state: LedgerState, scope: str, name: str, run: tuple[str, str] | None
+) -> list[ReleaseRecord]:
+    """Releases of a scope and those above it by name. See `Ledger.releases_by_name`."""
+    statement, of_run = _OF_NAME, {}
+    if run is not None:
+        statement, of_run = _OF_RUN, {"dag_id": run[0], "run_identity": run[1]}
+    rows = [
+        row
+        for at in path_of(scope)
+        for row in state.transaction.rows(statement, scope=at, name=name, **of_run)
+    ]
+    rows.sort(key=lambda row: row.seq)
+    return [_open_record(cipher, state, row) for row in rows]
+
+
+def is_paid(state: LedgerState, **columns: str) -> bool:
+    """Whether a release of this scope, DAG, run and digest was charged."""
+    row = state.transaction.first(_PAID, **columns)
+    return row is not None and bool(state.find_handle(schema.release, row.id))
+
+
+def _open_record(cipher: Cipher, state: LedgerState, row: Any) -> ReleaseRecord:
+    state.take(schema.release, row)
+    settled = row.state == "settled"
+    result = open_result(cipher, row, row.result, row.wrapped) if settled else None
+    return make_record(row, result)

@@ -9,7 +9,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed, UnknownName
-from dpflow.ledger.books.records import AnswerRecord, SessionRecord, checked_name, stored_json
+from dpflow.ledger.books.records import (
+    AnswerRecord,
+    SessionRecord,
+    checked_name,
+    checked_principal,
+    stored_json,
+)
 from dpflow.ledger.books.releases import WITH_KEY, R, encode_ordered
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor
@@ -29,6 +35,7 @@ _WITH_KEY = sa.select(schema.answer, _K.wrapped).outerjoin(
     schema.key, sa.and_(_K.release_id == _A.session_id, _K.version == _A.version)
 )
 _OPEN = Prepared(sa.select(R.id).where(R.state == sa.literal_column("'open'")))
+_SESSIONS = Prepared(sa.select(R.id).where(sa.literal_column("state IN ('open', 'closed')")))
 _NEWEST = Prepared(_WITH_KEY.where(match_columns(_A.session_id, _A.version)))
 ANSWERS_WITH_KEYS = Prepared(_WITH_KEY)
 _ANSWER = Prepared(_WITH_KEY.where(match_columns(_A.session_id, _A.query)))
@@ -59,9 +66,7 @@ def find_session(state: LedgerState, cipher: Cipher, session_id: str) -> tuple[A
         LedgerCorrupt: somebody put another state into an open session, such as an earlier one that
             still has answers.
     """
-    row = state.find_handle(schema.release, session_id)
-    if row is None or row.state not in ("open", "closed"):
-        raise UnknownName("session", session_id, ())
+    row = _get_row(state, session_id)
     if row.secret_digest is None:
         return row, None
     stored = state.transaction.first(_SECRET, id=row.id)
@@ -72,6 +77,15 @@ def find_session(state: LedgerState, cipher: Cipher, session_id: str) -> tuple[A
             f"run dpflow ledger verify, and bring the newest copy back"
         )
     return row, secret
+
+
+def _get_row(state: LedgerState, session_id: str) -> Any:
+    """A session's row. Raises `UnknownName`, which lists ids of sessions that are nearly the same."""
+    row = state.find_handle(schema.release, session_id)
+    if row is None or row.state not in ("open", "closed"):
+        ids = [found.id for found in state.transaction.rows(_SESSIONS)]
+        raise UnknownName("session", session_id, ids)
+    return row
 
 
 def make_session(row: Any, secret: str | None) -> SessionRecord:
@@ -87,9 +101,10 @@ def make_session(row: Any, secret: str | None) -> SessionRecord:
 def stored_answer(
     cipher: Cipher, state: LedgerState, session_id: str, query: str
 ) -> AnswerRecord | None:
-    """The answer this query got, or None."""
+    """The answer this query got, or None. Raises `UnknownName` if there is no such session."""
     _checked_query(query)
     if state.find(schema.answer, session_id=session_id, query=query) is None:
+        _get_row(state, session_id)
         return None
     row = state.transaction.first(_ANSWER, session_id=session_id, query=query)
     return AnswerRecord(query, stored_json(strip_salt(open_answer(cipher, row))))
@@ -109,7 +124,12 @@ def open_answer(cipher: Cipher, row: Any) -> str:
 
 
 def list_answers(cipher: Cipher, state: LedgerState, session_id: str) -> list[AnswerRecord]:
-    """All answers of a session, in order. Raises `LedgerCorrupt` if one is missing."""
+    """All answers of a session, in order.
+
+    Raises:
+        UnknownName: no such session.
+        LedgerCorrupt: an answer is missing.
+    """
     rows = _rows_after(state, session_id, 0)
     return [
         AnswerRecord(row.query, stored_json(strip_salt(open_answer(cipher, row)))) for row in rows
@@ -119,8 +139,7 @@ def list_answers(cipher: Cipher, state: LedgerState, session_id: str) -> list[An
 def _rows_after(state: LedgerState, session_id: str, after: int) -> list[Any]:
     """What led to the versions of a session above this one, none left out."""
     rows = state.transaction.rows(_ANSWERS, session_id=session_id, after=after)
-    session = state.find_handle(schema.release, session_id)
-    newest = after if session is None else session.version
+    newest = _get_row(state, session_id).version
     # Each answer leads to the next version, so one that was deleted leaves a gap.
     if [row.version for row in rows] != [*range(after + 1, newest + 1)]:
         raise LedgerCorrupt(
@@ -179,16 +198,14 @@ def _advance_session(
     writer.state.insert(schema.answer, **stored, answer=key.encrypt(salted, "answer"))
     # Only digests: the text of an answer that is never committed must be in no file.
     body = {**note, "answers": given, "version": version, "state": digest, "becomes": becomes}
-    asker = checked_name("a principal", principal or row.principal)
+    asker = checked_principal(principal or row.principal)
     writer.add_entry("answer", row.scope, row.id, asker, body)
 
 
 def list_batches(
     cipher: Cipher, state: LedgerState, session_id: str, after: int
 ) -> list[dict[str, Any]]:
-    """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is
-    missing.
-    """
+    """The batches that led to versions above this one, in order; errors as of `list_answers`."""
     rows = _rows_after(state, session_id, after)
     return [
         stored_json(strip_salt(open_answer(cipher, row)))

@@ -117,6 +117,9 @@ FORGERIES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "no answers": lambda lines: lines.remove(batch_of(lines)),
     "another version": lambda lines: lines[0].update(schema="1"),
     "no header": lambda lines: lines.pop(0),
+    "another ledger's header": lambda lines: lines[0].update(ledger="0" * 16),
+    "an unknown label": lambda lines: result_of(lines).update(line="outcome"),
+    "an unknown label too many": lambda lines: lines.append({"line": "note"}),
     "two headers": lambda lines: lines.insert(1, dict(lines[0])),
     "a list for a line": lambda lines: lines.append([]),  # type: ignore[arg-type]
     "a number for a text": lambda lines: lines[2].update(hash=7),

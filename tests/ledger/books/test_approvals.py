@@ -60,6 +60,30 @@ def test_a_grant_waits_for_somebody_else(ledger, ask):
     assert ledger.verify().ok
 
 
+@pytest.mark.parametrize("alias", ["ann ", " Ann", "ANN\t", "\uff41nn"])
+def test_no_other_spelling_of_a_name_approves(ledger, alias):
+    """Blanks, case and forms of letters make no second principal; what is stored has no blanks."""
+    told = propose(ledger, by=" ann")
+    assert told.principal == "ann"
+    with pytest.raises(InvalidInput, match="proposed this grant"):
+        ledger.approve("s", told.seq, principal=alias)
+    assert ledger.scopes() == []
+    ledger.approve("s", told.seq, principal="Bob ")
+    assert [entry.principal for entry in ledger.history()] == ["ann", "Bob"]
+    assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\u200bnn", "a\x00nn", "ann\u202e", None])
+def test_a_principal_has_no_invisible_characters(ledger, ask, name):
+    """Neither one who grants nor one who spends: a name with a space of no width looks like
+    another.
+    """
+    with pytest.raises(InvalidInput, match="a principal must be a text"):
+        propose(ledger, by=name)
+    with pytest.raises(InvalidInput, match="a principal must be a text"):
+        ask.reserve(ledger, principal=name)
+
+
 @pytest.mark.parametrize("more", [{}, {"approvals": None}, {"approvals": 1}])
 def test_every_later_grant_waits_too(shared, ask, more):
     """Also the one that would end it, and one that does not speak of it."""
