@@ -232,8 +232,9 @@ def test_killed_at_any_line(ledger, place, ask, life, every):
     are is found by running them.
     """
     life(ledger, ask, -1)
-    passages = passages_of(lambda: life(place.open(create=False), ask, -2))
-    assert len(passages) > 500
+    # In a child, which has the same caches as those that will die.
+    code, passages = forked(lambda: passages_of(lambda: life(place.open(create=False), ask, -2)))
+    assert code == 0 and len(passages) > 500
     deaths, tries = 0, passages[::every]
     for n, passage in enumerate(tries):
 
@@ -242,8 +243,8 @@ def test_killed_at_any_line(ledger, place, ask, life, every):
                 return life(place.open(create=False), ask, n)
 
         code, shown = forked(doomed)
-        # Ids are drawn, and some lines are passed more or less often for them.
-        assert (code, shown) == (-signal.SIGKILL, None) or (code == 0 and passage[2])
+        # Ids are drawn and caches fill, so some lines are passed less often than before.
+        assert (code, shown) == (-signal.SIGKILL, None) or (code == 0 and shown is not None)
         deaths += code != 0
         first = life(ledger, ask, n)
         assert first == life(ledger, ask, n) and shown in (None, first)

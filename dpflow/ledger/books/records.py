@@ -45,7 +45,8 @@ def checked_principal(name: str) -> str:
     """Who acts, as it is written down: without blanks around it. Raises `InvalidInput` for what is
     no name, or holds control or invisible characters.
     """
-    return checked_name("a principal", name.strip() if isinstance(name, str) else name)
+    what = "a principal"
+    return checked_name(what, checked_name(what, name).strip())
 
 
 def is_same_principal(one: str, other: str) -> bool:

@@ -150,7 +150,7 @@ def killed(folder: str, target: str, life: str, *points: str) -> None:
     assert done.returncode == 0, done.stderr
     deaths, tries, (charges, states, rows, ids, answers, spent, problems) = json.loads(done.stdout)
     if points[0].startswith("line."):
-        # The last time that a line is passed depends on drawn ids, so some of these live.
+        # Ids are drawn, so some lines are passed less often than in the life that was watched.
         assert 0.9 * (tries - 1) < deaths < tries
     else:
         assert deaths == (len(points) if len(points) > 1 else tries - 1)

@@ -60,7 +60,7 @@ def test_a_grant_waits_for_somebody_else(ledger, ask):
     assert ledger.verify().ok
 
 
-@pytest.mark.parametrize("alias", ["ann ", " Ann", "ANN\t", "\uff41nn"])
+@pytest.mark.parametrize("alias", ["ann ", " Ann", "ANN", "\uff41nn"])
 def test_no_other_spelling_of_a_name_approves(ledger, alias):
     """Blanks, case and forms of letters make no second principal; what is stored has no blanks."""
     told = propose(ledger, by=" ann")
@@ -73,7 +73,7 @@ def test_no_other_spelling_of_a_name_approves(ledger, alias):
     assert ledger.verify().ok
 
 
-@pytest.mark.parametrize("name", ["", " ", "a\u200bnn", "a\x00nn", "ann\u202e", None])
+@pytest.mark.parametrize("name", ["", " ", "a\u200bnn", "a\x00nn", "ann\u202e", "ann\n", None])
 def test_a_principal_has_no_invisible_characters(ledger, ask, name):
     """Neither one who grants nor one who spends: a name with a space of no width looks like
     another.
@@ -181,6 +181,10 @@ def approve_alone(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     _approve_as_is(ledger, propose(ledger, 2).seq, "ann")
 
 
+def approve_by_another_spelling(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    _approve_as_is(ledger, propose(ledger, 2).seq, "Ann")
+
+
 def _approve_as_is(ledger: Ledger, seq: int, principal: str, epsilon: Any = None) -> None:
     """What `approve_proposal` does without its checks."""
     with ledger._begin_writing() as writer:
@@ -213,6 +217,7 @@ def approve_twice(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
 
 ATTACKS = {
     approve_alone: "is approved by who proposed it",
+    approve_by_another_spelling: "is approved by who proposed it",
     grant_alone: "grants without the second principal",
     approve_other_terms: "approves what nobody proposed",
     approve_twice: "approves what nobody proposed",

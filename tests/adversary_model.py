@@ -1,0 +1,491 @@
+"""A model of the ledger's promises, for hypothesis: callers, a witness and an adversary, who edits,
+deletes or puts back any row of any table, uses a copy of the database beside it, or begins with a
+changed ledger of an earlier version.
+
+A witness outside the ledger notes what callers were told. Never was more charged than was granted,
+never were there two draws for one charge, two answers from one state or a grant of one principal
+where two are needed, and whenever the ledger verifies, it says what the witness saw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import sqlite3
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from dpflow.core.accounting.events import Pure
+from dpflow.errors import DpflowError, LedgerCorrupt
+from dpflow.ledger import GrantProposal, Ledger, ReleaseKey, Reservation, Slot
+from dpflow.ledger.books import sessions
+from dpflow.ledger.books.records import path_of
+from dpflow.ledger.storage import schema
+
+TABLES = schema.metadata.sorted_tables
+TENTH = 10**11
+Rows = dict[tuple[Any, ...], tuple[Any, ...]]
+FIXTURES = Path(__file__).parent / "ledger" / "fixtures"
+UPGRADED: dict[str, Any] = {}
+SCOPES = st.sampled_from(["s", "s", "s/a", "both"])
+#: Nothing dies here, so nothing need be on a disk.
+FOLDERS = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+OWNERS = st.sampled_from(["ann", "bob"])
+#: Of choices that depend on what is there: even, where Hypothesis would draw the first most often.
+SEEDS = st.integers(0, 2**32)
+OFTEN = {"dpflow_meta": 1, "dpflow_node": 1, "dpflow_entry": 2}
+
+
+@dataclass
+class Release:
+    """What the witness knows of a release or session."""
+
+    scope: str
+    tries: int = 1
+    fence: int = 0  # attempts up to this one were fenced
+    closed: bool = False
+    results: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Session:
+    """A session: what it was asked, and whether it closes its data."""
+
+    scope: str
+    exclusive: bool
+    version: int = 0
+    open: bool = True
+    answers: dict[str, int] = field(default_factory=dict)
+    batches: list[int] = field(default_factory=list)
+
+
+class Machine(RuleBasedStateMachine):
+    """The ledger, the witness, and the adversary."""
+
+    places: Callable[[], Any]
+    make_place: Callable[[str, Path], Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="dpflow-adversary-", dir=FOLDERS)
+        root = Path(self.folder.name)
+        self.place = self.make_place(str(self.places() or root / "ledger.sqlite"), root / "anchor")
+        self.copy: Any = None  # another copy of the database, of which one at most goes on
+        self.live: Any = None  # which of the two was written since they parted
+        self.granted = {"s": 0, "s/a": 0, "both": 0}
+        self.waiting: GrantProposal | None = None
+        self.spent: Counter[str] = Counter()
+        self.held: list[Reservation] = []
+        self.releases: dict[str, Release] = {}
+        self.sessions: dict[str, Session] = {}
+        self.seen: dict[str, Rows] = defaultdict(dict)
+        self.number = 0
+
+    @initialize(seed=SEEDS, start=st.sampled_from(["new", "new", "v5", "v6"]))
+    def begin(self, seed: int, start: str) -> None:
+        """A new ledger, or one of a past version that somebody changed before its upgrade."""
+        if start != "new" and "://" not in self.place.target:
+            self.upgrade_changed(random.Random(seed), start)
+        self.ledger = self.place.open()
+        for scope, tenths in (("s", 9), ("s/a", 6)):
+            self.grant(scope, tenths)
+        self.propose("ann", 6)
+        self.approve("bob")
+        assert self.granted["both"] == 6
+
+    def upgrade_changed(self, chance: random.Random, version: str) -> None:
+        shutil.copy(FIXTURES / version / "ledger.sqlite", self.place.target)
+        shutil.copytree(FIXTURES / version / "anchor", self.place.anchor)
+        with self.place.intruder() as run:
+            names = ("scope", "account", "release", "data", "slot", "answer", "entry")
+            table = "dpflow_" + chance.choice(names)
+            columns = [row[1] for row in run(f"PRAGMA table_info({table})")]
+            column = chance.choice(columns)
+            values = [row[0] for row in run(f"SELECT DISTINCT {column} FROM {table}")]
+            old, new = chance.choice(values), chance.choice(values)
+            shutil.copy(self.place.target, f"{self.place.target}.before")
+            # What the database itself refuses is no attack.
+            with contextlib.suppress(sqlite3.IntegrityError):
+                run(f"UPDATE {table} SET {column} = ? WHERE {column} IS ?", new, old)
+        told = self.attempt_upgrade(self.place)
+        # Tables are filled from the entries, so a changed row is refused or of no effect.
+        if told is None:
+            shutil.copy(f"{self.place.target}.before", self.place.target)
+            told = self.attempt_upgrade(self.place)
+        assert told is not None and told.ok
+        assert self.describe(self.place.open()) == self.upgraded(version)
+
+    @staticmethod
+    def attempt_upgrade(place: Any) -> Any:
+        try:
+            return Ledger.upgrade(place.target, anchor=place.anchor, principal="o")
+        except LedgerCorrupt:
+            return None
+
+    @staticmethod
+    def describe(ledger: Ledger) -> Any:
+        left = {scope.scope: ledger.remaining(scope.scope).rows() for scope in ledger.scopes()}
+        return left, ledger.releases()
+
+    def upgraded(self, version: str) -> Any:
+        """What an upgrade of the unchanged fixture says."""
+        if version not in UPGRADED:
+            with tempfile.TemporaryDirectory(prefix=f"dpflow-{version}-") as folder:
+                place = self.make_place(f"{folder}/l.sqlite", Path(folder) / "anchor")
+                shutil.copy(FIXTURES / version / "ledger.sqlite", place.target)
+                shutil.copytree(FIXTURES / version / "anchor", place.anchor)
+                assert self.attempt_upgrade(place).ok
+                UPGRADED[version] = self.describe(place.open())
+        return UPGRADED[version]
+
+    # --- verbs, each noted by the witness if it went through ------------------------------------
+
+    def attempt(self, verb: Callable[[], Any]) -> Any:
+        before = self.newest_entry()
+        try:
+            told = verb()
+        except DpflowError as error:
+            return error
+        if self.copy is not None:
+            assert self.live in (None, self.place), "both copies of a database were served"
+            if self.newest_entry() != before:
+                self.live = self.place
+        return told
+
+    def newest_entry(self) -> Any:
+        return self.place.sql("SELECT max(seq) FROM dpflow_entry")
+
+    @rule(scope=st.sampled_from(["s", "s/a"]), tenths=st.integers(1, 12))
+    def grant(self, scope: str, tenths: int) -> None:
+        terms: Any = {"table": None, "filter": "basic", "principal": "o"}
+        told = self.attempt(lambda: self.ledger.grant(scope, Fraction(tenths, 10), 0, **terms))
+        if not isinstance(told, DpflowError):
+            assert self.spent[scope] <= tenths
+            self.granted[scope] = tenths
+
+    @rule(by=OWNERS, tenths=st.integers(1, 12))
+    def propose(self, by: str, tenths: int) -> None:
+        terms: Any = {"table": None, "filter": "basic", "approvals": 2, "principal": by}
+        told = self.attempt(lambda: self.ledger.grant("both", Fraction(tenths, 10), 0, **terms))
+        if not isinstance(told, DpflowError):
+            assert isinstance(told, GrantProposal), "a grant of one principal"
+            self.waiting = told
+
+    @precondition(lambda self: self.waiting)
+    @rule(by=OWNERS)
+    def approve(self, by: str) -> None:
+        waiting = self.waiting
+        assert waiting is not None
+        told = self.attempt(lambda: self.ledger.approve("both", waiting.seq, principal=by))
+        if not isinstance(told, DpflowError):
+            tenths = told.epsilon * 10
+            assert by != waiting.principal and told == waiting.terms, "a grant of one principal"
+            assert self.spent["both"] <= tenths
+            self.granted["both"], self.waiting = int(tenths), None
+
+    def charge(self, scope: str, tenths: int, *, opens: str = "") -> None:
+        """The witness pays, too."""
+        for name, session in self.sessions.items():
+            same = path_of(session.scope)[0] == path_of(scope)[0]
+            closed = session.exclusive and session.open and same and name != opens
+            assert not closed, "charged beside an open gate"
+        for at in path_of(scope):
+            self.spent[at] += tenths
+            assert self.spent[at] <= self.granted[at], "charged beyond the grant"
+
+    @rule(
+        scope=SCOPES,
+        name=st.sampled_from("abcd"),
+        tenths=st.sampled_from([1, 1, 2, 4]),
+        instance=st.sampled_from([None, "0", "1"]),
+    )
+    def reserve(self, scope: str, name: str, tenths: int, instance: str | None) -> None:
+        told = self.attempt(
+            lambda: self.ledger.reserve(
+                ReleaseKey(scope, "", "", "o", name),
+                slot=None if instance is None else Slot(f"run of {scope}", instance),
+                **self.terms(name, tenths),
+            )
+        )
+        if isinstance(told, DpflowError):
+            return
+        if told.settled:
+            assert told.result["n"] in self.releases[told.release_id].results
+            return
+        self.held.append(told)
+        if told.attempt == 1:
+            self.releases[told.release_id] = Release(scope)
+            self.charge(scope, tenths)
+        release = self.releases[told.release_id]
+        assert not release.closed, "a closed release goes on"
+        release.tries = max(release.tries, told.attempt)
+
+    @staticmethod
+    def terms(name: str, tenths: int) -> dict[str, Any]:
+        about = {"family": name, "principal": "p", "request": {"name": name}}
+        return {"event": Pure(Fraction(tenths, 10)), "blocks": ()} | about
+
+    @precondition(lambda self: self.held)
+    @rule(seed=SEEDS, late=st.integers(0, 1))
+    def settle_some(self, seed: int, late: int) -> None:
+        """Any try, the newest or one before it."""
+        self.settle(random.Random(seed).choice(self.held), late)
+
+    def settle(self, held: Reservation, late: int) -> None:
+        self.number += 1
+        number = self.number
+        held = Reservation(held.release_id, max(held.attempt - late, 1), False)
+        told = self.attempt(lambda: self.ledger.settle(held, {"n": number}))
+        if not isinstance(told, DpflowError):
+            release = self.releases[held.release_id]
+            if not release.results:
+                assert held.attempt > release.fence and not release.closed, "a fenced try settled"
+            release.results.add(told.result["n"])
+            assert len(release.results) == 1, "two draws for one charge"
+
+    @precondition(lambda self: self.held or self.sessions)
+    @rule(seed=SEEDS, decision=st.sampled_from(["close", "retry"]))
+    def resolve_some(self, seed: int, decision: str) -> None:
+        """A decision on any release or session, and perhaps at once the hand that it was about."""
+        chance = random.Random(seed)
+        name = chance.choice([*(held.release_id for held in self.held), *sorted(self.sessions)])
+        self.resolve(name, decision)
+        for held in self.held:
+            if held.release_id == name and chance.random() < 0.5:
+                self.settle(held, 0)
+
+    def resolve(self, name: str, decision: Any) -> None:
+        told = self.attempt(
+            lambda: self.ledger.resolve(name, reason="r", principal="o", decision=decision)
+        )
+        if not isinstance(told, DpflowError):
+            if name in self.sessions:
+                self.sessions[name].open = False
+            else:
+                release = self.releases[name]
+                assert not release.results
+                release.fence, release.closed = release.tries, decision == "close"
+
+    # --- sessions, gates, batches ---------------------------------------------------------------
+
+    @rule(scope=SCOPES, name=st.sampled_from("xy"), exclusive=st.booleans())
+    def open_session(self, scope: str, name: str, exclusive: bool) -> None:
+        told = self.attempt(
+            lambda: self.ledger.open_session(
+                ReleaseKey(scope, "", "", "o", f"session {name}"),
+                slot=None,
+                state={"left": 9},
+                exclusive=exclusive,
+                **self.terms(name, 1),
+            )
+        )
+        if isinstance(told, DpflowError):
+            return
+        if told.session_id not in self.sessions:
+            self.sessions[told.session_id] = Session(scope, exclusive)
+            self.charge(scope, 1, opens=told.session_id)
+        session = self.sessions[told.session_id]
+        assert (told.version, told.closed) == (session.version, not session.open)
+
+    @precondition(lambda self: self.sessions)
+    @rule(
+        seed=SEEDS,
+        query=st.sampled_from(["q", "r", "", "", sessions.batch_name(1)]),
+        late=st.integers(0, 1),
+        closed=st.sampled_from([False, False, True]),
+    )
+    def answer_some(self, seed: int, query: str, late: int, closed: bool) -> None:
+        """One answer of any session; a batch where the query is empty."""
+        self.answer(random.Random(seed).choice(sorted(self.sessions)), query, late, closed)
+
+    def answer(self, name: str, query: str, late: int, closed: bool) -> None:
+        session, self.number = self.sessions[name], self.number + 1
+        given, version = {"n": self.number}, max(session.version - late, 0)
+        terms: Any = {"expected_version": version, "state": {"left": 8}, "closed": closed}
+        told = self.attempt(
+            lambda: (
+                self.ledger.answer(name, query=query, answer=given, **terms)
+                if query
+                else self.ledger.answer_batch(name, given, **terms)
+            )
+        )
+        if isinstance(told, DpflowError) or told in (None, False):
+            return
+        if query in session.answers:
+            assert told.answer["n"] == session.answers[query], "two answers to one query"
+            return
+        assert session.open and version == session.version, "two answers from one state"
+        if query:
+            session.answers[query] = self.number
+        else:
+            session.batches.append(self.number)
+        session.version, session.open = version + 1, not closed
+
+    @precondition(lambda self: self.sessions)
+    @rule(seed=SEEDS)
+    def read_some(self, seed: int) -> None:
+        """What was answered is given again, or nothing is."""
+        self.read(random.Random(seed).choice(sorted(self.sessions)))
+
+    def read(self, name: str) -> None:
+        session = self.sessions[name]
+        told = self.attempt(lambda: self.ledger.batches(name))
+        if not isinstance(told, DpflowError):
+            assert [batch["n"] for batch in told] == session.batches
+        for query, number in session.answers.items():
+            answer = self.attempt(lambda query=query: self.ledger.stored_answer(name, query))
+            if not isinstance(answer, DpflowError):
+                assert answer is not None and answer.answer["n"] == number
+
+    # --- the adversary --------------------------------------------------------------------------
+
+    @precondition(lambda self: self.copy is None and "://" not in self.place.target)
+    @rule()
+    def part(self) -> None:
+        """Copy the database; from now on somebody may use either."""
+        target = f"{self.folder.name}/copy.sqlite"
+        with contextlib.closing(sqlite3.connect(self.place.target)) as connection:
+            connection.execute("VACUUM INTO ?", [target])
+        self.copy = self.make_place(target, self.place.anchor)
+
+    @precondition(lambda self: self.copy is not None)
+    @rule()
+    def change_over(self) -> None:
+        """Go on at the other copy."""
+        self.place, self.copy = self.copy, self.place
+        self.ledger = self.place.open()
+
+    def rows(self, table: Any) -> Rows:
+        names = [column.name for column in table.columns]
+        key = [names.index(column.name) for column in table.primary_key]
+        with self.place.intruder() as run:
+            found = run(f"SELECT {', '.join(names)} FROM {table.name}")
+        return {tuple(row[at] for at in key): tuple(row) for row in found}
+
+    def put(self, table: Any, key: tuple[Any, ...], row: tuple[Any, ...] | None) -> bool:
+        """Whether the row with this key could be made this one, or none."""
+        where = " AND ".join(f"{column.name} = ?" for column in table.primary_key)
+        names = ", ".join(column.name for column in table.columns)
+        before = self.rows(table).get(key)
+        with self.place.intruder() as run:
+            run(f"DELETE FROM {table.name} WHERE {where}", *key)
+            if row is not None:
+                insert = f"INSERT INTO {table.name} ({names}) VALUES ({', '.join('?' * len(row))})"
+                try:
+                    run(insert, *row)
+                # What the database itself refuses is no attack.
+                except Exception:
+                    if before is not None:
+                        run(insert, *before)
+                    return False
+        return True
+
+    @rule(seed=SEEDS)
+    def tamper(self, seed: int) -> None:
+        """Make one row another; let some verbs come; then put right what is still wrong."""
+        chance = random.Random(seed)
+        table = chance.choice(
+            [t for t in TABLES for _ in range(OFTEN.get(t.name, 3)) if self.rows(t)]
+        )
+        rows, names = self.rows(table), [column.name for column in table.columns]
+        kind = chance.choice(["delete", "edit", "edit", "restore", "restore"])
+        earlier = {at: row for at, row in self.seen[table.name].items() if rows.get(at[:-1]) != row}
+        if kind == "restore" and earlier:
+            old = chance.choice(sorted(earlier, key=repr))
+            key, false = old[:-1], earlier[old]
+        else:
+            key = chance.choice(sorted(rows, key=repr))
+            false = None if kind != "edit" else self.edited(chance, rows, key, names, table)
+        self.seen[table.name] |= {(*at, row): row for at, row in rows.items()}
+        true = rows.get(key)
+        if false == true or not self.put(table, key, false):
+            return
+        assert not self.ledger.verify().ok, (table.name, key, true, false)
+        for _ in range(chance.randint(1, 4)):
+            self.play(chance)
+            assert not self.ledger.verify().ok
+        if self.rows(table).get(key) == false:
+            self.put(table, key, true)
+        self.agree()
+
+    def edited(
+        self, chance: random.Random, rows: Rows, key: tuple[Any, ...], names: list[str], table: Any
+    ) -> tuple[Any, ...] | None:
+        """A row with one cell that another row has, or nearly the same."""
+        keys = {column.name for column in table.primary_key}
+        places = [n for n, name in enumerate(names) if name not in keys]
+        if not places:  # a row that is its key: another one is a row too many beside one too few
+            return None
+        at, row = chance.choice(places), rows[key]
+        others = sorted({other[at] for other in rows.values()} - {row[at]}, key=repr)
+        near = [row[at] + 1, 0] if isinstance(row[at], int) else [f"{row[at]}x", ""]
+        return (*row[:at], chance.choice(others + near), *row[at + 1 :])
+
+    def play(self, chance: random.Random) -> None:
+        """Any verb of a caller; those about a release or session only if there is one."""
+        scope, tenths = chance.choice(["s", "s/a", "both"]), chance.choice([1, 4])
+        which, by = chance.randint(0, 11), chance.choice(["ann", "bob"])
+        if which == 0:
+            self.grant("s/a" if scope == "s/a" else "s", 3 * tenths)
+        elif which == 1:
+            self.propose("ann", 3 * tenths)
+        elif which == 2 and self.waiting:
+            self.approve(by)
+        elif which in (3, 4) and self.held:
+            self.settle(chance.choice(self.held), 0)
+        elif which == 5 and self.held:
+            self.resolve(chance.choice(self.held).release_id, chance.choice(["close", "retry"]))
+        elif which == 6:
+            self.open_session(scope, "x", tenths == 1)
+        elif which in (7, 8) and self.sessions:
+            name, query = chance.choice(sorted(self.sessions)), chance.choice(["q", ""])
+            self.answer(name, query, 0, tenths == 4)
+        elif which == 9 and self.sessions:
+            self.read(chance.choice(sorted(self.sessions)))
+        else:
+            instance = chance.choice([None, "0"])
+            self.reserve(scope, chance.choice("abcd"), tenths, instance)
+
+    def agree(self) -> None:
+        """With all rows right the ledger verifies, and says what the witness saw; the copy that was
+        left behind does not.
+        """
+        report = self.ledger.verify()
+        if self.live not in (None, self.place):
+            assert not report.ok
+            return
+        assert report.ok, report
+        for scope in self.granted:
+            ((_, cost),) = self.ledger.remaining(scope).spent
+            assert cost.epsilon == self.spent[scope] * TENTH <= self.granted[scope] * TENTH
+            assert self.ledger.scope(scope).epsilon == Fraction(self.granted[scope], 10)
+
+    def teardown(self) -> None:
+        if hasattr(self, "ledger"):
+            self.agree()
+        self.folder.cleanup()
+
+
+def run_model(places: Any, make_place: Any, **options: Any) -> None:
+    # A failure is told as it was found: to make it smaller takes minutes.
+    options |= {"phases": [Phase.generate], "report_multiple_bugs": False}
+    chosen = settings(stateful_step_count=25, deadline=None, database=None, **options)
+    parts = {"places": staticmethod(places), "make_place": staticmethod(make_place)}
+    run_state_machine_as_test(type("Adversary", (Machine,), parts), settings=chosen)
