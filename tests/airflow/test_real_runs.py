@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -91,41 +92,59 @@ run(2)                                   # the same of an interval that the firs
 """
 
 
-def ran(
-    tiny: Tiny, dag_file: str, runs: str, output: list[str] | None = None, **more: str
-) -> list[dict[str, Any]]:
-    """What the runs of a DAG ended as; what they wrote to streams is added to ``output``."""
-    (tiny.folder / "d.py").write_text(dag_file)
-    home = tiny.folder / "airflow"
-    environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "DPFLOW"))
-    } | {
+def airflow_environment(home: Path) -> dict[str, str]:
+    """The environment of an Airflow of its own in a folder."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "DPFLOW"))} | {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(home),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
-        "AIRFLOW_CONN_DPFLOW_LEDGER": json.dumps(
-            {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
-        ),
         "NO_PROXY": "*",
-        **more,
     }
+
+
+def run_python(environment: dict[str, str], *command: str) -> list[str]:
+    """What a run of this Python wrote to its streams; it must end well."""
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return [done.stdout, done.stderr]
+
+
+@pytest.fixture(scope="module")
+def airflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty Airflow database. To make one takes several CPU seconds, to copy it none."""
+    home = tmp_path_factory.mktemp("airflow")
+    run_python(airflow_environment(home), "-m", "airflow", "db", "migrate")
+    return home / "airflow.db"
+
+
+def run_dag(
+    tiny: Tiny,
+    database: Path,
+    dag_file: str,
+    runs: str,
+    output: list[str] | None = None,
+    **more: str,
+) -> list[dict[str, Any]]:
+    """What the runs of a DAG ended as, on a copy of the database; what they wrote to streams is
+    added to ``output``.
+    """
+    (tiny.folder / "d.py").write_text(dag_file)
+    home = tiny.folder / "airflow"
     home.mkdir()
-    for command in (
-        ["-m", "airflow", "db", "migrate"],
-        ["-c", START + runs + END, str(tiny.folder)],
-    ):
-        done = subprocess.run(
-            [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        if output is not None:
-            output += [done.stdout, done.stderr]
+    shutil.copy(database, home / "airflow.db")
+    connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
+    environment = airflow_environment(home) | {"AIRFLOW_CONN_DPFLOW_LEDGER": json.dumps(connection)}
+    written = run_python(environment | more, "-c", START + runs + END, str(tiny.folder))
+    if output is not None:
+        output += written
     found: list[dict[str, Any]] = json.loads((tiny.folder / "seen.json").read_text())
     return found
 
 
-def test_airflow_itself_pays_once(tiny: Tiny) -> None:
+def test_airflow_itself_pays_once(tiny: Tiny, airflow_database: Path) -> None:
     """Retried after a draw, cleared, deleted and run again: one charge per release and interval; a
     branch that really skips, where Airflow's own branch does.
     """
@@ -140,7 +159,13 @@ def test_airflow_itself_pays_once(tiny: Tiny) -> None:
         table=load_table(tiny.folder / "visits.yml"),
         principal="owner",
     )
-    seen = ran(tiny, DAG_FILE, RUNS, DPFLOW_FAULT=f"draw.after:fail:{tiny.folder / 'fired'}")
+    seen = run_dag(
+        tiny,
+        airflow_database,
+        DAG_FILE,
+        RUNS,
+        DPFLOW_FAULT=f"draw.after:fail:{tiny.folder / 'fired'}",
+    )
     states = [
         {(task, index): (state, tries) for task, index, state, tries in run["tasks"]}
         for run in seen
@@ -178,7 +203,9 @@ def _mapped_states(run: dict[tuple[str, int], tuple[str, int]], task_id: str) ->
     return sorted(state for (task, _), (state, _) in run.items() if task == task_id)
 
 
-def test_a_search_upstream_gives_the_next_task_its_bounds(tiny: Tiny) -> None:
+def test_a_search_upstream_gives_the_next_task_its_bounds(
+    tiny: Tiny, airflow_database: Path
+) -> None:
     """The DAG of docs/how-to/choose-a-mechanism.md: each run clamps to what its own search found,
     and run again costs nothing.
     """
@@ -198,8 +225,9 @@ def test_a_search_upstream_gives_the_next_task_its_bounds(tiny: Tiny) -> None:
         "CASE WHEN i % 2 = 0 THEN 20 + i % 40 ELSE 1200 + i % 700 END AS age FROM range(8000) t(i)"
     )
     tiny.declare(columns={"age": {}})
-    seen = ran(
+    seen = run_dag(
         tiny,
+        airflow_database,
         sure + text.replace('"ages",', '"d",'),
         "run(2)\nrun(3)\nrun(2)",
     )
@@ -230,7 +258,7 @@ def write_notebook(folder, run, submissions, verdicts):
 """
 
 
-def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny) -> None:
+def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny, airflow_database: Path) -> None:
     """Yes, no and exhausted each run their tasks of `flights_model` and skip the others; run again,
     the same way and for nothing.
     """
@@ -255,8 +283,12 @@ def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny) -> None:
     text = text.replace('"metric": "accuracy"', '"metric": "column_mean"')
     submitted = (("good", 2), ("bad", 3), ("late", 4), ("good", 2))
     runs = [f"(folder / 'kind').write_text('{kind}'); run({day})" for kind, day in submitted]
-    seen = ran(
-        tiny, text, "\n".join(runs), AIRFLOW_VAR_MLFLOW_URI=f"sqlite:///{tiny.folder / 'mlflow.db'}"
+    seen = run_dag(
+        tiny,
+        airflow_database,
+        text,
+        "\n".join(runs),
+        AIRFLOW_VAR_MLFLOW_URI=f"sqlite:///{tiny.folder / 'mlflow.db'}",
     )
     taken = [
         {task for task, _, state, _ in run["tasks"] if state == "success"} - {"train", "gate"}
@@ -282,7 +314,7 @@ with DAG("d", schedule=None, start_date=datetime(2020, 1, 1), catchup=False):
 
 
 @pytest.mark.slow
-def test_no_row_is_in_a_tasks_log(tiny: Tiny) -> None:
+def test_no_row_is_in_a_tasks_log(tiny: Tiny, airflow_database: Path) -> None:
     """A relation whose own SQL fails on every row, with DuckDB's text that quotes it: neither the
     logs nor the database of Airflow, with XComs and rendered templates, hold a word of it.
     """
@@ -294,7 +326,7 @@ def test_no_row_is_in_a_tasks_log(tiny: Tiny) -> None:
             CREATE VIEW visits AS SELECT *, CAST(note AS INTEGER) AS age FROM base"""
     )
     output: list[str] = []
-    (run,) = ran(tiny, FAILING_DAG, "run(2)\n", output)
+    (run,) = run_dag(tiny, airflow_database, FAILING_DAG, "run(2)\n", output)
     states = {task: state for task, _, state, _ in run["tasks"]}
     # What fails on rows is the result none, and stands; the contract cannot be checked.
     assert states == {"contract": "failed", "release": "success", "refused": "failed"}

@@ -191,7 +191,7 @@ def test_permute_and_flip_has_the_stated_distribution(costs: list[int]) -> None:
     anything to notice.
     """
     rate, draws = F(1, 3), 40_000
-    drawn = [samplers.permute_and_flip(np.array(costs), rate, SystemSource()) for _ in range(draws)]
+    drawn = [samplers.permute_and_flip(np.array(costs), rate, SOURCE) for _ in range(draws)]
     counts = np.bincount(drawn, minlength=len(costs))
 
     def p(claimed: Fraction) -> float:

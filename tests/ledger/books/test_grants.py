@@ -197,19 +197,23 @@ def test_amounts_that_are_none(ledger, amount):
     assert len(ledger.history()) == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["", "a\nb", "x" * 201, "x" * 10_000, "a//b", "/a", "a/", "a\0b", "\ud800"]
-)
-def test_names_that_are_none(ledger, ask, name):
+NAMES_THAT_ARE_NONE = ["", "a\nb", "x" * 201, "x" * 10_000, "a//b", "/a", "a/", "a\0b", "\ud800"]
+
+
+def test_names_that_are_none(ledger, ask):
     """Control characters, empty parts and 10 kB names are refused, without being repeated."""
-    for verb in (
-        lambda: ledger.grant(name, 1, 0, table=None, principal="owner"),
-        lambda: ask.reserve(ledger, scope=name),
-    ):
-        with pytest.raises(InvalidInput, match="printable|path|no granted scope"):
-            verb()
-    with pytest.raises(InvalidInput, match="principal" if name and "/" not in name else "."):
-        ask.reserve(ledger, principal=name if "/" not in name else "")
+    before = len(ledger.history())
+    for name in NAMES_THAT_ARE_NONE:
+        for verb in (
+            lambda name=name: ledger.grant(name, 1, 0, table=None, principal="owner"),
+            lambda name=name: ask.reserve(ledger, scope=name),
+        ):
+            with pytest.raises(InvalidInput, match="printable|path|no granted scope"):
+                verb()
+        with pytest.raises(InvalidInput, match="principal" if name and "/" not in name else "."):
+            ask.reserve(ledger, principal=name if "/" not in name else "")
+    # Nothing of it was written, so each name met the ledger that the first one did.
+    assert len(ledger.history()) == before
 
 
 def test_quotes_are_ordinary_characters(place, ask):
