@@ -38,10 +38,11 @@ def busy_cores() -> Iterator[None]:
     loop = [sys.executable, "-c", "while True: pass"]
     loops = [subprocess.Popen(loop) for _ in range(2 * len(os.sched_getaffinity(0)))]
     yield
-    assert all(process.poll() is None for process in loops)
+    were_busy = all(process.poll() is None for process in loops)
     for process in loops:
         process.kill()
         process.wait()
+    assert were_busy
 
 
 @pytest.fixture(scope="module")
