@@ -19,6 +19,9 @@ from dpflow.tables import read_published
 DAYS = 2
 MODELS = {"submit_models", "submit_stolen_fit"}
 
+# The first test waits for the whole demo.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
