@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import sqlalchemy as sa
 
 from bench.hammer import places
 from bench.timing import show
@@ -26,6 +27,7 @@ from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor
 from dpflow.ledger.history.state import STORE_NODE, TABLES, build_nodes, list_items
 from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.statements import Prepared
 
 FEW, MANY, TURNS = 10, 1_000_000, 400
 
@@ -33,15 +35,12 @@ FEW, MANY, TURNS = 10, 1_000_000, 400
 def past(ledger: Ledger, scope: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One real charge as the tables hold it: the model for a million others."""
     charge(ledger, scope, "model")
+    whole = [
+        Prepared(sa.select(table).order_by(table.c.seq)) for table in (schema.release, schema.entry)
+    ]
     with ledger._database.begin_reading() as transaction:
-        connection = transaction._cursor
-        connection.execute("SELECT * FROM dpflow_release")
-        release = dict(zip([column[0] for column in connection.description], connection.fetchone()))
-        connection.execute("SELECT * FROM dpflow_entry WHERE release_id <> '' ORDER BY seq")
-        return release, [
-            dict(zip([column[0] for column in connection.description], row))
-            for row in connection.fetchall()
-        ]
+        (release,), entries = ([row._asdict() for row in transaction.rows(one)] for one in whole)
+    return release, [entry for entry in entries if entry["release_id"]]
 
 
 def rows(ledger: Ledger, scope: str, number: int) -> Iterator[tuple[Any, list[dict[str, Any]]]]:

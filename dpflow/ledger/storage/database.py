@@ -33,7 +33,12 @@ from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavai
 from dpflow.extras import require_extra
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.sqlite_turns import Queue
-from dpflow.ledger.storage.statements import PostgresTransaction, Read, Transaction
+from dpflow.ledger.storage.statements import (
+    PostgresTransaction,
+    Read,
+    SqliteTransaction,
+    Transaction,
+)
 
 if TYPE_CHECKING:
     import psycopg
@@ -58,7 +63,7 @@ _POWERS = """SELECT CASE WHEN r.rolsuper THEN 'is a superuser'
     WHEN c.relname = 'dpflow_entry' AND has_any_column_privilege(r.oid, c.oid, 'UPDATE')
         OR c.relname IN ('dpflow_scope', 'dpflow_proposal') AND has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE')
     THEN 'can write ' || c.relname END AS power
-    FROM pg_roles r, pg_class c, unnest(%s::text[]) t(name)
+    FROM pg_roles r, pg_class c, unnest(string_to_array($1, ' ')) t(name)
     WHERE pg_has_role(session_user, r.oid, 'MEMBER') AND c.oid = to_regclass(t.name)
     ORDER BY r.rolsuper DESC, power DESC NULLS LAST LIMIT 1"""
 _UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
@@ -219,7 +224,7 @@ class Database:
         self, connection: sa.PoolProxiedConnection
     ) -> tuple[Transaction, Sequence[str]]:
         if self.sqlite:
-            return Transaction(connection.driver_connection, "sqlite"), ["BEGIN"]
+            return SqliteTransaction(connection.driver_connection), ["BEGIN"]
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
         return PostgresTransaction(connection.driver_connection), [begin]
 
@@ -227,7 +232,7 @@ class Database:
         self, connection: sa.PoolProxiedConnection
     ) -> tuple[Transaction, Sequence[str]]:
         if self.sqlite:
-            return Transaction(connection.driver_connection, "sqlite"), ["BEGIN IMMEDIATE"]
+            return SqliteTransaction(connection.driver_connection), ["BEGIN IMMEDIATE"]
         # The commit ends the turn: the next writer works while this one waits for the disk. Each
         # statement sees what was committed before it, so reads come behind the turn.
         transaction = PostgresTransaction(connection.driver_connection, _FLUSH)
@@ -383,7 +388,7 @@ class Database:
             return None
         names = sorted(table.name for table in schema.metadata.sorted_tables)
         with self.begin_reading() as transaction:
-            powers = transaction.text(_POWERS, (names,))
+            powers = transaction.text(_POWERS, (" ".join(names),))
         return None if not powers else powers[0][0]
 
     def make_place(self) -> None:
@@ -451,16 +456,19 @@ def _close_log(_: object, record: Any) -> None:
 def _harden_session(connection: psycopg.Connection[Any], _: object) -> None:
     """What the ledger relies on, whatever the server's or the role's defaults are."""
     connection.autocommit = True  # we say BEGIN ourselves, whatever the server's default
-    connection.prepare_threshold = 0  # each statement, at its first use
+    # What it prepares it drops at a rollback, and with it what `postgres_pipeline` prepares.
+    connection.prepare_threshold = None
     with connection.transaction():
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
         )
         connection.execute("SET client_encoding TO 'UTF8'")
-        # A plan that is kept was often made while the tables were nearly empty, and then reads all
-        # rows of a scope for each key: 22 ms for 50 keys among 3,000, where a new one takes 0.3.
+        # To plan each time takes longer than to run. But a plan that is kept was often made while the
+        # tables were nearly empty, and then reads all rows for each key: so none may be read whole
+        # where an index would do.
         connection.execute(
-            "SELECT set_config('plan_cache_mode', 'force_custom_plan', false), set_config('jit', 'off', false)"
+            "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('enable_seqscan', 'off', false), "
+            "set_config('jit', 'off', false)"
         )
         connection.execute(f"SET lock_timeout = {int(_PATIENCE * 1000)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections import namedtuple
@@ -16,10 +17,10 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from dpflow import fault_points
 from dpflow.ledger.storage import schema
 
-#: How each driver wants its parameters: sqlite3, and psycopg's cursors.
+#: How each database wants its parameters: as ``?``, and as ``$1``.
 DIALECTS: dict[str, sa.Dialect] = {
     "sqlite": sqlite.dialect(paramstyle="qmark"),
-    "postgresql": postgresql.dialect(paramstyle="format"),  # type: ignore[no-untyped-call]
+    "postgresql": postgresql.dialect(paramstyle="numeric_dollar"),  # type: ignore[no-untyped-call]
 }
 
 
@@ -87,6 +88,8 @@ def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, 
 
 Read = tuple[Prepared, dict[str, Any]]  # a statement that reads, and its parameters
 BoundStatement = tuple[str, tuple[Any, ...]]  # its text for a driver, and values in order
+MakeRow = Callable[[Sequence[Any]], Any]
+LoadRows = Callable[[MakeRow], list[Any]]  # the rows of a result, each made into what is wanted
 
 
 def match_columns(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
@@ -163,7 +166,7 @@ def _do_nothing() -> None:
 
 
 class Transaction:
-    """What runs between begin and commit, on a driver's cursor."""
+    """What runs between begin and commit."""
 
     def __init__(self, connection: Any, driver: str) -> None:
         self._connection, self._driver = connection, driver
@@ -171,83 +174,52 @@ class Transaction:
         self.read_ahead: list[list[Any]] = []
         #: Called before anything is read: whoever holds changes back sends them now.
         self.before_reading: Callable[[], None] = _do_nothing
-        cursor = connection.cursor()
-        self._cursor: Any = (
-            cursor if fault_points.after_statement is None else fault_points.Watched(cursor)
-        )
 
     def begin(self, statements: Sequence[str], reads: Sequence[Read] = ()) -> None:
         """Start it, and read what is needed from the first, all at once."""
-        for sql in statements:
-            self._cursor.execute(sql)
-        self.read_ahead = [self.rows(statement, **parameters) for statement, parameters in reads]
+        raise NotImplementedError
 
     def run(self, statement: Prepared, **parameters: Any) -> None:
         """Execute a change."""
-        sql, ordered = statement.on[self._driver]
-        self._cursor.execute(sql, ordered(parameters))
+        raise NotImplementedError
 
     def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
         """Execute a change once per mapping."""
-        if parameters:
-            bound = [statement.bind_values(self._driver, row) for row in parameters]
-            self._cursor.executemany(bound[0][0], [values for _, values in bound])
+        raise NotImplementedError
 
     def send_changes(self) -> None:
         """Send what waits: for whoever writes more than fits into memory."""
 
-    def first(self, statement: Prepared, **parameters: Any) -> Any:
-        """The first row, or None."""
-        self.before_reading()
-        sql, ordered = statement.on[self._driver]
-        self._cursor.execute(sql, ordered(parameters))
-        row = self._cursor.fetchone()
-        return None if row is None else statement.row._make(row)
-
     def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
         """All rows."""
-        self.before_reading()
-        sql, ordered = statement.on[self._driver]
-        self._cursor.execute(sql, ordered(parameters))
-        return [statement.row._make(row) for row in self._cursor.fetchall()]
+        raise NotImplementedError
+
+    def first(self, statement: Prepared, **parameters: Any) -> Any:
+        """The first row of a few, or None."""
+        rows = self.rows(statement, **parameters)
+        return rows[0] if rows else None
 
     def stream(self, statement: Prepared, **parameters: Any) -> Generator[Any, None, None]:
         """All rows, a few at a time: for reading more than fits into memory."""
-        self.before_reading()
-        sql, ordered = statement.on[self._driver]
-        # On PostgreSQL only a cursor with a name stays at the server.
-        name = () if self._driver == "sqlite" else (f"dpflow_{next(_cursor_number)}",)
-        cursor = self._connection.cursor(*name)
-        try:
-            cursor.execute(sql, ordered(parameters))
-            for row in cursor:
-                yield statement.row._make(row)
-        finally:
-            cursor.close()
+        raise NotImplementedError
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Run one of our own constant statements."""
-        self.before_reading()
-        self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
-        return list(self._cursor.fetchall()) if sql.startswith(("SELECT", "PRAGMA")) else []
+        raise NotImplementedError
 
     def commit(self) -> None:
         """Make it visible to others."""
-        self.before_reading = _do_nothing
-        self._connection.commit()
-        fault_points.pass_statement()
+        raise NotImplementedError
 
     def rollback(self) -> None:
         """Leave nothing."""
         self.before_reading = _do_nothing
-        # A statement of SQLite that was not read to its end would go on reading, and hold its locks.
-        self._cursor.close()
         self._connection.rollback()
 
     @property
     def dialect(self) -> str:
         """``sqlite`` or ``postgresql``."""
-        return DIALECTS[self._driver].name
+        return self._driver
 
     def has_ledger(self) -> bool:
         """Whether the tables exist."""
@@ -264,6 +236,57 @@ class Transaction:
                 self.text(str(CreateIndex(index).compile(dialect=dialect)))
         for statement in schema.TRIGGERS[dialect.name]:
             self.text(statement)
+
+
+class SqliteTransaction(Transaction):
+    """Each statement runs at once, on one cursor."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection, "sqlite")
+        cursor = connection.cursor()
+        self._cursor: Any = (
+            cursor if fault_points.after_statement is None else fault_points.Watched(cursor)
+        )
+
+    def begin(self, statements: Sequence[str], reads: Sequence[Read] = ()) -> None:
+        for sql in statements:
+            self._cursor.execute(sql)
+        self.read_ahead = [self.rows(statement, **parameters) for statement, parameters in reads]
+
+    def run(self, statement: Prepared, **parameters: Any) -> None:
+        self._cursor.execute(*statement.bind_values(self._driver, parameters))
+
+    def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
+        if parameters:
+            sql, ordered = statement.on[self._driver]
+            self._cursor.executemany(sql, [*map(ordered, parameters)])
+
+    def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
+        self.before_reading()
+        self._cursor.execute(*statement.bind_values(self._driver, parameters))
+        return [statement.row._make(row) for row in self._cursor.fetchall()]
+
+    def stream(self, statement: Prepared, **parameters: Any) -> Generator[Any, None, None]:
+        self.before_reading()
+        cursor = self._connection.cursor()
+        with contextlib.closing(cursor):
+            cursor.execute(*statement.bind_values(self._driver, parameters))
+            yield from map(statement.row._make, cursor)
+
+    def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        self.before_reading()
+        self._cursor.execute(sql, parameters)
+        return list(self._cursor.fetchall())
+
+    def commit(self) -> None:
+        self.before_reading = _do_nothing
+        self._connection.commit()
+        fault_points.pass_statement()
+
+    def rollback(self) -> None:
+        # A statement that was not read to its end would go on reading, and hold its locks.
+        self._cursor.close()
+        super().rollback()
 
 
 class PostgresTransaction(Transaction):
@@ -283,8 +306,8 @@ class PostgresTransaction(Transaction):
         bound = [statement.bind_values(self._driver, given) for statement, given in reads]
         results = self._run_together([*((sql, ()) for sql in statements), *bound])
         self.read_ahead = [
-            [statement.row._make(row) for row in rows]
-            for (statement, _), rows in zip(reads, results[len(statements) :], strict=True)
+            load(statement.row._make)
+            for (statement, _), load in zip(reads, results[len(statements) :], strict=True)
         ]
 
     def run(self, statement: Prepared, **parameters: Any) -> None:
@@ -296,20 +319,23 @@ class PostgresTransaction(Transaction):
         else:
             self._waiting += [statement.bind_values(self._driver, row) for row in parameters]
 
-    def _run_together(self, statements: Sequence[BoundStatement]) -> list[list[Any]]:
-        """The rows of each statement, of all in one round trip."""
-        if len(statements) == 1 or fault_points.after_statement is not None:
-            results = []
-            for sql, values in statements:
-                self._cursor.execute(sql, values)
-                results.append(self._cursor.fetchall() if self._cursor.description else [])
-            return results
-        cursors = []
-        with self._connection.pipeline():
-            for sql, values in statements:
-                cursors.append(self._connection.cursor())
-                cursors[-1].execute(sql, values)
-        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+    def _run_together(self, statements: Sequence[BoundStatement]) -> list[LoadRows]:
+        """What loads the rows of each statement, of all in one round trip."""
+        from dpflow.ledger.storage.postgres_pipeline import run_pipeline
+
+        if fault_points.after_statement is None:
+            return run_pipeline(self._connection, statements)
+        results = []
+        for statement in statements:
+            results += run_pipeline(self._connection, [statement])
+            fault_points.pass_statement()
+        return results
+
+    def _send_and_read(self, statement: BoundStatement, make_row: MakeRow) -> list[Any]:
+        """Send what waits, and a statement behind it; returns its rows."""
+        self.before_reading()
+        waiting, self._waiting = self._waiting, []
+        return self._run_together([*waiting, statement])[-1](make_row)
 
     def send_changes(self) -> None:
         self.before_reading()
@@ -317,21 +343,22 @@ class PostgresTransaction(Transaction):
         if waiting:
             self._run_together(waiting)
 
-    def first(self, statement: Prepared, **parameters: Any) -> Any:
-        self.send_changes()
-        return super().first(statement, **parameters)
-
     def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
-        self.send_changes()
-        return super().rows(statement, **parameters)
+        return self._send_and_read(
+            statement.bind_values(self._driver, parameters), statement.row._make
+        )
 
-    def stream(self, statement: Prepared, **parameters: Any) -> Any:
+    def stream(self, statement: Prepared, **parameters: Any) -> Generator[Any, None, None]:
+        from psycopg import RawServerCursor
+
         self.send_changes()
-        return super().stream(statement, **parameters)
+        # Only a cursor with a name stays at the server.
+        with RawServerCursor(self._connection, f"dpflow_{next(_cursor_number)}") as cursor:
+            cursor.execute(*statement.bind_values(self._driver, parameters))
+            yield from map(statement.row._make, cursor)
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        self.send_changes()
-        return super().text(sql, parameters)
+        return self._send_and_read((sql, tuple(parameters)), tuple)
 
     def commit(self) -> None:
         self.before_reading = _do_nothing
