@@ -14,6 +14,7 @@ from dpflow.catalogue import is_table_name
 from dpflow.cli.console import JsonOption, open_output, show_json, show_table
 from dpflow.errors import InvalidInput
 from dpflow.tables.access.file_list import SUFFIX
+from dpflow.tables.access.local_files import require_local_place
 from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.report import LoadReport
@@ -133,6 +134,8 @@ def command(
 
 def _list_in_place(names: Sequence[str], into: str | None, as_json: bool) -> None:
     """Verify Parquet files and write their list."""
+    for source in names:
+        require_local_place(source, "the source")
     files = [file for pattern in names for file in expand_files(pattern)]
     unlike = [file for file in files if file.suffix.lower() not in (".parquet", ".pq")]
     if unlike:

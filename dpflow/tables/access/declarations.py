@@ -11,6 +11,7 @@ from dpflow.catalogue import is_table_name, locate_declaration
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidDeclaration
+from dpflow.tables.access.local_files import require_local_place
 from dpflow.yaml_files import load_yaml
 
 
@@ -23,10 +24,13 @@ def load_table(table: Path | str, folder: Path = Path()) -> Table:
 
     Raises:
         InvalidDeclaration: the message names the field and the reason.
+        InvalidInput: its database is a URL; see `require_local_place`.
         UnknownName: ``dpflow.yml`` names no such table.
     """
     path = locate_declaration(table, folder)
     data = load_yaml(path, "table declaration")
+    if isinstance(place := data.get("database"), str):
+        require_local_place(place, f"{path}: database")
     try:
         declared = Table.model_validate(data)
     except ValidationError as error:

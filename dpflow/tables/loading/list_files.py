@@ -13,6 +13,7 @@ import duckdb
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.file_list import FileList, ListedFile, open_session
+from dpflow.tables.access.local_files import require_plain_files
 from dpflow.tables.loading.column_types import normalize_type
 
 _SCHEMA = """
@@ -34,12 +35,13 @@ def list_files(files: Sequence[Path], root: Path, name: str, target: Path) -> Fi
 
     Raises:
         InvalidInput: no files, files outside of the folder, of different columns or folders, or a
-            column that a folder names, too.
+            column that a folder names, too; or those of a table with a log.
         TableUnreadable: a file is damaged, or holds a value that its type does not allow.
         TableBusy: a file was written meanwhile.
     """
     if not files:
         raise InvalidInput("there are no files to list; give Parquet files")
+    require_plain_files(files)
     real_root = root.resolve()
     for file in files:
         if not file.resolve().is_relative_to(real_root):

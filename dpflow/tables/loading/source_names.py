@@ -9,6 +9,7 @@ from pathlib import Path
 from dpflow.catalogue import is_table_name
 from dpflow.errors import InvalidInput
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.access.local_files import require_local_place, require_plain_files
 from dpflow.tables.loading.column_types import parse_columns, write_columns
 from dpflow.tables.loading.load_rows import find_columns
 from dpflow.tables.loading.postgres import copy_postgres
@@ -70,7 +71,10 @@ def open_source(
         with copy_postgres(names[0], server_table, stored, by=by, blocks=blocks) as copied:
             yield copied, database, table
         return
+    for name in names:
+        require_local_place(name, "the source")
     files = [file for pattern in names for file in expand_files(str(folder / pattern))]
+    require_plain_files(files)
     database, table = _parse_target(into, files[0], folder)
     yield _open_files(files, columns, find_columns(database, table), form), database, table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,26 @@ def test_mixed_compression_and_many_files(tmp_path: Path) -> None:
     table = declare(file, block=None, protects="unit", contribution_bounds={"rows": 2000})
     request = GroupedSums(rows_per_group=2000)
     assert int(PrivateTable(table).answer(request, ()).rows[0]) == 1004
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_files(tmp_path: Path) -> None:
+    """They are listed once, and a release reads them all."""
+    root = tmp_path / "many"
+    root.mkdir()
+    first = root / "0.parquet"
+    duckdb.sql("SELECT 'p' AS person, 1 AS age").write_parquet(str(first))
+    data = first.read_bytes()
+    for n in range(1, 100_000):
+        (root / f"{n}.parquet").write_bytes(data)
+    start = time.process_time()
+    file = make_list(root, tmp_path)
+    listed = time.process_time()
+    table = declare(file, block=None, protects="unit", contribution_bounds={"rows": 200_000})
+    request = GroupedSums(rows_per_group=200_000)
+    assert int(PrivateTable(table).answer(request, ()).rows[0]) == 100_000
+    print(f"listed in {listed - start:.0f} CPU s, read in {time.process_time() - listed:.0f} CPU s")
+    assert time.process_time() - start < 600
 
 
 def test_a_duckdb_file_stays_what_it_was(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""What a private source is not: a place elsewhere, or files of which a log says whether they count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpflow.errors import InvalidInput
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SERVERS = ("postgres", "postgresql")
+#: In the folder of a table that keeps files of deleted rows beside the others.
+_LOGS = {"_delta_log": "Delta"}
+
+
+def require_local_place(place: str, what: str) -> None:
+    """Raises `InvalidInput` for a URL, with the way to bring its rows here. The URL is not repeated:
+    it may hold a password.
+    """
+    found = _SCHEME.match(place)
+    if found is None:
+        return
+    scheme = found[1].lower()
+    way = (
+        "copy the rows with: dpflow load postgresql://user@host/name --from TABLE"
+        if scheme.partition("+")[0] in _SERVERS
+        else "copy the files to this machine, then: dpflow load FILES, or dpflow load FILES --in-place"
+    )
+    raise InvalidInput(
+        f"{what} names a {scheme}:// place, and releases read files of this machine only; {way}"
+    )
+
+
+def require_plain_files(files: Sequence[Path]) -> None:
+    """Raises `InvalidInput` for files of a table whose log says which of them count: others hold rows
+    that were deleted.
+    """
+    for folder in {parent for file in files for parent in file.absolute().parents}:
+        for log, kind in _LOGS.items():
+            if (folder / log).is_dir():
+                raise InvalidInput(
+                    f"{folder} is a {kind} table, whose log says which of its files count; write the "
+                    f"newest state to Parquet files with a {kind} reader, then load those"
+                )

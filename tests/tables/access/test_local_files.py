@@ -1,0 +1,90 @@
+"""Sources that are not files of this machine are refused, with the way to bring their rows here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pytest
+import yaml
+
+from dpflow.core.contract.requests import GroupedSums
+from dpflow.errors import InvalidInput, TableUnreadable
+from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
+from dpflow.tables.loading.list_files import list_files
+from dpflow.tables.loading.source_names import open_source
+from dpflow.tables.loading.sources import CsvFormat
+
+DECLARATION = {
+    "name": "visits",
+    "privacy_unit": {"column": "person"},
+    "contribution_bounds": {"rows": 2},
+    "protects": "unit",
+    "columns": {},
+}
+
+
+def declare(folder: Path, database: str) -> Path:
+    path = folder / "visits.yml"
+    path.write_text(yaml.safe_dump(DECLARATION | {"database": database}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("place", "way"),
+    [
+        ("postgresql://ann:s3cret@db/name", "dpflow load postgresql://user@host/name --from TABLE"),
+        ("postgresql+psycopg://ann:s3cret@db/name", "dpflow load postgresql://user@host/name"),
+        ("s3://ann:s3cret@bucket/visits.parquet", "dpflow load FILES --in-place"),
+        ("https://ann:s3cret@host/visits.duckdb", "copy the files to this machine"),
+    ],
+)
+def test_a_remote_database_is_refused_with_the_way(tmp_path: Path, place: str, way: str) -> None:
+    """Not as a missing file; and whatever the URL holds stays out of the message."""
+    with pytest.raises(InvalidInput) as refused:
+        load_table(declare(tmp_path, place))
+    assert way in str(refused.value) and "s3cret" not in str(refused.value)
+
+
+def test_a_remote_source_is_refused_with_the_way(tmp_path: Path) -> None:
+    """By `dpflow load`, which knows servers but no stores."""
+    with (
+        pytest.raises(InvalidInput, match="copy the files to this machine") as refused,
+        open_source(["s3://k:s3cret@b/*.csv"], None, "v.duckdb:v", None, CsvFormat(), None, []),
+    ):
+        pass
+    assert "s3cret" not in str(refused.value)
+
+
+def test_files_of_a_delta_table_are_no_table(tmp_path: Path) -> None:
+    """Those of deleted rows lie beside the others, and only the log tells them apart."""
+    part = tmp_path / "visits" / "day=1" / "part.parquet"
+    part.parent.mkdir(parents=True)
+    duckdb.sql("SELECT 'p' AS person").write_parquet(str(part))
+    list_files([part], tmp_path, "visits", tmp_path / "visits.files.json")
+    (tmp_path / "visits" / "_delta_log").mkdir()
+    with pytest.raises(InvalidInput, match="is a Delta table"):
+        list_files([part], tmp_path, "visits", tmp_path / "other.files.json")
+    with (
+        pytest.raises(InvalidInput, match="is a Delta table"),
+        open_source([str(part)], None, f"{tmp_path}/v.duckdb:v", None, CsvFormat(), None, []),
+    ):
+        pass
+    assert not (tmp_path / "other.files.json").exists() and not (tmp_path / "v.duckdb").exists()
+
+
+@pytest.mark.parametrize("version", [1, 10_000])
+def test_a_file_of_another_duckdb_version(tmp_path: Path, version: int) -> None:
+    """A header of another version: the message says what to give, without the library's own text."""
+    file = tmp_path / "visits.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("CREATE TABLE visits AS SELECT 'p' AS person")
+    content = bytearray(file.read_bytes())
+    # The header: a checksum, "DUCK", and the version of the format.
+    assert content[8:12] == b"DUCK"
+    content[12:20] = version.to_bytes(8, "little")
+    file.write_bytes(content)
+    table = load_table(declare(tmp_path, "visits.duckdb"))
+    with pytest.raises(TableUnreadable, match="give an undamaged DuckDB file of this version"):
+        PrivateTable(table).answer(GroupedSums(), ())
