@@ -12,6 +12,7 @@ wherever dpflow reads a column.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from dpflow.tables.access.row_wise_expressions import (
     Node,
     SelectSource,
 )
+from dpflow.tables.access.row_wise_growth import MOST_GROWTH, find_growth
 
 #: What takes rows together, by the part of a query that says so.
 _CLAUSES = {
@@ -91,6 +93,7 @@ class ViewRewriter:
         # Whatever a name or type might mean elsewhere, the rewritten view has the view's columns.
         kinds = {column: field.type for column, field in self._catalog.bind_fields(full).items()}
         text = self._write_query(self._parse(query), schema, list(kinds))
+        self._check_growth(text)
         self._pending.pop()
         written = self._catalog.bind_fields(f"({text})")
         if kinds != {column: field.type for column, field in written.items()}:
@@ -133,8 +136,19 @@ class ViewRewriter:
             source = SelectSource(text, self._catalog.bind_fields(text), name)
         outputs = [sql.quote_name(column) for column in fields]
         text = f"SELECT {', '.join(outputs)} FROM {source.text} AS t"
+        self._check_growth(text)
         self._check_casts(text)
         return text
+
+    def _check_growth(self, text: str) -> None:
+        """Refuse a query whose texts may grow until no memory is left."""
+        growth, node = find_growth(self._parse(text))
+        if growth > MOST_GROWTH:
+            times = math.ceil(growth)
+            what = (
+                f"has {self._expressions.quote(node)}, which may make a text {times} times as long"
+            )
+            self._refuse("total", what, f"stay within {MOST_GROWTH} times")
 
     def _check_casts(self, text: str) -> None:
         """Refuse a query to which DuckDB adds a cast that can fail on a row."""

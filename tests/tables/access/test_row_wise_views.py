@@ -28,6 +28,9 @@ BASE = (
     "FROM range(10) t(i)"
 )
 
+#: Makes gigabytes of a kilobyte.
+GROWING = f"replace(replace(s, 'k', '{'k' * 2000}'), 'k', '{'k' * 2000}')"
+
 #: Views that take rows together, or may fail on one: the rule, and what the refusal quotes.
 REFUSED = {
     "SELECT u, CAST(digits AS INTEGER) AS v FROM base": ("total", "CAST(digits AS INTEGER)"),
@@ -57,6 +60,12 @@ REFUSED = {
     "SELECT u, random() AS v FROM base": ("row-wise", "'random' is on no list"),
     "SELECT u, repeat(s, a) AS v FROM base": ("row-wise", "'repeat' is on no list"),
     "SELECT u, TRY(replace(s, s, s)) AS v FROM base": ("total", "(s, s, s)"),
+    f"SELECT u, {GROWING} AS v FROM base": ("total", "4000000 times as long"),
+    f"SELECT u, length({GROWING}) AS v FROM base": ("total", "4000000 times as long"),
+    f"SELECT u, a AS v FROM base WHERE {GROWING} = 'x'": ("total", "4000000 times as long"),
+    "SELECT u, s || s || s AS v FROM (SELECT u, concat(s, s, s, s) AS s FROM (SELECT u, "
+    "concat(s, s, s) AS s FROM base))": ("total", "36 times as long"),
+    "SELECT u, TRY(regexp_replace(s, '', '0123456789abcdef', 'g')) AS v FROM base": ("total", "33"),
     "SELECT u, unnest(l) AS v FROM base": ("row-wise", "'unnest' is on no list"),
     "SELECT u, current_setting('threads') AS v FROM base": ("row-wise", "'current_setting'"),
     "SELECT u, count(*) OVER () AS v FROM base": ("row-wise", "a window"),
@@ -103,6 +112,7 @@ ACCEPTED = (
     "SELECT u, CASE a WHEN 1 THEN 'one' ELSE 'more' END AS v FROM base",
     "SELECT u, coalesce(nullif(s, 'k1'), 'none') AS v, greatest(a, 3) AS w FROM base",
     "SELECT u, upper(s) || '-' || left(digits, 2) AS v, length(s) AS w, md5(s) AS x FROM base",
+    "SELECT u, replace(s, 'k', 'a longer text than k was') AS v, s || s || s || digits AS w FROM base",
     "SELECT u, f * 2 + a - 1 AS v, abs(-f) AS w, a / 2 AS x FROM base",
     "SELECT u, year(d) AS v, date_part('month', moment) AS w FROM base",
     "SELECT u, TRY(date_trunc('month', moment)) AS v, TRY(d + INTERVAL 1 DAY) AS w FROM base",
