@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed
+from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import AnswerRecord
 
@@ -52,7 +52,8 @@ def test_batches_are_read_from_where_one_left_off(ledger: Ledger, ask: Asks) -> 
     assert [batch["v"] for batch in ledger.batches(name)] == list(range(12))
     assert [batch["v"] for batch in ledger.batches(name, 9)] == [9, 10, 11]
     assert ledger.batches(name, 12) == ledger.batches(name, 10**9) == []
-    assert ledger.batches("nobody's") == []
+    with pytest.raises(UnknownName, match="no session"):
+        ledger.batches("nobody's")
     assert ledger.verify().ok
 
 
