@@ -31,7 +31,7 @@ down: setup
 # A test that waits for what never comes fails after 5 minutes and is named, and the others go on. By a signal: the other
 # method ends the worker, and pytest-xdist gives the same test to the next one.
 test: setup
-	$(BIN)/pytest -p no:cacheprovider -q -n 2 --dist loadscope --timeout 300 --timeout-method signal
+	$(BIN)/pytest -p no:cacheprovider -q -n 2 --dist loadscope --no-loadscope-reorder --timeout 300 --timeout-method signal
 
 slow: setup
 	$(BIN)/pytest -p no:cacheprovider -q -m slow --timeout 7200 --timeout-method signal

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,3 +25,13 @@ settings.register_profile(
 )
 settings.load_profile("dpflow")
 pytest_plugins = ["pgserver", "smallworld"]
+
+#: Modules whose few tests wait for processes of their own: at the end of a run one worker would do
+#: them alone.
+LONG = ("tests/demo/", "tests/airflow/test_real_runs.py", "tests/airflow/test_preload.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that take long first, then those of many tests: workers take them in this order."""
+    counts = Counter(item.path for item in items)
+    items.sort(key=lambda item: (not item.nodeid.startswith(LONG), -counts[item.path]))
