@@ -14,7 +14,8 @@ from typing import Any
 
 import duckdb
 import pytest
-from raw_matrix import KINDS, Case, Outcome, World, observe
+from raw_matrix import KINDS, Case, World
+from raw_outcomes import Outcome, observe
 
 from dpflow import Ledger, Session, api, plan, quality, release
 from dpflow.core.contract.declaration import Table
