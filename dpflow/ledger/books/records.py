@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
+import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -41,12 +42,19 @@ def checked_name(what: str, value: str, *, empty: bool = False, longest: int = 2
     return value
 
 
+#: Characters that count as printable, and that nobody sees.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+
+
 def checked_principal(name: str) -> str:
     """Who acts, as it is written down: without blanks around it. Raises `InvalidInput` for what is
     no name, or holds control or invisible characters.
     """
     what = "a principal"
-    return checked_name(what, checked_name(what, name).strip())
+    stripped = checked_name(what, name).strip()
+    return checked_name(what, "" if _INVISIBLE.search(stripped) else stripped)
 
 
 def is_same_principal(one: str, other: str) -> bool:

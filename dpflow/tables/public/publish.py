@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,19 @@ from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.tables.access import sql
 
 T = TypeVar("T")
+
+#: Threads of one process share a file in DuckDB, where rows that two of them add do not collide: held
+#: while one of them works on a file.
+_turn = threading.RLock()
+
+
+def _renew_turn() -> None:
+    """In a forked child, which may have inherited it taken, by a thread that it does not have."""
+    global _turn
+    _turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_turn)
 
 #: What DuckDB raises while somebody else holds the file, in another process or in this one.
 _HELD = (
@@ -142,7 +156,7 @@ def publish(
         columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
         _bring_to_date(connection, table)
-        # Inside the transaction: of two writers DuckDB lets one commit, the other tries again.
+        # In one transaction and one turn: a file is open in one process at a time.
         published = connection.execute(
             f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
         ).fetchone()
@@ -181,7 +195,8 @@ def published_ids(
 
     def read(connection: duckdb.DuckDBPyConnection) -> set[str]:
         exists = connection.execute(
-            "SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [table]
+            "SELECT 1 FROM duckdb_tables() WHERE schema_name = current_schema() AND lower(table_name) = lower(?)",
+            [table],
         ).fetchone()
         if exists is None:
             return set()
@@ -238,7 +253,7 @@ def _bring_to_date(connection: duckdb.DuckDBPyConnection, table: str) -> None:
     found = {
         name
         for (name,) in connection.execute(
-            "SELECT column_name FROM duckdb_columns() WHERE table_name = ?", [table]
+            "SELECT name FROM pragma_table_info(?)", [sql.quote_name(table)]
         ).fetchall()
     }
     # Another table of that name is not one that was published, and is left as it is.
@@ -381,7 +396,7 @@ def run_patiently(
             # In every round: whoever held the file may have removed it.
             if not database.exists():
                 _create_database(database)
-            with duckdb.connect(str(database)) as connection:
+            with _turn, duckdb.connect(str(database)) as connection:
                 return action(connection)
         except _HELD as error:
             trouble = str(error)

@@ -73,7 +73,11 @@ def test_no_other_spelling_of_a_name_approves(ledger, alias):
     assert ledger.verify().ok
 
 
-@pytest.mark.parametrize("name", ["", " ", "a\u200bnn", "a\x00nn", "ann\u202e", "ann\n", None])
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "a\u200bnn", "a\x00nn", "ann\u202e", "ann\n", None]
+    + ["ann\ufe0f", "a\u034fnn", "ann\u3164", "\u2800ann", "an\U000e0100n"],
+)
 def test_a_principal_has_no_invisible_characters(ledger, ask, name):
     """Neither one who grants nor one who spends: a name with a space of no width looks like
     another.

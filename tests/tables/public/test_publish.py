@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +165,41 @@ def test_four_processes_publish_at_once(tmp_path: Path) -> None:
         assert process.returncode == 0, errors
     ids = [row[0] for row in content(path)]
     assert len(ids) == len(set(ids)) == 13
+
+
+def test_threads_of_one_process_publish_a_release_once(tmp_path: Path) -> None:
+    """In one process DuckDB lets both of two writers commit that add the same rows."""
+    file = tmp_path / "out.duckdb"
+    publish(file, "releases", replace(RELEASE, release_id="first"))
+    for number in range(10):
+        start = threading.Barrier(2)
+
+        def run(name: str = f"r{number}", start: threading.Barrier = start) -> None:
+            start.wait()
+            publish(file, "releases", replace(RELEASE, release_id=name))
+
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    ids = [row["release_id"] for row in read_published(file, "releases")]
+    assert len(ids) == len(RELEASE.rows) * 11
+
+
+def test_a_table_of_that_name_elsewhere_keeps_nothing_back(tmp_path: Path) -> None:
+    """Another schema's copy has columns of its own; and DuckDB does not tell case apart."""
+    file = tmp_path / "out.duckdb"
+    publish(file, "releases", replace(RELEASE, release_id="before"))
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("CREATE SCHEMA archive")
+        connection.execute("CREATE TABLE archive.releases AS FROM main.releases")
+        connection.execute("ALTER TABLE main.releases DROP COLUMN key_date")
+    publish(file, "Releases", replace(RELEASE, release_id="after"))
+    publish(file, "releases", replace(RELEASE, release_id="after"))
+    assert published_ids(file, "Releases") == {"before", "after"}
+    ids = [row["release_id"] for row in read_published(file, "releases")]
+    assert len(ids) == 2 * len(RELEASE.rows)
 
 
 def test_a_held_file_is_not_published_retryably(tmp_path: Path) -> None:
