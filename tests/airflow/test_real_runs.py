@@ -306,9 +306,9 @@ from dpflow.airflow import DataContractOperator, ReleaseOperator
 
 with DAG("d", schedule=None, start_date=datetime(2020, 1, 1), catchup=False):
     DataContractOperator(task_id="contract", table="visits.yml", blocks="{{ '2020-01-01' }}")
-    ReleaseOperator(task_id="release", release={"name": "a", "mechanism": "sum", "table": "visits.yml", "scope": "visits",
+    ReleaseOperator(task_id="release", release={"name": "a", "mechanism": "sum", "table": "visits.yml", "scope": "trusted",
         "blocks": ["2020-01-01"], "params": {"column": "age", "epsilon": "0.2"}})
-    ReleaseOperator(task_id="refused", release={"name": "b", "mechanism": "histogram", "table": "visits.yml", "scope": "visits",
+    ReleaseOperator(task_id="refused", release={"name": "b", "mechanism": "histogram", "table": "visits.yml", "scope": "trusted",
         "blocks": ["2020-01-01"], "params": {"by": "clinic", "epsilon": "0.2"}})
 """
 
@@ -318,6 +318,8 @@ def test_no_row_is_in_a_tasks_log(tiny: Tiny, airflow_database: Path) -> None:
     """A relation whose own SQL fails on every row, with DuckDB's text that quotes it: neither the
     logs nor the database of Airflow, with XComs and rendered templates, hold a word of it.
     """
+    from dpflow.tables.access.declarations import load_table
+
     secret = "QX7canary7XQ"
     tiny.declare(trusted_sql=["visits"])
     tiny.fill(
@@ -325,6 +327,8 @@ def test_no_row_is_in_a_tasks_log(tiny: Tiny, airflow_database: Path) -> None:
             '{secret}' AS clinic, '{secret}' || i AS note FROM range(80) t(i);
             CREATE VIEW visits AS SELECT *, CAST(note AS INTEGER) AS age FROM base"""
     )
+    trusting = load_table(tiny.folder / "visits.yml")
+    Ledger(tiny.ledger).grant("trusted", 1, 0, filter="basic", table=trusting, principal="owner")
     output: list[str] = []
     (run,) = run_dag(tiny, airflow_database, FAILING_DAG, "run(2)\n", output)
     states = {task: state for task, _, state, _ in run["tasks"]}
