@@ -92,8 +92,9 @@ def test_one_rejected_row_refuses_the_load(tmp_path: Path) -> None:
         ("city", "invalid encoding", 1, (6,)),
         ("", "line size over maximum", 1, (7,)),
     }
-    # Numbers are exact aggregates of private rows, so no text has them.
-    assert "5" not in str(refused.value) + repr(report)
+    # Numbers are exact aggregates of private rows, so no text has them; the folder's name may.
+    text = (str(refused.value) + repr(report)).replace(str(tmp_path), "")
+    assert "5" not in text
     assert load(tmp_path, csv(tmp_path, BAD), most_rejects=5).loaded
     assert rows(tmp_path / "visits.duckdb") == [("p1", "Oslo", 3), ("p7", "Rome", 8)]
 
