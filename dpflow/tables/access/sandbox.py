@@ -97,12 +97,13 @@ def scrub_errors(action: Callable[[], T], what: str) -> T:
             return TableInterrupted(f"the query of {what} was cancelled; run it again")
         if not isinstance(error, duckdb.Error | MemoryError):
             return describe_failure(error)
-        # A class of their own have all errors but those of a file's format and checksums.
-        plain = (
-            "give an undamaged DuckDB file of this version" if type(error) is duckdb.Error else ""
+        # Errors of a file's format and checksums alone have no class of their own.
+        hint = (
+            "; give an undamaged DuckDB file of this version" if type(error) is duckdb.Error else ""
         )
-        hints = (words for kind, words in _HINTS.items() if isinstance(error, kind))
-        hint = next((f"; {words}" for words in hints), f"; {plain}" if plain else "")
+        for kind, words in _HINTS.items():
+            if isinstance(error, kind):
+                hint = f"; {words}"
         return TableUnreadable(
             f"{what} cannot be read ({type(error).__name__}); the error's own text is withheld{hint}"
         )

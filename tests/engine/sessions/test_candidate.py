@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import numpy as np
 import pytest
+from holdout_gates import PARAMS
 from pydantic import ValidationError
 
 from dpflow import Session, plan
@@ -30,14 +31,6 @@ ROWS = """
 CREATE TABLE visits AS SELECT 'p' || i AS person, 'r' || i AS visit, DATE '2020-01-01' + CAST(i % 2 AS INTEGER) AS day,
        i % 2 AS sick, (i % 2) * 30 + i % 7 AS age FROM range(4000) t(i)
 """
-PARAMS = {
-    "groups": 400,
-    "queries": 20,
-    "failures": 2,
-    "rho": "0.24",
-    "alpha": "0.2",
-    "epsilon": "4",
-}
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import numpy as np
 import pytest
+from holdout_gates import PARAMS
 from smallworld import forbid_reads
 
 from dpflow import Session, plan
@@ -39,14 +40,6 @@ ROWS = """
 CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, i % 2 AS sick, 0.1 + 0.8 * (i % 2) AS said,
        'r' || i AS visit, (i % 2) * 30 + i % 7 AS age FROM range(4000) t(i)
 """
-PARAMS = {
-    "groups": 400,
-    "queries": 20,
-    "failures": 2,
-    "rho": "0.24",
-    "alpha": "0.2",
-    "epsilon": "4",
-}
 LOSS = {"sql": "avg(abs(sick - said))", "range": [0, 1], "default": 1, "better": "lower"}
 RIGHT = {"sql": "1 - avg(abs(sick - said))", "range": [0, 1], "default": 0, "better": "higher"}
 BIT = {"lower": 0, "upper": 1}
