@@ -8,7 +8,7 @@ draws, and says so by raising `BoundsBind` elsewhere.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -77,7 +77,7 @@ def bounded_sums(
         cells[row.unit][row.code].append(row.value)
     answer: dict[int, PlainSums] = {}
     for unit, by_code in cells.items():
-        for code in _choose_groups(unit, list(by_code), groups, fractions):
+        for code in choose_groups(unit, list(by_code), groups, fractions):
             values = [value for value in by_code[code] if value is not None]
             total = _rescale(unit, code, values, rows_per_group, bounds, fractions)
             before = answer.get(code, PlainSums())
@@ -90,14 +90,52 @@ def bounded_sums(
     return answer
 
 
-def _choose_groups(
+def choose_groups(
     unit: str, codes: Sequence[int], groups: int, fractions: Fractions | None
 ) -> list[int]:
+    """The groups that a unit keeps, those with the least numbers."""
     if len(codes) <= groups:
         return list(codes)
     if fractions is None:
         raise BoundsBind(f"a unit has {len(codes)} groups and keeps {groups}")
     return sorted(codes, key=lambda code: (fractions(unit, code, ()), code))[:groups]
+
+
+def choose_places(
+    unit: str, code: int, size: int, most: int, fractions: Fractions | None
+) -> list[int]:
+    """The places, from 1, of what a unit keeps of so many in a group: those with the least numbers,
+    in ascending order.
+    """
+    if size <= most:
+        return list(range(1, size + 1))
+    if fractions is None:
+        raise BoundsBind(f"a unit has {size} rows in a group and keeps {most}")
+    places = sorted(
+        range(1, size + 1), key=lambda place: (fractions(unit, code, (str(place),)), place)
+    )
+    return sorted(places[:most])
+
+
+def bounded_values(
+    rows: Iterable[PlainRow], groups: int, rows_per_group: int, fractions: Fractions | None = None
+) -> Counter[tuple[int, int]]:
+    """How often each value is in each group after every unit was brought within its bounds.
+
+    Rows without a value are none of a unit's. In a group the unit keeps values by their places in
+    ascending order.
+    """
+    cells: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.value is not None:
+            cells[row.unit][row.code].append(row.value)
+    answer: Counter[tuple[int, int]] = Counter()
+    for unit, by_code in cells.items():
+        for code in choose_groups(unit, list(by_code), groups, fractions):
+            values = sorted(by_code[code])
+            places = choose_places(unit, code, len(values), rows_per_group, fractions)
+            answer.update((code, values[place - 1]) for place in places)
+    return answer
 
 
 def _rescale(

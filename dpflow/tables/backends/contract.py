@@ -89,14 +89,16 @@ class QueryBackend(ABC):
 
         Args:
             nonce: makes every draw of the truncation a function of it, the unit, its block and its
-                group; None for fresh draws.
+                group, by the numbers of `keyed_fractions`; None for fresh draws.
         """
 
     @abstractmethod
     def open_answer(
-        self, request: DataRequest, blocks: Sequence[str]
+        self, request: DataRequest, blocks: Sequence[str], nonce: int | None = None
     ) -> AbstractContextManager[Answer]:
-        """The answer to a request, while whoever draws from it may ask it further questions."""
+        """The answer to a request, while whoever draws from it may ask it further questions; ``nonce``
+        as in `answer`.
+        """
 
     @abstractmethod
     def grouped_rows(
@@ -142,7 +144,12 @@ class QueryBackend(ABC):
         self, nonce: int, cells: Sequence[tuple[str, str]], *words: str
     ) -> NDArray[np.float64] | None:
         """The numbers in [0, 1) by which a nonce chooses among cells, each a unit and a group's
-        place, both as the backend's own literals; None if only the law of draws is stated.
+        place, both as text; None if only the law of draws is stated.
+
+        The least numbers are kept. Of a unit's groups, a cell's number decides. Of the values in a
+        cell, that of the cell and the value's place from 1 in their order, as further word. Of a
+        unit's whole rows, and of its rows in a joined relation, the same in the group 0. The sum of
+        value column i, where rows count as their mean, is rounded by the word i from 0.
 
         For tests alone: with them the suite expects exact answers where bounds bind.
         """

@@ -127,13 +127,15 @@ class DuckDBBackend(QueryBackend):
             return HANDLERS[type(request)].answer(reading, request)
 
     @contextmanager
-    def open_answer(self, request: DataRequest, blocks: Sequence[str]) -> Iterator[Answer]:
+    def open_answer(
+        self, request: DataRequest, blocks: Sequence[str], nonce: int | None = None
+    ) -> Iterator[Answer]:
         open_request = HANDLERS[type(request)].open
         if open_request is None:
-            yield self.answer(request, blocks)
+            yield self.answer(request, blocks, nonce)
             return
         # The bounded rows are a temporary table of this connection: it stays open between rounds.
-        with self._open_query(blocks) as reading:
+        with self._open_query(blocks, nonce) as reading:
             yield open_request(reading, request)
 
     def grouped_rows(

@@ -359,11 +359,23 @@ def truncate_grouped_values(rows: str, truncation: Truncation) -> str:
     has any.
     """
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
+    values = f"SELECT code, unnest(vs) AS v FROM ({collect_values(present, truncation)})"
+    return f"SELECT code, v, count(*) AS n FROM ({values}) GROUP BY code, v ORDER BY code, v"
+
+
+def collect_values(present: str, truncation: Truncation, *outputs: str) -> str:
+    """One row per unit and group that a unit keeps: ``code``, and the list ``vs`` of the values ``v0``
+    that it keeps there.
+
+    Args:
+        present: a rows query without NULLs.
+        truncation: what a unit keeps.
+        outputs: further columns, of unit and code.
+    """
     unit, most = truncation.unit, truncation.per_group
     # Equal values have to draw numbers of their own, or all or none of them would stay.
     if truncation.salt is not None:
-        placed = f"row_number() OVER (PARTITION BY {unit}, code ORDER BY v0) AS place"
-        present = f"SELECT *, {placed} FROM ({present})"
+        present = place_rows(present, f"{unit}, code", "v0")
     if truncation.salt is not None or most > MOST_PACKED:
         random = truncation.random_number("code", "place")
         present = _limit_rows(present, f"{unit}, code", most, random, "v0")
@@ -371,12 +383,20 @@ def truncate_grouped_values(rows: str, truncation: Truncation) -> str:
     else:
         picked = choose_values(most)
     # Groups are chosen last: one in which a unit has no value takes no place.
-    cells = f"SELECT {unit}, code, {picked} AS vs FROM ({present}) GROUP BY {unit}, code"
-    if truncation.groups is not None:
-        random = truncation.random_number("code")
-        cells = _limit_rows(cells, unit, truncation.groups, random, "code")
-    values = f"SELECT code, unnest(vs) AS v FROM ({cells})"
-    return f"SELECT code, v, count(*) AS n FROM ({values}) GROUP BY code, v ORDER BY code, v"
+    columns = ", ".join([unit, "code", *outputs, f"{picked} AS vs"])
+    cells = f"SELECT {columns} FROM ({present}) GROUP BY {unit}, code"
+    if truncation.groups is None:
+        return cells
+    random = truncation.random_number("code")
+    return _limit_rows(cells, unit, truncation.groups, random, "code")
+
+
+def place_rows(rows: str, within: str, order: str) -> str:
+    """A rows query with the place of each row, from 1, within its unit or cell: what keyed draws tell
+    rows apart by. Rows with one order are equal.
+    """
+    place = f"row_number() OVER (PARTITION BY {within} ORDER BY {order}) AS place"
+    return f"SELECT *, {place} FROM ({rows})"
 
 
 def _random_bits(bits: int, random: str = "random()") -> str:
@@ -402,13 +422,18 @@ def choose_values(most: int) -> str:
     return f"arg_min(v0, {{'random': random(), 'value': v0}}, {most})"
 
 
-def truncate_rows(rows: str, most: int, then: str | None, within: str = "unit, part") -> str:
+def truncate_rows(
+    rows: str, most: int, then: str | None, within: str = "unit, part", random: str | None = None
+) -> str:
     """The rows query with at most so many rows of each unit, or of each unit within a group.
 
     Args:
         then: columns that decide where random numbers are equal: of one unit, rows that are equal
             in them are equal. None where no columns can be compared: twice the random bits then.
+        random: the number of a row that decides; fresh ones if it is left out.
     """
+    if random is not None:
+        return _limit_rows(rows, within, most, random, then or within)
     if then is None:
         return _limit_rows(rows, within, most, "{'first': random(), 'second': random()}", "r")
     return _limit_rows(rows, within, most, "random()", then)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from dpflow.core.contract.declaration import Join
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import block_fingerprints, sandbox, sql
-from dpflow.tables.bounding.sql_bounding import truncate_rows
+from dpflow.tables.bounding.sql_bounding import keyed_fraction, place_rows, truncate_rows
 
 #: Integer types that compare with each other by widening, which cannot fail.
 _INTEGERS = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}
@@ -121,15 +121,26 @@ class JoinedRelation:
         outputs = ", ".join([f"{self._key_expression()} AS key", *columns])
         return f"SELECT {outputs} FROM {self.relation} AS t GROUP BY {self._key_expression()} HAVING count(*) = 1"
 
-    def bounded_query(self) -> str:
-        """A private relation's rows, at most the declared number of each unit's."""
-        columns = [f"{column.sql} AS c{i}" for i, column in enumerate(self.read.values())]
-        outputs = ", ".join([f"{self._key_expression()} AS key", *columns])
+    def bounded_query(self, nonce: int | None = None) -> str:
+        """A private relation's rows, at most the declared number of each unit's; by a nonce, those
+        with the least numbers of their places.
+        """
+        outputs = [f"{self._key_expression()} AS key"]
+        outputs += [f"{column.sql} AS c{i}" for i, column in enumerate(self.read.values())]
+        if nonce is not None:
+            # Columns may be of types that have no order; what differs in these texts is told apart.
+            outputs += [f"{sql.exact_text(c)} AS text{i}" for i, c in enumerate(self.read.values())]
         query = (
-            f"SELECT {outputs} FROM {self.relation} AS t WHERE {self._key_field().sql} IS NOT NULL"
+            f"SELECT {', '.join(outputs)} FROM {self.relation} AS t "
+            f"WHERE {self._key_field().sql} IS NOT NULL"
         )
-        # Its columns may be of types that have no order.
-        return truncate_rows(query, self.join.rows or 1, None, "key")
+        if nonce is None:
+            return truncate_rows(query, self.join.rows or 1, None, "key")
+        texts = ", ".join(f"text{i}" for i in range(len(self.read))) or "key"
+        random = keyed_fraction(nonce, "key", "0", "place")
+        return truncate_rows(
+            place_rows(query, "key", texts), self.join.rows or 1, "place", "key", random
+        )
 
     def _key_field(self) -> sql.Field:
         return self.fields[

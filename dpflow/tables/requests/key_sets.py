@@ -25,7 +25,12 @@ def key_rows_query(reading: RequestQuery, request: KeySets) -> str:
         rows = reading.select_rows(["keys.code AS code"], join=reading.join_keys(by))
     # Distinct first: a key takes one place however many rows a unit has of it.
     return number_units(
-        truncate_rows(f"SELECT DISTINCT unit, part, code FROM ({rows})", request.groups, "code")
+        truncate_rows(
+            f"SELECT DISTINCT unit, part, code FROM ({rows})",
+            request.groups,
+            "code",
+            random=reading.random_number("code"),
+        )
     )
 
 

@@ -35,7 +35,7 @@ class RequestQuery:
         unit, part: expressions of what a row belongs to.
         parameters: of the finished query.
         salt: a secret that makes the truncation's draws a function of the rows
-        (`dpflow.tables.requests.partial_cache`); None for fresh ones.
+        (`dpflow.tables.requests.partial_cache`), or a nonce; None for fresh ones.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RequestQuery:
                 and joined.bounded_table not in self._truncated
             ):
                 self.connection.execute(
-                    f"CREATE OR REPLACE TEMP TABLE {joined.bounded_table} AS {joined.bounded_query()}"
+                    f"CREATE OR REPLACE TEMP TABLE {joined.bounded_table} AS {joined.bounded_query(self.salt)}"
                 )
                 self._truncated.add(joined.bounded_table)
 
@@ -208,6 +208,14 @@ class RequestQuery:
     def of_block(self, block: str, salt: int) -> RequestQuery:
         """The same of one block, truncated by draws that its rows decide."""
         return RequestQuery(self.table, self.connection, [block], self._filter, salt)
+
+    def random_number(self, *columns: str) -> str | None:
+        """A number from [0, 1) that the nonce gives to each unit and each value of columns; None for
+        fresh draws.
+        """
+        if self.salt is None:
+            return None
+        return keyed_fraction(self.salt, self.protected_columns, *columns)
 
     def keyed_fractions(
         self, nonce: int, cells: Sequence[tuple[str, str]], words: Sequence[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpflow.core.contract.requests import RecordArrays, Records
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
-from dpflow.tables.bounding.sql_bounding import number_units, truncate_rows
+from dpflow.tables.bounding.sql_bounding import number_units, place_rows, truncate_rows
 from dpflow.tables.requests.public_size import find_public_size
 from dpflow.tables.requests.query import RequestQuery
 
@@ -50,4 +50,7 @@ def records_query(reading: RequestQuery, request: Records) -> str:
         f"SELECT * FROM ({reading.select_rows(outputs)}) WHERE {' AND '.join(present) or 'true'}"
     )
     then = ", ".join(f"x{i}" for i in range(len(request.columns)))
-    return number_units(truncate_rows(whole, request.rows, then))
+    random = reading.random_number("0", "place")
+    if random is not None:
+        whole, then = place_rows(whole, "unit, part", then), "place"
+    return number_units(truncate_rows(whole, request.rows, then, random=random))

@@ -34,7 +34,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
-from dpflow.tables.bounding.sql_bounding import MOST_PACKED, choose_values, truncate_rows
+from dpflow.tables.bounding.sql_bounding import Truncation, collect_values
 from dpflow.tables.requests.public_size import find_public_size
 from dpflow.tables.requests.query import RequestQuery
 
@@ -42,14 +42,10 @@ _WIDE = Context(prec=400)
 _ALL = 2**64 - 1  # the largest hash
 
 
-def keep(
-    rows: str, per_group: int, groups: int | None, unique: bool, *, doubles: bool = True
-) -> str:
-    """The statement that makes ``kept`` from a rows query with ``unit``, ``part``, ``code`` and
-    ``v0``, NULL and NaN left out.
+def keep(truncation: Truncation, unique: bool, *, doubles: bool = True) -> str:
+    """The statement that makes ``kept`` from a rows query, NULL and NaN left out.
 
-    Each unit keeps ``per_group`` rows of a group and ``groups`` groups (None: by plan there are no
-    more), at random; all of them if no two rows can have the same unit.
+    Each unit keeps what the truncation says, at random; all if no two rows can have the same unit.
     """
 
     def h(*columns: str) -> str:
@@ -60,34 +56,29 @@ def keep(
             f"hash(xor(hash({', '.join(columns)}), CAST({secrets.randbits(64)} AS UBIGINT))) AS h"
         )
 
-    present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
+    present = f"SELECT * FROM ({truncation.rows}) WHERE v0 IS NOT NULL"
     if doubles:
         present += " AND NOT isnan(v0)"
     if unique:
         return f"CREATE TEMP VIEW kept AS SELECT code, {h('unit')}, v0 AS x FROM ({present})"
-    # Beyond this DuckDB's aggregate takes no such number; then a window ranks the rows.
-    if per_group <= MOST_PACKED:
-        picked = choose_values(per_group)
-    else:
-        present = truncate_rows(present, per_group, "v0", "unit, part, code")
-        picked = "list(v0)"
-    cells = f"SELECT unit, part, code, {h('unit', 'part', 'code')}, {picked} AS xs FROM ({present}) GROUP BY unit, part, code"
-    if groups is not None:
-        cells = truncate_rows(cells, groups, "code")
-    return f"CREATE TEMP TABLE kept AS SELECT code, h, unnest(xs) AS x FROM ({cells})"
+    cells = collect_values(present, truncation, h(truncation.unit, "code"))
+    return f"CREATE TEMP TABLE kept AS SELECT code, h, unnest(vs) AS x FROM ({cells})"
 
 
 def statement(reading: RequestQuery, request: UnboundedValues) -> str:
     """The statement that makes the table ``kept`` of a request; reads nothing."""
     column = reading.column(request.column)
     rows, groups = reading.in_groups(request, [f"{sql.open_number(column)} AS v0"])
-    return keep(
+    truncation = Truncation(
         rows,
+        (),
         request.rows_per_group,
         groups,
-        reading.has_unique_units(),
-        doubles=not sql.has_exact_integers(column),
+        len(request.keys),
+        reading.protected_columns,
+        salt=reading.salt,
     )
+    return keep(truncation, reading.has_unique_units(), doubles=not sql.has_exact_integers(column))
 
 
 def check_request(reading: RequestQuery, request: UnboundedValues) -> None:

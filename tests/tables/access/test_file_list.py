@@ -21,7 +21,7 @@ from dpflow.tables.access import file_list, sandbox
 from dpflow.tables.access.file_list import FileList, open_list
 from dpflow.tables.loading.list_files import list_files
 from dpflow.testing import backend_checks
-from dpflow.testing.backend_checks import Content
+from dpflow.testing.backend_relations import Content
 
 #: What Parquet has no type for, and joins, which need a second relation in the source.
 NOT_IN_PARQUET = ("HUGEINT", "join")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import PluginError, TableInterrupted, UnknownName
 from dpflow.tables.backends import discovery, find_backend
 from dpflow.tables.backends.duckdb_backend import DuckDBBackend
-from dpflow.testing.backend_checks import Bench, Content, backend_checks, bounds_hold_exactly
+from dpflow.testing import backend_bounds
+from dpflow.testing import backend_checks as suite
+from dpflow.testing.backend_relations import Bench, Content
 from dpflow.testing.harness import NotConformant
 
 
@@ -47,34 +51,64 @@ class Files:
         return {"database": path}
 
 
-CHECKS = {check.name: check for check in backend_checks("duckdb", lambda _: {})}
+CHECKS = {check.name: check for check in suite.backend_checks("duckdb", lambda _: {})}
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_duckdb_keeps_the_contract(name: str, tmp_path: Path) -> None:
     """Every check of the suite."""
-    (check,) = (c for c in backend_checks("duckdb", Files(tmp_path)) if c.name == name)
+    (check,) = (c for c in suite.backend_checks("duckdb", Files(tmp_path)) if c.name == name)
     check.run()
 
 
 @pytest.mark.slow
 def test_a_million_keys(tmp_path: Path) -> None:
     """As many private keys as rows."""
-    checks = list(backend_checks("duckdb", Files(tmp_path), most_keys=10**6))
+    checks = list(suite.backend_checks("duckdb", Files(tmp_path), most_keys=10**6))
     checks[-1].run()
 
 
 class Unbounded(DuckDBBackend):
-    """Keeps one row more of a group than the request says."""
+    """Keeps one row, or group, more than the request says."""
 
     name = "unbounded"
 
     def answer(self, request: Any, blocks: Any, nonce: int | None = None) -> Any:
-        if isinstance(request, GroupedSums):
-            request = GroupedSums(
-                **{**request.__dict__, "rows_per_group": request.rows_per_group + 1}
-            )
-        return super().answer(request, blocks, nonce)
+        return super().answer(loosen(request), blocks, nonce)
+
+    @contextmanager
+    def open_answer(self, request: Any, blocks: Any, nonce: int | None = None) -> Iterator[Any]:
+        with super().open_answer(loosen(request), blocks, nonce) as answer:
+            yield answer
+
+
+def loosen(request: Any) -> Any:
+    """The same with its last bound one higher."""
+    bound = next(name for name in ("rows_per_group", "rows", "groups") if hasattr(request, name))
+    return replace(request, **{bound: getattr(request, bound) + 1})
+
+
+class Careless(DuckDBBackend):
+    """Draws without its nonce, keeps two joined rows, and counts a unit's rows twice in groups."""
+
+    name = "careless"
+
+    def __init__(self, table: Any, where: Any, seal: Any = None) -> None:
+        joins = [join.model_copy(update={"rows": 2}) for join in table.joins]
+        super().__init__(table.model_copy(update={"joins": joins}), where, seal)
+
+    def answer(self, request: Any, blocks: Any, nonce: int | None = None) -> Any:
+        return super().answer(request, blocks)
+
+    @contextmanager
+    def open_answer(self, request: Any, blocks: Any, nonce: int | None = None) -> Iterator[Any]:
+        with super().open_answer(request, blocks) as answer:
+            yield answer
+
+    def group_moments(self, request: Any, secret: bytes, blocks: Any) -> Any:
+        return {
+            name: 2 * one for name, one in super().group_moments(request, secret, blocks).items()
+        }
 
 
 class Forgetful(DuckDBBackend):
@@ -94,17 +128,42 @@ def register(monkeypatch: pytest.MonkeyPatch, *classes: Any) -> None:
     monkeypatch.setattr(discovery, "entry_points", lambda group: points.select(group=group))
 
 
-@pytest.mark.parametrize("bad", [Unbounded, Forgetful])
+JOINED = backend_bounds.joined_rows_are_bounded
+BY_NONCE = (
+    backend_bounds.sums_are_bounded,
+    backend_bounds.values_are_bounded,
+    backend_bounds.sets_are_bounded,
+    backend_bounds.records_are_bounded,
+)
+BROKEN = [
+    *((Unbounded, rule) for rule in BY_NONCE),
+    *((bad, rule) for bad in (Forgetful, Careless) for rule in (*BY_NONCE, JOINED)),
+    (Careless, backend_bounds.holdout_groups_are_exact),
+]
+
+
+@pytest.mark.parametrize(("bad", "rule"), BROKEN)
 def test_the_suite_finds_a_bad_backend(
-    bad: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bad: Any, rule: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: a third party's backend, found by its entry point, that lets a unit
-    contribute more, or draws by other numbers than it says.
+    contribute more, draws by other numbers than it says, or by none.
     """
     register(monkeypatch, bad)
     assert find_backend(bad.name) is bad
     with pytest.raises(NotConformant):
-        bounds_hold_exactly(Bench(bad.name, Files(tmp_path)))
+        rule(Bench(bad.name, Files(tmp_path)))
+
+
+def test_one_line_runs_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on after a broken rule, and names all that are broken."""
+    register(monkeypatch, Unbounded)
+    rules = (suite.snapshots_are_told_apart, *BY_NONCE[2:])
+    monkeypatch.setattr(suite, "RULES", rules)
+    with pytest.raises(NotConformant) as raised:
+        suite.check_backend("unbounded", Files(tmp_path), most_keys=9, types={"DATE"})
+    named = [line.split(":")[1].strip() for line in str(raised.value).splitlines()]
+    assert named == ["sets_are_bounded", "records_are_bounded"]
 
 
 def test_a_backend_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:

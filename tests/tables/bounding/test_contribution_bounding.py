@@ -511,9 +511,11 @@ CHOICES = {
     "values by group": truncate_grouped_values(
         "FROM d", Truncation("FROM d", (WIDE,), 2, 1, 2, unit="unit, part")
     ),
-    "unbounded value": keep("FROM d", 1, None, unique=False),
-    "unbounded values": keep("FROM d", 2, 1, unique=False),
-    "many unbounded values": keep("FROM d", 1001, 1, unique=False).replace("<= 1001", "<= 2"),
+    "unbounded value": keep(Truncation("FROM d", (), 1, None, 1), unique=False),
+    "unbounded values": keep(Truncation("FROM d", (), 2, 1, 1), unique=False),
+    "many unbounded values": keep(Truncation("FROM d", (), 1001, 1, 1), unique=False).replace(
+        "<= 1001", "<= 2"
+    ),
     "rows": "SELECT code, v0, count(*) FROM "
     f"({truncate_rows('FROM d', 2, 'v0, code')}) GROUP BY ALL ORDER BY ALL",
 }
