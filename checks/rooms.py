@@ -3,11 +3,13 @@
 - core does no I/O: no file, no environment, no clock, no generator of its own.
 - only tables opens a private source: nobody else connects to DuckDB.
 - only fail_closed draws: nobody else makes the source of noise for a release.
+- a query of private rows is written in one room: the backend that runs it, above how a file is read.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -86,6 +88,21 @@ def find_system_sources(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, "SystemSource()"
 
 
+#: How statements begin; the words of SQL in capitals, for sentences begin so, too.
+STATEMENT = re.compile(
+    r"\(?(SELECT|WITH|INSERT INTO|CREATE|COPY|DELETE FROM|UPDATE|ATTACH) |.*[ )](FROM|GROUP BY|ORDER BY|JOIN) \(?$"
+)
+
+
+def find_statements(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Texts that are put together to statements; docstrings and texts without a part are none."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+            if any(STATEMENT.match(str(part)) for part in parts):
+                yield node.lineno, "a statement put together"
+
+
 RULES = (
     Rule(
         "core does no I/O",
@@ -111,6 +128,19 @@ RULES = (
             "dpflow/registry.py": "tries estimators on random rows of its own",
             "dpflow/testing": "conformance and audits draw on example tables",
             "plugins/dpflow-interior-point/dpflow_interior_point/theory": "simulates on public columns",
+        },
+    ),
+    Rule(
+        "queries of private rows stand in the backend that runs them",
+        ("dpflow", "plugins"),
+        find_statements,
+        {
+            "dpflow/tables/backends/duckdb_backend": "DuckDB's statements over private rows",
+            "dpflow/tables/access": "how DuckDB opens files, and what it is asked of its catalogue",
+            "dpflow/tables/loading": "an owner's rows on their way into a file",
+            "dpflow/tables/public": "published results and public points",
+            "dpflow/ledger": "the ledger's own database",
+            "dpflow/example_dags": "a user's own queries of published tables",
         },
     ),
 )

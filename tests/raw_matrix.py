@@ -41,7 +41,7 @@ from dpflow.core.contract.requests import (
 from dpflow.errors import DpflowError
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
-from dpflow.tables.bounding.sort_bounding import PackedRows
+from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import PackedRows
 
 #: Names of the types.
 KINDS = {one.name: one for one in TYPES}

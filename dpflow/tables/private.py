@@ -24,11 +24,10 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
-from dpflow.tables.access import sandbox
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.backends import BlockSeal, find_backend
-from dpflow.tables.language import aggregate_rendering, conditions, expressions
-from dpflow.tables.requests import holdout_groups
+from dpflow.tables.backends.duckdb_backend.requests import holdout_groups
+from dpflow.tables.language import conditions, expressions
 
 #: The largest grid integer whose products, added up and multiplied by a number of rows, stay within
 #: 128 bits.
@@ -53,7 +52,7 @@ class PrivateTable:
         Args:
             seal: a keyed digest; with it, partial aggregates are cached where the declaration says
             so
-            (`dpflow.tables.requests.partial_cache`).
+            (`dpflow.tables.backends.duckdb_backend.requests.partial_cache`).
 
         Raises `PlanRefused` or `UnknownName` if the condition is not in the language.
         """
@@ -156,7 +155,7 @@ class PrivateTable:
         self, columns: Sequence[str], blocks: Sequence[str], *, skips_missing: bool
     ) -> GroupedUnits:
         """The units that holdout groups are made of, and whether their number is public
-        (`dpflow.tables.requests.grouped_units`).
+        (`dpflow.tables.backends.duckdb_backend.requests.grouped_units`).
         """
         return self._backend.grouped_units(columns, blocks, skips_missing=skips_missing)
 
@@ -215,13 +214,4 @@ class PrivateTable:
         columns: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float64]:
         """The same, computed over rows of `grouped_rows` with a candidate's columns beside them."""
-        node = expressions.parse_expression(request.sql, self.declaration)
-        # `grouped_rows` gives numbers as float64 and texts as objects.
-        kinds = {
-            name: "varchar" if values.dtype == object else "double"
-            for name, values in columns.items()
-        }
-        query = aggregate_rendering.query_arrays(node, self.declaration, kinds)
-        what = f"table {self.declaration.name!r}"
-        with sandbox.open_arrays([groups, *columns.values()], what) as connection:
-            return holdout_groups.spread_groups(request.groups, connection.fetch_arrays(query))
+        return holdout_groups.estimate_arrays(request, self.declaration, groups, columns)

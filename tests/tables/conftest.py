@@ -11,7 +11,7 @@ import pytest
 
 from dpflow.core.contract.declaration import Table
 from dpflow.tables import PrivateTable
-from dpflow.tables.bounding.sort_bounding import PackedRows
+from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import PackedRows
 
 Maker = Callable[..., PrivateTable]
 

@@ -365,7 +365,7 @@ class Table(Strict):
             ``checked`` tells by where the rows are stored whether they changed, and answers as
             without a cache. ``sealed`` answers with a block's rows as they were when it was first
             read for this statistic, whatever became of them
-            (`dpflow.tables.requests.cached_blocks`).
+            (`dpflow.tables.backends.duckdb_backend.requests.cached_blocks`).
         sealed_version: an integer from 1. Another one reads all sealed blocks again: write it after
             blocks were loaded again. It is public, so decide it by what is loaded and when, never
             by what rows hold.

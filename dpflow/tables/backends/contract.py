@@ -126,7 +126,7 @@ class QueryBackend(ABC):
         self, columns: Sequence[str], blocks: Sequence[str], *, skips_missing: bool
     ) -> GroupedUnits:
         """The units of the rows that groups are made of, and whether their number is public
-        (`dpflow.tables.requests.grouped_units`). A backend that counts none proves nothing.
+        (`dpflow.tables.backends.duckdb_backend.requests.grouped_units`). A backend that counts none proves nothing.
         """
         return GroupedUnits(0, False, doubt=f"the backend {self.name} does not count units")
 

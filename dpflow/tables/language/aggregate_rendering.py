@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -41,23 +41,6 @@ def render_expression(
     term = groups.write_term(node)
     require_operands(term.family in ("whole", "number"), node, "to be a number")
     return ExpressionSql(tuple(groups.rows), groups.as_double(term))
-
-
-def query_arrays(node: Node, table: Table, kinds: Mapping[str, str]) -> str:
-    """The query of an expression's ``value`` by ``bucket`` over arrays: the relation ``given`` of
-    `dpflow.tables.access.sandbox.open_arrays`.
-
-    Args:
-        kinds: of each array after the groups' numbers, the column that it is, and "double" or
-        "varchar".
-    """
-    fields = {
-        name: sql.Field(name, kind, kind.upper(), reference=f"t.c{i}")
-        for i, (name, kind) in enumerate(kinds.items(), 1)
-    }
-    parts = render_expression(node, table, fields.__getitem__)
-    rows = ", ".join(["t.c0 AS bucket", *(f"{row} AS r{i}" for i, row in enumerate(parts.rows))])
-    return f"SELECT bucket, {parts.value} AS value FROM (SELECT {rows} FROM given AS t) GROUP BY bucket"
 
 
 class _Rows(DuckDBRenderer):

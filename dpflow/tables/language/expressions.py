@@ -23,7 +23,7 @@ query fail. So one unit moves the number of its own group only.
 
 What a candidate predicts is a column, too: ``candidate.prediction``, ``candidate.score`` and
 ``candidate.rival``, numbers without bounds. Then rows are read with their predictions beside them,
-and the same expression is computed over those (`dpflow.tables.language.aggregate_rendering.query_arrays`).
+and the same expression is computed over those (`PrivateTable.estimates_over`).
 """
 
 from __future__ import annotations

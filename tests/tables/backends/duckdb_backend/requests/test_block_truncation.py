@@ -11,8 +11,8 @@ from cached_tables import CUT, DAYS, REQUESTS, again, folder, seal, write
 
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.tables import PrivateTable
-from dpflow.tables.bounding.sql_bounding import Truncation
-from dpflow.tables.requests import cached_blocks
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import Truncation
+from dpflow.tables.backends.duckdb_backend.requests import cached_blocks
 from dpflow.testing.neighbours import answer_fingerprint
 
 

@@ -16,12 +16,16 @@ from dpflow.core.contract.declaration import Join, Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues, UnboundedValues
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
-from dpflow.tables.bounding.sort_bounding import NumberedColumn
-from dpflow.tables.bounding.sql_bounding import KEY_BITS, MOST_ROWS, keyed_fraction
+from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import NumberedColumn
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
+    KEY_BITS,
+    MOST_ROWS,
+    keyed_fraction,
+)
+from dpflow.tables.backends.duckdb_backend.requests.joins import JoinedRelation
 from dpflow.tables.language.grouping import parse_row_expression
 from dpflow.tables.language.nodes import Node
 from dpflow.tables.language.rendering import DuckDBRenderer, derived_field
-from dpflow.tables.requests.joins import JoinedRelation
 
 
 class RequestQuery:
@@ -35,7 +39,7 @@ class RequestQuery:
         unit, part: expressions of what a row belongs to.
         parameters: of the finished query.
         salt: a secret that makes the truncation's draws a function of the rows
-        (`dpflow.tables.requests.partial_cache`), or a nonce; None for fresh ones.
+        (`dpflow.tables.backends.duckdb_backend.requests.partial_cache`), or a nonce; None for fresh ones.
     """
 
     def __init__(

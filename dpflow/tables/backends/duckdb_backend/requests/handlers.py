@@ -20,7 +20,7 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
 )
 from dpflow.errors import PlanRefused
-from dpflow.tables.requests import (
+from dpflow.tables.backends.duckdb_backend.requests import (
     holdout_groups,
     key_sets,
     records,
@@ -28,7 +28,7 @@ from dpflow.tables.requests import (
     sums,
     unbounded_values,
 )
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
 Answerer = Callable[[RequestQuery, Any], Any]
 

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
 from dpflow.extras import require_extra
-from dpflow.tables.access import sql
+from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 from dpflow.tables.language import aggregate_rendering, expressions
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.language.nodes import Node
 
 #: Measures of `GroupMoments`, in grid steps. The difference of products is exact before it becomes
 #: a double.
@@ -113,7 +115,43 @@ def check_estimates(reading: RequestQuery, request: GroupEstimates) -> None:
         name: "varchar" if kind in ("varchar", "enum") else "double"
         for name, kind in kinds_read.items()
     }
-    aggregate_rendering.query_arrays(node, reading.table, kinds | dict.fromkeys(theirs, "double"))
+    _arrays_query(node, reading.table, kinds | dict.fromkeys(theirs, "double"))
+
+
+def estimate_arrays(
+    request: GroupEstimates,
+    table: Table,
+    groups: NDArray[np.int64],
+    columns: Mapping[str, NDArray[Any]],
+) -> NDArray[np.float64]:
+    """An expression's number for each group over rows that were read: the group of each, and its
+    columns.
+    """
+    node = expressions.parse_expression(request.sql, table)
+    # `grouped_rows` gives numbers as float64 and texts as objects.
+    kinds = {
+        name: "varchar" if values.dtype == object else "double" for name, values in columns.items()
+    }
+    query, what = _arrays_query(node, table, kinds), f"table {table.name!r}"
+    with sandbox.open_arrays([groups, *columns.values()], what) as connection:
+        return spread_groups(request.groups, connection.fetch_arrays(query))
+
+
+def _arrays_query(node: Node, table: Table, kinds: Mapping[str, str]) -> str:
+    """The query of an expression's ``value`` by ``bucket`` over the relation ``given`` of
+    `dpflow.tables.access.sandbox.open_arrays`.
+
+    Args:
+        kinds: of each array after the groups' numbers, the column that it is, and "double" or
+        "varchar".
+    """
+    fields = {
+        name: sql.Field(name, kind, kind.upper(), reference=f"t.c{i}")
+        for i, (name, kind) in enumerate(kinds.items(), 1)
+    }
+    parts = aggregate_rendering.render_expression(node, table, fields.__getitem__)
+    rows = ", ".join(["t.c0 AS bucket", *(f"{row} AS r{i}" for i, row in enumerate(parts.rows))])
+    return f"SELECT bucket, {parts.value} AS value FROM (SELECT {rows} FROM given AS t) GROUP BY bucket"
 
 
 def _bucket_column(reading: RequestQuery, groups: int, secret: bytes) -> str:

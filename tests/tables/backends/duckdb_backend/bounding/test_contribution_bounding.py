@@ -18,15 +18,15 @@ from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues
 from dpflow.errors import PlanRefused
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
-from dpflow.tables.bounding import dispatch
-from dpflow.tables.bounding.sql_bounding import (
+from dpflow.tables.backends.duckdb_backend.bounding import dispatch
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     Truncation,
     Value,
     truncate_grouped_values,
     truncate_rows,
     truncate_values,
 )
-from dpflow.tables.requests.unbounded_values import keep
+from dpflow.tables.backends.duckdb_backend.requests.unbounded_values import keep
 from dpflow.testing.neighbours import answer_fingerprint
 
 HEAVY = """CREATE TABLE data AS SELECT 1 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 9 AS v FROM range(10000) t(i)

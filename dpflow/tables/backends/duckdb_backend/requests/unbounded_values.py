@@ -34,9 +34,9 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
-from dpflow.tables.bounding.sql_bounding import Truncation, collect_values
-from dpflow.tables.requests.public_size import find_public_size
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import Truncation, collect_values
+from dpflow.tables.backends.duckdb_backend.requests.public_size import find_public_size
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
 _WIDE = Context(prec=400)
 _ALL = 2**64 - 1  # the largest hash

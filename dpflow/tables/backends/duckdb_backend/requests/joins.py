@@ -16,7 +16,11 @@ from dataclasses import dataclass, field, replace
 from dpflow.core.contract.declaration import Join
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import block_fingerprints, sandbox, sql
-from dpflow.tables.bounding.sql_bounding import keyed_fraction, place_rows, truncate_rows
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
+    keyed_fraction,
+    place_rows,
+    truncate_rows,
+)
 
 #: Integer types that compare with each other by widening, which cannot fail.
 _INTEGERS = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpflow.core.contract.requests import GroupedUnits
-from dpflow.tables.requests.holdout_groups import units_query
-from dpflow.tables.requests.public_size import has_values
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.backends.duckdb_backend.requests.holdout_groups import units_query
+from dpflow.tables.backends.duckdb_backend.requests.public_size import has_values
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
 
 def count_grouped_units(

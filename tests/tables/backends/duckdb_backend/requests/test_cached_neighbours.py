@@ -44,8 +44,8 @@ from twin_tables import (
 )
 
 from dpflow.errors import NotSealed
-from dpflow.tables.requests import cached_blocks
-from dpflow.tables.requests.partial_cache import PartialCache
+from dpflow.tables.backends.duckdb_backend.requests import cached_blocks
+from dpflow.tables.backends.duckdb_backend.requests.partial_cache import PartialCache
 from dpflow.testing.neighbours import answer_fingerprint
 
 

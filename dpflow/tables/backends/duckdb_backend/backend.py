@@ -21,12 +21,16 @@ from dpflow.core.contract.requests import (
 from dpflow.tables.access import file_list, sandbox, sql
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend
+from dpflow.tables.backends.duckdb_backend.requests import (
+    cached_blocks,
+    holdout_groups,
+    sorted_values,
+)
+from dpflow.tables.backends.duckdb_backend.requests.grouped_units import count_grouped_units
+from dpflow.tables.backends.duckdb_backend.requests.handlers import HANDLERS
+from dpflow.tables.backends.duckdb_backend.requests.partial_cache import PartialCache
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 from dpflow.tables.language.nodes import Node
-from dpflow.tables.requests import cached_blocks, holdout_groups, sorted_values
-from dpflow.tables.requests.grouped_units import count_grouped_units
-from dpflow.tables.requests.handlers import HANDLERS
-from dpflow.tables.requests.partial_cache import PartialCache
-from dpflow.tables.requests.query import RequestQuery
 
 
 class DuckDBBackend(QueryBackend):

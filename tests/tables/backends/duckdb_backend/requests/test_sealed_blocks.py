@@ -28,8 +28,8 @@ from cached_tables import (
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import NotSealed
 from dpflow.tables import PrivateTable
-from dpflow.tables.requests import cached_blocks
-from dpflow.tables.requests.handlers import HANDLERS
+from dpflow.tables.backends.duckdb_backend.requests import cached_blocks
+from dpflow.tables.backends.duckdb_backend.requests.handlers import HANDLERS
 from dpflow.testing.neighbours import answer_fingerprint
 
 

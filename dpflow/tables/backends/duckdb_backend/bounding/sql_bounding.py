@@ -8,7 +8,7 @@ groups a unit keeps a uniform choice, by a fresh ``random()`` each.
 
 Neither favours early rows, small values or some keys, which a hash of values or a row number would.
 What a unit contributes depends on its own rows and draws only, so another unit's presence changes
-nothing of it. (Whether this form or that of `dpflow.tables.bounding.sort_bounding` answers is
+nothing of it. (Whether this form or that of `dpflow.tables.backends.duckdb_backend.bounding.sort_bounding` answers is
 decided by types and declaration: their laws differ where draws are equal.) The guarantee needs only
 that the bounds hold, whatever the random numbers are; they therefore need no seed and no secrecy.
 Cached partial aggregates are the exception: their draws are a keyed hash of unit, block and group

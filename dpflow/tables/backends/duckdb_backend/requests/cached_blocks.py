@@ -40,10 +40,14 @@ from numpy.typing import NDArray
 from dpflow.core.contract.declaration import MAX_MAGNITUDE, Table
 from dpflow.core.contract.requests import Groups, SortedValues, ValueCounts
 from dpflow.tables.access import block_fingerprints, sql
-from dpflow.tables.requests.handlers import HANDLERS
-from dpflow.tables.requests.partial_cache import MOST_RESERVED, Part, PartialCache
-from dpflow.tables.requests.query import RequestQuery
-from dpflow.tables.requests.sorted_values import offset_of
+from dpflow.tables.backends.duckdb_backend.requests.handlers import HANDLERS
+from dpflow.tables.backends.duckdb_backend.requests.partial_cache import (
+    MOST_RESERVED,
+    Part,
+    PartialCache,
+)
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
+from dpflow.tables.backends.duckdb_backend.requests.sorted_values import offset_of
 
 
 def can_cache(reading: RequestQuery, request: Any) -> bool:

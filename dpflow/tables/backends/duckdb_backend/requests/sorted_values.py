@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from dpflow.core.contract.declaration import Column
 from dpflow.core.contract.requests import SortedValues, ValueCounts
 from dpflow.tables.access import sql
-from dpflow.tables.bounding import dispatch
-from dpflow.tables.bounding.sort_bounding import NumberedColumn
-from dpflow.tables.bounding.sql_bounding import Truncation, Value
-from dpflow.tables.requests.public_size import find_public_size
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.backends.duckdb_backend.bounding import dispatch
+from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import NumberedColumn
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import Truncation, Value
+from dpflow.tables.backends.duckdb_backend.requests.public_size import find_public_size
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
 
 def check_request(reading: RequestQuery, request: SortedValues) -> None:

@@ -20,17 +20,17 @@ from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import TableUnreadable
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
-from dpflow.tables.bounding import dispatch, sort_bounding, sorted_runs
-from dpflow.tables.bounding.sort_bounding import (
+from dpflow.tables.backends.duckdb_backend.bounding import dispatch, sort_bounding, sorted_runs
+from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import (
     NumberedColumn,
     PackedRows,
     UnitGroupCells,
     rescale_sums,
 )
-from dpflow.tables.bounding.sorted_runs import choose_members, run_starts
-from dpflow.tables.bounding.sql_bounding import Truncation, Value
-from dpflow.tables.requests import sums
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.backends.duckdb_backend.bounding.sorted_runs import choose_members, run_starts
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import Truncation, Value
+from dpflow.tables.backends.duckdb_backend.requests import sums
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 from dpflow.testing.neighbours import answer_fingerprint
 
 ROWS = st.lists(

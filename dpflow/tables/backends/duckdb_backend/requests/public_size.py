@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpflow.core.contract.requests import PublicSize
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
 
 def find_public_size(

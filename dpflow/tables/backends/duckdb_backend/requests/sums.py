@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from dpflow.core.contract.requests import GroupedSums, Groups
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
-from dpflow.tables.bounding import dispatch
-from dpflow.tables.bounding.sort_bounding import CODE_BITS, NumberedColumn
-from dpflow.tables.bounding.sql_bounding import KEY_BITS, Truncation, Value
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.backends.duckdb_backend.bounding import dispatch
+from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import CODE_BITS, NumberedColumn
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import KEY_BITS, Truncation, Value
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
 
 def check_request(reading: RequestQuery, request: GroupedSums) -> None:

@@ -254,7 +254,8 @@ def test_a_sample_loses_at_most_one_value_to_one_more_unit(
     value.
     """
     monkeypatch.setattr(
-        "dpflow.tables.requests.unbounded_values.secrets.randbits", lambda bits: 1234
+        "dpflow.tables.backends.duckdb_backend.requests.unbounded_values.secrets.randbits",
+        lambda bits: 1234,
     )
     samples = []
     for rows in (3000, 3001):

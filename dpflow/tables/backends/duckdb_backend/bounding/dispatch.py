@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from dpflow.tables.access import sandbox
 from dpflow.tables.access.sandbox import as_int64
-from dpflow.tables.bounding.sort_bounding import (
+from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import (
     BYTES_PER_WORD,
     ROW_BITS,
     NumberedColumn,
     PackedRows,
     UnitGroupCells,
 )
-from dpflow.tables.bounding.sql_bounding import (
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     MOST_ROWS,
     PART_ROWS,
     Truncation,

@@ -7,8 +7,8 @@ import numpy as np
 from dpflow.core.contract.requests import KeySets, Sets
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
-from dpflow.tables.bounding.sql_bounding import number_units, truncate_rows
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import number_units, truncate_rows
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
 
 def check_request(reading: RequestQuery, request: KeySets) -> None:

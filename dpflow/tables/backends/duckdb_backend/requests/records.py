@@ -5,9 +5,13 @@ from __future__ import annotations
 from dpflow.core.contract.requests import RecordArrays, Records
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
-from dpflow.tables.bounding.sql_bounding import number_units, place_rows, truncate_rows
-from dpflow.tables.requests.public_size import find_public_size
-from dpflow.tables.requests.query import RequestQuery
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
+    number_units,
+    place_rows,
+    truncate_rows,
+)
+from dpflow.tables.backends.duckdb_backend.requests.public_size import find_public_size
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
 
 def check_request(reading: RequestQuery, request: Records) -> None:

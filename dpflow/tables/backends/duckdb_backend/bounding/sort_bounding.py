@@ -1,4 +1,4 @@
-"""Contribution bounding by sorting: what `dpflow.tables.bounding.sql_bounding` does in SQL, for
+"""Contribution bounding by sorting: what `dpflow.tables.backends.duckdb_backend.bounding.sql_bounding` does in SQL, for
 rows that fit in one word each.
 
 DuckDB makes an integer of every row: its unit's number, its group's code and its values, highest
@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
-from dpflow.tables.bounding import sorted_runs
-from dpflow.tables.bounding.sorted_runs import (
+from dpflow.tables.backends.duckdb_backend.bounding import sorted_runs
+from dpflow.tables.backends.duckdb_backend.bounding.sorted_runs import (
     Integers,
     choose_members,
     merge_counts,
@@ -38,7 +38,7 @@ from dpflow.tables.bounding.sorted_runs import (
     sort_words,
     split_runs,
 )
-from dpflow.tables.bounding.sql_bounding import WORD, Truncation, bit_length
+from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import WORD, Truncation, bit_length
 
 #: Chunks in one run of words (a unit's, or a cell's) from which on it is worked on in pieces:
 #: arrays beside it would take several times its memory.

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cached_tables
 import duckdb
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from cached_tables import CHANGES, DAYS, REQUESTS, ROWS, again, damage, folder, 
 
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.tables import PrivateTable
-from dpflow.tables.requests import partial_cache
+from dpflow.tables.backends.duckdb_backend.requests import partial_cache
 from dpflow.testing.neighbours import answer_fingerprint
 
 
@@ -248,7 +249,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import cached_tables as t
-from dpflow.tables.requests import partial_cache
+from dpflow.tables.backends.duckdb_backend.requests import partial_cache
 left = [3]  # the first file is there to be tried
 class Dying:
     def __init__(self, file): self.file = file
@@ -278,7 +279,7 @@ def test_killed_in_the_middle_of_a_write(
     is removed when it is old.
     """
     data = table.declaration.model_dump_json()
-    place = str(Path(__file__).parents[2])
+    place = str(Path(cached_tables.__file__).parent)
     ran = subprocess.run(
         [sys.executable, "-c", KILLED, place, data], capture_output=True, text=True, check=False
     )

@@ -10,7 +10,7 @@ from cached_tables import ROWS, again
 
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.tables import PrivateTable
-from dpflow.tables.requests.handlers import HANDLERS
+from dpflow.tables.backends.duckdb_backend.requests.handlers import HANDLERS
 
 
 @pytest.fixture

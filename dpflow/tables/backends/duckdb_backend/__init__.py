@@ -1,0 +1,11 @@
+"""DuckDB as a query backend: the only room that writes queries over private rows.
+
+`backend` is the class. `requests` has one module per kind of request, `bounding` the two forms of
+contribution bounding. What stands beside it in `dpflow.tables`: `access` opens DuckDB files and says
+how a column of each type is read, `language` is the declared language with a renderer per engine,
+`loading` and `public` write files of their owners.
+"""
+
+from dpflow.tables.backends.duckdb_backend.backend import DuckDBBackend
+
+__all__ = ["DuckDBBackend"]
