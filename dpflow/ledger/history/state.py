@@ -20,6 +20,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,6 +32,7 @@ from dpflow.ledger.storage.statements import (
     Read,
     Transaction,
     match_columns,
+    pick_values,
     prepare_insert,
     prepare_lookup,
 )
@@ -99,6 +101,12 @@ class RowIndex:
         self.columns = [column for column in table.columns if column.name not in apart]
         self.names = tuple(column.name for column in self.columns)
         self.places = [self.names.index(name) for name in self.identity]
+        self.primary = tuple(column.name for column in table.primary_key)
+        # What takes identity and primary key out of a row, and out of a mapping.
+        self.identify_row = pick_values(self.places)
+        self.identify = pick_values(self.identity)
+        self.primary_of_row = pick_values([self.names.index(name) for name in self.primary])
+        self.primary_of = pick_values(self.primary)
         #: Whether an identity has one row at most.
         self.single = not table.info.get("group")
         select = sa.select(*self.columns)
@@ -165,7 +173,7 @@ class ReadAhead:
         self.paths: dict[Key, str] = {}
         for table, identity in wants:
             form = TABLES[table.name]
-            key = tuple([identity[name] for name in form.identity])
+            key = form.identify(identity)
             if (table.name, key) not in self.paths:
                 self.paths[table.name, key] = form.name_item(key)
         self.prefixes = _name_prefixes(self.paths.values())
@@ -237,7 +245,7 @@ class LedgerState:
     def rows(self, table: sa.Table, **identity: Any) -> list[Any]:
         """All rows with this identity."""
         form = TABLES[table.name]
-        key = tuple([identity[name] for name in form.identity])
+        key = form.identify(identity)
         known = self._rows.get((table.name, key))
         if known is None:
             known = self.transaction.rows(form.select, **identity)
@@ -292,12 +300,11 @@ class LedgerState:
     def insert(self, table: sa.Table, **row: Any) -> None:
         """Add a row, which is proved not to be there."""
         form = TABLES[table.name]
-        key = tuple([row[name] for name in form.identity])
-        rows = self.rows(table, **{name: row[name] for name in form.identity})
+        key = form.identify(row)
+        rows = self.rows(table, **dict(zip(form.identity, key)))
         others = self._load_list(form, row[form.listed]) if form.listed else []
         added = form.select.row._make([row[name] for name in form.names])
-        primary = tuple([row[column.name] for column in table.primary_key])
-        self._inserts.setdefault(table.name, {})[primary] = row
+        self._inserts.setdefault(table.name, {})[form.primary_of(row)] = row
         self._rows[table.name, key] = [*rows, added]
         self._changed.add((table.name, key))
         if form.listed:
@@ -307,8 +314,7 @@ class LedgerState:
     def update(self, table: sa.Table, row: Any, **changes: Any) -> Any:
         """Change columns of a row that was read; returns it as it is now."""
         form = TABLES[table.name]
-        key = tuple([getattr(row, name) for name in form.identity])
-        primary = tuple([getattr(row, column.name) for column in table.primary_key])
+        key, primary = form.identify_row(row), form.primary_of_row(row)
         inserted = self._inserts.get(table.name, {}).get(primary)
         waiting = self._updates.setdefault((table.name, primary), {})
         (waiting if inserted is None else inserted).update(changes)
@@ -341,7 +347,7 @@ class LedgerState:
         for (name, primary), changes in updates.items():
             if changes:
                 form = TABLES[name]
-                old = {"old_" + c.name: v for c, v in zip(form.table.primary_key, primary)}
+                old = {"old_" + column: value for column, value in zip(form.primary, primary)}
                 new = {"new_" + column: value for column, value in changes.items()}
                 self.transaction.run(form.update(tuple(changes)), **old, **new)
 
@@ -373,7 +379,7 @@ class LedgerState:
         self._grown.clear()
         if self._writes:
             changes, self._writes = self._writes, {}
-            self._load_paths(changes)
+            # The nodes above them are there: what is written was read before.
             items = [(path, digest) for path, digest in changes.items() if digest is not None]
             changed: dict[str, str] = {}
             self.root = self._change_node("", self.root, sorted(items), changed)
@@ -384,24 +390,25 @@ class LedgerState:
 
     def _load_paths(self, paths: Iterable[str]) -> dict[str, str]:
         """By path: the leaf where it belongs, proved from the root down."""
-        paths = list(paths)
+        paths, leaves = sorted(paths), dict[str, str]()
         self._load_nodes(_name_prefixes(paths))
-        leaves = {}
-        for path in paths:
-            prefix, body = "", self._proved_body("", self.root)
-            while body[0] == _BRANCH:
-                child = _child(body, path[len(prefix)])
-                prefix = path[: len(prefix) + 1]
-                if child == _ABSENT:
-                    body = _LEAF
-                else:
-                    if prefix not in self._bodies:
-                        deeper = range(len(prefix), len(prefix) + _FEW)
-                        self._load_nodes({path[:level] for level in deeper})
-                    body = self._proved_body(prefix, child)
-            LedgerState._depth = max(LedgerState._depth, len(prefix))
-            leaves[path] = body
+        self._collect_leaves("", self.root, paths, leaves)
         return leaves
+
+    def _collect_leaves(
+        self, prefix: str, expected: str, paths: list[str], leaves: dict[str, str]
+    ) -> None:
+        """Add the leaves of sorted paths below a node."""
+        if expected != _ABSENT and prefix not in self._bodies:
+            deeper = range(len(prefix), len(prefix) + _FEW)
+            self._load_nodes({path[:level] for path in paths for level in deeper})
+        body = _LEAF if expected == _ABSENT else self._proved_body(prefix, expected)
+        if body[0] == _LEAF:
+            LedgerState._depth = max(LedgerState._depth, len(prefix))
+            leaves |= dict.fromkeys(paths, body)
+            return
+        for digit, below in itertools.groupby(paths, itemgetter(len(prefix))):
+            self._collect_leaves(prefix + digit, _child(body, digit), list(below), leaves)
 
     def _load_nodes(self, prefixes: set[str]) -> None:
         missing = prefixes - self._bodies.keys()
@@ -434,14 +441,12 @@ class LedgerState:
             merged |= {path: path + digest for path, digest in items}
             whole = [merged[path] for path in sorted(merged)]
             return build_nodes(whole, changed.__setitem__, prefix)
-        children = [body[at : at + 64] for at in range(1, 1 + 16 * 64, 64)]
         level = len(prefix)
         for digit, of_child in itertools.groupby(items, lambda item: item[0][level]):
-            place = _HEX.index(digit)
-            children[place] = self._change_node(
-                prefix + digit, children[place], list(of_child), changed
-            )
-        return _write_node(prefix, _BRANCH + "".join(children), changed.__setitem__)
+            at = 1 + 64 * _HEX.index(digit)
+            child = self._change_node(prefix + digit, body[at : at + 64], list(of_child), changed)
+            body = body[:at] + child + body[at + 64 :]
+        return _write_node(prefix, body, changed.__setitem__)
 
 
 def _name_prefixes(paths: Iterable[str]) -> set[str]:

@@ -70,7 +70,7 @@ class _Compiled(dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ..
     ) -> tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
         statement = self._on_postgresql if driver == "postgresql" else self._statement
         compiled: Any = statement.compile(dialect=DIALECTS[driver])
-        ordered = _in_order(compiled.positiontup or ())
+        ordered = pick_values(compiled.positiontup or ())
         constants = {name: value for name, value in compiled.params.items() if value is not None}
         form = self[driver] = (
             str(compiled),
@@ -79,11 +79,11 @@ class _Compiled(dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ..
         return form
 
 
-def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """What takes these values out of a mapping."""
-    if len(names) > 1:
-        return itemgetter(*names)
-    return lambda given: tuple([given[name] for name in names])
+def pick_values(places: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """What takes the values at these places out of a mapping or a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda given: tuple([given[place] for place in places])
 
 
 Read = tuple[Prepared, dict[str, Any]]  # a statement that reads, and its parameters
