@@ -187,7 +187,7 @@ class ReadAhead:
         named: dict[str, list[dict[str, Any]]] = {name: [] for name in self._tables}
         for name, key in self.paths:
             named[name].append(dict(zip(TABLES[name].identity, key)))
-        tables = [(TABLES[name].lookup, {"keys": _encode(named[name])}) for name in self._tables]
+        tables = [(TABLES[name].lookup, {"rows": named[name]}) for name in self._tables]
         return [_read_nodes(self.prefixes), *tables]
 
     def group_rows(self, results: Sequence[Sequence[Any]]) -> dict[Key, list[Any]]:
@@ -435,11 +435,10 @@ class LedgerState:
         """The hash of a node with these items put in; what was written is added to ``changed``."""
         body = _LEAF if expected == _ABSENT else self._proved_body(prefix, expected)
         if body[0] == _LEAF:
-            merged = {
-                body[at : at + 64]: body[at : at + _ITEM] for at in range(1, len(body), _ITEM)
-            }
-            merged |= {path: path + digest for path, digest in items}
-            whole = [merged[path] for path in sorted(merged)]
+            before = [body[at : at + _ITEM] for at in range(1, len(body), _ITEM)]
+            changes = dict(items)
+            whole = [item for item in before if item[:64] not in changes]
+            whole = sorted([*whole, *(path + digest for path, digest in items)])
             return build_nodes(whole, changed.__setitem__, prefix)
         level = len(prefix)
         for digit, of_child in itertools.groupby(items, lambda item: item[0][level]):
@@ -456,7 +455,7 @@ def _name_prefixes(paths: Iterable[str]) -> set[str]:
 
 
 def _read_nodes(prefixes: Iterable[str]) -> Read:
-    return _NODES, {"keys": _encode([{"prefix": prefix} for prefix in prefixes])}
+    return _NODES, {"rows": [{"prefix": prefix} for prefix in prefixes]}
 
 
 def find_digest(leaf: str, path: str) -> str | None:

@@ -7,6 +7,7 @@ one packet they take a fifth of its processor time here, and half of it at the s
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +23,9 @@ from dpflow.ledger.storage.statements import BoundStatement, LoadRows, MakeRow
 
 Connection = psycopg.Connection[Any]
 
+_INT8, _TEXT = 20, 25  # types that every server gives the same numbers
+_NULL = b"\xff\xff\xff\xff"
+
 _number = itertools.count()
 #: By connection: the names under which it prepared statements. None is given twice, because after an
 #: error nobody knows which of them the server has.
@@ -33,7 +37,8 @@ def run_pipeline(connection: Connection, statements: Sequence[BoundStatement]) -
     first runs.
 
     Args:
-        statements: SQL with parameters ``$1`` and so on; their values are texts, integers or None.
+        statements: SQL with parameters ``$1`` and so on; their values are texts, integers or None,
+            or lists of texts or of integers.
 
     Raises `psycopg.Error` for the first that fails; those after it did not run.
     """
@@ -45,7 +50,8 @@ def run_pipeline(connection: Connection, statements: Sequence[BoundStatement]) -
             name = new[sql] = b"dpflow_%d" % next(_number)
             commands.append(partial(pgconn.send_prepare, name, sql.encode()))
         places.append(len(commands))
-        commands.append(partial(pgconn.send_query_prepared, name, [*map(_encode_value, values)]))
+        encoded, formats = [*map(_encode_value, values)], [*map(_choose_format, values)]
+        commands.append(partial(pgconn.send_query_prepared, name, encoded, formats))
     results = connection.wait(_exchange(pgconn, commands))
     for result in results:
         if result.status == pq.ExecStatus.FATAL_ERROR:
@@ -55,14 +61,35 @@ def run_pipeline(connection: Connection, statements: Sequence[BoundStatement]) -
 
 
 def _encode_value(value: Any) -> bytes | None:
-    """As PostgreSQL reads it from text."""
+    """As PostgreSQL reads it from text, and a list in its own form."""
     if value is None:
         return None
+    if isinstance(value, list):
+        return _encode_list(value)
     text = str(value)
     # libpq would send what comes before it.
     if "\0" in text:
         raise psycopg.DataError("a text for PostgreSQL holds NUL")
     return text.encode()
+
+
+def _choose_format(value: Any) -> pq.Format:
+    return pq.Format.BINARY if isinstance(value, list) else pq.Format.TEXT
+
+
+def _encode_list(values: list[Any]) -> bytes:
+    """An array as PostgreSQL sends it: dimensions, whether one is NULL, type, length and first index;
+    then each value behind its length. In half the processor time of JSON, here and at the server.
+    """
+    kind = _INT8 if type(values[0]) is int else _TEXT
+    pieces = [struct.pack("!5i", 1, None in values, kind, len(values), 1)]
+    for value in values:
+        if value is None:
+            pieces.append(_NULL)
+        else:
+            data = value.to_bytes(8, signed=True) if kind == _INT8 else value.encode()
+            pieces += (len(data).to_bytes(4), data)
+    return b"".join(pieces)
 
 
 def _exchange(pgconn: PGconn, commands: Sequence[Callable[[], None]]) -> PQGen[list[PGresult]]:

@@ -24,6 +24,7 @@ DIALECTS: dict[str, sa.Dialect] = {
 }
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 Statement = sa.Select[Any] | sa.CompoundSelect[Any] | sa.Insert | sa.Update
 
 
@@ -33,7 +34,7 @@ class Prepared:
     Args:
         statement: on SQLite, and on PostgreSQL if there is no other for it.
         on_postgresql: the same there.
-        bulk: on PostgreSQL, a change of many rows at once: its parameter ``rows`` is a JSON list.
+        bulk: on PostgreSQL, a change of many rows at once, as its parameter ``rows``.
     """
 
     def __init__(
@@ -53,8 +54,18 @@ class Prepared:
         self.row: Any = namedtuple("row", columns, rename=True)  # type: ignore[misc]
 
     def bind_values(self, driver: str, parameters: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
-        """SQL text for a driver, and the parameters in its order."""
+        """SQL text for a driver, and the parameters in its order. Rows, a list of mappings, are packed
+        as `_unpack_rows` and SQLite's ``json_each`` read them.
+        """
         sql, ordered = self.on[driver]
+        rows = parameters.get("rows")
+        if rows is not None:
+            by_column = driver == "postgresql"
+            parameters = (
+                {name: [row[name] for row in rows] for name in rows[0]}
+                if by_column
+                else {"rows": _encode(rows)}
+            )
         return sql, ordered(parameters)
 
 
@@ -97,13 +108,12 @@ def match_columns(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
     return sa.and_(*(column == sa.bindparam(column.name, type_=column.type) for column in columns))
 
 
-def _unpack_rows(columns: Sequence[sa.Column[Any]], parameter: str) -> Any:
-    """On PostgreSQL: the rows of a JSON list of objects, with these columns."""
-    text = sa.cast(sa.bindparam(parameter, type_=sa.Text), postgresql.JSON)
-    rows = sa.func.json_to_recordset(text).table_valued(
-        *(sa.column(column.name, column.type) for column in columns)
-    )
-    return rows.render_derived(name="packed", with_types=True)
+def _unpack_rows(columns: Sequence[sa.Column[Any]]) -> Any:
+    """On PostgreSQL: the rows whose columns are the parameters, each a list of texts or integers."""
+    kinds = {c.name: sa.BigInteger if isinstance(c.type, sa.Integer) else sa.Text for c in columns}
+    lists = [sa.bindparam(name, type_=postgresql.ARRAY(kind)) for name, kind in kinds.items()]
+    rows = sa.func.unnest(*lists).table_valued(*(sa.column(*kind) for kind in kinds.items()))
+    return rows.render_derived(name="packed")
 
 
 def prepare_insert(table: sa.Table, *, replace: bool = False) -> Prepared:
@@ -113,7 +123,7 @@ def prepare_insert(table: sa.Table, *, replace: bool = False) -> Prepared:
         replace: a row with the same key gets the new values.
     """
     columns = list(table.columns)
-    packed = _unpack_rows(columns, "rows")
+    packed = _unpack_rows(columns)
     one = postgresql.insert(table).values({c.name: sa.bindparam(c.name) for c in columns})
     many = postgresql.insert(table).from_select(
         [c.name for c in columns], sa.select(*(packed.c[c.name] for c in columns))
@@ -133,15 +143,13 @@ def prepare_insert(table: sa.Table, *, replace: bool = False) -> Prepared:
 def prepare_lookup(
     columns: Sequence[sa.Column[Any]], identity: Sequence[sa.Column[Any]]
 ) -> Prepared:
-    """A read of all rows with any of many identities: its parameter ``keys`` is a JSON list of
-    objects.
-    """
-    keys = sa.func.json_each(sa.bindparam("keys", type_=sa.Text)).table_valued("value", name="key")
+    """A read of all rows with any of many identities, which are its parameter ``rows``."""
+    keys = sa.func.json_each(sa.bindparam("rows", type_=sa.Text)).table_valued("value", name="key")
     matches = [
         column == sa.func.json_extract(keys.c.value, sa.literal_column(f"'$.{column.name}'"))
         for column in identity
     ]
-    packed = _unpack_rows(identity, "keys")
+    packed = _unpack_rows(identity)
     # Each key by the index, however small the table was when this was planned: an inner query with
     # an offset is not joined in any other way.
     inner = (
@@ -315,7 +323,7 @@ class PostgresTransaction(Transaction):
 
     def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
         if statement.bulk is not None and len(parameters) > 1:
-            self.run(statement.bulk, rows=json.dumps(parameters))
+            self.run(statement.bulk, rows=parameters)
         else:
             self._waiting += [statement.bind_values(self._driver, row) for row in parameters]
 

@@ -4,7 +4,6 @@ next charge that uses them refuses.
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
@@ -238,8 +237,8 @@ class Memory:
     def __init__(self) -> None:
         self.nodes: dict[str, str] = {}
 
-    def rows(self, statement: Any, keys: str) -> list[Any]:
-        names = [key["prefix"] for key in json.loads(keys)]
+    def rows(self, statement: Any, rows: list[dict[str, str]]) -> list[Any]:
+        names = [row["prefix"] for row in rows]
         return [statement.row(name, self.nodes[name]) for name in names if name in self.nodes]
 
     def many(self, statement: Any, rows: list[dict[str, str]]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from dpflow.errors import DpflowError, LedgerCorrupt
 from dpflow.ledger import Ledger
 
-PAGE = 4096
+PAGE = 8192
 _ROUNDS = 25
 
 

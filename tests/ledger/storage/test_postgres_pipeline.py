@@ -40,6 +40,25 @@ def test_each_statement_has_its_rows(connection):
     assert run(connection, ("SELECT count(*) FROM pg_prepared_statements",)) == [[(4,)]]
 
 
+def test_lists_arrive_as_they_are(connection):
+    """Texts of any length and alphabet, the least and the greatest number, and what is missing."""
+    both = "SELECT * FROM unnest($1::text[], $2::bigint[])"
+    texts, numbers = ["", "é\n", None, '{"a, \\b"}', "NULL", "x" * 10**5], [0, 2**63 - 1, -(2**63)]
+    assert run(connection, (both, texts, [*numbers, 1, 2, 3])) == [
+        list(zip(texts, [*numbers, 1, 2, 3], strict=True))
+    ]
+    note = ("INSERT INTO noted VALUES ($1)", 7)
+    for wrong, error in (
+        ([["cut\0off"], [1]], psycopg.DataError),
+        ([["\ud800"], [1]], UnicodeError),
+        ([["a"], [2**63]], OverflowError),
+        ([["a"], ["b"]], psycopg.ProgrammingError),
+    ):
+        with pytest.raises(error):
+            run(connection, note, (both, *wrong))
+    assert run(connection, note) == [[]]  # none of the others ran
+
+
 def test_after_an_error_nothing_ran_and_all_goes_on(connection):
     """The first error is raised. What was prepared beside it is prepared under another name."""
     note, later = ("INSERT INTO noted VALUES ($1)", 7), ("SELECT count(*) FROM noted",)
