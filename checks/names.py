@@ -166,6 +166,7 @@ SHARED_STEMS = {
     "demo": "a command, and what it runs",
     "reusable_holdout": "a mechanism and its operator",
     "bounds": "a mechanism's name",
+    "data_contract": "doors named after their noun: cli, airflow",
 }
 LIMITS = {
     "participle functions, %": 4.0,

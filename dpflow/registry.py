@@ -31,6 +31,8 @@ BUILT_INS = (
     "dpflow.mechanisms.quantile",
     "dpflow.mechanisms.bounds",
     "dpflow.mechanisms.above_threshold",
+    "dpflow.mechanisms.check_rows",
+    "dpflow.mechanisms.watch_rows",
     "dpflow.mechanisms.reusable_holdout",
     "dpflow.mechanisms.builtin_estimators",
     "dpflow.mechanisms.calculators",

@@ -185,11 +185,15 @@ def _read_task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
     if field is None:
         return None
     instances, note = _read_arguments(operator, field)
+    # A table's own contract is not charged.
+    if field == "contract" and not note and all(not given.get(field) for given in instances):
+        return None
     if any(True for _ in operator.iter_mapped_task_groups()):
         note = "in a mapped task group: each of its instances charges this"
     folder = Path(dag.fileloc).parent
+    make = _contract_maker if field == "contract" else _request_maker
     makers = [
-        _request_maker(dag, operator, arguments.get(field), arguments, folder, files)
+        make(dag, operator, arguments.get(field), arguments, folder, files)
         for arguments in instances
     ]
     return Task(
@@ -293,6 +297,50 @@ def _request_maker(
             PlannedRelease(request, blocks or request.blocks, first_ordinal + ordinal)
             for request, ordinal in zip(requests, ordinals)
         ]
+
+    return make_requests
+
+
+def _contract_maker(
+    dag: Any,
+    operator: Any,
+    contract: Any,
+    arguments: Mapping[str, Any],
+    folder: Path,
+    files: set[Path],
+) -> Callable[[Context], list[PlannedRelease]]:
+    """As `_request_maker`, for a data contract: what its mode charges in a run."""
+    from dpflow.quality.contract_file import load_contract, parse_contract
+    from dpflow.quality.contract_run import list_requests
+    from dpflow.quality.watch import request_session
+
+    environment = dag.get_template_env()
+    fill_contract, _ = _template_filler(contract, environment, operator)
+    fill_blocks, _ = _template_filler(arguments.get("blocks"), environment, operator)
+    # One request object for all runs that ask for the same: the forecast plans each object once.
+    requests: dict[str, list[ReleaseRequest]] = {}
+
+    def make_requests(context: Context) -> list[PlannedRelease]:
+        given, filled = fill_contract(context), fill_blocks(context)
+        blocks = (filled,) if isinstance(filled, str) else tuple(map(str, filled or ()))
+        try:
+            if isinstance(given, str):
+                files.add((folder / given).resolve())
+                read = load_contract(folder / given)
+            elif given:
+                read = parse_contract(given, folder)
+            else:
+                return []
+        except InvalidInput as error:
+            raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
+        if read.mode == "watch":
+            asked = request_session(read, blocks)
+            (session,) = requests.setdefault(f"{asked!r}", [asked])
+            return [PlannedRelease(session, session.blocks)]
+        if read.mode != "metered":
+            return []
+        listed = requests.setdefault(f"{read!r}", [one for one, _ in list_requests(read, ())])
+        return [PlannedRelease(request, blocks, n) for n, request in enumerate(listed)]
 
     return make_requests
 

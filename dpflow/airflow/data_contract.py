@@ -1,62 +1,102 @@
-"""`DataContractOperator`: stop a run whose rows do not satisfy what the table declares."""
+"""`DataContractOperator`: stop a run whose rows do not satisfy what the table declares, or what a
+contract says.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from dpflow.airflow.task_context import dag_folder, dag_principal, map_failures, open_ledger
+from dpflow.airflow.task_context import (
+    dag_folder,
+    dag_principal,
+    identify_run,
+    map_failures,
+    open_ledger,
+    push_result,
+)
+
+if TYPE_CHECKING:
+    from dpflow.quality.contract_file import Contract
 
 
 class DataContractOperator(BaseOperator):
-    """Check the rows of the named blocks against the table's declaration with Great Expectations.
+    """Check the rows of the named blocks against the table's declaration, or against a contract,
+    with Great Expectations.
 
     :param table: the declaration: its name in ``dpflow.yml``, or its path relative to the DAG file
-        (templated).
+        (templated). Alone it is a contract in mode ``trusted``.
+    :param contract: a contract as a mapping, or the path of its file relative to the DAG file
+        (templated), instead of ``table``. Its mode says what is known of the rows and who pays:
+        ``public``, ``trusted``, ``metered`` or ``watch``.
     :param blocks: the blocks to check (templated).
-    :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the outcome is
-        recorded in its history.
+    :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); it pays where the
+        mode is ``metered`` or ``watch``, and the outcome is recorded in its history.
+    :param actions: Great Expectations' actions, which get the outcome.
 
     Mode ``trusted``: the one bit, passed or not, is computed from the rows and is not charged. It
     is recorded, and listed among the limits; it goes to whoever sees the run's state. Nothing else
-    about the rows is shown.
+    about the rows is shown. Modes ``metered`` and ``watch`` are paid exactly once: a retry, clear or
+    backfill of the same interval costs nothing and finds the same. Returns the outcome, with Great
+    Expectations' validation result; a contract that is not kept fails the task without a retry.
     """
 
-    template_fields: Sequence[str] = ("table", "blocks")
+    template_fields: Sequence[str] = ("table", "contract", "blocks")
+    request_field = "contract"  #: the argument that says what is charged; `dpflow plan` reads it
     ui_color = "#dff5d7"
 
     def __init__(
         self,
         *,
-        table: str,
+        table: str = "",
+        contract: Mapping[str, Any] | str | None = None,
         blocks: Sequence[str] | str = (),
         ledger_conn_id: str | None = None,
+        actions: Sequence[Any] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.table = table
+        self.contract = contract
         self.blocks = blocks
         self.ledger_conn_id = ledger_conn_id
+        self.actions = actions
+
+    def read_contract(self, context: Any) -> Contract:
+        """The contract that the arguments describe. Raises `InvalidInput` for none, or two."""
+        from dpflow.errors import InvalidInput
+        from dpflow.quality.contract_file import load_contract, parse_contract
+
+        if bool(self.table) == (self.contract is not None):
+            raise InvalidInput(
+                f"{self.task_id!r} needs either table, for the promises of its declaration, or contract"
+            )
+        folder = dag_folder(context)
+        if self.contract is None:
+            return parse_contract({"table": self.table}, folder)
+        if isinstance(self.contract, str):
+            return load_contract(folder / self.contract)
+        return parse_contract(self.contract, folder)
 
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
-        """Check the contract; a violation fails the task without a retry."""
-        from dpflow import quality
-        from dpflow.errors import ContractViolated
-        from dpflow.tables.access.declarations import load_table
+        """Check the contract; see the class."""
+        from dpflow.quality.contract_run import run_contract
 
-        table = load_table(self.table, dag_folder(context))
         blocks = [self.blocks] if isinstance(self.blocks, str) else list(self.blocks)
-        passed = quality.check(table, blocks)
-        outcome = {"table": table.name, "blocks": blocks, "passed": passed, "mode": "trusted"}
-        # Recorded before it is raised: the history has violations, too.
-        open_ledger(self.ledger_conn_id, dag_folder(context)).record(
-            "contract", outcome, principal=dag_principal(self.dag_id)
+        outcome = run_contract(
+            self.read_contract(context),
+            blocks,
+            ledger=open_ledger(self.ledger_conn_id, dag_folder(context)),
+            principal=dag_principal(self.dag_id),
+            identify=lambda plan, n: identify_run(context, n, f"#{n}" if n else ""),
+            actions=self.actions,
         )
-        if not passed:
-            raise ContractViolated(
-                f"the rows of {table.name} {blocks} do not satisfy the declaration; let the table's owner look at them"
-            )
-        return outcome
+        # What is one bit is in the run's state already.
+        if not outcome.passed and outcome.mode != "trusted":
+            # Its checks are worth seeing most when they fail.
+            push_result(self, context, outcome.to_json())
+        outcome.require_passed()
+        return outcome.to_json()

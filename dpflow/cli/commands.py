@@ -55,6 +55,10 @@ COMMANDS = {
     "release": ("release", "Charge, draw, settle and publish releases; list past ones."),
     "ask": ("ask", "Ask a session, in order; without a query, show what is left of it."),
     "gate": ("gate", "A holdout gate: plan, open, submit candidates, and see what is left."),
+    "contract": (
+        "data_contract",
+        "Data contracts: what they cost, whether rows keep them, thresholds from history.",
+    ),
     "calculate": (
         "calculate",
         "Answer a question about methods: how many rows, how much noise, what no method can reach.",

@@ -5,9 +5,27 @@ A contract finds broken pipelines, not odd days: rows that a declared rule maps 
 value, an unknown key, one lone unit, no row at all) keep it. What leaves is one bit; no value,
 count or message of the data does. The bit is not charged to any budget, so it is for owners who
 trust whoever sees it.
+
+That is mode ``trusted``. A contract of one's own (`dpflow.quality.contract_file`) may also be
+``public``, from the file's catalogue alone, or paid from a budget: ``metered`` decides checks from
+released noisy numbers, ``watch`` asks sessions that are free until they raise an alarm.
 """
 
-from dpflow.quality.expectations import suite
-from dpflow.quality.validate import check
+from __future__ import annotations
 
-__all__ = ["check", "suite"]
+from typing import TYPE_CHECKING
+
+from dpflow.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from dpflow.quality.contract_file import Contract as Contract
+    from dpflow.quality.contract_file import load_contract as load_contract
+    from dpflow.quality.contract_file import parse_contract as parse_contract
+    from dpflow.quality.contract_run import ContractOutcome as ContractOutcome
+    from dpflow.quality.contract_run import run_contract as run_contract
+    from dpflow.quality.expectations import suite as suite
+    from dpflow.quality.validate import check as check
+
+    __all__: list[str]
+else:
+    __all__, __getattr__ = lazy_names(__spec__)

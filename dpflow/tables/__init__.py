@@ -5,7 +5,7 @@ arithmetic, read-only and sandboxed. `publish` copies settled results into an ou
 error of this package holds a value of a row.
 """
 
-from dpflow.tables.language.grouping import declare_groups
+from dpflow.tables.language.grouping import declare_columns, declare_groups
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.sources import (
     CsvFormat,
@@ -30,6 +30,7 @@ __all__ = [
     "PrivateTable",
     "PublishedRelease",
     "build",
+    "declare_columns",
     "declare_groups",
     "load_rows",
     "open_rows",

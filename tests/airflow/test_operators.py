@@ -160,6 +160,47 @@ def test_a_violated_contract_stops_the_run_and_is_recorded(tiny: Tiny) -> None:
     assert [note["passed"] for note in notes] == [True, False]
 
 
+def test_a_paid_contract_is_charged_once_and_counted_before(tiny: Tiny) -> None:
+    """A retry of the interval replays and finds the same; the budget check knows what it will cost;
+    a failed contract returns its outcome, too.
+    """
+    from airflow.sdk import DAG
+    from airflow_names import AirflowFailException
+
+    from dpflow.airflow import BudgetCheckOperator, DataContractOperator
+
+    contract = {
+        "table": "visits.yml",
+        "scope": "visits",
+        "mode": "metered",
+        "epsilon": "0.75",
+        "checks": [{"name": "some", "check": "rows", "at_most": 10**6}],
+    }
+    with DAG("d", schedule=None) as dag:
+        dag.fileloc = str(tiny.folder / "dag.py")
+        budget = BudgetCheckOperator(task_id="budget")
+        check = DataContractOperator(task_id="t", contract=contract, blocks="2020-01-01")
+        budget >> check
+    assert budget.execute(context(tiny) | {"dag": dag}) == {"planned": 1, "to_pay": 1}
+    first, again = (check.execute(context(tiny, try_number=n)) for n in (1, 2))
+    assert first["passed"] and first["validation"]["success"]
+    assert [one["receipts"][0]["replayed"] for one in (first, again)] == [False, True]
+    assert again["checks"] == first["checks"]
+    assert Ledger(tiny.ledger).remaining("visits").rows()[0]["epsilon_spent"] == "0.75"
+    told: list[dict[str, Any]] = []
+    with DAG("e", schedule=None):
+        check = DataContractOperator(
+            task_id="t",
+            contract=contract | {"checks": [{"name": "many", "check": "rows", "at_least": 10**6}],
+                                 "epsilon": "0.25"},
+            blocks="2020-01-01",
+        )  # fmt: skip
+    failing = context(tiny, dag_id="e", xcom_push=lambda key, value: told.append(value))
+    with pytest.raises(AirflowFailException, match=r"violated: many"):
+        check.execute(failing)
+    assert [one["passed"] for one in told] == [False]
+
+
 def test_runs_without_a_date_are_named_by_their_id(tiny: Tiny) -> None:
     """A manual run has no interval: its id, or its partition key, is the occasion."""
     from dpflow.airflow.task_context import identify_run

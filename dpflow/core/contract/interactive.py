@@ -7,13 +7,14 @@ output, no error because of a value.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.requests import Answer, DataRequest
 from dpflow.core.sampling.randomness import Source
 
@@ -64,6 +65,16 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
         nothing.
         """
         return ""
+
+    def computed_columns(self, params: P, table: Table) -> Mapping[str, Column]:
+        """Columns that it needs beside the declared ones, as `Mechanism.computed_columns`."""
+        return {}
+
+    def read_blocks(self, query: Q, blocks: Sequence[str]) -> Sequence[str]:
+        """Which blocks one query reads, of those that the session was charged for; none means the
+        whole table. Raises `InvalidInput` for another one.
+        """
+        return blocks
 
     @abstractmethod
     def open(self, params: P, table: Table, source: Source) -> State:

@@ -10,13 +10,14 @@ them (design section 3).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.requests import Answer, DataRequest
 from dpflow.core.contract.results import ErrorBound, Result
 from dpflow.core.contract.strict_models import Strict
@@ -75,6 +76,12 @@ class Mechanism(ABC, Generic[P]):
     def error_bound(self, params: P, table: Table) -> ErrorBound | None:
         """A bound on the noise before anything is spent, or None where it depends on the rows."""
         return None
+
+    def computed_columns(self, params: P, table: Table) -> Mapping[str, Column]:
+        """Columns that it needs beside the declared ones, each with an expression in the language
+        of conditions and with bounds; the plan's declaration has them, too.
+        """
+        return {}
 
     def delegate_to(self, params: P, table: Table) -> Delegation | None:
         """For a front door to several mechanisms: the one that suits the declaration, or None for

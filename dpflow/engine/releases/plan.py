@@ -33,7 +33,7 @@ from dpflow.engine.releases.request import ReleaseRequest, require_public
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable, declare_groups
+from dpflow.tables import PrivateTable, declare_columns, declare_groups
 
 #: Where a plan has no number for the error.
 IN_RESULT = "depends on the rows; part of the result"
@@ -227,6 +227,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         raise InvalidDeclaration(
             f"{request.name}: parameters of {mechanism.name}: {describe_problems(error)}; dpflow mechanisms {mechanism.name} explains them"
         ) from None
+    table = declare_columns(table, mechanism.computed_columns(params, table))
     # Some mechanisms hand a request to a better one, such as one that a plugin brings.
     if isinstance(mechanism, Mechanism) and (other := mechanism.delegate_to(params, table)):
         if other.mechanism not in registry.mechanisms:

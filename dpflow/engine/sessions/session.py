@@ -328,12 +328,13 @@ class Session:
         # Why a verdict that the mechanism calls proven is heuristic in this session.
         doubt = self._seen or (nested_release.WHY if spent else "")
         statistic = mechanism.data_request(plan.params, query, plan.table)
+        blocks = mechanism.read_blocks(query, plan.request.blocks)
         read: Callable[[], Any]
         if isinstance(statistic, GroupValues):
             read = self._readers.group_reader(statistic, query, candidate, champion)
         else:
-            self._private.check_request(statistic, plan.request.blocks)
-            read = partial(self._private.answer, statistic, plan.request.blocks)
+            self._private.check_request(statistic, blocks)
+            read = partial(self._private.answer, statistic, blocks)
         # Taken before the draw: reading the catalog may fail, and may say why.
         snapshot = (
             self._ledger.commitment(self._private.data_identity(), "snapshot")

@@ -45,6 +45,31 @@ def open_rows(
         yield lambda: connection.lend(ConnectionWrapper)
 
 
+def usable_columns(table: Table, names: Sequence[str]) -> list[str]:
+    """Those of the named columns that the relation has, with a type that a release can use: what the
+    file's catalogue says, and no row is read.
+
+    Raises:
+        TableUnreadable: no such file or relation, or no DuckDB file.
+        TableBusy: another process is writing it.
+    """
+    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
+        relation = connection.find_relation(
+            table.relation_name, table.trusts_sql(table.relation_name)
+        )
+    folded = {name.casefold(): field for name, field in relation.fields.items()}
+    usable = []
+    for name in names:
+        declared = table.columns.get(name, Column())
+        with suppress(TableUnreadable, KeyError):
+            field = folded[name.casefold()]
+            _value(field, declared)
+            if declared.public_keys is not None:
+                _key_text(field, declared.public_keys)
+            usable.append(name)
+    return usable
+
+
 def contract_query(
     table: Table,
     relation: sandbox.Relation,

@@ -9,9 +9,11 @@ contribution bounds say. So sensitivities are those of one column.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from typing import Any
 
 from dpflow.core.contract.declaration import Column, Table
+from dpflow.errors import PlanRefused
 from dpflow.tables.language.conditions import Reader
 from dpflow.tables.language.nodes import MOST_DEPTH, PART_RANGES, Node, refuse_sql
 
@@ -41,6 +43,31 @@ def declare_groups(table: Table, by: str) -> tuple[Table, str]:
     if len(names) > 1:
         columns[name] = Column(parts=tuple(names))
     return table.model_copy(update={"columns": columns}), name
+
+
+def declare_columns(table: Table, columns: Mapping[str, Column]) -> Table:
+    """The declaration with further columns, each computed by an expression over a row.
+
+    Raises `PlanRefused` where one has a declared column's name, or an expression outside of the
+    language; `UnknownName` for a column in it that nobody declared.
+    """
+    if not columns:
+        return table
+    declared = {name.casefold() for name in table.columns}
+    added = {}
+    for name, column in columns.items():
+        if name.casefold() in declared:
+            raise PlanRefused(
+                f"table {table.name!r} declares a column {name!r}, which a check would compute; give the check another name"
+            )
+        try:
+            expression = str(parse_row_expression(column.expression or "", table))
+        except PlanRefused as error:
+            raise PlanRefused(
+                f"{name} cannot be computed, for its condition is outside of the language: {error}"
+            ) from None
+        added[name] = column.model_copy(update={"expression": expression})
+    return table.model_copy(update={"columns": {**table.columns, **added}})
 
 
 def parse_groups(text: str, table: Table) -> list[Node]:

@@ -1,0 +1,123 @@
+"""`dpflow contract`: plan, run and suggest data contracts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpflow.cli.console import (
+    JsonOption,
+    LedgerOption,
+    find_ledger,
+    open_ledger,
+    open_output,
+    show_json,
+    show_table,
+)
+
+app = typer.Typer(
+    help="Data contracts: what they cost, whether rows keep them, thresholds from history.",
+    no_args_is_help=True,
+)
+
+FileArgument = Annotated[Path, typer.Argument(help="A contract's file (YAML).")]
+BlockOption = Annotated[
+    list[str] | None, typer.Option("--block", help="A block to check; repeatable.")
+]
+
+
+@app.command("plan")
+def plan_command(
+    file: FileArgument,
+    block: BlockOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a contract costs and what its noise can decide; nothing is read or charged.
+
+    For a watch: beside paying each time, and which is cheaper.
+    """
+    from dpflow.quality.contract_file import load_contract, require_blocks
+    from dpflow.quality.contract_run import plan_contract
+    from dpflow.quality.watch import compare_costs, plan_session
+    from dpflow.registry import Registry
+
+    contract, blocks = load_contract(file), block or []
+    require_blocks(contract, contract.load_declaration(), blocks)
+    views: list[dict[str, Any]] = []
+    if not contract.is_paid:
+        views = [{"contract": contract.name, "mode": contract.mode, "cost": "nothing is charged"}]
+    elif contract.mode == "metered":
+        for plan, _ in plan_contract(contract, blocks, Registry.load()):
+            view = plan.describe()
+            widths = view.pop("half_width_95")
+            view |= {f"error of {name}": f"{width:.4g}" for name, width in dict(widths).items()}
+            views.append(view)
+    else:
+        plan = plan_session(contract, blocks, Registry.load())
+        views = [plan.describe() | compare_costs(plan).describe()]
+    if as_json:
+        return show_json(views)
+    for view in views:
+        shown = {name: value for name, value in view.items() if name not in ("guarantee", "digest")}
+        show_table(
+            f"contract {contract.name}, {contract.mode}",
+            ("", ""),
+            [(name, str(value)) for name, value in shown.items() if value != ""],
+        )
+
+
+@app.command("run")
+def run_command(
+    file: FileArgument,
+    block: BlockOption = None,
+    ledger: LedgerOption = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Write the outcome as one HTML page, too.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a contract, pay for it where its mode is paid, and fail if it is not kept.
+
+    The same contract, revision and blocks again are free.
+    """
+    from dpflow.quality.contract_file import load_contract
+    from dpflow.quality.contract_run import run_contract
+    from dpflow.quality.page import write_html
+
+    contract = load_contract(file)
+    # What is paid needs a ledger; other outcomes are recorded where there is one.
+    book = open_ledger(ledger, files=[file]) if contract.is_paid else find_ledger(ledger, [file])
+    outcome = run_contract(contract, block or (), ledger=book)
+    if page is not None:
+        with open_output(page) as stream:
+            stream.write(write_html(outcome))
+    if as_json:
+        show_json(outcome.to_json())
+    else:
+        show_table(
+            f"contract {outcome.contract}: {'kept' if outcome.passed else 'not kept'}",
+            ("check", "asked", "verdict", "estimate", "beyond the bound", "+-"),
+            (
+                (
+                    one.name,
+                    one.summary,
+                    one.verdict,
+                    *map(_write_number, (one.estimate, one.excess, one.half_width)),
+                )
+                for one in outcome.checks
+            ),
+        )
+        show_table(
+            "paid", ("release", "epsilon", "delta", "scope"), _list_receipts(outcome.receipts)
+        )
+    outcome.require_passed()
+
+
+def _write_number(value: float | None) -> str | None:
+    return None if value is None else f"{value:.6g}"
+
+
+def _list_receipts(receipts: Any) -> list[tuple[Any, ...]]:
+    return [tuple(one[name] for name in ("name", "epsilon", "delta", "scope")) for one in receipts]

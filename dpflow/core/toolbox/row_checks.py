@@ -1,0 +1,321 @@
+"""Checks of a table's rows that are linear in a few sums: what data contracts pay for.
+
+Definition: a check is kept when C = c + sum of a_i M_i is at most 0, where the M_i are moments
+(`dpflow.core.toolbox.moments`): rows, units, values of a column, sums of a column or of a computed
+column that is 1 in rows that violate the check and 0 in others. C is the *excess*:
+
+    violations, nulls, unknown_keys    violating rows - at_most x rows
+    quantile p at most h               values above h - (1 - p) x values
+    quantile p at least h              values below h - p x values
+    mean at most h                     sum of the values - h x values; mirrored for at_least
+    rows, units, freshness             number - at_most, or at_least - number
+
+Privacy: the excess is a fixed function of moments, so whoever releases noisy moments pays for these
+alone (`dpflow.mechanisms.check_rows`). One privacy unit moves the excess by at most the sum of |a_i|
+times the L1 sensitivity of M_i, under the declared neighbouring relation
+(`dpflow.mechanisms.watch_rows` compares excesses without releasing them).
+
+What it cannot see: rows beyond a unit's contribution bounds are truncated before anything is
+counted, so copies of rows of a unit that is at its bound change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, lcm
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.strict_models import Exact
+from dpflow.core.toolbox.moments import Measure, Moment, Query
+from dpflow.errors import PlanRefused
+
+#: Fields of a check by its kind, beside its name and bound.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "violations": ("condition",),
+    "nulls": ("column",),
+    "unknown_keys": ("column",),
+    "quantile": ("column", "p"),
+    "mean": ("column",),
+    "rows": (),
+    "units": (),
+    "freshness": ("column", "since"),
+}
+#: Kinds whose bound is a share of the rows, and can only be a highest one.
+SHARES = ("violations", "nulls", "unknown_keys")
+#: Computed columns are called by their check.
+PREFIX = "check_"
+#: Excesses of different sensitivity are compared on one scale, to this precision.
+SCALE_STEPS = 1000
+
+
+class RowCheck(Params):
+    """One bound on the rows that a contract reads.
+
+    ``name``: what results call it. ``check``: violations, nulls, unknown_keys, quantile, mean, rows,
+    units or freshness. ``condition``: which rows violate it, in the language of conditions.
+    ``column``: what nulls, keys, quantile or mean are of. ``p``: which quantile. ``since``: a row is
+    fresh if its column holds this date or number, or a later one. ``at_least``: the lowest that is
+    allowed. ``at_most``: the highest; a share of the rows for violations, nulls and unknown_keys.
+    """
+
+    example: ClassVar[str] = "{name: late, check: violations, condition: delay > 180, at_most: 0.1}"
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")]
+    check: Literal[
+        "violations", "nulls", "unknown_keys", "quantile", "mean", "rows", "units", "freshness"
+    ]
+    column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    condition: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
+    p: Annotated[Exact, Field(gt=0, lt=1)] | None = None
+    since: Exact | None = None
+    at_least: Exact | None = None
+    at_most: Exact | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> RowCheck:
+        for field in ("column", "condition", "p", "since"):
+            wanted = field in FIELDS[self.check]
+            if wanted != (getattr(self, field) is not None):
+                raise ValueError(
+                    f"a check of {self.check} {'needs' if wanted else 'takes no'} {field}"
+                )
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("give either at_least or at_most; write two checks for both")
+        if self.check in SHARES and (self.at_most is None or not 0 <= self.at_most < 1):
+            raise ValueError(f"{self.check} takes at_most: a share of the rows from 0 to below 1")
+        if self.check == "freshness" and self.at_least is None:
+            raise ValueError("freshness takes at_least: how many rows must be fresh")
+        bound = self.limit
+        if bound.denominator > 10**6 or abs(bound) > 2**50:
+            raise ValueError("a bound has at most six decimals, and no more than 2^50")
+        if self.p is not None and self.p.denominator > 10**6:
+            raise ValueError("p has at most six decimals")
+        if self.check in ("rows", "units", "freshness") and (bound.denominator != 1 or bound < 0):
+            raise ValueError(f"the bound of {self.check} is a whole number, 0 or more")
+        return self
+
+    @property
+    def limit(self) -> Fraction:
+        """The bound, whichever side it is on."""
+        limit = self.at_most if self.at_least is None else self.at_least
+        assert limit is not None
+        return limit
+
+    @property
+    def summary(self) -> str:
+        """What is asked, in words: public, of the contract alone."""
+        side = "at most" if self.at_least is None else "at least"
+        of = {
+            "violations": f"share of rows with {self.condition}",
+            "nulls": f"share of rows without {self.column}",
+            "unknown_keys": f"share of rows with an undeclared {self.column}",
+            "quantile": f"quantile {self.p} of {self.column}",
+            "mean": f"mean of {self.column}",
+            "rows": "rows",
+            "units": "units",
+            "freshness": f"rows whose {self.column} is {self.since} or later",
+        }
+        return f"{of[self.check]} {side} {self.limit}"
+
+    @property
+    def computed_name(self) -> str:
+        """The computed column that counts its rows."""
+        return PREFIX + self.name
+
+
+def _check_names(checks: tuple[RowCheck, ...]) -> tuple[RowCheck, ...]:
+    if len({check.name for check in checks}) != len(checks):
+        raise ValueError("name each check once")
+    return checks
+
+
+#: What mechanisms take: at least one check, each with a name of its own.
+RowChecks = Annotated[
+    tuple[RowCheck, ...], Field(min_length=1, max_length=100), AfterValidator(_check_names)
+]
+
+
+def computed_columns(checks: Sequence[RowCheck], table: Table) -> dict[str, Column]:
+    """The columns that count violating rows, by name: 1 or 0, in the language of conditions.
+
+    Raises `UnknownName` for a column that nobody declared, and `PlanRefused` where one has no keys.
+    """
+    columns = {}
+    for check in checks:
+        case = _write_case(check, table)
+        if case is None:
+            continue
+        # Of quantiles, a row without a value is neither above nor below.
+        missing = {} if check.check == "quantile" else {"missing": 0}
+        columns[check.computed_name] = Column.model_validate(
+            {"expression": case, "lower": 0, "upper": 1, "step": 1} | missing
+        )
+    return columns
+
+
+def _write_case(check: RowCheck, table: Table) -> str | None:
+    """The expression that is 1 in the rows that a check counts."""
+    name = "" if check.column is None else check.column
+    if check.column is not None:
+        table.column(name)
+    quoted = '"' + name.replace('"', '""') + '"'
+    quoted = quoted if "." not in name else name
+    if check.check == "violations":
+        return f"CASE WHEN ({check.condition}) THEN 1 ELSE 0 END"
+    if check.check == "nulls":
+        return f"CASE WHEN {quoted} IS NULL THEN 1 ELSE 0 END"
+    if check.check == "unknown_keys":
+        keys = ", ".join("'" + key.replace("'", "''") + "'" for key in table.public_keys(name))
+        return f"CASE WHEN {quoted} IS NULL OR {quoted} IN ({keys}) THEN 0 ELSE 1 END"
+    if check.check == "quantile":
+        beyond, within = (">", "<=") if check.at_least is None else ("<", ">=")
+        limit = _write_number(check.limit)
+        return (
+            f"CASE WHEN {quoted} {beyond} {limit} THEN 1 WHEN {quoted} {within} {limit} THEN 0 END"
+        )
+    if check.check == "freshness":
+        assert check.since is not None
+        return f"CASE WHEN {quoted} >= {_write_number(check.since)} THEN 1 ELSE 0 END"
+    return None
+
+
+def _write_number(value: Fraction) -> str:
+    """A decimal literal; negative ones in brackets."""
+    whole = value * 10**6
+    if whole.denominator != 1:
+        raise PlanRefused("a bound in a check has at most six decimals; round it")
+    sign, digits = ("-", -int(whole)) if whole < 0 else ("", int(whole))
+    text = f"{sign}{digits // 10**6}" + (
+        f".{digits % 10**6:06d}".rstrip("0") if digits % 10**6 else ""
+    )
+    return f"({text})" if sign else text
+
+
+def list_measures(checks: Sequence[RowCheck]) -> tuple[Measure, ...]:
+    """What the checks need to know, each once."""
+    measures = [_measure_check(check) for check in checks]
+    return tuple(dict.fromkeys(measures))
+
+
+def _measure_check(check: RowCheck) -> Measure:
+    if check.check in ("rows", "units"):
+        return Measure(measure="count" if check.check == "rows" else "count_distinct")
+    if check.check == "freshness":
+        return Measure(measure="sum", column=check.computed_name)
+    # A share is the mean of 0 and 1.
+    return Measure(
+        measure="mean", column=check.column if check.check == "mean" else check.computed_name
+    )
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A linear function of moments that is above 0 exactly when its check is violated.
+
+    Attributes:
+        coefficients: of each moment.
+        constant: what is added.
+    """
+
+    coefficients: Mapping[Moment, Fraction]
+    constant: Fraction = Fraction(0)
+
+    def evaluate(self, moments: Mapping[Moment, int]) -> Fraction:
+        """The excess at these moments, exact or noisy."""
+        return self.constant + sum(
+            (factor * moments[moment] for moment, factor in self.coefficients.items()), Fraction(0)
+        )
+
+    def half_width(self, tails: Mapping[Moment, float]) -> float:
+        """The error of an excess of noisy moments whose errors are within ``tails``."""
+        return sum(abs(float(factor)) * tails[m] for m, factor in self.coefficients.items())
+
+    def sensitivity(self, query: Query) -> Fraction:
+        """How far one unit moves it at most."""
+        return sum(
+            (abs(factor) * query.sensitivity(m).l1 for m, factor in self.coefficients.items()),
+            Fraction(0),
+        )
+
+
+def make_excess(check: RowCheck, query: Query) -> Excess:
+    """The excess of a check over the moments of a query that measures it."""
+    sign = 1 if check.at_least is None else -1
+    if check.check in ("rows", "units"):
+        moment = (check.check, "")
+        return Excess({moment: Fraction(sign)}, -sign * check.limit)
+    if check.check == "freshness":
+        return Excess({("sum", check.computed_name): Fraction(-1)}, check.limit)
+    name = check.column if check.check == "mean" else check.computed_name
+    assert name is not None
+    count = query.count_moment(name)
+    if check.check == "mean":
+        step = query.table.bounded_column(name).step
+        centre = query.columns[name].centre
+        return Excess({("sum", name): sign * step, count: sign * (step * centre - check.limit)})
+    if check.check == "quantile":
+        assert check.p is not None
+        tolerance = 1 - check.p if check.at_least is None else check.p
+    else:
+        tolerance = check.limit
+    return Excess({("sum", name): Fraction(1), count: -tolerance})
+
+
+@dataclass(frozen=True)
+class ScaledExcess:
+    """An excess times a positive factor, as integers that one unit moves by no more than a common
+    bound: so that excesses of different size share one noisy threshold.
+
+    Attributes:
+        coefficients, constant: integers.
+        factor: what the excess was multiplied by.
+    """
+
+    coefficients: Mapping[Moment, int]
+    constant: int
+    factor: Fraction
+
+    def evaluate(self, moments: Mapping[Moment, int]) -> int:
+        """The scaled excess."""
+        return self.constant + sum(
+            factor * moments[moment] for moment, factor in self.coefficients.items()
+        )
+
+
+def scale_excesses(checks: Sequence[RowCheck], table: Table) -> tuple[dict[str, ScaledExcess], int]:
+    """The excess of each check on one scale, by name, and how far one unit moves any of them.
+
+    Each is written with integers first, then stretched by a whole number to about the same
+    sensitivity, which loses at most one part in `SCALE_STEPS`.
+    """
+    whole, reaches = {}, {}
+    for check in checks:
+        query = query_check(check, table)
+        excess = make_excess(check, query)
+        denominator = lcm(
+            excess.constant.denominator, *(f.denominator for f in excess.coefficients.values())
+        )
+        whole[check.name] = (excess, Fraction(denominator))
+        reaches[check.name] = max(1, ceil(excess.sensitivity(query) * denominator))
+    # Their least common multiple loses nothing, where it is small.
+    common = min(lcm(*reaches.values()), SCALE_STEPS * max(reaches.values()))
+    scaled = {}
+    for name, (excess, factor) in whole.items():
+        factor *= common // reaches[name]
+        scaled[name] = ScaledExcess(
+            {moment: int(value * factor) for moment, value in excess.coefficients.items()},
+            int(excess.constant * factor),
+            factor,
+        )
+    return scaled, common
+
+
+def query_check(check: RowCheck, table: Table) -> Query:
+    """The moments of one check."""
+    return Query(table, None, list_measures([check]))

@@ -1,0 +1,112 @@
+"""The noisy sums by which a data contract's checks are decided: shares, means, quantiles, numbers.
+
+Definition: `dpflow.core.toolbox.row_checks`. Every moment that some check needs is released once,
+with integer noise; a check is decided from these numbers alone (`dpflow.quality`), so deciding it
+costs nothing more.
+
+Guarantee and error: `dpflow.core.toolbox.aggregate`, for the declared privacy unit and neighbouring
+relation. Rows are truncated to the declared contribution bounds first. The number of rows is shared
+by all checks of shares, and is paid once.
+
+When not to use it: for a check on every block of a long time where most are kept (`watch_rows` pays
+for alarms only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.toolbox.aggregate import MeasureMechanism, NoisyParams, Release
+from dpflow.core.toolbox.moments import Measure, Moment, Noisy
+from dpflow.core.toolbox.row_checks import (
+    RowChecks,
+    computed_columns,
+    list_measures,
+    make_excess,
+)
+from dpflow.hookspecs import hookimpl
+
+
+class CheckRowsParams(NoisyParams):
+    """``checks``: bounds on the rows (`RowCheck`). ``epsilon``: the privacy cost of all of them
+    together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
+    """
+
+    checks: RowChecks
+
+
+def moment_label(moment: Moment) -> str:
+    """What a released moment is called: ``rows``, or ``sum(check_late)``."""
+    what, column = moment
+    return f"{what}({column})" if column else what
+
+
+class CheckRows(MeasureMechanism[CheckRowsParams]):
+    """Noisy moments for checks of rows."""
+
+    name = "check_rows"
+    version = 1
+    summary = "what a data contract's checks are decided by: shares, means, quantiles, numbers"
+    citation = (
+        "Dwork, McSherry, Nissim, Smith 2006; linear checks in dpflow.core.toolbox.row_checks"
+    )
+    Params = CheckRowsParams
+
+    def computed_columns(self, params: CheckRowsParams, table: Table) -> Mapping[str, Column]:
+        """1 in the rows that a check counts."""
+        return computed_columns(params.checks, table)
+
+    def list_measures(self, params: CheckRowsParams) -> Sequence[Measure]:
+        """What the checks need, each once."""
+        return list_measures(params.checks)
+
+    def list_rows(
+        self, release: Release, measures: Sequence[Measure], keys: Sequence[str], noisy: Noisy
+    ) -> Result:
+        """The noisy moments themselves, from which every check can be decided."""
+        return Result(
+            tuple(
+                Row("", moment_label(moment), int(noisy[moment][0]), float(noise.half_width()))
+                for moment, noise in release.noises.items()
+            )
+        )
+
+    def error_bound(self, params: CheckRowsParams, table: Table) -> ErrorBound:
+        """By check: how far the noise moves its excess (violating rows above what is allowed)."""
+        release, note = self.choose_release(params, table)
+        widths = {}
+        for check in params.checks:
+            excess = make_excess(check, release.query)
+            tails = {
+                moment: float(release.noises[moment].half_width(0.05 / len(excess.coefficients)))
+                for moment in excess.coefficients
+            }
+            widths[check.name] = excess.half_width(tails)
+        return ErrorBound(
+            widths,
+            "; ".join(filter(None, ["of each excess; clamping and truncation add bias", note])),
+        )
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> list[CheckRows]:
+    return [CheckRows()]
+
+
+@hookimpl
+def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+    table = {
+        "name": "audited",
+        "database": "audited.duckdb",
+        "privacy_unit": {"column": "user"},
+        "contribution_bounds": {"rows": 1},
+        "columns": {"user": {}, "amount": {"lower": 0, "upper": 1}},
+    }
+    checks = [
+        {"name": "few", "check": "rows", "at_most": 2},
+        {"name": "low", "check": "mean", "column": "amount", "at_most": "0.5"},
+    ]
+    return {"check_rows": [{"table": table, "params": {"epsilon": "4", "checks": checks}}]}

@@ -1,0 +1,192 @@
+"""Data contracts as people write them: a mode, checks, and what they may cost."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from dpflow.catalogue import fill_request, locate_declaration
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.strict_models import Exact, Strict, describe_problems
+from dpflow.core.toolbox.row_checks import RowCheck
+from dpflow.errors import InvalidDeclaration, InvalidInput
+from dpflow.tables.access.declarations import load_table
+from dpflow.yaml_files import load_yaml
+
+Mode = Literal["public", "trusted", "metered", "watch"]
+#: Fields that only paid modes take.
+PAID = ("scope", "checks", "drift", "epsilon", "delta", "confidence", "undecided", "revision")
+#: Fields that only a watch takes.
+WATCH = ("alarms", "period", "questions")
+
+
+class DriftCheck(Strict):
+    """How far the shares of a column's public keys may be from those of an earlier release.
+
+    Attributes:
+        name: what results call it.
+        column: a column with public keys.
+        reference: name of a settled release by this column with counts, in the same scope.
+        at_most: the total variation distance that is allowed, from 0 to 1.
+        epsilon: the privacy cost of this check.
+    """
+
+    example: ClassVar[str] = (
+        "{name: mix, column: city, reference: by city, at_most: 0.1, epsilon: 0.1}"
+    )
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")]
+    column: str
+    reference: Annotated[str, Field(min_length=1, max_length=200)]
+    at_most: Annotated[Exact, Field(ge=0, lt=1)]
+    epsilon: Epsilon
+
+
+class Contract(Strict):
+    """What rows must keep, and how it is found out.
+
+    Attributes:
+        name: what results and releases call it.
+        table: the declaration's name in ``dpflow.yml``, or its path relative to the contract's file.
+        mode: ``public`` (the file's catalogue, no row), ``trusted`` (one bit of the rows, recorded
+            and not charged), ``metered`` (noisy numbers, paid on every run) or ``watch`` (sessions,
+            paid whole when they are opened).
+        scope: which budget pays; that of ``dpflow.yml`` if left out.
+        checks: bounds on the rows (`dpflow.core.toolbox.row_checks`), in paid modes.
+        drift: bounds on the distance from an earlier release, metered only.
+        epsilon: the cost of all ``checks`` together: of each run where metered, of each session
+            where watched.
+        delta: allows Gaussian noise, metered only.
+        confidence: of one check of a metered contract: its verdict is wrong because of noise with
+            no more than the rest.
+        undecided: what a check does that the noise cannot decide: ``fail`` or ``pass``.
+        revision: a higher number makes the same run a new, paid one.
+        alarms: how many a session of a watch may raise before another one is paid.
+        period: which blocks a watch's session names: those of the run, or of its day, ISO week,
+            month or year; blocks are then dates.
+        questions: for how many a watch's margin is made; all checks of all blocks if left out.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=100)] = "contract"
+    table: Path
+    mode: Mode = "trusted"
+    scope: str = ""
+    checks: Annotated[tuple[RowCheck, ...], Field(max_length=100)] = ()
+    drift: tuple[DriftCheck, ...] = ()
+    epsilon: Epsilon | None = None
+    delta: Delta = Fraction(0)
+    confidence: Annotated[Exact, Field(ge=Fraction(1, 2), lt=1)] = Fraction(95, 100)
+    undecided: Literal["fail", "pass"] = "fail"
+    revision: Annotated[int, Field(ge=1)] = 1
+    alarms: Annotated[int, Field(ge=1, le=1000)] = 1
+    period: Literal["run", "day", "week", "month", "year"] = "month"
+    questions: Annotated[int, Field(ge=1, le=10**6)] | None = None
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Contract:
+        given = self.model_fields_set
+        free = self.mode in ("public", "trusted")
+        wrong = [f for f in PAID if free and f in given]
+        wrong += [f for f in WATCH if self.mode != "watch" and f in given]
+        wrong += [
+            f for f in ("drift", "delta", "confidence") if self.mode == "watch" and f in given
+        ]
+        # A catalogue default for the scope is no mistake of the contract's author.
+        if wrong := [f for f in wrong if f != "scope"]:
+            raise ValueError(f"mode {self.mode} takes no {', '.join(wrong)}")
+        if free:
+            return self
+        if not self.checks and not self.drift:
+            raise ValueError(f"mode {self.mode} needs checks")
+        if bool(self.checks) != (self.epsilon is not None):
+            raise ValueError("checks and epsilon go together: epsilon pays for all checks")
+        names = [*(check.name for check in self.checks), *(check.name for check in self.drift)]
+        if len(set(names)) < len(names):
+            raise ValueError("name each check once")
+        if not self.scope:
+            raise ValueError(f"mode {self.mode} needs a scope: which budget pays")
+        return self
+
+    @property
+    def is_paid(self) -> bool:
+        """Whether a run is charged to a budget."""
+        return self.mode in ("metered", "watch")
+
+    def load_declaration(self) -> Table:
+        """The declared table that it is about."""
+        return load_table(self.table)
+
+
+def parse_contract(data: Mapping[str, Any], folder: Path, what: str = "what is given") -> Contract:
+    """Validate a contract; its table is looked for from ``folder``.
+
+    Raises:
+        InvalidDeclaration: the message names the field.
+        UnknownName: ``dpflow.yml`` names no such table.
+    """
+    fields = dict(data)
+    if not isinstance(fields.get("table"), str | Path):
+        raise InvalidDeclaration(f"{what} is not a data contract: table: is missing; add it")
+    if fields.get("mode") in ("metered", "watch"):
+        scope = fill_request({"table": fields["table"]} | _scope(fields), folder).get("scope")
+        fields |= {"scope": scope} if scope else {}
+    try:
+        contract = Contract.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidDeclaration(
+            f"{what} is not a data contract: {describe_problems(error)}"
+        ) from None
+    place = locate_declaration(fields["table"], folder).resolve()
+    return contract.model_copy(update={"table": place})
+
+
+def _scope(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"scope": fields["scope"]} if fields.get("scope") else {}
+
+
+def load_contract(path: Path | str) -> Contract:
+    """Read a contract's file (YAML). Raises as `parse_contract`, and `InvalidInput` without one."""
+    path = Path(path)
+    return parse_contract(load_yaml(path, "data contract"), path.parent, str(path))
+
+
+def list_period(block: str, period: str) -> list[str]:
+    """The blocks of the period that a block is in, as dates in order.
+
+    Raises `InvalidInput` for a block that is no date.
+    """
+    try:
+        day = dt.date.fromisoformat(block)
+    except ValueError:
+        raise InvalidInput(
+            f"a watch by {period} needs blocks that are dates, and {block[:80]!r} is none; take period: run"
+        ) from None
+    if period == "week":
+        first = day - dt.timedelta(days=day.weekday())
+        after = first + dt.timedelta(days=7)
+    elif period == "month":
+        first = day.replace(day=1)
+        after = (first + dt.timedelta(days=31)).replace(day=1)
+    elif period == "year":
+        first, after = day.replace(month=1, day=1), day.replace(year=day.year + 1, month=1, day=1)
+    else:
+        first, after = day, day + dt.timedelta(days=1)
+    return [str(first + dt.timedelta(days=n)) for n in range((after - first).days)]
+
+
+def require_blocks(contract: Contract, table: Table, blocks: Sequence[str]) -> None:
+    """Raises `InvalidInput` where the blocks of a run do not fit the contract and its table."""
+    if blocks and table.block is None:
+        raise InvalidInput(
+            f"table {table.name!r} declares no block column, so no block of it can be checked"
+        )
+    if contract.mode == "watch" and contract.period != "run" and not blocks:
+        raise InvalidInput(
+            f"a watch by {contract.period} asks about blocks; name those of this run, or take period: run"
+        )

@@ -1,0 +1,263 @@
+"""Run a data contract: find out what its mode may know, validate that with Great Expectations,
+record the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import Result
+from dpflow.engine.releases.execute import Receipt, release_all
+from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.error_boundary import errors_end_here
+from dpflow.errors import ContractViolated, InvalidInput, PlanRefused
+from dpflow.ledger import Ledger
+from dpflow.quality.contract_file import Contract, DriftCheck, require_blocks
+from dpflow.quality.expectations import judged_columns
+from dpflow.quality.validate import check
+from dpflow.quality.verdicts import CheckOutcome, Verdict, all_pass, judge_checks, judge_drift
+from dpflow.quality.watch import Watch
+from dpflow.registry import Registry
+
+#: Which run a paid release belongs to: of its plan and its place among those of the run.
+Identify = Callable[[Plan, int], RunIdentity]
+
+
+@dataclass(frozen=True)
+class ContractOutcome:
+    """What a run of a contract found. All of it may be shown to whoever may see the run.
+
+    Attributes:
+        contract, table, mode, blocks: what was checked.
+        passed: whether the rows keep the contract, as far as its mode tells.
+        checks: the outcome of each check; in mode trusted the one bit.
+        receipts: of what was paid, or replayed.
+        validation: Great Expectations' result over these outcomes, as JSON.
+    """
+
+    contract: str
+    table: str
+    mode: str
+    blocks: tuple[str, ...]
+    passed: bool
+    checks: tuple[CheckOutcome, ...]
+    receipts: tuple[dict[str, Any], ...] = ()
+    validation: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object: what the operator returns."""
+        return {
+            "contract": self.contract,
+            "table": self.table,
+            "mode": self.mode,
+            "blocks": list(self.blocks),
+            "passed": self.passed,
+            "checks": [outcome.to_json() for outcome in self.checks],
+            "receipts": list(self.receipts),
+            "validation": self.validation,
+        }
+
+    def require_passed(self) -> None:
+        """Raises `ContractViolated` if the contract is not kept; it names checks, never values."""
+        if self.passed:
+            return
+        where = f"{self.table} {list(self.blocks)}"
+        if self.mode == "trusted":
+            raise ContractViolated(
+                f"the rows of {where} do not satisfy the declaration; let the table's owner look at them"
+            )
+        parts = []
+        for verdict in ("violated", "undecided"):
+            if names := [one.name for one in self.checks if one.verdict == verdict]:
+                parts.append(f"{verdict}: {', '.join(names)}")
+        advice = "let the table's owner look at the rows"
+        if any(one.verdict == "undecided" for one in self.checks):
+            advice += "; undecided checks need a larger epsilon, a wider bound, or undecided: pass"
+        raise ContractViolated(
+            f"contract {self.contract!r} on {where} ({'; '.join(parts)}); {advice}"
+        )
+
+
+@errors_end_here
+def run_contract(
+    contract: Contract,
+    blocks: Sequence[str] = (),
+    *,
+    ledger: Ledger | None = None,
+    registry: Registry | None = None,
+    principal: str | None = None,
+    identify: Identify | None = None,
+    actions: Sequence[Any] = (),
+) -> ContractOutcome:
+    """Check the rows of the named blocks; the same run again pays nothing.
+
+    Args:
+        ledger: what pays, and where the outcome is recorded. Modes public and trusted need none,
+            and are then recorded nowhere.
+        principal: who asks, for the history.
+        identify: which run it is; by default the contract's name and revision, and the blocks.
+        actions: Great Expectations' actions, such as ``SlackNotificationAction``, which get the
+            outcomes; one that fails leaves them as they are.
+
+    Raises:
+        BudgetExceeded: a paid mode is above what is left; nothing was read.
+        PlanRefused: a mode that reads rows on a holdout; checks outside of the language.
+        TableUnreadable, TableBusy: as for releases.
+    """
+    table = contract.load_declaration()
+    blocks = tuple(blocks)
+    require_blocks(contract, table, blocks)
+    receipts: list[dict[str, Any]] = []
+    if contract.mode == "public":
+        outcomes = check_catalogue(table)
+    elif contract.mode == "trusted":
+        verdict: Verdict = "kept" if check(table, blocks) else "violated"
+        summary = "rows are as the table declares"
+        outcomes = [CheckOutcome("declaration", "declaration", summary, verdict)]
+    else:
+        if ledger is None:
+            raise InvalidInput(f"a contract in mode {contract.mode} is paid from a ledger; name it")
+        registry = registry or Registry.load()
+        if contract.mode == "metered":
+            outcomes, paid = _pay_checks(contract, blocks, ledger, registry, identify, principal)
+            receipts = [receipt.to_json() for receipt in paid]
+        else:
+            watch = Watch(contract, table, ledger, registry, principal)
+            outcomes = watch.ask_checks(blocks)
+            receipts = watch.receipts
+    passed = all_pass(outcomes, contract.undecided)
+    from dpflow.quality.validation_result import validate_outcomes
+
+    outcome = ContractOutcome(
+        contract.name,
+        table.name,
+        contract.mode,
+        blocks,
+        passed,
+        tuple(outcomes),
+        tuple(receipts),
+        validate_outcomes(contract, outcomes, actions),
+    )
+    if ledger is not None:
+        entry = {
+            "table": table.name,
+            "blocks": list(blocks),
+            "passed": passed,
+            "mode": contract.mode,
+        }
+        who = principal or RunIdentity.of_request(_request(contract, "", {}, blocks)).principal
+        ledger.record("contract", entry, principal=who)
+    return outcome
+
+
+def check_catalogue(table: Table) -> list[CheckOutcome]:
+    """Whether every declared column exists with a type that releases can use. Reads no row, so it
+    works on holdouts, too. Raises `TableUnreadable` without the file or the relation.
+    """
+    from dpflow.tables.access import contract_rows
+
+    names = judged_columns(table)
+    usable = set(contract_rows.usable_columns(table, names))
+    return [
+        CheckOutcome(
+            name,
+            "column",
+            f"column {name} exists with a usable type",
+            "kept" if name in usable else "violated",
+        )
+        for name in names
+    ]
+
+
+def plan_contract(
+    contract: Contract, blocks: Sequence[str], registry: Registry
+) -> list[tuple[Plan, DriftCheck | None]]:
+    """The plans of `list_requests`, each with its drift check."""
+    return [
+        (make_plan(request, registry), drift) for request, drift in list_requests(contract, blocks)
+    ]
+
+
+def list_requests(
+    contract: Contract, blocks: Sequence[str]
+) -> list[tuple[ReleaseRequest, DriftCheck | None]]:
+    """The releases of a metered contract: one for its checks, and one for each drift check."""
+    asked: list[tuple[ReleaseRequest, DriftCheck | None]] = []
+    if contract.checks:
+        params = {
+            "checks": [one.model_dump(mode="json", exclude_none=True) for one in contract.checks],
+            "epsilon": str(contract.epsilon),
+            "delta": str(contract.delta),
+        }
+        asked.append((_request(contract, "check_rows", params, blocks), None))
+    for drift in contract.drift:
+        params = {"by": drift.column, "epsilon": str(drift.epsilon)}
+        asked.append((_request(contract, "histogram", params, blocks, drift.name), drift))
+    return asked
+
+
+def _request(
+    contract: Contract,
+    mechanism: str,
+    params: dict[str, Any],
+    blocks: Sequence[str],
+    part: str = "",
+) -> ReleaseRequest:
+    name = " ".join(filter(None, [contract.name, part, ",".join(blocks)]))
+    return ReleaseRequest(
+        name=name if len(name) <= 200 else f"{name[:150]} and {len(blocks)} blocks",
+        mechanism=mechanism,
+        table=contract.table,
+        scope=contract.scope or contract.name,
+        params=params,
+        blocks=tuple(blocks),
+        revision=contract.revision,
+    )
+
+
+def _pay_checks(
+    contract: Contract,
+    blocks: Sequence[str],
+    ledger: Ledger,
+    registry: Registry,
+    identify: Identify | None,
+    principal: str | None,
+) -> tuple[list[CheckOutcome], list[Receipt]]:
+    """Charge all of a metered contract in one transaction, or nothing; then decide its checks."""
+    planned = plan_contract(contract, blocks, registry)
+    # Looked up before anything is paid: a reference that is missing costs nothing.
+    references = {d.name: find_reference(ledger, contract, d) for _, d in planned if d is not None}
+    runs = [
+        identify(plan, n) if identify else RunIdentity.of_request(plan.request, principal)
+        for n, (plan, _) in enumerate(planned)
+    ]
+    plans = [plan for plan, _ in planned]
+    receipts = list(release_all(list(zip(plans, runs)), ledger, registry))
+    outcomes = []
+    for (plan, drift), receipt in zip(planned, receipts):
+        if drift is None:
+            outcomes += judge_checks(contract, plan, receipt.result)
+        else:
+            outcomes.append(
+                judge_drift(contract, drift, plan, receipt.result, references[drift.name])
+            )
+    return outcomes, receipts
+
+
+def find_reference(ledger: Ledger, contract: Contract, drift: DriftCheck) -> Result:
+    """The released counts that a drift check compares with: the first settled release of that name.
+
+    Raises `PlanRefused` where there is none.
+    """
+    for record in ledger.releases_by_name(contract.scope, drift.reference):
+        if record.settled and record.result is not None:
+            return Result.from_json(record.result)
+    raise PlanRefused(
+        f"check {drift.name!r} compares with {drift.reference!r}, and scope {contract.scope!r} has no settled release "
+        f"of that name; release a histogram by {drift.column} first"
+    )

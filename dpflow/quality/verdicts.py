@@ -1,0 +1,166 @@
+"""What a check's outcome is, decided from released numbers alone.
+
+A metered check's excess E (`dpflow.core.toolbox.row_checks`) is known up to noise: the released one
+is within ``half_width`` of it, except with probability 1 - confidence. So it is *violated* if even
+the least possible excess is above 0, *kept* if even the largest is not, and *undecided* between. The
+error is stated with it. Nothing here reads rows: deciding is post-processing of what was paid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dpflow.core.contract.results import Result
+from dpflow.core.toolbox.aggregate import MeasureMechanism
+from dpflow.core.toolbox.moments import CentredColumn
+from dpflow.core.toolbox.row_checks import RowCheck, make_excess
+from dpflow.engine.releases.plan import Plan
+from dpflow.mechanisms.check_rows import moment_label
+from dpflow.quality.contract_file import Contract, DriftCheck
+
+Verdict = Literal["kept", "violated", "undecided"]
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """One check's outcome. All of it may be shown: numbers are noisy and paid.
+
+    Attributes:
+        name, kind: of the check.
+        summary: what is asked, in words.
+        verdict: ``kept``, ``violated`` or ``undecided``.
+        excess: the released excess: how far beyond the bound, in the check's own unit (rows, for a
+            share). None where only a verdict leaves, or where the release answered none.
+        half_width: its error, which noise exceeds with no more than 1 - confidence.
+        estimate: what the released numbers say of the quantity itself, if they do.
+    """
+
+    name: str
+    kind: str
+    summary: str
+    verdict: Verdict
+    excess: float | None = None
+    half_width: float | None = None
+    estimate: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that hold something, as JSON."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def decide_excess(excess: float, half_width: float) -> Verdict:
+    """The verdict of an excess that is known up to a half-width."""
+    # In positive form, so that NaN is undecided.
+    if excess - half_width > 0:
+        return "violated"
+    return "kept" if excess + half_width <= 0 else "undecided"
+
+
+def judge_checks(contract: Contract, plan: Plan, result: Result) -> list[CheckOutcome]:
+    """The outcomes of a contract's checks, from its release of `check_rows`."""
+    mechanism = plan.mechanism
+    assert isinstance(mechanism, MeasureMechanism)
+    release, _ = mechanism.choose_release(plan.params, plan.table)
+    numbers = {row.measure: row.value for row in result.rows}
+    outcomes = []
+    for check in contract.checks:
+        excess = make_excess(check, release.query)
+        named = {moment: numbers.get(moment_label(moment)) for moment in excess.coefficients}
+        moments = {m: value for m, value in named.items() if isinstance(value, int)}
+        # The release answered none: nothing is known, whatever the rows are.
+        if len(moments) < len(named):
+            outcomes.append(CheckOutcome(check.name, check.check, check.summary, "undecided"))
+            continue
+        failure = float(1 - contract.confidence) / len(moments)
+        tails = {m: float(release.noises[m].half_width(failure)) for m in moments}
+        value, width = float(excess.evaluate(moments)), excess.half_width(tails)
+        estimate = _estimate(check, moments, release.query.columns, plan)
+        outcomes.append(
+            CheckOutcome(
+                check.name,
+                check.check,
+                check.summary,
+                decide_excess(value, width),
+                value,
+                width,
+                estimate,
+            )
+        )
+    return outcomes
+
+
+def _estimate(
+    check: RowCheck, moments: Mapping[Any, int], columns: Mapping[str, CentredColumn], plan: Plan
+) -> float | None:
+    """The share, mean or number itself; None where nothing noisy can be divided by."""
+    if check.check in ("rows", "units"):
+        return float(moments[check.check, ""])
+    if check.check == "freshness":
+        return float(moments["sum", check.computed_name])
+    name = check.column if check.check == "mean" else check.computed_name
+    assert name is not None
+    total = moments["sum", name]
+    number = next(value for (what, _), value in moments.items() if what != "sum")
+    if number < 1:
+        return None
+    if check.check == "mean":
+        column = plan.table.bounded_column(name)
+        low, high = (float(bound) for bound in (column.lower or 0, column.upper or 0))
+        mean = float(column.step) * (total / number + columns[name].centre)
+        return min(max(mean, low), high)
+    # Of a quantile, the share beyond the bound.
+    return min(max(total / number, 0.0), 1.0)
+
+
+def judge_drift(
+    contract: Contract, check: DriftCheck, plan: Plan, result: Result, reference: Result
+) -> CheckOutcome:
+    """The outcome of a drift check, from its histogram and that of the reference.
+
+    With noisy counts n_k, each within h of the true one, N their sum and K keys, the total
+    variation distance of the shares from any fixed ones moves by at most K h/(N - K h). The
+    reference is taken as it was released.
+    """
+    summary = (
+        f"distance of the shares of {check.column} from {check.reference!r} at most {check.at_most}"
+    )
+    undecided = CheckOutcome(check.name, "drift", summary, "undecided")
+    mechanism = plan.mechanism
+    assert isinstance(mechanism, MeasureMechanism)
+    shares, former = _shares(result), _shares(reference)
+    if shares is None or former is None or set(shares) - set(former):
+        return undecided
+    release, _ = mechanism.choose_release(plan.params, plan.table)
+    ((_, noise),) = release.noises.items()
+    total = sum(row.value for row in result.rows if isinstance(row.value, int))
+    slack = len(shares) * noise.half_width(float(1 - contract.confidence) / len(shares))
+    if total <= slack:
+        return undecided
+    keys = sorted(former)
+    distance = math.fsum(abs(shares.get(key, 0.0) - former[key]) for key in keys) / 2
+    excess, width = distance - float(check.at_most), slack / (total - slack)
+    return CheckOutcome(
+        check.name, "drift", summary, decide_excess(excess, width), excess, width, distance
+    )
+
+
+def _shares(result: Result) -> dict[str, float] | None:
+    """Each key's share of released counts; None where there are none."""
+    counts = {
+        row.key: row.value
+        for row in result.rows
+        if row.measure == "count" and isinstance(row.value, int)
+    }
+    total = sum(counts.values())
+    if len(counts) < len(result.rows) or total < 1:
+        return None
+    return {key: count / total for key, count in counts.items()}
+
+
+def all_pass(outcomes: Sequence[CheckOutcome], undecided: str) -> bool:
+    """Whether a contract is kept: no check is violated, and none is undecided unless that passes."""
+    passing = {"kept"} | ({"undecided"} if undecided == "pass" else set())
+    return all(outcome.verdict in passing for outcome in outcomes)

@@ -1,0 +1,229 @@
+"""Watching a contract: sessions of `watch_rows`, each paid whole when its first question is asked.
+
+A session belongs to a period of blocks (a month, say) and names them. It answers "quiet" for nothing
+more, and "alarm" as often as the contract says; then it is closed. The next question opens another
+session, which is paid whole again: it names the blocks of the period from the one with the last
+alarm on. Every question has one stored answer, so a retry asks nothing new.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from dpflow.core.accounting.amounts import exact_text
+from dpflow.core.contract.declaration import Table
+from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.sessions.session import Session
+from dpflow.errors import SessionClosed
+from dpflow.ledger import Ledger
+from dpflow.mechanisms.watch_rows import (
+    FAILURE,
+    WatchRowsParams,
+    scale_checks,
+    scaled_margin,
+    watch_margins,
+)
+from dpflow.quality.contract_file import Contract, list_period
+from dpflow.quality.verdicts import CheckOutcome, Verdict
+from dpflow.registry import Registry
+
+#: What a session's answer says of a check; one that answered none tells nothing.
+VERDICTS: dict[str, Verdict] = {"quiet": "kept", "alarm": "violated"}
+
+
+def session_blocks(contract: Contract, blocks: Sequence[str], first: str = "") -> list[str]:
+    """The blocks that the session of a run names: those of its period, from ``first`` on."""
+    if not blocks or contract.period == "run":
+        return list(blocks)
+    named = dict.fromkeys(
+        day for block in blocks for day in list_period(block, contract.period) if day >= first
+    )
+    return sorted(named)
+
+
+def plan_session(
+    contract: Contract,
+    blocks: Sequence[str],
+    registry: Registry,
+    *,
+    first: str = "",
+    number: int = 1,
+) -> Plan:
+    """The plan of `request_session`."""
+    return make_plan(request_session(contract, blocks, first=first, number=number), registry)
+
+
+def request_session(
+    contract: Contract, blocks: Sequence[str], *, first: str = "", number: int = 1
+) -> ReleaseRequest:
+    """A watch's session for the period of some blocks.
+
+    Args:
+        first: the first block that it names.
+        number: 1, or one more for each session of the period that its alarms closed.
+    """
+    named = session_blocks(contract, blocks, first)
+    questions = contract.questions or len(contract.checks) * max(1, len(named))
+    # Questions are those of the whole period, so that margins do not shrink after an alarm.
+    if contract.questions is None:
+        questions = len(contract.checks) * max(1, len(session_blocks(contract, blocks)))
+    period = ",".join(blocks) if contract.period == "run" else _period_name(blocks, contract)
+    name = f"{contract.name} {period}".strip()
+    return ReleaseRequest(
+        name=name if len(name) <= 200 else f"{name[:150]} and {len(blocks)} blocks",
+        mechanism="watch_rows",
+        table=contract.table,
+        scope=contract.scope,
+        blocks=tuple(named),
+        revision=1000 * (contract.revision - 1) + number,
+        params={
+            "checks": [one.model_dump(mode="json", exclude_none=True) for one in contract.checks],
+            "epsilon": str(contract.epsilon),
+            "alarms": contract.alarms,
+            "questions": questions,
+        },
+    )
+
+
+def _period_name(blocks: Sequence[str], contract: Contract) -> str:
+    """Such as ``from 2013-01-01 to 2013-01-31``."""
+    named = session_blocks(contract, blocks)
+    return f"from {named[0]} to {named[-1]}" if named else ""
+
+
+class Watch:
+    """The sessions of a watching contract, opened as they are needed."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        table: Table,
+        ledger: Ledger,
+        registry: Registry,
+        principal: str | None = None,
+    ) -> None:
+        self._contract, self._table = contract, table
+        self._ledger, self._registry = ledger, registry
+        self._principal = principal
+        self.receipts: list[dict[str, Any]] = []
+        self._sessions: dict[tuple[Any, ...], Session] = {}
+
+    def ask_checks(self, blocks: Sequence[str]) -> list[CheckOutcome]:
+        """Ask every check of every block, in order. A check is violated if one of its blocks is.
+
+        Raises `BudgetExceeded` where the scope cannot pay for a session; nothing was read then.
+        """
+        outcomes = []
+        for check in self._contract.checks:
+            asked = [self._ask(check.name, block, blocks) for block in blocks or ("",)]
+            worst: Verdict = "kept"
+            for verdict in ("undecided", "violated"):
+                worst = verdict if verdict in asked else worst
+            outcomes.append(CheckOutcome(check.name, check.check, check.summary, worst))
+        return outcomes
+
+    def _ask(self, check: str, block: str, blocks: Sequence[str]) -> Verdict:
+        """One question, in the first session of its period that answers it."""
+        run = self._contract.period == "run"
+        first, number = "", 1
+        while True:
+            # A block before the last alarm, asked too late: the session that named it is closed.
+            if block and not run and block < first:
+                return "undecided"
+            own = blocks if run else ([block] if block else [])
+            session = self._open_session(own, first, number)
+            question = {"check": check} | ({"block": block} if block else {})
+            try:
+                answer = session.ask(question)
+            except SessionClosed:
+                answers = [dict(one.answer) for one in self._ledger.answers(session.id)]
+                alarms = [one["block"] for one in answers if one.get("verdict") == "alarm"]
+                first, number = max([first, *alarms[-1:]]) if not run else "", number + 1
+                continue
+            self._note_session(session)
+            return VERDICTS.get(str(answer["verdict"]), "undecided")
+
+    def _open_session(self, blocks: Sequence[str], first: str, number: int) -> Session:
+        """Charge a session whole, or go on with it."""
+        name = tuple(session_blocks(self._contract, blocks, first)), number
+        if name not in self._sessions:
+            plan = plan_session(self._contract, blocks, self._registry, first=first, number=number)
+            identity = RunIdentity.of_request(plan.request, self._principal)
+            self._sessions[name] = Session.open(
+                plan, self._ledger, self._registry, run_identity=identity
+            )
+        return self._sessions[name]
+
+    def _note_session(self, session: Session) -> None:
+        plan = session.plan
+        epsilon, delta = plan.privacy_cost()
+        receipt = {
+            "release_id": session.id,
+            "name": plan.request.name,
+            "scope": plan.request.scope,
+            "epsilon": epsilon,
+            "delta": delta,
+            "blocks": len(plan.request.blocks),
+        }
+        if receipt not in self.receipts:
+            self.receipts.append(receipt)
+
+
+@dataclass(frozen=True)
+class CostComparison:
+    """What a watch costs beside paying for each question, at the same margins.
+
+    Attributes:
+        margins: by check, the excess below which nothing alarms and above twice which all is found,
+            with 95 % for all questions together.
+        watch: epsilon that a session charges, to every block or to the unit.
+        paid_each: epsilon that Laplace noise on each excess by itself charges for the same margins.
+        per: what both are charged to.
+    """
+
+    margins: dict[str, float]
+    watch: Fraction
+    paid_each: Fraction
+    per: str
+
+    @property
+    def cheaper(self) -> str:
+        """``watch`` or ``metered``."""
+        return "watch" if self.watch <= self.paid_each else "metered"
+
+    def describe(self) -> dict[str, Any]:
+        """For a person."""
+        return {
+            "charged to": self.per,
+            "watch": f"epsilon {exact_text(self.watch)}, and as much again after its alarms",
+            "paying each time": f"epsilon {float(self.paid_each):.4g} for the same margins",
+            "cheaper": self.cheaper,
+        } | {f"margin of {name}": f"{width:.4g}" for name, width in self.margins.items()}
+
+
+def compare_costs(plan: Plan) -> CostComparison:
+    """A session's cost, and that of Laplace noise of the same margins on each of its questions.
+
+    Of a session with Q questions, each excess with sensitivity D on the common scale: Laplace noise of
+    scale s stays within the margin M for all with 95 % if s ln(Q/0.05) <= M, and costs D/s. All checks of
+    a block are charged to that block; of a table that protects whole units, all questions to the unit.
+    """
+    params = plan.params
+    assert isinstance(params, WatchRowsParams)
+    # On the common scale, margin and sensitivity have one ratio: that of any check.
+    margins = watch_margins(params, plan.table)
+    _, engine = scale_checks(params, plan.table)
+    margin = scaled_margin(engine, params.questions)
+    ratio = engine.sensitivity * math.log(params.questions / FAILURE) / margin
+    per_block = plan.table.protects == "unit-block"
+    count = len(params.checks) if per_block else params.questions
+    paid = Fraction(math.ceil(count * ratio * 10**6), 10**6)
+    return CostComparison(
+        margins, params.epsilon, paid, "each block" if per_block else "the unit, over all blocks"
+    )

@@ -1,0 +1,407 @@
+"""What each mode of a contract may know, what it pays, and what it shows."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+import yaml
+
+from dpflow.core.contract.results import NONE, Result, Row
+from dpflow.engine.releases import execute
+from dpflow.errors import (
+    BudgetExceeded,
+    ContractViolated,
+    InvalidDeclaration,
+    InvalidInput,
+    PlanRefused,
+)
+from dpflow.ledger import Ledger
+from dpflow.quality import Contract, ContractOutcome, parse_contract, run_contract
+from dpflow.quality.contract_run import plan_contract
+from dpflow.quality.page import write_html
+from dpflow.quality.verdicts import decide_excess
+from dpflow.quality.watch import compare_costs, plan_session
+from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
+from dpflow.testing.harness import StreamSource
+from tests.smallworld import forbid_reads
+
+REGISTRY = Registry.load()
+SECRET = "N5EKRET"
+DAY = "2020-01-01"
+CHECKS = [
+    {"name": "late", "check": "violations", "condition": "delay > 30", "at_most": "0.2"},
+    {"name": "keys", "check": "unknown_keys", "column": "carrier", "at_most": "0.1"},
+    {"name": "many", "check": "rows", "at_least": 300},
+]
+
+
+class World:
+    """A folder with a declaration of flights by day, 500 planes a day, and a budget per day."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.database = folder, folder / "flights.duckdb"
+        declared = {
+            "name": "flights",
+            "database": "flights.duckdb",
+            "privacy_unit": {"column": "plane"},
+            "block": "day",
+            "protects": "unit-block",
+            "contribution_bounds": {"rows": 2},
+            "columns": {
+                "delay": {"lower": -60, "upper": 180},
+                "carrier": {"public_keys": ["AA", "UA"]},
+            },
+        }
+        (folder / "flights.yml").write_text(yaml.safe_dump(declared))
+        self.fill()
+        self.table = load_table(folder / "flights.yml")
+        self.ledger = Ledger(folder / "ledger.sqlite", create=True)
+        self.ledger.grant("flights", 100, 0, filter="basic", table=self.table, principal="owner")
+
+    def fill(self, delay: str = "i % 30", carrier: str = "'AA'", rows: int = 1000) -> None:
+        """The same rows on each of three days, except for what differs on the second."""
+        self.database.unlink(missing_ok=True)
+        with duckdb.connect(str(self.database)) as connection:
+            connection.execute(
+                f"""CREATE TABLE flights AS SELECT '{SECRET}' || (i % 500) AS plane,
+                DATE '2020-01-01' + CAST(d AS INTEGER) AS day,
+                CASE WHEN d = 1 THEN {delay} ELSE i % 30 END AS delay,
+                CASE WHEN d = 1 THEN {carrier} ELSE 'AA' END AS carrier
+                FROM range({rows}) r(i), range(3) s(d)"""
+            )
+
+    def contract(self, **fields: Any) -> Contract:
+        paid = {"scope": "flights", "epsilon": "30", "checks": CHECKS, "mode": "metered"}
+        content = {"name": "daily", "table": "flights.yml"} | paid | fields
+        return parse_contract({k: v for k, v in content.items() if v is not None}, self.folder)
+
+    def free(self, mode: str) -> Contract:
+        return self.contract(mode=mode, scope=None, epsilon=None, checks=None)
+
+    def run(self, *blocks: str, **fields: Any) -> ContractOutcome:
+        return run_contract(self.contract(**fields), blocks or (DAY,), ledger=self.ledger)
+
+    def spent(self, day: str = DAY) -> str:
+        rows = self.ledger.remaining("flights").rows()
+        return str(next((r["epsilon_spent"] for r in rows if r["block"] == day), "0"))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def verdicts(outcome: ContractOutcome) -> dict[str, str]:
+    return {one.name: one.verdict for one in outcome.checks}
+
+
+# --- public and trusted ---------------------------------------------------------------------------
+
+
+def test_public_reads_no_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the catalogue alone, so it says the same of an empty table, and works on a holdout."""
+    forbid_reads(monkeypatch)
+    contract = world.free("public")
+    kept = run_contract(contract, [DAY])
+    assert kept.passed and verdicts(kept)["delay"] == "kept"
+    world.fill(rows=0)
+    assert run_contract(contract, [DAY]).to_json() == kept.to_json()
+    with duckdb.connect(str(world.database)) as connection:
+        connection.execute("ALTER TABLE flights DROP COLUMN delay")
+        connection.execute("ALTER TABLE flights ADD COLUMN delay VARCHAR")
+    broken = run_contract(contract, [DAY])
+    assert not broken.passed and verdicts(broken)["delay"] == "violated"
+    declaration = world.folder / "flights.yml"
+    fields = yaml.safe_load(declaration.read_text()) | {"holdout": True}
+    declaration.write_text(yaml.safe_dump(fields))
+    assert verdicts(run_contract(contract))["plane"] == "kept"
+    with pytest.raises(PlanRefused, match="holdout"):
+        run_contract(world.free("trusted"), [DAY])
+
+
+def test_trusted_is_one_recorded_bit(world: World) -> None:
+    """The validation result holds the bit, under one expectation, and nothing is charged."""
+    outcome = run_contract(world.free("trusted"), [DAY], ledger=world.ledger)
+    assert outcome.passed and world.spent() == "0"
+    (expectation,) = outcome.validation["results"]
+    assert expectation["expectation_config"]["type"] == "expect_declaration_kept"
+    world.fill(delay="1000.0")
+    broken = run_contract(world.free("trusted"), ["2020-01-02"], ledger=world.ledger)
+    with pytest.raises(ContractViolated, match="do not satisfy the declaration"):
+        broken.require_passed()
+
+
+# --- metered --------------------------------------------------------------------------------------
+
+
+def test_metered_decides_from_what_it_paid(world: World) -> None:
+    """Good rows are kept; the faults of a day are named; both are charged what was said."""
+    assert verdicts(world.run()) == {"late": "kept", "keys": "kept", "many": "kept"}
+    world.fill(delay="100", carrier=f"'{SECRET}'")
+    broken = world.run("2020-01-02")
+    assert verdicts(broken) == {"late": "violated", "keys": "violated", "many": "kept"}
+    with pytest.raises(ContractViolated, match=r"violated: late, keys\); let the table's owner"):
+        broken.require_passed()
+    assert world.spent() == world.spent("2020-01-02") == "30"
+
+
+def test_a_retry_is_free_and_says_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same contract on the same block is charged once and read once; another revision pays."""
+    first = world.run()
+    with monkeypatch.context() as patch:
+        forbid_reads(patch)
+        again = world.run()
+    assert world.spent() == "30"
+    told = [outcome.to_json() for outcome in (first, again)]
+    assert [one.pop("receipts")[0]["replayed"] for one in told] == [False, True]
+    assert told[0] == told[1]
+    world.run(revision=2)
+    assert world.spent() == "60"
+
+
+def test_all_is_charged_or_nothing(world: World) -> None:
+    """A contract of two releases that do not fit together charges neither, and reads nothing."""
+    world.run(revision=1, epsilon="10")  # a reference to compare with
+    drift = {"name": "mix", "column": "carrier", "reference": "base", "at_most": "0.1"}
+    with pytest.raises(PlanRefused, match="no settled release of that name"):
+        world.run(drift=[drift | {"epsilon": "1"}], revision=2)
+    plan_of = plan_contract(world.contract(drift=[drift | {"epsilon": "5"}]), [DAY], REGISTRY)
+    named = plan_of[1][0].request.model_copy(update={"name": "base"})
+    execute.release(
+        execute.Plan(**{**vars(plan_of[1][0]), "request": named}), world.ledger, REGISTRY
+    )
+    with pytest.raises(BudgetExceeded):
+        world.run(drift=[drift | {"epsilon": "90"}], revision=2)
+    assert world.spent() == "15"
+    kept = world.run(drift=[drift | {"epsilon": "40"}], revision=3)
+    assert verdicts(kept)["mix"] == "kept" and world.spent() == "85"
+    world.fill(carrier="'UA'")
+    moved = world.run("2020-01-02", drift=[drift | {"epsilon": "40"}])
+    assert verdicts(moved)["mix"] == "violated"
+
+
+def test_what_noise_hides_is_undecided(world: World) -> None:
+    """At a small price the excess is within its error: undecided, which fails unless told to pass."""
+    outcome = world.run(epsilon="0.01")
+    assert "undecided" in verdicts(outcome).values() and not outcome.passed
+    with pytest.raises(ContractViolated, match="a larger epsilon, a wider bound, or undecided"):
+        outcome.require_passed()
+    assert outcome.validation["success"] is False
+    passing = world.run(epsilon="0.01", undecided="pass", revision=2)
+    if "violated" not in verdicts(passing).values():
+        assert passing.passed and passing.validation["success"] is True
+
+
+def test_verdicts_follow_from_the_stored_result_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the rows are: other released numbers give other verdicts, and none gives none."""
+    numbers = {"sum(check_late)": 900, "rows": 1000, "sum(check_keys)": 0}
+    rows = tuple(Row("", name, value, 1.0) for name, value in numbers.items())
+    monkeypatch.setattr(execute, "draw_result", lambda *_: Result(rows))
+    assert verdicts(world.run()) == {"late": "violated", "keys": "kept", "many": "kept"}
+    monkeypatch.setattr(execute, "draw_result", lambda *_: NONE)
+    silent = world.run(revision=2)
+    assert set(verdicts(silent).values()) == {"undecided"} and not silent.passed
+
+
+def test_wrong_verdicts_are_as_rare_as_said(world: World) -> None:
+    """A check exactly at its bound, with confidence 0.8: noise makes it violated in a tenth of 2,000
+    draws, the other tenth being on the other side.
+    """
+    exact = {"name": "at", "check": "rows", "at_least": 1000}
+    contract = world.contract(checks=[exact], epsilon="1", confidence="0.8")
+    ((plan, _),) = plan_contract(contract, [DAY], REGISTRY)
+    release, _ = plan.mechanism.choose_release(plan.params, plan.table)
+    (noise,) = release.noises.values()
+    width = noise.half_width(0.2)
+    drawn = noise.add_noise(np.zeros(2000, np.int64), StreamSource(1))
+    wrong = sum(decide_excess(float(-x), width) == "violated" for x in drawn) / 2000
+    assert 0.05 < wrong < 0.15
+
+
+@pytest.mark.parametrize(
+    ("excess", "width", "verdict"),
+    [
+        (1.0, 0.5, "violated"),
+        (0.5, 0.5, "undecided"),
+        (-0.5, 0.5, "kept"),
+        (-0.4, 0.5, "undecided"),
+        (float("nan"), 1.0, "undecided"),
+        (1.0, float("inf"), "undecided"),
+    ],
+)
+def test_verdict_of_an_excess(excess: float, width: float, verdict: str) -> None:
+    assert decide_excess(excess, width) == verdict
+
+
+# --- watch ----------------------------------------------------------------------------------------
+
+
+def watch(world: World, *blocks: str, **fields: Any) -> ContractOutcome:
+    content = {"mode": "watch", "epsilon": "40", "period": "month"} | fields
+    return world.run(*blocks, **content)
+
+
+def test_a_watch_is_paid_whole_when_it_is_opened(world: World) -> None:
+    """Every day of the month is charged once, whatever is asked; quiet days add nothing."""
+    for day in (DAY, DAY, "2020-01-03"):
+        assert watch(world, day).passed
+    assert {world.spent(day) for day in (DAY, "2020-01-31")} == {"40"}
+    assert world.spent("2020-02-01") == "0"
+
+
+def test_an_alarm_opens_another_paid_session(world: World) -> None:
+    """After an alarm the rest of the month, from that day on, is charged once more; a retry asks
+    nothing new; an earlier day, asked too late, is undecided.
+    """
+    world.fill(delay="170")
+    broken = watch(world, "2020-01-02")
+    assert verdicts(broken) == {"late": "violated", "keys": "kept", "many": "kept"}
+    assert (world.spent(), world.spent("2020-01-02")) == ("40", "80")
+    assert watch(world, "2020-01-02").to_json() == broken.to_json()
+    assert watch(world, "2020-01-03").passed
+    assert (world.spent(), world.spent("2020-01-03")) == ("40", "80")
+    assert set(verdicts(watch(world, DAY)).values()) == {"undecided"}
+    assert world.spent() == "40"
+
+
+def test_a_watch_that_cannot_be_paid_reads_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid_reads(monkeypatch)
+    with pytest.raises(BudgetExceeded):
+        watch(world, DAY, epsilon="101")
+    assert world.spent() == "0"
+
+
+def test_the_plan_says_which_is_cheaper(world: World) -> None:
+    """One check is cheaper alone; of ten, a session is."""
+    many = [CHECKS[2] | {"name": f"many{n}", "at_least": n} for n in range(12)]
+    costs = {}
+    for number in (1, 12):
+        contract = world.contract(mode="watch", checks=many[:number])
+        costs[number] = compare_costs(plan_session(contract, [DAY], REGISTRY))
+    assert (costs[1].cheaper, costs[12].cheaper) == ("metered", "watch")
+    assert costs[12].describe()["cheaper"] == "watch"
+    assert costs[12].per == "each block"
+
+
+def test_a_watch_needs_blocks_that_are_dates(world: World) -> None:
+    with pytest.raises(InvalidInput, match="asks about blocks"):
+        run_contract(world.contract(mode="watch"), [], ledger=world.ledger)
+    with pytest.raises(InvalidInput, match="blocks that are dates"):
+        watch(world, "first")
+    assert watch(world, DAY, period="run").passed
+    assert (world.spent(), world.spent("2020-01-02")) == ("40", "0")
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sink() -> Iterator[tuple[str, list[str]]]:
+    """A local web hook: its address, and what was sent to it."""
+    received: list[str] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/hook", received
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_actions_get_outcomes_and_no_row(
+    world: World,
+    sink: tuple[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Web hooks are told which expectation failed; one that fails, or is away, changes nothing."""
+    from great_expectations.checkpoint import (
+        EmailAction,
+        MicrosoftTeamsNotificationAction,
+        SlackNotificationAction,
+    )
+
+    address, received = sink
+    world.fill(delay="100", carrier=f"'{SECRET}'")
+    actions = [
+        EmailAction(
+            name="mail", smtp_address="127.0.0.1", smtp_port="9", receiver_emails="a@b.invalid"
+        ),
+        SlackNotificationAction(name="gone", slack_webhook="http://127.0.0.1:9/none"),
+        SlackNotificationAction(name="slack", slack_webhook=address, notify_on="all"),
+        MicrosoftTeamsNotificationAction(name="teams", teams_webhook=address, notify_on="all"),
+    ]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError(SECRET)
+
+    monkeypatch.setattr(EmailAction, "run", fail)
+    outcome = run_contract(world.contract(), ["2020-01-02"], ledger=world.ledger, actions=actions)
+    assert not outcome.passed and verdicts(outcome)["late"] == "violated"
+    assert len(received) == 2 and "daily" in received[0]
+    assert "action EmailAction failed" in caplog.text
+    assert SECRET not in "".join(received) + caplog.text
+
+
+@pytest.mark.parametrize("mode", ["public", "trusted", "metered", "watch"])
+def test_the_page_loads_nothing_and_shows_no_row(world: World, mode: str) -> None:
+    """One file without a script, an address or a private value; texts are escaped."""
+    world.fill(carrier=f"'{SECRET}'")
+    free = mode in ("public", "trusted")
+    name = "<b>x</b>"
+    contract = (
+        world.contract(mode=mode, name=name, **dict.fromkeys(("scope", "epsilon", "checks")))
+        if free
+        else world.contract(mode=mode, name=name)
+    )
+    outcome = run_contract(contract, ["2020-01-02"], ledger=world.ledger)
+    page = write_html(outcome)
+    told = page + json.dumps(outcome.to_json()) + repr(outcome)
+    assert SECRET not in told
+    for word in ("<script", "http://", "https://", "src=", "<link", "<b>x"):
+        assert word not in page
+    assert "&lt;b&gt;x" in page and mode in page
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mode": "trusted"}, "takes no checks, epsilon"),
+        ({"checks": None}, "needs checks"),
+        ({"epsilon": None}, "go together"),
+        ({"scope": None}, "which budget pays"),
+        ({"mode": "watch", "delta": "0.1"}, "takes no delta"),
+        ({"alarms": 2}, "takes no alarms"),
+        ({"checks": [CHECKS[0], CHECKS[0]]}, "name each check once"),
+        ({"confidence": "1"}, "confidence"),
+        ({"table": None}, "table: is missing"),
+        ({"chekcs": []}, "did you mean 'checks'"),
+    ],
+)
+def test_what_is_no_contract_is_refused(world: World, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidDeclaration, match=words):
+        world.contract(**fields)
