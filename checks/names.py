@@ -149,6 +149,7 @@ SHARED_STEMS = {
     "__init__": "every package has one",
     "__main__": "python -m",
     "plugin": "each distribution's hookimpls",
+    "sql": "doors named after their noun: cli; the SQL text that tables writes",
     "session": "a door in airflow, an open session in the engine",
     "release": "doors named after their verb: cli, airflow",
     "publish": "doors named after their verb: cli; tables publishes",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dpflow.api import plan as plan
     from dpflow.api import predictions as predictions
     from dpflow.api import release as release
+    from dpflow.api import sql as sql
     from dpflow.core.contract.declaration import Table as Table
     from dpflow.engine.releases.execute import Receipt as Receipt
     from dpflow.engine.releases.plan import Plan as Plan

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpflow.catalogue import locate_ledger
 from dpflow.core.contract.declaration import Table
@@ -19,6 +19,10 @@ from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
+
+if TYPE_CHECKING:
+    from dpflow.analyst_sql.answers import SqlAnswer
+    from dpflow.analyst_sql.query_plan import SqlPlan
 
 
 def plan(
@@ -126,3 +130,62 @@ def release(
         run_identity=run_identity,
         spend_again=spend_again,
     )
+
+
+def sql(
+    text: str,
+    *,
+    epsilon: object | None = None,
+    delta: object | None = None,
+    error: str | None = None,
+    rows: int | None = None,
+    scope: str | None = None,
+    blocks: Sequence[str] = (),
+    revision: int | None = None,
+    min_units: int | None = None,
+    tables: Sequence[PrivateTable | Table | Path | str] = (),
+    parameters: Mapping[str, Any] | Sequence[Any] = (),
+    ledger: Ledger | Path | str | None = None,
+    registry: Registry | None = None,
+) -> SqlAnswer | SqlPlan:
+    """Answer a SELECT over a declared table: charge, draw, settle, and compute the answer from what
+    was released. The same query again is free, also in another spelling; with EXPLAIN before it
+    only its plan is made.
+
+    Options may also stand in a leading comment of the query, such as ``-- dp: epsilon=0.5``; one
+    that is given twice is an error.
+
+    Args:
+        epsilon, delta: what may be spent.
+        error: instead of epsilon: the half-width at 95 % that every number may have, ``"100"`` or
+            ``"5%"``.
+        rows: with ``error``: how many rows a group is taken to have.
+        scope: which budget pays; that of ``dpflow.yml`` if left out.
+        blocks: the blocks that are read; WHERE may name them, too.
+        revision: a number that nobody used pays for a new draw; if left out, the newest stored
+            answer whose errors are small enough is taken.
+        min_units: units that a private key needs to be shown.
+        tables: declarations, or their files; those of ``dpflow.yml`` if left out.
+        parameters: values of ``$name``, ``$1`` or ``?``; each stays one literal.
+        ledger: as `open_ledger` takes it.
+
+    Raises:
+        SqlRefused: outside of what can be answered; it has the rule, the place and the nearest query.
+        BudgetExceeded: the scope cannot pay; nothing was read.
+    """
+    # It brings a parser, which nobody else needs to wait for.
+    from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
+
+    options = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "error": error,
+        "rows": rows,
+        "scope": scope,
+        "blocks": tuple(blocks),
+        "revision": revision,
+        "min_units": min_units,
+    }
+    registry, book = registry or Registry.load(), open_ledger(ledger)
+    plan = plan_sql(text, options, tables, parameters, book, registry)
+    return plan if plan.source.explain else answer_sql(plan, book, registry)

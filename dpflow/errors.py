@@ -8,6 +8,7 @@
     │   ├── InvalidDeclaration    a table declaration, release file or parameter set
     │   ├── UnknownName           a mechanism, table, column, key, scope or release nobody declared
     │   └── PlanRefused           the plan is well formed but must not run (no bounds, a veto, an unsupported event)
+    │       └── SqlRefused        a query outside the accepted part of SQL; it has the rule, the place, the nearest query
     ├── LedgerError               the ledger said no
     │   ├── BudgetExceeded        the privacy cost is above what remains in a scope
     │   ├── GrantConflict         a grant that contradicts what was granted or spent before
@@ -104,6 +105,33 @@ class PlanRefused(InvalidInput):
 
     Change the plan or the declaration as the message says. A retry cannot help.
     """
+
+
+class SqlRefused(PlanRefused):
+    """A query is outside of the part of SQL that can be answered; nothing was read or spent.
+
+    Change it where the message points, or take the query that it proposes. A retry of the same text
+    cannot help.
+
+
+    Attributes:
+        rule: the name of the rule that it breaks.
+        line, column: the place in the text, counted from 1.
+        nearest: the nearest query that is accepted, or None.
+    """
+
+    def __init__(
+        self, what: str, *, rule: str, line: int, column: int, source: str, nearest: str | None
+    ) -> None:
+        self.rule, self.line, self.column, self.nearest = rule, line, column, nearest
+        # A window of the line, so that a long one still shows the place.
+        start = max(0, column - 61)
+        shown = source[start : start + 120]
+        hint = f"\nnearest query that is accepted: {nearest}" if nearest else ""
+        super().__init__(
+            f"the SQL breaks the rule {rule!r} at line {line}, column {column}: {what}\n"
+            f"  {shown}\n  {' ' * (column - 1 - start)}^{hint}"
+        )
 
 
 class LedgerError(DpflowError):

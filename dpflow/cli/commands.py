@@ -53,6 +53,10 @@ COMMANDS = {
     ),
     "plan": ("plan", "Say what a release or a whole schedule will cost, before anything is spent."),
     "release": ("release", "Charge, draw, settle and publish releases; list past ones."),
+    "sql": (
+        "sql",
+        "Answer a SELECT over a private table, from stored releases where they do.",
+    ),
     "ask": ("ask", "Ask a session, in order; without a query, show what is left of it."),
     "gate": ("gate", "A holdout gate: plan, open, submit candidates, and see what is left."),
     "contract": (

@@ -85,7 +85,7 @@ class Reader:
         from sqlglot.errors import SqlglotError
 
         # Before anything is parsed: the parser's time and stack grow with the text.
-        if len(self._text) > MOST_TEXT or "\0" in self._text or not _is_unicode(self._text):
+        if len(self._text) > MOST_TEXT or "\0" in self._text or not is_unicode(self._text):
             refuse_sql(
                 "length",
                 f"it is longer than {MOST_TEXT} characters, or has characters that are no text",
@@ -374,13 +374,24 @@ def _parse_sql(kind: Any, text: str) -> list[Any]:
     from sqlglot import Dialect
 
     dialect = Dialect.get_or_raise("duckdb")
-    statements: list[Any] = _strict_parser()(dialect=dialect).parse_into(
-        kind, dialect.tokenize(text), text
+    parser, tokens = _strict_parser()(dialect=dialect), dialect.tokenize(text)
+    statements: list[Any] = (
+        parser.parse(tokens, text) if kind is None else parser.parse_into(kind, tokens, text)
     )
     return statements
 
 
-def _is_unicode(text: str) -> bool:
+def parse_strictly(text: str) -> list[Any]:
+    """The statements of a text in DuckDB's SQL, as sqlglot parses them, and no argument lost.
+
+    Raises what sqlglot raises, `PlanRefused` for a lost argument, `RecursionError` if it is nested
+    too deeply.
+    """
+    return _parse_anywhere(None, text)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

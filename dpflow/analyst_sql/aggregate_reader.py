@@ -1,0 +1,243 @@
+"""Reads aggregate functions: each becomes what existing mechanisms release, or is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from sqlglot import exp
+
+from dpflow.analyst_sql.row_reader import RowReader
+from dpflow.analyst_sql.select_query import Kind, OutputExpression, SqlAggregate
+from dpflow.analyst_sql.source_text import Refusal, refusal_of
+from dpflow.analyst_sql.value_columns import declare_value
+from dpflow.core.contract.declaration import Table
+from dpflow.errors import PlanRefused
+from dpflow.tables.language.nodes import Node
+
+#: The smallest and the largest value are one unit's own: MIN and MAX are these quantiles.
+TAIL = Fraction(1, 100)
+
+#: Aggregates of one expression, by what sqlglot calls them.
+_PLAIN: dict[str, Kind] = {
+    "Sum": "sum",
+    "Avg": "mean",
+    "VariancePop": "variance",
+}
+#: Those that divide by the number of values less one.
+_SAMPLES = ("Variance", "Stddev", "StddevSamp")
+_SHARES = {"Min": TAIL, "Median": Fraction(1, 2), "Max": 1 - TAIL}
+_QUANTILES = {
+    "PercentileCont": "expression",
+    "PercentileDisc": "expression",
+    "Quantile": "quantile",
+}
+
+
+def aggregate_output(kind: Kind, *args: Any) -> OutputExpression:
+    """One aggregate as an expression."""
+    return OutputExpression("aggregate", (SqlAggregate(kind, *args),))
+
+
+class AggregateReader:
+    """Reads aggregates over the rows of one table."""
+
+    def __init__(self, table: Table, rows: RowReader) -> None:
+        self._table, self._rows = table, rows
+
+    def read(self, found: Any) -> OutputExpression | None:
+        """An aggregate with its FILTER; None for anything else. Raises `Refusal`."""
+        condition: Node | None = None
+        call = found
+        if isinstance(found, exp.Filter):
+            call = found.this
+            condition = self._rows.read(found.expression.this)
+        if isinstance(call, exp.Window):
+            return None
+        if isinstance(call, exp.IgnoreNulls | exp.RespectNulls):
+            raise self._unknown(call.this)
+        kind = type(call).__name__
+        histogram = kind == "Anonymous" and call.name.lower() == "histogram"
+        if not isinstance(call, exp.AggFunc | exp.WithinGroup) and not histogram:
+            if condition is not None:
+                raise Refusal("allow-list", f"{kind} takes no FILTER", found)
+            return None
+        self._check_nesting(call)
+        output = self._read_call(call, kind, condition)
+        for aggregate in output.aggregates():
+            self._check(aggregate, call)
+        return output
+
+    def _check_nesting(self, call: Any) -> None:
+        inner = call.this if isinstance(call, exp.WithinGroup) else call
+        nested = next(
+            (p for p in inner.walk() if p is not inner and isinstance(p, exp.AggFunc)), None
+        )
+        if nested is not None:
+            raise Refusal(
+                "nested-aggregates",
+                "an aggregate stands inside another one; a row has no aggregate",
+                nested,
+            )
+
+    def _read_call(self, call: Any, kind: str, condition: Node | None) -> OutputExpression:
+        if kind == "Count":
+            return self._read_count(call, condition)
+        if kind == "CountIf":
+            (test,) = self._take(call, "this")
+            node = self._rows.read(test)
+            both = node if condition is None else Node("AND", (condition, node))
+            return aggregate_output("count", None, None, both)
+        if kind in _PLAIN:
+            return aggregate_output(_PLAIN[kind], self._read_value(call), None, condition)
+        if kind == "StddevPop":
+            variance = aggregate_output("variance", self._read_value(call), None, condition)
+            return OutputExpression("sqrt", (variance,))
+        if kind in _SAMPLES:
+            return self._read_sample(kind != "Variance", self._read_value(call), condition)
+        if kind in _SHARES:
+            value = self._read_value(call)
+            return aggregate_output("quantile", value, _SHARES[kind], condition)
+        if kind in _QUANTILES:
+            value, share = self._take(call, "this", _QUANTILES[kind])
+            return self._read_quantile(value, share, condition, call)
+        if kind == "WithinGroup":
+            inner, order = self._take(call, "this", "expression")
+            if type(inner).__name__ not in _QUANTILES or len(order.expressions) != 1:
+                raise self._unknown(call)
+            (share,) = self._take(inner, "this")
+            ordered = order.expressions[0]
+            if ordered.args.get("desc"):
+                raise Refusal("literals", "write 1 - p instead of a descending order", call)
+            return self._read_quantile(ordered.this, share, condition, call)
+        if kind == "Mode":
+            return aggregate_output("mode", self._read_value(call), None, condition)
+        if kind == "Anonymous":
+            _, values = self._take(call, "this", "expressions")
+            if len(values or ()) != 1:
+                raise Refusal("literals", "HISTOGRAM takes a column with public keys", call)
+            return aggregate_output("histogram", self._rows.read(values[0]), None, condition)
+        raise self._unknown(call)
+
+    def _unknown(self, call: Any) -> Refusal:
+        name = getattr(call, "sql_name", lambda: type(call).__name__.upper())()
+        return Refusal(
+            "aggregates",
+            f"{name} has no private form here; there are COUNT, SUM, AVG, VAR_POP, STDDEV_POP, MIN, MAX, MEDIAN, "
+            f"QUANTILE_CONT, MODE and HISTOGRAM",
+            call,
+            lambda: call.replace(exp.Count(this=exp.Star())),
+        )
+
+    def _take(self, call: Any, *names: str) -> list[Any]:
+        """Arguments; any other that is set is refused."""
+        for name, value in call.args.items():
+            if name not in (*names, "big_int") and value not in (None, False, [], ""):
+                raise Refusal(
+                    "allow-list", f"{type(call).__name__.upper()} with {name} is not answered", call
+                )
+        return [call.args.get(name) for name in names]
+
+    def _read_value(self, call: Any) -> Node:
+        (value,) = self._take(call, "this")
+        if isinstance(value, exp.Distinct):
+            raise Refusal(
+                "distinct-unit",
+                "DISTINCT is possible in COUNT of the privacy unit only; other values are not counted once",
+                value,
+                lambda: value.replace(value.expressions[0]),
+            )
+        return self._rows.read(value)
+
+    def _read_count(self, call: Any, condition: Node | None) -> OutputExpression:
+        (what,) = self._take(call, "this")
+        if what is None or isinstance(what, exp.Star):
+            if what is not None:
+                self._take(what)
+            return aggregate_output("count", None, None, condition)
+        if not isinstance(what, exp.Distinct):
+            # A literal has a value in every row.
+            if isinstance(what, exp.Literal | exp.Boolean):
+                return aggregate_output("count", None, None, condition)
+            if self._is_unit(what) and not self._is_declared(what):
+                return aggregate_output("count", None, None, condition)
+            return aggregate_output("values", self._rows.read(what), None, condition)
+        unit = self._table.privacy_unit.column
+        if len(what.expressions) != 1 or not self._is_unit(what.expressions[0]):
+            raise Refusal(
+                "distinct-unit",
+                f"COUNT(DISTINCT ...) counts privacy units, whose column is {unit!r}; how many values "
+                f"another column has would tell of single rows",
+                what,
+                lambda: what.set("expressions", [exp.column(unit)]),
+            )
+        return aggregate_output("units", None, None, condition)
+
+    def _is_unit(self, found: Any) -> bool:
+        return (
+            isinstance(found, exp.Column)
+            and found.name.casefold() == self._table.privacy_unit.column.casefold()
+            and found.table.casefold() in ("", self._rows.alias)
+        )
+
+    def _is_declared(self, found: Any) -> bool:
+        return any(name.casefold() == found.name.casefold() for name in self._table.columns)
+
+    def _read_sample(self, root: bool, value: Node, condition: Node | None) -> OutputExpression:
+        """VAR_SAMP from VAR_POP and the number of values, which is released beside it."""
+        variance = aggregate_output("variance", value, None, condition)
+        sample = OutputExpression("sample", (variance, self._count_values(value, condition)))
+        return OutputExpression("sqrt", (sample,)) if root else sample
+
+    def _count_values(self, value: Node, condition: Node | None) -> OutputExpression:
+        """How many values an aggregate is over: all rows where missing ones count as a number."""
+        always = (
+            condition is None
+            and value.op == "column"
+            and self._table.column(".".join(value.args[0])).missing != "skip"
+        )
+        if always:
+            return aggregate_output("count")
+        return aggregate_output("values", value, None, condition)
+
+    def _read_quantile(
+        self, value: Any, share: Any, condition: Node | None, call: Any
+    ) -> OutputExpression:
+        if not isinstance(share, exp.Literal) or share.is_string:
+            raise Refusal(
+                "literals",
+                "a quantile takes one share as a number, such as 0.5; write several as several columns",
+                share if isinstance(share, exp.Expression) else call,
+            )
+        part = Fraction(str(share.this)) if len(str(share.this)) < 20 else Fraction(0)
+        if not 0 < part < 1 or part.denominator > 10**6:
+            raise Refusal(
+                "literals",
+                "a share lies strictly between 0 and 1, with at most six decimals",
+                share,
+                lambda: share.replace(exp.Literal.number("0.01" if part <= 0 else "0.99")),
+            )
+        return aggregate_output("quantile", self._rows.read(value), part, condition)
+
+    def _check(self, aggregate: SqlAggregate, call: Any) -> None:
+        """What is added up or ranked needs bounds, what is a key needs public ones."""
+        if aggregate.value is None or aggregate.kind == "values":
+            return
+        try:
+            if aggregate.kind in ("mode", "histogram"):
+                self._check_keys(aggregate.value, call)
+            else:
+                declare_value(self._table, aggregate)
+        except PlanRefused as error:
+            raise refusal_of(error, call, "bounds") from None
+
+    def _check_keys(self, value: Node, call: Any) -> None:
+        name = ".".join(value.args[0]) if value.op == "column" else ""
+        if not name:
+            raise Refusal(
+                "public-keys", "MODE and HISTOGRAM take a declared column with public keys", call
+            )
+        try:
+            self._table.public_keys(name)
+        except PlanRefused as error:
+            raise refusal_of(error, call, "public-keys") from None

@@ -1,0 +1,187 @@
+"""Released numbers by group: as a release has them, or added up over its cells, with the half-widths
+that hold for several of them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpflow.analyst_sql.query_parts import QueryPart, split_key
+from dpflow.analyst_sql.select_query import SqlAggregate
+from dpflow.core.accounting.events import DiscreteLaplace
+from dpflow.core.contract.results import Row
+from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
+from dpflow.core.toolbox.moments import Measure
+from dpflow.core.toolbox.noise import FAILURE, Noise
+from dpflow.engine.releases.plan import Plan
+from dpflow.tables.language.nodes import Node
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Number:
+    """One released number.
+
+    Attributes:
+        value: None where the release answered "none".
+        width: its half-width so that k such numbers are within theirs with 95 % together; None where
+            none is known.
+    """
+
+    value: Any
+    width: Callable[[int], float | None]
+    remark: str = ""
+
+
+Cells = dict[Key, dict[SqlAggregate, Number]]
+
+
+def no_width(together: int) -> None:
+    """Of numbers without an interval."""
+
+
+def read_cells(part: QueryPart, plan: Plan, rows: Sequence[Row], groups: Sequence[Node]) -> Cells:
+    """The rows of a release by group and aggregate."""
+    by_label = {label: aggregate for aggregate, label in part.measures.items()}
+    if part.mechanism in ("arg_max", "histogram"):
+        return _read_keys(part, plan, rows)
+    cells: Cells = {}
+    for row in rows:
+        if row.measure in by_label:
+            key = tuple(split_key(row.key, groups))
+            cell = cells.setdefault(key, {})
+            number = Number(_whole(plan, row), make_width(plan, row), row.remark)
+            for aggregate, label in part.measures.items():
+                if label == row.measure:
+                    cell[aggregate] = number
+    return cells
+
+
+def _read_keys(part: QueryPart, plan: Plan, rows: Sequence[Row]) -> Cells:
+    """MODE is the key with rank 1; HISTOGRAM is all keys with their counts."""
+    (aggregate,) = part.measures
+    if any(row.measure == "none" for row in rows):
+        return {}
+    if part.mechanism == "arg_max":
+        return {(): {aggregate: Number(rows[0].key, no_width)}}
+    return {(): {aggregate: Number({row.key: row.value for row in rows}, no_width)}}
+
+
+def _whole(plan: Plan, row: Row) -> Any:
+    """Sums of whole steps are whole numbers."""
+    value = row.value
+    if not isinstance(value, float) or not value.is_integer() or abs(value) > 2**53:
+        return value
+    measure = find_measure(plan, row.measure)
+    if measure is None or measure.measure != "sum" or measure.column is None:
+        return value
+    return int(value) if plan.table.columns[measure.column].step.denominator == 1 else value
+
+
+def find_release(plan: Plan) -> Release | None:
+    """The noise of a release of moments; None for other mechanisms."""
+    mechanism = plan.mechanism
+    if not isinstance(mechanism, MeasureMechanism):
+        return None
+    return mechanism.choose_release(plan.params, plan.table)[0]
+
+
+def find_measure(plan: Plan, label: str) -> Measure | None:
+    """What a release computes under a label."""
+    mechanism = plan.mechanism
+    if not isinstance(mechanism, MeasureMechanism):
+        return None
+    measures = mechanism.list_measures(plan.params)
+    return next((one for one in measures if mechanism.measure_label(one) == label), None)
+
+
+def make_width(plan: Plan, row: Row, cells: int = 1) -> Callable[[int], float | None]:
+    """Half-widths of a number, or of a sum of as many cells."""
+    release, measure = find_release(plan), find_measure(plan, row.measure)
+    half_width = row.half_width_95
+    if release is None or measure is None or measure.shrinks:
+        # What shrinks with the group is known at 95 % only.
+        return lambda together: half_width if together == 1 and cells == 1 else None
+
+    def width(together: int) -> float:
+        used = release.query.weights(measure)
+        failure = FAILURE / (len(used) * together)
+        tails = {
+            moment: float(sum_half_width(release.noises[moment], cells, failure)) for moment in used
+        }
+        return release.query.error_bound(measure, tails)
+
+    return width
+
+
+def sum_half_width(noise: Noise, cells: int, failure: float) -> int:
+    """A t that a sum of independent noise exceeds with this probability at most, by Chernoff's bound."""
+    if cells == 1:
+        return noise.half_width(failure)
+    if not isinstance(noise.event, DiscreteLaplace):
+        # Discrete Gaussian noise is subgaussian with its own sigma (Canonne, Kamath, Steinke 2020).
+        return math.ceil(math.sqrt(2 * cells * float(noise.event.sigma2) * math.log(2 / failure)))
+    scale = float(noise.event.scale)
+    best = math.inf
+    for step in range(1, 100):
+        rate = step / 100 / scale
+        # E exp(rate X) = (1 - q)^2 / ((1 - q e^rate)(1 - q e^-rate)), q = exp(-1/scale).
+        log_moment = (
+            2 * math.log(-math.expm1(-1 / scale))
+            - math.log(-math.expm1(rate - 1 / scale))
+            - math.log(-math.expm1(-rate - 1 / scale))
+        )
+        best = min(best, (cells * log_moment + math.log(2 / failure)) / rate)
+    return math.ceil(best)
+
+
+def add_up(
+    cells: Cells,
+    plan: Plan,
+    part: QueryPart,
+    stored_groups: Sequence[Node],
+    groups: Sequence[Node],
+) -> Cells:
+    """Counts and sums over public keys, added up to a coarser grouping."""
+    positions = [list(stored_groups).index(group) for group in groups]
+    collected: dict[Key, dict[SqlAggregate, list[Number]]] = {}
+    for key, cell in cells.items():
+        coarse = collected.setdefault(tuple(key[position] for position in positions), {})
+        for aggregate, number in cell.items():
+            coarse.setdefault(aggregate, []).append(number)
+    return {
+        key: {
+            aggregate: _add_numbers(numbers, plan, part.measures[aggregate])
+            for aggregate, numbers in cell.items()
+        }
+        for key, cell in collected.items()
+    }
+
+
+def _add_numbers(numbers: Sequence[Number], plan: Plan, label: str) -> Number:
+    if any(number.value is None for number in numbers):
+        return Number(None, no_width)
+    row = Row("", label, None)
+    return Number(sum(number.value for number in numbers), make_width(plan, row, len(numbers)))
+
+
+def error_sizes(part: QueryPart, plan: Plan) -> Mapping[str, float]:
+    """How large the errors of a part's aggregates are: what two prices of one release are compared
+    by. A mean's or variance's is that of a group of 10,000 values.
+    """
+    release = find_release(plan)
+    if release is None:
+        bound = plan.error_bound
+        return dict(bound.half_width) if bound is not None else {}
+    sizes: dict[str, float] = {}
+    for label in part.measures.values():
+        measure = find_measure(plan, label)
+        assert measure is not None
+        if measure.shrinks:
+            measure = measure.model_copy(update={"size": 10_000})
+        sizes[label] = release.query.error_bound(measure, release.tails(measure))
+    return sizes

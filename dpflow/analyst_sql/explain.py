@@ -1,0 +1,197 @@
+"""EXPLAIN: how a query would be answered, what it would cost and how exact it would be. Reads no row
+and charges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dpflow.analyst_sql.aggregate_reader import TAIL
+from dpflow.analyst_sql.answers import count_noises
+from dpflow.analyst_sql.cells import find_measure, find_release, make_width
+from dpflow.analyst_sql.outputs import write_text
+from dpflow.analyst_sql.query_parts import PartPlan
+from dpflow.analyst_sql.query_plan import SqlPlan
+from dpflow.analyst_sql.select_query import OutputExpression, SqlAggregate, join_conditions
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.results import Row
+from dpflow.engine.releases.execute import check_scope
+from dpflow.errors import TableError
+from dpflow.ledger import Ledger
+from dpflow.tables import PrivateTable
+
+_TAILS = (TAIL, 1 - TAIL)
+#: Why a mechanism answers.
+_REASONS = {
+    "aggregates": "counts, sums, means and variances share one scan, one truncation and one cost",
+    "private_aggregates": "a key is private, so noisy counts above a threshold select what is shown",
+    "quantiles": "ranks have no bounded sum: the exponential mechanism draws a value of the column's grid",
+    "count_distinct": "a filter on units is a condition on rows of its own",
+    "arg_max": "the most frequent key is chosen without releasing the counts",
+    "histogram": "one count for each public key",
+}
+
+
+def explain_sql(plan: SqlPlan, ledger: Ledger | None) -> dict[str, Any]:
+    """Stages, privacy costs, errors and what is left, as JSON.
+
+    Raises:
+        PlanRefused: a type that does not fit, or a scope that protects something else.
+        BudgetExceeded is not raised: ``forecast`` says it.
+    """
+    forecast, budgets = _forecast(plan, ledger)
+    return {
+        "stages": list(_list_stages(plan)),
+        "releases": [_describe_part(part, stored) for part, stored in zip(plan.parts, plan.stored)],
+        "columns": [
+            {"column": name, "noise": describe_noise(output, plan)}
+            for name, output in plan.query.columns
+        ],
+        "protects": plan.query.table.protection_text,
+        "scope": plan.settings.scope,
+        "notes": [*plan.unpaid, *_list_notes(plan)],
+        "forecast": forecast,
+        "budgets": budgets,
+    }
+
+
+def _forecast(plan: SqlPlan, ledger: Ledger | None) -> tuple[str, list[dict[str, Any]]]:
+    check = _check_source(plan)
+    if ledger is None:
+        return check or "no ledger yet, so no forecast", []
+    to_pay = plan.to_pay
+    for one in to_pay:
+        check_scope(one, ledger)
+    budgets = ledger.remaining(plan.settings.scope).rows()
+    if not to_pay:
+        return "free: stored releases answer it", budgets
+    events = [one.event for one in to_pay]
+    refusal = ledger.check(plan.settings.scope, events, to_pay[0].charged_blocks)
+    return refusal or check or "the ledger would accept it now", budgets
+
+
+def _check_source(plan: SqlPlan) -> str:
+    """Types and names against the source's catalogue; what cannot be opened now is said."""
+    for one in plan.to_pay:
+        private = PrivateTable(one.table, one.request.where)
+        assert isinstance(one.mechanism, Mechanism)
+        statistic = one.mechanism.data_request(one.params, one.table)
+        try:
+            private.check_request(statistic, one.request.blocks)
+        except TableError as error:
+            return f"the source cannot be checked now: {error}"
+    return ""
+
+
+def _list_stages(plan: SqlPlan) -> Iterator[str]:
+    query = plan.query
+    where = join_conditions(query.conditions)
+    of_blocks = f", blocks {', '.join(query.blocks)}" if query.blocks else ""
+    yield f"read {query.table.name}{of_blocks}{f' where {where}' if where else ''}"
+    for part in plan.parts:
+        by = part.part.params.get("by")
+        groups, rows = part.part.table.groups_and_rows(by)
+        reach = f"{groups} groups, {rows} rows in each" if by is not None else f"{rows} rows"
+        names = ", ".join(map(str, part.part.measures))
+        yield (
+            f"bound contributions: one {query.table.privacy_unit.column} counts with {reach}; "
+            f"{part.part.mechanism}{f' by {by}' if by else ''}: {names}"
+        )
+    after = [f"columns {', '.join(name for name, _ in query.columns)}"]
+    after += ["HAVING"] * (query.having is not None) + ["ORDER BY"] * bool(query.order)
+    after += [f"LIMIT {query.limit}"] * (query.limit is not None)
+    yield f"compute from what was released, at no cost: {', '.join(after)}"
+
+
+def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:
+    epsilon, delta = part.plan.privacy_cost() if stored is None else ("0", "0")
+    return {
+        "mechanism": part.plan.mechanism.name,
+        "why": _REASONS[part.part.mechanism],
+        "of": [str(aggregate) for aggregate in part.part.measures],
+        "epsilon": epsilon,
+        "delta": delta,
+        "blocks": list(part.plan.charged_blocks),
+        "stored": None
+        if stored is None
+        else f"release {stored.record.release_id} of {stored.at.isoformat(sep=' ')}",
+        "error": part.plan.error_bound.note if part.plan.error_bound else "",
+    }
+
+
+def describe_noise(output: OutputExpression, plan: SqlPlan) -> str:
+    """The half-widths at 95 % of what a column is computed from; together, where it is of several."""
+    together = count_noises(output)
+    if not together:
+        return "none"
+    return "; ".join(
+        f"{aggregate} {_describe_width(aggregate, plan, together)}"
+        for aggregate in dict.fromkeys(output.aggregates())
+    )
+
+
+def _describe_width(aggregate: SqlAggregate, plan: SqlPlan, together: int) -> str:
+    for part, stored in zip(plan.parts, plan.stored):
+        if aggregate not in part.part.measures:
+            continue
+        # A stored release has the error that it was drawn with.
+        answering = part.plan if stored is None else stored.plan
+        label = part.part.measures[aggregate]
+        release, measure = find_release(answering), find_measure(answering, label)
+        if release is not None and measure is not None and measure.shrinks:
+            return release.describe_sizes(measure)
+        if release is None or measure is None:
+            bound = part.plan.error_bound
+            return "; ".join(
+                f"{name} +- {width:g}"
+                for name, width in (bound.half_width if bound else {}).items()
+            )
+        width = make_width(answering, Row("", label, None))(together)
+        of_cells = (
+            " in each cell" if stored is not None and stored.groups != plan.query.groups else ""
+        )
+        return f"+- {width:g}{of_cells}"
+    return "unknown"
+
+
+def _list_notes(plan: SqlPlan) -> Iterator[str]:
+    kinds = [aggregate for aggregate in plan.query.aggregates() if aggregate.kind == "quantile"]
+    tails = [one for one in kinds if one.share is not None and one.share in _TAILS]
+    if tails:
+        yield (
+            "MIN and MAX are the quantiles 0.01 and 0.99: the smallest value itself is one unit's own"
+        )
+    if any(part.part.private for part in plan.parts):
+        yield "groups with few units are not shown"
+    for literal in _list_shares(plan):
+        yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {literal}"
+
+
+def _list_shares(plan: SqlPlan) -> list[str]:
+    shares = {
+        write_text(float(one.share))
+        for one in plan.query.aggregates()
+        if one.kind == "quantile" and one.share not in (*_TAILS, None)
+    }
+    return [", ".join(sorted(shares))] if shares else []
+
+
+def plan_lines(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A description as lines of two texts, for people."""
+    yield from (("stage", stage) for stage in view["stages"])
+    for one in view["releases"]:
+        cost = one["stored"] or f"epsilon {one['epsilon']}, delta {one['delta']}"
+        each = f" in each of the blocks {', '.join(one['blocks'])}" if one["blocks"] else ""
+        yield one["mechanism"], f"{one['why']}"
+        yield "", f"cost: {cost}{each if not one['stored'] else ''}"
+    yield from ((f"noise of {one['column']}", one["noise"]) for one in view["columns"])
+    yield "protects", view["protects"]
+    for budget in view["budgets"]:
+        block = f" {budget['block']}" if budget["block"] else ""
+        yield (
+            f"left in {budget['scope']}{block}",
+            (f"epsilon {budget['epsilon_left'] or '-'}, delta {budget['delta_left']}"),
+        )
+    yield from (("note", note) for note in view["notes"])
+    yield "forecast", view["forecast"]

@@ -1,0 +1,261 @@
+"""From a query to releases of existing mechanisms: which, of what, and at which part of the privacy
+cost.
+
+Counts, sums, means and variances of all columns and filters are one release of `aggregates`, or of
+`private_aggregates` where a key is private: one scan, one truncation. Quantiles of one column are
+one more, units under a FILTER another. All of them are charged together, or none is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate, join_conditions
+from dpflow.analyst_sql.source_text import Refusal, refusal_of
+from dpflow.analyst_sql.value_columns import declare_value
+from dpflow.core.accounting.amounts import exact_text
+from dpflow.core.contract.declaration import Table
+from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.registry import Registry
+from dpflow.tables import declare_groups
+from dpflow.tables.language.nodes import Node
+
+#: Measures of `aggregates` by kind.
+_MEASURES = {
+    "count": "count",
+    "units": "count_distinct",
+    "values": "sum",
+    "sum": "sum",
+    "mean": "mean",
+    "variance": "variance",
+}
+#: Parts of epsilon and of delta are whole numbers of these.
+_EPSILON_STEP, _DELTA_STEP = Fraction(1, 10**9), Fraction(1, 10**15)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What may be spent.
+
+    Attributes:
+        epsilon, delta: of the whole query.
+        min_units: units that a private key needs to be shown.
+    """
+
+    epsilon: Fraction
+    delta: Fraction = Fraction(0)
+    min_units: int = 1
+
+
+@dataclass(frozen=True)
+class QueryPart:
+    """One release of a query before it has a price.
+
+    Attributes:
+        table: the declaration with all columns that it needs.
+        params: the mechanism's parameters but for the privacy cost.
+        measures: for each aggregate, what the release calls it.
+        where: the condition on rows.
+        private: keys are selected privately, so it needs a delta.
+    """
+
+    mechanism: str
+    table: Table
+    params: Mapping[str, Any]
+    measures: Mapping[SqlAggregate, str]
+    where: str | None
+    private: bool = False
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """A part with the plan that answers it."""
+
+    part: QueryPart
+    plan: Plan = field(repr=False)
+
+
+def release_name(table: Table) -> str:
+    """What all ad-hoc queries of a table are called in the ledger, so that they are found again."""
+    return f"sql {table.name}"
+
+
+def find_grouping(query: SelectQuery) -> tuple[Table, str | None, bool]:
+    """The declaration with the grouping as a column, its name, and whether some key is private."""
+    if not query.groups:
+        return query.table, None, False
+    table, by = declare_groups(query.table, ", ".join(map(str, query.groups)))
+    column = table.columns[by]
+    names = column.parts if column.parts is not None and len(query.groups) > 1 else (by,)
+    return table, by, any(is_private(table, name) for name in names)
+
+
+def is_private(table: Table, name: str) -> bool:
+    """Whether a grouping column's keys are in the rows alone."""
+    column = table.columns[name]
+    if column.parts is not None:
+        return any(is_private(table, part) for part in column.parts)
+    return column.public_keys is None
+
+
+def list_parts(query: SelectQuery) -> list[QueryPart]:
+    """The releases that a query needs. Raises `Refusal`."""
+    try:
+        return _list_parts(query)
+    except InvalidInput as error:
+        raise refusal_of(error, None) from None
+
+
+def _list_parts(query: SelectQuery) -> list[QueryPart]:
+    table, by, private = find_grouping(query)
+    if by is not None and not private:
+        # Raises where there are too many cells.
+        table.public_keys(by)
+    where = join_conditions(query.conditions)
+    moments: dict[SqlAggregate, str] = {}
+    quantiles: dict[str, dict[SqlAggregate, str]] = {}
+    parts: list[QueryPart] = []
+    names: list[Any] = []
+    columns = table
+    for aggregate in query.aggregates():
+        kind = aggregate.kind
+        if kind == "quantile":
+            with_column, name = declare_value(table, aggregate)
+            labels = quantiles.setdefault(name, {})
+            labels[aggregate] = f"quantile {aggregate.share}"
+        elif kind in ("mode", "histogram") or (kind == "units" and aggregate.condition):
+            parts.append(_single_part(query, aggregate, table, by))
+        elif kind in ("count", "units") and aggregate.condition is None:
+            moments[aggregate] = _MEASURES[kind]
+            names.append({"measure": _MEASURES[kind]})
+        else:
+            columns, name = declare_value(columns, aggregate)
+            # Rows under a FILTER are counted by a sum of ones and zeros.
+            measure = "sum" if kind == "count" else _MEASURES[kind]
+            moments[aggregate] = f"{measure}({name})"
+            names.append({"measure": measure, "column": name})
+    if moments:
+        distinct = {str(one): one for one in names}
+        params = {"by": by, "measures": [distinct[text] for text in sorted(distinct)]}
+        mechanism = "private_aggregates" if private else "aggregates"
+        parts.insert(0, QueryPart(mechanism, columns, params, moments, where, private))
+    for labels in quantiles.values():
+        with_column, name = declare_value(table, next(iter(labels)))
+        shares = sorted({aggregate.share for aggregate in labels if aggregate.share})
+        params = {"column": name, "by": by, "quantiles": [exact_text(one) for one in shares]}
+        parts.append(QueryPart("quantiles", with_column, params, labels, where))
+    if private and any(not part.private for part in parts):
+        raise Refusal(
+            "public-keys",
+            "quantiles, MODE, HISTOGRAM and filtered units are released for public keys only, and "
+            f"{', '.join(map(str, query.groups))} has private ones; declare its public_keys, or leave these out",
+        )
+    return parts
+
+
+def _single_part(
+    query: SelectQuery, aggregate: SqlAggregate, table: Table, by: str | None
+) -> QueryPart:
+    """MODE, HISTOGRAM, and units under a FILTER, which becomes a part of WHERE."""
+    conditions = {str(one): one for one in query.conditions}
+    if aggregate.condition is not None:
+        conditions[str(aggregate.condition)] = aggregate.condition
+    where = join_conditions(tuple(conditions[text] for text in sorted(conditions)))
+    if aggregate.kind == "units":
+        return QueryPart("count_distinct", table, {"by": by}, {aggregate: "count_distinct"}, where)
+    if by is not None:
+        raise Refusal(
+            "grouped-mode",
+            f"{aggregate.kind.upper()} is of the whole table; to have it by group, group by its column, too, and count",
+        )
+    assert aggregate.value is not None
+    name = ".".join(aggregate.value.args[0])
+    if aggregate.kind == "mode":
+        return QueryPart("arg_max", table, {"by": name}, {aggregate: "rank"}, where)
+    return QueryPart("histogram", table, {"by": name}, {aggregate: "count"}, where)
+
+
+def price_parts(
+    query: SelectQuery,
+    parts: Sequence[QueryPart],
+    price: Price,
+    scope: str,
+    registry: Registry,
+    revision: int = 1,
+) -> list[PartPlan]:
+    """Plans of all parts, which divide the price by how many aggregates each has. Raises `Refusal`."""
+    plans = []
+    shares = _divide_amount(price.epsilon, [len(part.measures) for part in parts], _EPSILON_STEP)
+    takes_delta = [part.mechanism not in ("histogram", "count_distinct") for part in parts]
+    deltas = _divide_amount(
+        price.delta,
+        [len(part.measures) * takes for part, takes in zip(parts, takes_delta)],
+        _DELTA_STEP,
+    )
+    for part, epsilon, delta in zip(parts, shares, deltas):
+        if part.private and not delta:
+            raise Refusal(
+                "private-keys",
+                f"{', '.join(map(str, query.groups))} has private keys, and selecting them needs a delta: the chance that "
+                f"a key of one unit shows; add -- dp: delta=1e-6, or declare public_keys",
+                option=("delta", "1e-6"),
+            )
+        cost: dict[str, Any] = {"epsilon": exact_text(epsilon)}
+        if delta:
+            cost["delta"] = exact_text(delta)
+        if part.private:
+            cost["min_units"] = price.min_units
+        plans.append(plan_part(query, part, cost, scope, registry, revision))
+    return plans
+
+
+def plan_part(
+    query: SelectQuery,
+    part: QueryPart,
+    cost: Mapping[str, Any],
+    scope: str,
+    registry: Registry,
+    revision: int,
+) -> PartPlan:
+    """The plan of one part at a cost. Raises `Refusal`."""
+    try:
+        request = ReleaseRequest(
+            name=release_name(query.table),
+            mechanism=part.mechanism,
+            table=Path(query.table.name),
+            scope=scope,
+            params={**part.params, **cost},
+            blocks=query.blocks,
+            where=part.where,
+            revision=revision,
+        )
+        return PartPlan(part, make_plan(request, registry, part.table))
+    except PlanRefused as error:
+        rule = "blocks" if "must name the blocks" in str(error) else "plan"
+        raise refusal_of(error, None, rule) from None
+
+
+def _divide_amount(amount: Fraction, weights: Sequence[int], step: Fraction) -> list[Fraction]:
+    """Parts of an amount by weight, in whole steps; together they are no more than it."""
+    total = sum(weights)
+    if not total:
+        return [Fraction(0)] * len(weights)
+    parts = [amount * weight / total // step * step for weight in weights]
+    # What rounding left goes to the first that has a weight.
+    first = next(i for i, weight in enumerate(weights) if weight)
+    parts[first] += amount - sum(parts)
+    return parts
+
+
+def split_key(key: str, groups: Sequence[Node]) -> list[str]:
+    """A released key as the keys of the single groups."""
+    if not groups:
+        return []
+    return [str(one) for one in json.loads(key)] if len(groups) > 1 else [key]

@@ -1,0 +1,216 @@
+"""A query from its text to its answer: parse, plan, look for stored releases, charge, compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dpflow.analyst_sql.answers import Origin, SqlAnswer, compute_answer
+from dpflow.analyst_sql.cells import Cells, read_cells
+from dpflow.analyst_sql.nearest_query import find_nearest
+from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, list_parts, price_parts
+from dpflow.analyst_sql.select_query import SelectQuery
+from dpflow.analyst_sql.settings import Settings, make_finder, merge_options, read_settings
+from dpflow.analyst_sql.source_text import Refusal, SourceText, read_source
+from dpflow.analyst_sql.statement import read_statement
+from dpflow.analyst_sql.stored_answers import (
+    Stored,
+    StoredReleases,
+    identify_query,
+    keep_cells,
+    list_conditions,
+)
+from dpflow.analyst_sql.target_errors import find_epsilon
+from dpflow.core.contract.declaration import Table
+from dpflow.engine.releases.execute import Receipt, release_all
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+IdentifyRun = Callable[[int], RunIdentity]
+
+
+@dataclass(frozen=True, repr=False)
+class SqlPlan:
+    """A query with what would answer it; nothing was read or charged.
+
+    Attributes:
+        stored: for each part the stored release that answers it, or None.
+        unpaid: why a part is paid although a finer release is there.
+    """
+
+    query: SelectQuery
+    settings: Settings
+    parts: tuple[PartPlan, ...]
+    stored: tuple[Stored | None, ...]
+    source: SourceText = field(repr=False)
+    unpaid: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        costs = [plan.privacy_cost() for plan in self.to_pay]
+        paid = ", ".join(f"epsilon {epsilon}, delta {delta}" for epsilon, delta in costs)
+        return f"SqlPlan({self.query.table.name}: {paid or 'free'}, from scope {self.settings.scope!r})"
+
+    @property
+    def to_pay(self) -> list[Plan]:
+        """The plans that no stored release answers."""
+        return [part.plan for part, stored in zip(self.parts, self.stored) if stored is None]
+
+
+def plan_sql(
+    text: str,
+    options: Mapping[str, Any],
+    tables: Sequence[PrivateTable | Table | Path | str] = (),
+    parameters: Mapping[str, Any] | Sequence[Any] = (),
+    ledger: Ledger | None = None,
+    registry: Registry | None = None,
+    folder: Path | None = None,
+    look_up: bool = True,
+) -> SqlPlan:
+    """Parse and plan a query; reads no row and charges nothing.
+
+    Args:
+        look_up: look for stored releases that answer it.
+
+    Raises:
+        SqlRefused: it is outside of what can be answered.
+        InvalidInput: options that are no options.
+    """
+    source = read_source(text)
+    settings = read_settings(merge_options(source.options, options), folder)
+    find_table = make_finder(tables, folder)
+    registry = registry or Registry.load()
+    refusal: Refusal | None = None
+    try:
+        query, parts = _read_query(source, settings, find_table, parameters, registry)
+    except Refusal as error:
+        refusal = error
+    if refusal is not None:
+        nearest = find_nearest(
+            source,
+            refusal,
+            lambda text, extra: _read_query(
+                read_source(text),
+                read_settings(merge_options(source.options, {**options, **extra}), folder),
+                find_table,
+                (),
+                registry,
+            ),
+        )
+        source.refuse(refusal, nearest)
+    stored: list[Stored | None] = [None] * len(parts)
+    unpaid: list[str] = []
+    if ledger is not None and look_up:
+        releases = StoredReleases(query, ledger, settings.scope, registry, settings.revision)
+        stored = [releases.find(part.part, part) for part in parts]
+        reasons = (
+            releases.explain_payment(part.part) for part, one in zip(parts, stored) if one is None
+        )
+        unpaid = [reason for reason in reasons if reason]
+    return SqlPlan(query, settings, tuple(parts), tuple(stored), source, tuple(unpaid))
+
+
+def _read_query(
+    source: SourceText,
+    settings: Settings,
+    find_table: Callable[[str], Table],
+    parameters: Mapping[str, Any] | Sequence[Any],
+    registry: Registry,
+) -> tuple[SelectQuery, list[PartPlan]]:
+    """Raises `Refusal`."""
+    query = read_statement(source.parse(parameters), find_table)
+    if settings.blocks:
+        if query.blocks:
+            raise Refusal("blocks", "WHERE names blocks, and so do the options; name them once")
+        query = replace(query, blocks=settings.blocks)
+    return query, plan_parts(query, settings, registry)
+
+
+def plan_parts(query: SelectQuery, settings: Settings, registry: Registry) -> list[PartPlan]:
+    """Its releases at the price or target that is asked for. Raises `Refusal`."""
+    parts = list_parts(query)
+    revision = settings.revision or 1
+
+    def plan_at(epsilon: Any) -> list[PartPlan]:
+        price = settings.price(epsilon)
+        return price_parts(query, parts, price, settings.scope, registry, revision)
+
+    if settings.target is not None:
+        return find_epsilon(settings.target, plan_at)
+    if settings.epsilon is None:
+        raise InvalidInput(
+            "nothing says what may be spent; give an epsilon (--epsilon 0.5, or -- dp: epsilon=0.5), or a target such as "
+            "-- dp: error=100"
+        )
+    return plan_at(settings.epsilon)
+
+
+def answer_sql(
+    plan: SqlPlan,
+    ledger: Ledger,
+    registry: Registry,
+    identify_run: IdentifyRun | None = None,
+    spend_again: bool = False,
+) -> SqlAnswer:
+    """Charge what no stored release answers, draw it, and compute the answer.
+
+    Args:
+        identify_run: the run identity of the n-th part, where an orchestrator knows it.
+
+    Raises:
+        DpflowError: as `dpflow.engine.releases.execute.release`; nothing is charged twice.
+    """
+    planned = [
+        (part, identify_query(part.plan) if identify_run is None else identify_run(position))
+        for position, (part, stored) in enumerate(zip(plan.parts, plan.stored))
+        if stored is None
+    ]
+    receipts = iter(
+        release_all(
+            [(part.plan, run) for part, run in planned], ledger, registry, spend_again=spend_again
+        )
+    )
+    releases = StoredReleases(plan.query, ledger, plan.settings.scope, registry, None)
+    cells: Cells = {}
+    origins: list[Origin] = []
+    notes = list(plan.unpaid)
+    for part, stored in zip(plan.parts, plan.stored):
+        if stored is not None:
+            found = releases.cells(stored)
+            origins.append(_origin_of_stored(stored))
+            if stored.groups != plan.query.groups or stored.conditions != set(
+                list_conditions(part.part, plan.query.table)
+            ):
+                notes.append(
+                    f"computed from release {stored.record.release_id}, with its error and the truncation of its groups"
+                )
+        else:
+            receipt = next(receipts)
+            found = _cells_of_receipt(plan.query, part.part, part.plan, receipt)
+            origins.append(_origin_of_receipt(receipt))
+        for key, cell in found.items():
+            cells.setdefault(key, {}).update(cell)
+    return compute_answer(plan.query, cells, origins, notes)
+
+
+def _cells_of_receipt(query: SelectQuery, part: QueryPart, plan: Plan, receipt: Receipt) -> Cells:
+    cells = read_cells(part, plan, receipt.result.rows, query.groups)
+    # Groups that WHERE leaves no row hold noise alone, and SQL shows none of them.
+    conditions = list(list_conditions(part, query.table).values())
+    return keep_cells(cells, conditions, query.groups, query.table)
+
+
+def _origin_of_receipt(receipt: Receipt) -> Origin:
+    cost = ("0", "0") if receipt.replayed else (receipt.epsilon, receipt.delta)
+    return Origin(
+        receipt.release_id, receipt.mechanism, *cost, receipt.released_at, receipt.replayed
+    )
+
+
+def _origin_of_stored(stored: Stored) -> Origin:
+    return Origin(stored.record.release_id, stored.plan.mechanism.name, "0", "0", stored.at, True)

@@ -1,0 +1,126 @@
+"""A query as this room understands it: rows are chosen and grouped in the declared language, and
+everything else is computed from released numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+from dpflow.core.contract.declaration import Table
+from dpflow.tables.language.nodes import Node
+
+#: What a release can be asked for, by group. ``values`` counts rows in which an expression has a
+#: value; ``units`` counts privacy units; variances divide by the number of values.
+Kind = Literal[
+    "count",
+    "values",
+    "units",
+    "sum",
+    "mean",
+    "variance",
+    "quantile",
+    "mode",
+    "histogram",
+]
+_NAMES: dict[Kind, str] = {
+    "count": "COUNT",
+    "values": "COUNT",
+    "units": "COUNT",
+    "sum": "SUM",
+    "mean": "AVG",
+    "variance": "VAR_POP",
+    "quantile": "QUANTILE_CONT",
+    "mode": "MODE",
+    "histogram": "HISTOGRAM",
+}
+#: Aggregates whose values over cells add up.
+ADDITIVE = ("count", "values", "sum")
+
+
+@dataclass(frozen=True)
+class SqlAggregate:
+    """One statistic of a group's rows.
+
+    Attributes:
+        value: the row expression that it is of; None for counts of rows and units.
+        share: of a quantile, strictly between 0 and 1.
+        condition: its FILTER.
+    """
+
+    kind: Kind
+    value: Node | None = None
+    share: Fraction | None = None
+    condition: Node | None = None
+
+    def __str__(self) -> str:
+        value = "*" if self.value is None else str(self.value)
+        if self.kind == "units":
+            value = "DISTINCT unit"
+        share = "" if self.share is None else f", {float(self.share):g}"
+        where = "" if self.condition is None else f" FILTER (WHERE {self.condition})"
+        return f"{_NAMES[self.kind]}({value}{share}){where}"
+
+
+@dataclass(frozen=True)
+class OutputExpression:
+    """An expression over what was released: ``key`` with a group's position, ``aggregate`` with an
+    `SqlAggregate`, ``literal`` with a value, or an operator with its operands.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+
+    def aggregates(self) -> Iterator[SqlAggregate]:
+        """What it needs to be released, in the order of the text."""
+        if self.op == "aggregate":
+            yield self.args[0]
+            return
+        for arg in self.args:
+            if isinstance(arg, OutputExpression):
+                yield from arg.aggregates()
+
+
+@dataclass(frozen=True)
+class Order:
+    """One key of ORDER BY."""
+
+    by: OutputExpression
+    descending: bool
+    nulls_first: bool
+
+
+@dataclass(frozen=True)
+class SelectQuery:
+    """One SELECT.
+
+    Attributes:
+        conditions: what WHERE demands, each part by itself, in canonical order.
+        blocks: the blocks that are read, in order; none if all are.
+        groups: what rows are grouped by, in canonical order.
+        columns: names and expressions of the answer's columns.
+    """
+
+    table: Table
+    conditions: tuple[Node, ...]
+    blocks: tuple[str, ...]
+    groups: tuple[Node, ...]
+    columns: tuple[tuple[str, OutputExpression], ...]
+    having: OutputExpression | None = None
+    order: tuple[Order, ...] = ()
+    limit: int | None = None
+    offset: int = 0
+
+    def aggregates(self) -> tuple[SqlAggregate, ...]:
+        """All that must be released, each once."""
+        outputs = [output for _, output in self.columns]
+        outputs += [] if self.having is None else [self.having]
+        outputs += [order.by for order in self.order]
+        return tuple(dict.fromkeys(one for output in outputs for one in output.aggregates()))
+
+
+def join_conditions(conditions: tuple[Node, ...]) -> str | None:
+    """Conditions as the text of one, which the declared language reads."""
+    return " AND ".join(map(str, conditions)) or None

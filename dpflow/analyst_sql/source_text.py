@@ -1,0 +1,283 @@
+"""A query's text: its options, whether it is to be explained, what sqlglot makes of it, and where
+each part stands.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NoReturn
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from dpflow.errors import InvalidInput, PlanRefused, SqlRefused
+from dpflow.tables.language.conditions import is_unicode, parse_strictly
+
+#: The longest query in characters: the parser's time and stack grow with it.
+MOST_TEXT = 20_000
+#: Options that a leading comment may give.
+OPTIONS = ("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "name", "min_units")
+
+_COMMENT = re.compile(r"\s*--[ \t]*dp:(?P<options>[^\n]*)")
+_BLANK = re.compile(r"\s+|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_EXPLAIN = re.compile(r"explain\b(?P<analyze>\s+analyze\b)?", re.IGNORECASE)
+_OPTION = re.compile(r"\s*(?P<name>\w+)\s*=\s*(?P<value>'[^']*'|[^,\s]+)\s*")
+
+
+class Refusal(Exception):
+    """Inside this room: a part of the query breaks a rule. `SourceText.refuse` gives it its position.
+
+    Attributes:
+        node: the part, by which its position is known.
+        repair: changes the parsed query into one that keeps the rule, if there is a near one.
+        option: what keeps the rule if the comment says it.
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        what: str,
+        node: Any = None,
+        repair: Callable[[], Any] | None = None,
+        option: tuple[str, str] | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.rule, self.what, self.node, self.repair = rule, what, node, repair
+        self.option = option
+        # Before anything is repaired.
+        self.start = find_start(node)
+
+
+_RULE = re.compile(r"the SQL breaks the rule '(?P<rule>[^']+)': (?P<what>.*)", re.DOTALL)
+
+
+def refusal_of(error: InvalidInput, node: Any, rule: str = "plan") -> Refusal:
+    """What another room refused, at a part of the query."""
+    text = str(error)
+    match = _RULE.match(text) if isinstance(error, PlanRefused) else None
+    return Refusal(match["rule"], match["what"], node) if match else Refusal(rule, text, node)
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """One query as it was written.
+
+    Attributes:
+        text: what is parsed: the query, with blanks where options and EXPLAIN stood, so that positions
+            stay what they are.
+        options: of the leading comments.
+        explain: EXPLAIN stands before it, without ANALYZE.
+    """
+
+    written: str
+    text: str
+    options: Mapping[str, str]
+    explain: bool = False
+    _lines: list[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_lines", self.written.split("\n"))
+
+    def refuse(self, refusal: Refusal, nearest: str | None = None) -> NoReturn:
+        """Raise `SqlRefused` with the position of what was refused."""
+        start = refusal.start
+        if start is None:
+            start = len(self.text) - len(self.text.lstrip())
+        self.refuse_at(refusal.rule, refusal.what, start, nearest)
+
+    def refuse_at(self, rule: str, what: str, start: int, nearest: str | None = None) -> NoReturn:
+        """Raise `SqlRefused` at an offset of the text."""
+        start = min(start, len(self.written))
+        line = self.written.count("\n", 0, start)
+        column = start - (self.written.rfind("\n", 0, start) + 1)
+        raise SqlRefused(
+            what,
+            rule=rule,
+            line=line + 1,
+            column=column + 1,
+            # A control character in the text must not move a terminal's cursor.
+            source="".join(c if c.isprintable() else " " for c in self._lines[line]),
+            nearest=nearest,
+        )
+
+    def parse(self, parameters: Mapping[str, Any] | Sequence[Any] = ()) -> exp.Expression:
+        """The one statement, with parameters as literals. Raises `SqlRefused`."""
+        problem: tuple[str, str, int] | None = None
+        statements: list[Any] = []
+        try:
+            statements = parse_strictly(self.text)
+        except PlanRefused as error:
+            refusal = refusal_of(error, None)
+            problem = refusal.rule, refusal.what, 0
+        except RecursionError:
+            problem = "depth", "it is nested too deeply to be read", 0
+        except SqlglotError as error:
+            positions = getattr(error, "errors", None) or [{}]
+            start = self._offset(positions[0].get("line"), positions[0].get("col"))
+            problem = "syntax", "this is not SQL as DuckDB has it; correct it here", start
+        # Some of sqlglot's builders look blindly at arguments.
+        except (LookupError, AttributeError, TypeError, ValueError):
+            problem = "syntax", "this is not SQL as DuckDB has it", 0
+        if problem is not None:
+            self.refuse_at(*problem)
+        statements = [one for one in statements if one is not None]
+        if len(statements) != 1:
+            self.refuse_at(
+                "one-statement",
+                f"there are {len(statements)} statements; write one query, at most one ; at its end",
+                self.text.find(";") + 1 if statements else 0,
+            )
+        statement: exp.Expression = _insert_parameters(statements[0], parameters, self)
+        return statement
+
+    def _offset(self, line: int | None, column: int | None) -> int:
+        """Of the parser's position, whose column is that of a token's end."""
+        if not line:
+            return len(self.text.rstrip())
+        before = sum(len(one) + 1 for one in self._lines[: line - 1])
+        return before + max((column or 1) - 1, 0)
+
+
+def read_source(text: str) -> SourceText:
+    """Split options and EXPLAIN from a query.
+
+    Raises:
+        SqlRefused: it is too long, or holds characters that are no text.
+        InvalidInput: an option that does not exist, or is given twice.
+    """
+    if len(text) > MOST_TEXT or "\0" in text or not is_unicode(text):
+        raise SqlRefused(
+            f"it is longer than {MOST_TEXT:,} characters, or has characters that are no text",
+            rule="length",
+            line=1,
+            column=1,
+            source="",
+            nearest=None,
+        )
+    options: dict[str, str] = {}
+    rest = text
+    while match := _COMMENT.match(rest):
+        for name, value in _parse_options(match["options"]):
+            add_option(options, name, value, "the query's comment")
+        rest = _blank(rest, 0, match.end())
+    start = 0
+    while match := _BLANK.match(rest, start):
+        start = match.end()
+    explain = False
+    if match := _EXPLAIN.match(rest, start):
+        explain = match["analyze"] is None
+        rest = _blank(rest, match.start(), match.end())
+    return SourceText(text, rest, options, explain)
+
+
+def add_option(options: dict[str, str], name: str, value: object, position: str) -> None:
+    """Note an option. Raises `InvalidInput` if it was given before: nobody could say which counts."""
+    if name in options:
+        raise InvalidInput(
+            f"{name} is given twice, the second time in {position}; give each option once"
+        )
+    options[name] = str(value)
+
+
+def _parse_options(text: str) -> list[tuple[str, str]]:
+    found, start = [], 0
+    while start < len(text.rstrip()):
+        match = _OPTION.match(text, start)
+        if match is None or match["name"] not in OPTIONS:
+            raise InvalidInput(
+                f"the query's comment is not a list of options at {text[start : start + 40].strip()!r}; write for "
+                f"example -- dp: epsilon=0.5, delta=1e-6, scope=flights (options: {', '.join(OPTIONS)})"
+            )
+        found.append((match["name"], match["value"].strip("'")))
+        start = match.end()
+        if text[start : start + 1] == ",":
+            start += 1
+    return found
+
+
+def _blank(text: str, start: int, end: int) -> str:
+    """The text with blanks in a part of it; lines stay lines."""
+    return text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
+
+
+def find_start(node: Any) -> int | None:
+    """Where a part of a parsed query begins: the first of its tokens that has a position."""
+    if not isinstance(node, exp.Expression):
+        return None
+    # Operators and stars have no position, so what they belong to stands for them.
+    for part in (node, *_list_ancestors(node)):
+        starts: list[int] = [one.meta["start"] for one in part.walk() if "start" in one.meta]
+        if starts:
+            return min(starts)
+    return None
+
+
+def _list_ancestors(node: Any) -> Iterator[Any]:
+    while (node := node.parent) is not None:
+        yield node
+
+
+def _insert_parameters(
+    statement: Any, parameters: Mapping[str, Any] | Sequence[Any], source: SourceText
+) -> Any:
+    """The statement with literals where ``$name``, ``$1``, ``:name`` and ``?`` stand: whatever a
+    value holds, it stays one literal.
+    """
+    count = 0
+    placeholders = [
+        n for n in statement.walk(bfs=False) if isinstance(n, exp.Parameter | exp.Placeholder)
+    ]
+    for position in placeholders:
+        name = position.name if isinstance(position, exp.Parameter) else str(position.this or "")
+        if not name:
+            count += 1
+            name = str(count)
+        value: Any = None
+        if isinstance(parameters, Mapping):
+            known = name in parameters
+            value = parameters.get(name)
+        else:
+            known = name.isdecimal() and 1 <= int(name[:9]) <= len(parameters)
+            value = parameters[int(name[:9]) - 1] if known else None
+        if not known:
+            source.refuse(
+                Refusal(
+                    "parameters", f"parameter {name[:40]!r} has no value; give it one", position
+                )
+            )
+        literal = _make_literal(value)
+        if literal is None:
+            source.refuse(
+                Refusal(
+                    "parameters",
+                    f"parameter {name[:40]!r} is neither a number, a text, a date nor a truth value",
+                    position,
+                )
+            )
+        position.replace(literal)
+    return statement
+
+
+def _make_literal(value: Any) -> Any:
+    if isinstance(value, bool):
+        return exp.Boolean(this=value)
+    if isinstance(value, str):
+        return exp.Literal.string(value) if is_unicode(value) and "\0" not in value else None
+    if isinstance(value, dt.datetime):
+        return exp.Literal.string(value.isoformat(sep=" "))
+    if isinstance(value, dt.date):
+        return exp.Literal.string(value.isoformat())
+    if isinstance(value, int | Decimal) or (isinstance(value, float) and math.isfinite(value)):
+        number = Decimal(str(value))
+        # No DOUBLE is further from 1, and its digits would be as many.
+        if not number.is_finite() or abs(number.adjusted()) > 400:
+            return None
+        literal = exp.Literal.number(format(abs(number), "f"))
+        return exp.Neg(this=literal) if number < 0 else literal
+    return _make_literal(Decimal(str(float(value)))) if isinstance(value, Fraction) else None

@@ -1,0 +1,362 @@
+"""What may be answered from a stored release, at no cost: exactly these.
+
+- another spelling, other columns of its answer, another order, HAVING, LIMIT;
+- conditions on grouping columns, which keep or drop whole groups;
+- counts and sums over public keys, added up over one release's cells;
+- means where the same release has the sum and the number of values.
+
+Such an answer has the error and the truncation of the release that it comes from. COUNT(DISTINCT),
+quantiles, variances, and anything over privately selected keys do not add up: `explain_payment`
+says so.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from dpflow.analyst_sql.cells import Cells, add_up, error_sizes, read_cells
+from dpflow.analyst_sql.outputs import evaluate
+from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, is_private, release_name
+from dpflow.analyst_sql.select_query import ADDITIVE, OutputExpression, SelectQuery, SqlAggregate
+from dpflow.analyst_sql.value_columns import declare_computed
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import Result
+from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger, ReleaseRecord, make_slot
+from dpflow.registry import Registry
+from dpflow.tables import declare_groups
+from dpflow.tables.language.conditions import parse_condition
+from dpflow.tables.language.grouping import parse_groups, parse_row_expression
+from dpflow.tables.language.nodes import Node
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A settled release of an earlier query.
+
+    Attributes:
+        part: what of it answers, with the labels that it has in the release.
+        groups: its own grouping.
+        conditions: its own conditions, as texts.
+    """
+
+    record: ReleaseRecord
+    plan: Plan
+    part: QueryPart
+    groups: tuple[Node, ...]
+    conditions: frozenset[str]
+    at: dt.datetime
+    run: str
+
+    @property
+    def result(self) -> Result:
+        """What was released."""
+        return Result.from_json(self.record.result or {})
+
+
+def identify_query(plan: Plan, principal: str | None = None) -> RunIdentity:
+    """The run of an ad-hoc query: its revision. Each plan has a slot of its own, since a better
+    price is another release and no changed retry.
+    """
+    run = RunIdentity.of_request(plan.request, principal)
+    slot = make_slot(plan.request.scope, run.name, plan.version_independent_digest)
+    return RunIdentity("", "", run.name, slot, run.principal)
+
+
+def split_nodes(node: Node | None) -> Iterator[Node]:
+    """The parts of a condition between its outermost ANDs."""
+    waiting = [] if node is None else [node]
+    while waiting:
+        part = waiting.pop()
+        if part.op == "AND":
+            waiting += part.args
+        else:
+            yield part
+
+
+class StoredReleases:
+    """The settled releases of ad-hoc queries of one table and scope, the newest first."""
+
+    def __init__(
+        self,
+        query: SelectQuery,
+        ledger: Ledger,
+        scope: str,
+        registry: Registry,
+        revision: int | None,
+    ) -> None:
+        self._query, self._ledger, self._scope = query, ledger, scope
+        self._registry, self._revision = registry, revision
+        self._plans: dict[str, Plan | None] = {}
+        table = query.table
+        records = ledger.releases_by_name(scope, release_name(table))
+        self._records = [one for one in reversed(records) if one.scope == scope and one.settled]
+
+    def find(self, part: QueryPart, asked: PartPlan) -> Stored | None:
+        """The newest release that answers a part with an error that is not above the asked one."""
+        for record in self._records:
+            stored = self._read(record, part)
+            if stored is not None and _is_as_exact(stored, asked):
+                return stored
+        return None
+
+    def explain_payment(self, part: QueryPart) -> str | None:
+        """Why a part is paid although a finer release of the same rows is there; None without one."""
+        for record in self._records:
+            groups, conditions = self._read_groups(record), self._read_conditions(record)
+            asked = set(list_conditions(part, self._query.table))
+            if groups is None or conditions is None or not conditions <= asked:
+                continue
+            if not set(self._query.groups) < set(groups):
+                continue
+            rest = [one for one in part.measures if one.kind not in ADDITIVE]
+            if rest:
+                return f"{rest[0]} does not add up over the groups of release {record.release_id}, so it is new"
+            if any(is_private_node(self._query.table, one) for one in groups):
+                return (
+                    f"the keys of release {record.release_id} were selected privately, and what was not selected is "
+                    f"missing in its sums, so this is new"
+                )
+        return None
+
+    def _read(self, record: ReleaseRecord, part: QueryPart) -> Stored | None:
+        """A stored release as the answer of a part; None if it is none."""
+        request, query = record.request, self._query
+        params: Mapping[str, Any] = request.get("params", {})
+        if request.get("mechanism") != part.mechanism or sorted(
+            request.get("blocks", ())
+        ) != sorted(query.blocks):
+            return None
+        groups, conditions = self._read_groups(record), self._read_conditions(record)
+        if groups is None or conditions is None:
+            return None
+        measures = find_labels(part, params)
+        if measures is None or not self._covers(part, groups, conditions):
+            return None
+        settlement = self._ledger.settlement(record.release_id)
+        _, _, revision = settlement.run.rpartition("#")
+        if not revision.isdecimal() or self._revision not in (None, int(revision)):
+            return None
+        plan = self._make_plan(record, part, params)
+        if plan is None:
+            return None
+        # The plan of today's declaration must be the one that was paid: its key says so.
+        request_then = plan.request.model_copy(update={"revision": int(revision)})
+        found = self._ledger.find(RunIdentity.of_request(request_then).key(plan))
+        if found is None or found.release_id != record.release_id:
+            return None
+        answered = QueryPart(
+            part.mechanism, plan.table, part.params, measures, part.where, part.private
+        )
+        return Stored(record, plan, answered, groups, conditions, settlement.at, settlement.run)
+
+    def _covers(
+        self, part: QueryPart, groups: tuple[Node, ...], conditions: frozenset[str]
+    ) -> bool:
+        """Whether rows and groups of a stored release are enough for a part."""
+        query = self._query
+        asked = list_conditions(part, query.table)
+        extra = set(asked) - conditions
+        if not conditions <= set(asked) or not set(query.groups) <= set(groups):
+            return False
+        if any(filter_output(asked[text], groups, query.table) is None for text in extra):
+            return False
+        if set(query.groups) == set(groups):
+            return True
+        table = query.table
+        return (
+            part.mechanism == "aggregates"
+            and all(one.kind in ADDITIVE for one in part.measures)
+            and not any(is_private_node(table, node) for node in groups)
+        )
+
+    def _read_groups(self, record: ReleaseRecord) -> tuple[Node, ...] | None:
+        by = record.request.get("params", {}).get("by")
+        if record.request.get("mechanism") in ("arg_max", "histogram") or by is None:
+            return ()
+        table = self._query.table
+        if by in table.columns:
+            return (Node("column", (table.split_name(by),)),)
+        try:
+            return tuple(parse_groups(by, table))
+        except InvalidInput:
+            return None
+
+    def _read_conditions(self, record: ReleaseRecord) -> frozenset[str] | None:
+        where = record.request.get("where")
+        try:
+            node = None if where is None else parse_condition(where, self._query.table)
+        except InvalidInput:
+            return None
+        return frozenset(str(part) for part in split_nodes(node))
+
+    def _make_plan(
+        self, record: ReleaseRecord, part: QueryPart, params: Mapping[str, Any]
+    ) -> Plan | None:
+        """The plan of a stored release under the declaration of now; None if it has no such columns."""
+        # Revisions of one query have one plan.
+        terms = [part.mechanism, params, record.request.get("where"), record.request.get("blocks")]
+        text = json.dumps(terms, sort_keys=True)
+        if text not in self._plans:
+            self._plans[text] = self._plan_again(record, part, params)
+        return self._plans[text]
+
+    def _plan_again(
+        self, record: ReleaseRecord, part: QueryPart, params: Mapping[str, Any]
+    ) -> Plan | None:
+        table = self._query.table
+        try:
+            if (by := params.get("by")) is not None and by not in table.columns:
+                table, _ = declare_groups(table, by)
+            for name in _columns_of(params):
+                if name not in table.columns:
+                    table, _ = declare_computed(
+                        table, parse_row_expression(name, self._query.table)
+                    )
+            request = ReleaseRequest(
+                name=release_name(self._query.table),
+                mechanism=part.mechanism,
+                table=Path(table.name),
+                scope=self._scope,
+                params={name: value for name, value in params.items() if value is not None},
+                blocks=tuple(record.request.get("blocks", ())),
+                where=record.request.get("where"),
+            )
+            return make_plan(request, self._registry, table)
+        except InvalidInput:
+            return None
+
+    def cells(self, stored: Stored) -> Cells:
+        """The answer of a stored release: its groups, those that conditions drop left out, or their
+        sums.
+        """
+        cells = read_cells(stored.part, stored.plan, stored.result.rows, stored.groups)
+        table = self._query.table
+        conditions = [
+            node
+            for text, node in list_conditions(stored.part, table).items()
+            if text not in stored.conditions
+        ]
+        cells = keep_cells(cells, conditions, stored.groups, table)
+        if stored.groups == self._query.groups:
+            return cells
+        return add_up(cells, stored.plan, stored.part, stored.groups, self._query.groups)
+
+
+def keep_cells(
+    cells: Cells, conditions: Sequence[Node], groups: Sequence[Node], table: Table
+) -> Cells:
+    """The groups whose keys fulfil all conditions that are ones on keys."""
+    tests = [filter_output(node, groups, table) for node in conditions]
+    return {
+        key: cell
+        for key, cell in cells.items()
+        if all(test is None or evaluate(test, key, {}).value is True for test in tests)
+    }
+
+
+def is_private_node(table: Table, node: Node) -> bool:
+    """Whether a grouping expression's keys are in the rows alone."""
+    declared, name = declare_groups(table, str(node))
+    return is_private(declared, name)
+
+
+def list_conditions(part: QueryPart, table: Table) -> dict[str, Node]:
+    """What a part demands of rows, by text."""
+    node = None if part.where is None else parse_condition(part.where, table)
+    return {str(one): one for one in split_nodes(node)}
+
+
+def _columns_of(params: Mapping[str, Any]) -> Iterator[str]:
+    """Columns that a stored release's parameters name, but for the grouping."""
+    names = [measure.get("column") for measure in params.get("measures", ())]
+    yield from (name for name in [*names, params.get("column")] if name)
+
+
+def find_labels(part: QueryPart, params: Mapping[str, Any]) -> dict[SqlAggregate, str] | None:
+    """What a stored release calls a part's aggregates; None if it lacks one."""
+    if part.mechanism in ("aggregates", "private_aggregates"):
+        names = {
+            (m["measure"] if m.get("column") is None else f"{m['measure']}({m['column']})")
+            for m in params.get("measures", ())
+        }
+    elif part.mechanism == "quantiles":
+        if params.get("column") != part.params["column"]:
+            return None
+        names = {f"quantile {share}" for share in _shares(params.get("quantiles", ()))}
+    else:
+        if params.get("by") != part.params["by"]:
+            return None
+        names = set(part.measures.values())
+    return dict(part.measures) if set(part.measures.values()) <= names else None
+
+
+def _shares(texts: Sequence[str]) -> Iterator[str]:
+    for text in texts:
+        yield str(Fraction(text))
+
+
+def _is_as_exact(stored: Stored, asked: PartPlan) -> bool:
+    """Whether no error of the stored release is above the asked one."""
+    part = asked.part
+    if part.private:
+        bound = asked.plan.params, stored.plan.params
+        # Keys that more units must have are other keys.
+        if bound[0].min_units != bound[1].min_units:  # type: ignore[attr-defined]
+            return False
+    wanted = error_sizes(part, asked.plan)
+    got = error_sizes(stored.part, stored.plan)
+    return all(label in got and got[label] <= size for label, size in wanted.items())
+
+
+def filter_output(node: Node, groups: Sequence[Node], table: Table) -> OutputExpression | None:
+    """A condition on rows as one on a group's keys, where it compares grouping columns with texts
+    that are keys as they stand; None for any other.
+    """
+    if node.op in ("AND", "OR", "NOT"):
+        parts = [filter_output(arg, groups, table) for arg in node.args]
+        return (
+            None if any(part is None for part in parts) else OutputExpression(node.op, tuple(parts))
+        )
+    if node.op not in ("=", "<>", "IN") or node.args[0] not in groups:
+        return None
+    keys = _public_keys(node.args[0], table)
+    for literal in node.args[1:]:
+        if literal.op != "text" or not _is_key_text(literal.args[0], keys):
+            return None
+    key = OutputExpression(
+        "CAST", (OutputExpression("key", (list(groups).index(node.args[0]),)), "VARCHAR")
+    )
+    return OutputExpression(
+        node.op, (key, *(OutputExpression("literal", (arg.args[0],)) for arg in node.args[1:]))
+    )
+
+
+def _public_keys(node: Node, table: Table) -> frozenset[str] | None:
+    declared, name = declare_groups(table, str(node))
+    keys = declared.columns[name].public_keys
+    return None if keys is None else frozenset(keys)
+
+
+#: Texts that a column of truth values, numbers or times may read as a value with another text.
+_WORDS = {
+    *("true", "false", "t", "f", "yes", "no", "y", "n", "on", "off"),
+    *("nan", "inf", "infinity", "epoch", "today", "now"),
+}
+
+
+def _is_key_text(text: str, keys: frozenset[str] | None) -> bool:
+    """Whether a literal equals a key just where their texts are equal, whatever the column's type."""
+    if keys is not None:
+        return text in keys
+    # Numbers, dates and most UUIDs have digits, and may be written in several ways.
+    return not any(c.isdigit() for c in text) and len(text) < 30 and text.casefold() not in _WORDS

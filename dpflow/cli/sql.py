@@ -1,0 +1,107 @@
+"""`dpflow sql`: answer a SELECT over a private table, or explain what it would cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpflow.analyst_sql.answers import SqlAnswer
+from dpflow.analyst_sql.explain import explain_sql, plan_lines
+from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
+from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
+from dpflow.cli.console import open_ledger as open_book
+from dpflow.errors import InvalidInput
+from dpflow.registry import Registry
+
+
+def command(
+    query: Annotated[str, typer.Argument(help="A SELECT, or a file whose name ends in .sql.")],
+    epsilon: Annotated[str | None, typer.Option(help="What may be spent.")] = None,
+    delta: Annotated[
+        str | None, typer.Option(help="As epsilon; private keys need one, such as 1e-6.")
+    ] = None,
+    error: Annotated[
+        str | None,
+        typer.Option(help="Instead of epsilon: the half-width at 95 % that is wanted: 100 or 5%."),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="With --error: rows that a group is taken to have.")
+    ] = None,
+    scope: Annotated[
+        str | None, typer.Option(help="Which budget pays; that of dpflow.yml if left out.")
+    ] = None,
+    block: Annotated[
+        list[str] | None, typer.Option(help="A block that is read; repeatable.")
+    ] = None,
+    revision: Annotated[
+        int | None, typer.Option(help="A number that nobody used pays for a new draw.")
+    ] = None,
+    min_units: Annotated[
+        int | None, typer.Option(help="Units that a private key needs to be shown.")
+    ] = None,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(help="A declaration; those of dpflow.yml if left out; repeatable."),
+    ] = None,
+    ledger: LedgerOption = None,
+    intervals: Annotated[
+        bool, typer.Option(help="Show _low and _high beside each value with noise.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Also write the answer: .csv, .json or .parquet.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer a SELECT over a private table, from stored releases where they do.
+
+    The same query again is free. EXPLAIN before it shows what it would cost. Options may stand in
+    a leading comment: -- dp: epsilon=0.5, scope=flights
+    """
+    text = _read_query(query)
+    options = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "error": error,
+        "rows": rows,
+        "scope": scope,
+        "blocks": tuple(block or ()),
+        "revision": revision,
+        "min_units": min_units,
+    }
+    registry, book = Registry.load(), find_ledger(ledger)
+    plan = plan_sql(text, options, table or (), (), book, registry)
+    if plan.source.explain:
+        view = explain_sql(plan, book)
+        if as_json:
+            return show_json(view)
+        return show_table(f"plan of {plan.query.table.name}", ("", ""), plan_lines(view))
+    answer = answer_sql(plan, book or open_book(ledger), registry)
+    if output is not None:
+        answer.write(output, intervals=True)
+    if as_json:
+        return show_json(answer.to_json(intervals))
+    _show_answer(answer, intervals)
+
+
+def _read_query(query: str) -> str:
+    """The text, or the content of a .sql file."""
+    if not query.lower().endswith(".sql"):
+        return query
+    try:
+        return Path(query).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        raise InvalidInput(
+            f"{query} cannot be read as a text; give a .sql file, or the SELECT itself in quotes"
+        ) from None
+
+
+def _show_answer(answer: SqlAnswer, intervals: bool) -> None:
+    columns = answer.list_columns(intervals)
+    lines = zip(*(values for _, _, values in columns))
+    show_table(
+        f"{answer.describe()}; protects {answer.protects}", [name for name, _, _ in columns], lines
+    )
+    for note in answer.notes:
+        print(note)

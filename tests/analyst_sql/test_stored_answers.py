@@ -1,0 +1,155 @@
+"""Exactly once for ad-hoc queries: what is free, from which release, and what is paid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dpflow.errors import BudgetExceeded
+
+if TYPE_CHECKING:
+    from sql_world import World
+
+FIRST = "SELECT city, COUNT(*) AS n, SUM(age) AS s, AVG(age) AS a, VAR_POP(age) AS v FROM visits WHERE cost > 1 GROUP BY city"
+
+FREE = [
+    "select CITY as c, avg(Age), count(*) from VISITS where (cost > 1.0) group by 1",
+    "SELECT v.city, SUM(v.age) / COUNT(*), STDDEV_POP(age) FROM visits v WHERE v.cost > 1 GROUP BY v.city HAVING COUNT(*) > 5",
+    "SELECT COUNT(*) AS n, city FROM visits WHERE 1 < cost GROUP BY city ORDER BY n DESC LIMIT 1",
+    "SELECT city, VAR_POP(age) FROM visits WHERE cost > 1 AND city IN ('Rome', 'Oslo') GROUP BY city",
+    "SELECT city, COUNT(*) FROM visits WHERE NOT city = 'Rome' AND cost > 1 GROUP BY city ORDER BY COUNT(*) - SUM(age)",
+]
+PAID = [
+    "SELECT city, COUNT(*) FROM visits WHERE cost > 2 GROUP BY city",
+    "SELECT city, COUNT(*) FROM visits GROUP BY city",
+    "SELECT city, COUNT(age) FROM visits WHERE cost > 1 GROUP BY city",
+    "SELECT city, MEDIAN(age) FROM visits WHERE cost > 1 GROUP BY city",
+    "SELECT COUNT(DISTINCT person) FROM visits WHERE cost > 1",
+    "SELECT AVG(age) FROM visits WHERE cost > 1",
+    "SELECT VAR_POP(age) FROM visits WHERE cost > 1",
+    "SELECT city, COUNT(*) FROM visits WHERE cost > 1 AND age > 3 GROUP BY city",
+]
+
+
+@pytest.fixture(scope="module")
+def asked(world: World) -> World:
+    world.ask(FIRST, epsilon=8)
+    return world
+
+
+# A finer question for less is answered by what was released for more.
+@pytest.mark.parametrize("text", FREE[:2] + FREE[3:])
+def test_other_spellings_orders_and_filters_are_free(asked: World, text: str) -> None:
+    """At any price whose errors are no smaller than the stored ones."""
+    before = asked.spent()
+    answer = asked.ask(text, epsilon="0.5")
+    assert answer.free and asked.spent() == before
+    first = {row[0]: row for row in asked.ask(FIRST, epsilon=8).rows}
+    for row in answer.rows:
+        if row[0] in first and isinstance(row[1], int):
+            assert row[1] in first[row[0]]
+
+
+@pytest.mark.parametrize("text", PAID)
+def test_what_does_not_follow_is_paid(asked: World, text: str) -> None:
+    """Other rows, other statistics, statistics that do not add up."""
+    plan = asked.ask(f"EXPLAIN {text}", epsilon="0.001")
+    assert plan.to_pay
+
+
+def test_a_smaller_error_is_paid(fresh: World) -> None:
+    """A stored answer serves where its error is at most the asked one; the price is in no key."""
+    text = "SELECT city, COUNT(*) FROM visits GROUP BY city"
+    first = fresh.ask(text, epsilon=1)
+    assert not first.free and fresh.spent() == "1"
+    assert fresh.ask(text, epsilon="0.5").rows == first.rows and fresh.spent() == "1"
+    better = fresh.ask(text, epsilon=3)
+    assert not better.free and fresh.spent() == "4"
+    # The newest that is exact enough.
+    assert fresh.ask(text, epsilon="0.5").rows == better.rows
+    assert fresh.ask(text, error="1000").rows == better.rows and fresh.spent() == "4"
+    assert fresh.ask(text, epsilon=1).origins[0].released_at == better.origins[0].released_at
+
+
+def test_a_revision_pays_once(fresh: World) -> None:
+    """Another number is a new draw, the same number again is free."""
+    text = "SELECT COUNT(*) FROM visits"
+    fresh.ask(text, epsilon=1)
+    second = fresh.ask(text, epsilon=1, revision=2)
+    assert not second.free and fresh.spent() == "2"
+    again = fresh.ask(text, epsilon=1, revision=2)
+    assert again.free and again.rows == second.rows
+    assert fresh.ask(text, epsilon=1, revision=1).free and fresh.spent() == "2"
+
+
+def test_sums_over_public_keys_add_up(fresh: World) -> None:
+    """With the error of a sum of noise, and only where the asked error allows it."""
+    fine = "SELECT city, bucket(age, 10) AS b, COUNT(*) AS n, SUM(cost) AS s FROM visits GROUP BY city, b"
+    answer = fresh.ask(fine, epsilon=50)
+    total = fresh.ask("SELECT city, COUNT(*) AS n FROM visits GROUP BY city", epsilon="0.1")
+    assert total.free and fresh.spent() == "50"
+    for city, n in total.rows:
+        assert n == sum(row[2] for row in answer.rows if row[0] == city)
+    # Noise of 11 cells is wider than that of one, and narrower than 11 times it.
+    width, one = (a.values[0][i].high - a.values[0][i].value for a, i in ((total, 1), (answer, 2)))
+    assert one < width < 11 * one
+    assert total.notes and answer.origins[0].release_id in total.notes[0]
+    mean = fresh.ask("EXPLAIN SELECT city, AVG(cost) FROM visits GROUP BY city", epsilon="0.1")
+    assert mean.to_pay and "does not add up" in mean.unpaid[0]
+    assert fresh.ask("EXPLAIN SELECT city, COUNT(*) FROM visits GROUP BY city", epsilon=100).to_pay
+
+
+def test_private_keys_do_not_add_up(fresh: World) -> None:
+    """What was not selected is missing in the sums; the plan says so."""
+    fresh.ask(
+        "SELECT clinic, city, COUNT(*) FROM visits GROUP BY clinic, city", epsilon=50, delta="1e-5"
+    )
+    plan = fresh.ask("EXPLAIN SELECT city, COUNT(*) FROM visits GROUP BY city", epsilon="0.1")
+    assert plan.to_pay and "selected privately" in plan.unpaid[0]
+    kept = fresh.ask(
+        "SELECT clinic, city, COUNT(*) FROM visits WHERE city = 'Rome' GROUP BY city, clinic",
+        epsilon=50,
+        delta="1e-5",
+    )
+    assert kept.free and {row[1] for row in kept.rows} == {"Rome"}
+    # A text that a number could be written as is no plain comparison of keys.
+    numbers = "EXPLAIN SELECT clinic, city, COUNT(*) FROM visits WHERE clinic = 'c1' GROUP BY city, clinic"
+    assert fresh.ask(numbers, epsilon=1, delta="1e-6").to_pay
+
+
+def test_another_declaration_is_another_query(fresh: World) -> None:
+    """What bounds, scope and blocks say is in the key; columns that nothing names are not."""
+    text = "SELECT SUM(age) FROM visits"
+    fresh.ask(text, epsilon=1)
+    columns = {"age": {"lower": 0, "upper": 100}, "new": {"lower": 0, "upper": 1}, "city": {}}
+    fresh.table = fresh.declare(columns=columns)
+    assert fresh.ask(text, epsilon=1).free
+    columns["age"] = {"lower": 0, "upper": 60}
+    fresh.table = fresh.declare(columns=columns)
+    assert fresh.ask(f"EXPLAIN {text}", epsilon=1).to_pay
+    fresh.ledger.grant("team", 1, "1e-6", filter="basic", table=fresh.table, principal="owner")
+    assert fresh.ask(f"EXPLAIN {text}", epsilon=1, scope="team").to_pay
+
+
+def test_a_refused_price_reads_nothing(fresh: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several mechanisms are charged together, or none is."""
+    from smallworld import forbid_reads
+
+    fresh.ledger.grant("small", 1, "1e-6", filter="basic", table=fresh.table, principal="owner")
+    forbid_reads(monkeypatch)
+    with pytest.raises(BudgetExceeded):
+        fresh.ask(
+            "SELECT COUNT(*), MEDIAN(age), MODE(city) FROM visits", epsilon="1.5", scope="small"
+        )
+    assert fresh.ledger.remaining("small").rows()[0]["epsilon_spent"] == "0"
+
+
+def test_a_target_finds_its_price(fresh: World) -> None:
+    """The least epsilon whose errors are within the target."""
+    answer = fresh.ask("SELECT COUNT(*), SUM(age) FROM visits", error="5000")
+    widths = [cell.high - cell.value for cell in answer.values[0]]
+    assert 4500 < max(widths) <= 5000
+    relative = fresh.ask("EXPLAIN SELECT AVG(age) FROM visits", error="1%", rows=8000)
+    bound = relative.parts[0].plan.error_bound
+    assert bound is not None and 0 < float(relative.parts[0].plan.privacy_cost()[0]) < 20

@@ -1,0 +1,50 @@
+"""From a table that `dpflow init` declared to three different answers in SQL, without YAML."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import duckdb
+from page_runner import inside, run_main
+from sql_world import ROWS
+
+
+def dpflow(folder: Path, *words: str, status: int = 0) -> str:
+    with inside(folder):
+        os.environ.pop("DPFLOW_LEDGER", None)
+        ended, output, errors = run_main([*words])
+    assert ended == status, errors
+    return output + errors
+
+
+def test_three_answers_without_yaml(tmp_path: Path) -> None:
+    """Public keys, private keys and a median; asked again they are free, whatever the spelling."""
+    with duckdb.connect(str(tmp_path / "visits.duckdb")) as connection:
+        connection.execute(ROWS)
+    owner = ("--unit", "person", "--rows", "20", "--epsilon", "30", "--delta", "1e-4")
+    known = ("--keys", "city=Oslo,Rome", "--groups", "city=2", "--bounds", "age=0..100")
+    dpflow(tmp_path, "init", "visits.duckdb", *owner, *known)
+    queries = [
+        "SELECT city, COUNT(*) AS n, AVG(age) AS a FROM visits GROUP BY city ORDER BY n",
+        "SELECT clinic, COUNT(*) AS n FROM visits GROUP BY clinic",
+        "SELECT MEDIAN(age) AS middle FROM visits WHERE age IS NOT NULL",
+    ]
+    file = tmp_path / "query.sql"
+    for text in queries:
+        delta = ("--delta", "1e-5") if "clinic" in text else ()
+        explained = dpflow(tmp_path, "sql", f"EXPLAIN {text}", "--epsilon", "5", *delta, "--json")
+        assert json.loads(explained)["forecast"] == "the ledger would accept it now"
+        first = json.loads(dpflow(tmp_path, "sql", text, "--epsilon", "5", *delta, "--json"))
+        assert not first["free"] and first["rows"]
+        comment = f"-- dp: epsilon=4{', delta=1e-5' if delta else ''}"
+        file.write_text(f"{comment}\n{text.lower()};")
+        again = json.loads(dpflow(tmp_path, "sql", "query.sql", "--json"))
+        assert again["free"] and again["rows"] == first["rows"]
+    described = json.loads(dpflow(tmp_path, "describe", "visits", "--json"))
+    assert [budget["epsilon_left"] for budget in described["budgets"]] == ["15"]
+    dpflow(tmp_path, "sql", "query.sql", "--output", "answer.csv")
+    assert (tmp_path / "answer.csv").read_text().startswith("middle\n")
+    refused = dpflow(tmp_path, "sql", "SELECT * FROM visits", "--epsilon", "1", status=1)
+    assert "no-star" in refused and "nearest query" in refused

@@ -1,0 +1,73 @@
+"""A small table with everything that SQL asks about: public and private keys, NULL, dates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import yaml
+
+import dpflow
+from dpflow.analyst_sql.answers import SqlAnswer
+from dpflow.analyst_sql.query_plan import SqlPlan
+from dpflow.core.contract.declaration import Table
+from dpflow.ledger import Ledger
+from dpflow.tables.access.declarations import load_table
+
+ROWS = """
+CREATE TABLE visits AS
+SELECT i % 400 AS person,
+       CASE WHEN i % 10 = 0 THEN NULL WHEN i % 2 = 0 THEN 'Oslo' ELSE 'Rome' END AS city,
+       'c' || (i % 3) AS clinic,
+       CASE WHEN i % 7 = 0 THEN NULL ELSE i % 50 END::INTEGER AS age,
+       CASE WHEN i % 5 = 0 THEN NULL ELSE (i % 20) / 4.0 END::DOUBLE AS cost,
+       DATE '2020-01-01' + (i % 40)::INTEGER AS day
+FROM range(8000) t(i)
+"""
+DECLARATION: dict[str, Any] = {
+    "name": "visits",
+    "database": "visits.duckdb",
+    "privacy_unit": {"column": "person"},
+    "contribution_bounds": {"rows": 20, "groups": 10},
+    "columns": {
+        "city": {"public_keys": ["Oslo", "Rome", "Bern"]},
+        "clinic": {},
+        "age": {"lower": 0, "upper": 100},
+        "cost": {"lower": 0, "upper": 5, "step": "0.25"},
+        "day": {},
+    },
+}
+
+
+class World:
+    """The table, its ledger, and `dpflow.sql` over them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with duckdb.connect(str(folder / "visits.duckdb")) as connection:
+            connection.execute(ROWS)
+        self.table = self.declare()
+        self.ledger = Ledger(folder / "ledger.sqlite", create=True)
+        self.ledger.grant(
+            "visits", 10**6, "0.1", filter="basic", table=self.table, principal="owner"
+        )
+
+    def declare(self, **changes: Any) -> Table:
+        path = self.folder / "visits.yml"
+        path.write_text(yaml.safe_dump(DECLARATION | changes))
+        return load_table(path)
+
+    def ask(self, text: str, **options: Any) -> Any:
+        options = {"scope": "visits", "tables": [self.table], "ledger": self.ledger} | options
+        answer = dpflow.sql(text, **options)
+        assert isinstance(answer, SqlAnswer | SqlPlan)
+        return answer
+
+    def spent(self) -> str:
+        return str(self.ledger.remaining("visits").rows()[0]["epsilon_spent"])
+
+    def truth(self, text: str) -> list[tuple[Any, ...]]:
+        """What DuckDB says, where no contribution is above its bounds."""
+        with duckdb.connect(str(self.folder / "visits.duckdb"), read_only=True) as connection:
+            return connection.execute(text).fetchall()
