@@ -184,8 +184,8 @@ class Database:
         start: Callable[[sa.PoolProxiedConnection], tuple[Transaction, Sequence[str]]],
         reads: Sequence[Read],
     ) -> tuple[Any, Transaction]:
-        """A connection inside a transaction. Those that died while idle are replaced: nothing ran
-        on them.
+        """A connection inside a transaction. Those that died while idle, or whose prepared statements
+        somebody dropped, are replaced: nothing ran on them.
         """
         engine = self.engine
         while True:
@@ -204,12 +204,9 @@ class Database:
                 return connection, transaction
             except BaseException as error:
                 connection.invalidate()
-                # Only a connection that died while idle is replaced: a fresh one tells the truth.
-                if (
-                    fresh
-                    or self.sqlite
-                    or not isinstance(error, _psycopg_errors("OperationalError"))
-                ):
+                # A fresh one tells the truth.
+                stale = _psycopg_errors("OperationalError", "InvalidSqlStatementName")
+                if fresh or self.sqlite or not isinstance(error, stale):
                     raise
 
     def _open_connection(self, engine: sa.Engine) -> sa.PoolProxiedConnection:

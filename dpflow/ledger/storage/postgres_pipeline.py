@@ -40,7 +40,8 @@ def run_pipeline(connection: Connection, statements: Sequence[BoundStatement]) -
         statements: SQL with parameters ``$1`` and so on; their values are texts, integers or None,
             or lists of texts or of integers.
 
-    Raises `psycopg.Error` for the first that fails; those after it did not run.
+    Raises `psycopg.Error` for the first that fails, those after it did not run; and for a COMMIT
+    that committed nothing.
     """
     pgconn, commands, places = connection.pgconn, list[Callable[[], None]](), list[int]()
     names, new = _prepared.setdefault(connection, {}), dict[str, bytes]()
@@ -56,6 +57,10 @@ def run_pipeline(connection: Connection, statements: Sequence[BoundStatement]) -
     for result in results:
         if result.status == pq.ExecStatus.FATAL_ERROR:
             raise errors.error_from_result(result)
+    for (sql, _), place in zip(statements, places):
+        # The server undoes a transaction that failed, says so here alone, and calls it no error.
+        if sql == "COMMIT" and results[place].command_status != b"COMMIT":
+            raise errors.InFailedSqlTransaction("the transaction was rolled back")
     names |= new
     return [partial(_load_rows, connection, results[place]) for place in places]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import sqlite3
 from collections import namedtuple
 from collections.abc import Callable, Generator, Mapping, Sequence
 from operator import itemgetter
@@ -288,6 +289,9 @@ class SqliteTransaction(Transaction):
 
     def commit(self) -> None:
         self.before_reading = _do_nothing
+        # After some errors SQLite undoes the transaction by itself, and there is nothing to commit.
+        if not self._connection.in_transaction:
+            raise sqlite3.OperationalError("the transaction was rolled back")
         self._connection.commit()
         fault_points.pass_statement()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dpflow.errors import LedgerCorrupt
+from dpflow.errors import LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger import Ledger
+from dpflow.ledger.history.chain import Writer
 from dpflow.ledger.storage import database as databases
 from dpflow.ledger.storage.database import Database
 
@@ -48,6 +50,41 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
     monkeypatch.setattr(os, "fdatasync", kept)
     return disk
+
+
+def test_a_commit_that_undoes_is_no_commit(place, ask, monkeypatch):
+    """A database may answer COMMIT of a transaction that failed with no error: PostgreSQL with the
+    word ROLLBACK, SQLite, which undoes some by itself, with nothing. No charge is made of it.
+    """
+    ledger = place.open()
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+    write, before = Writer.write_entries, ledger.verify().entries
+
+    def write_and_fail(writer: Writer) -> None:
+        write(writer)
+        failing = "ROLLBACK" if writer.transaction.dialect == "sqlite" else "SELECT 1/0"
+        with contextlib.suppress(psycopg.DataError):
+            writer.transaction.text(failing)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write_entries", write_and_fail)
+        with pytest.raises(LedgerUnavailable, match="same call again") as told:
+            ask.reserve(ledger)
+        assert told.value.retryable
+    # The mark was not raised over what is not there.
+    assert ledger.verify().ok and ledger.verify().entries == before
+    assert ask.reserve(ledger).attempt == 1 and ledger.verify().ok
+
+
+def test_prepared_statements_that_somebody_dropped(postgres, tmp_path, ask):
+    """As a pool between client and server may do: the connection is replaced, and nothing is told."""
+    ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+    for verb in (lambda: ask.reserve(ledger), lambda: ledger.remaining("flights")):
+        (spare,) = ledger._database._spare
+        spare.driver_connection.execute("DEALLOCATE ALL")
+        assert verb()
+    assert ledger.verify().ok
 
 
 def verbs(ledger: Ledger, ask) -> list[Callable[[], object]]:
