@@ -263,22 +263,22 @@ class Auditor:
         """All entries by number, as they come; when they are through, `problems` has everything
         wrong with chain, seals and mark.
         """
-        previous, number, at_mark, found = FIRST, 0, None, self.problems
+        previous, number, at_mark, problems = FIRST, 0, None, self.problems
         for row in rows:
             number += 1
             # A gap is told once; counting goes on from the number that is there.
             if type(row.seq) is not int or row.seq != number:
-                found.append(f"entry {number} is missing")
+                problems.append(f"entry {number} is missing")
                 number = row.seq if type(row.seq) is int else number
             if row.previous != previous:
-                found.append(f"entry {number} does not follow the one before it")
+                problems.append(f"entry {number} does not follow the one before it")
             if fault := find_fault(self._anchor, row):
-                found.append(fault)
+                problems.append(fault)
             previous = row.hash
             if number == self._mark[0]:
                 at_mark = row.hash
             yield row
         if self._damaged:
-            found.append(self._damaged)
+            problems.append(self._damaged)
         elif self._mark[1] not in (FIRST, at_mark):
-            found.append(_explain_loss(self._mark[0]))
+            problems.append(_explain_loss(self._mark[0]))

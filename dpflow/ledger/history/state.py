@@ -246,11 +246,11 @@ class LedgerState:
         """All rows with this identity."""
         form = TABLES[table.name]
         key = form.identify(identity)
-        known = self._rows.get((table.name, key))
-        if known is None:
-            known = self.transaction.rows(form.select, **identity)
-            self._note_rows(form, key, known)
-        return known
+        rows = self._rows.get((table.name, key))
+        if rows is None:
+            rows = self.transaction.rows(form.select, **identity)
+            self._note_rows(form, key, rows)
+        return rows
 
     def find(self, table: sa.Table, **identity: Any) -> Any:
         """The row with this identity, or None."""
@@ -269,14 +269,14 @@ class LedgerState:
         """A row that another statement found: the same, to be proved as those of `find`."""
         form = TABLES[table.name]
         key = tuple([getattr(row, name) for name in form.identity])
-        known = self._rows.get((table.name, key))
-        found = form.select.row._make([getattr(row, name) for name in form.names])
-        if known is None:
-            self._note_rows(form, key, [found])
+        rows = self._rows.get((table.name, key))
+        taken = form.select.row._make([getattr(row, name) for name in form.names])
+        if rows is None:
+            self._note_rows(form, key, [taken])
         # Two rows of one identity: only where somebody has dropped an index of the database.
-        elif found not in known:
+        elif taken not in rows:
             raise LedgerCorrupt(_explain_row(table.name))
-        return found
+        return taken
 
     def list_rows(self, table: sa.Table, value: Any) -> list[Any]:
         """All rows whose `RowIndex.listed` column has this value, with none left out, as this

@@ -43,26 +43,26 @@ def run_pipeline(connection: Connection, statements: Sequence[BoundStatement]) -
     Raises `psycopg.Error` for the first that fails, those after it did not run; and for a COMMIT
     that committed nothing.
     """
-    pgconn, commands, places = connection.pgconn, list[Callable[[], None]](), list[int]()
+    pgconn, commands, positions = connection.pgconn, list[Callable[[], None]](), list[int]()
     names, new = _prepared.setdefault(connection, {}), dict[str, bytes]()
     for sql, values in statements:
         name = names.get(sql) or new.get(sql)
         if name is None:
             name = new[sql] = b"dpflow_%d" % next(_number)
             commands.append(partial(pgconn.send_prepare, name, sql.encode()))
-        places.append(len(commands))
+        positions.append(len(commands))
         encoded, formats = [*map(_encode_value, values)], [*map(_choose_format, values)]
         commands.append(partial(pgconn.send_query_prepared, name, encoded, formats))
     results = connection.wait(_exchange(pgconn, commands))
     for result in results:
         if result.status == pq.ExecStatus.FATAL_ERROR:
             raise errors.error_from_result(result)
-    for (sql, _), place in zip(statements, places):
+    for (sql, _), position in zip(statements, positions):
         # The server undoes a transaction that failed, says so here alone, and calls it no error.
-        if sql == "COMMIT" and results[place].command_status != b"COMMIT":
+        if sql == "COMMIT" and results[position].command_status != b"COMMIT":
             raise errors.InFailedSqlTransaction("the transaction was rolled back")
     names |= new
-    return [partial(_load_rows, connection, results[place]) for place in places]
+    return [partial(_load_rows, connection, results[position]) for position in positions]
 
 
 def _encode_value(value: Any) -> bytes | None:

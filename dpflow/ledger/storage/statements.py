@@ -91,11 +91,11 @@ class _Compiled(dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ..
         return form
 
 
-def pick_values(places: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """What takes the values at these places out of a mapping or a sequence."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda given: tuple([given[place] for place in places])
+def pick_values(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """What takes the values under these keys out of a mapping or a sequence."""
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    return lambda given: tuple([given[key] for key in keys])
 
 
 Read = tuple[Prepared, dict[str, Any]]  # a statement that reads, and its parameters
