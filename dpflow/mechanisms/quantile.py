@@ -48,8 +48,8 @@ from dpflow.core.contract.mechanism import Delegation, Mechanism, Params
 from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.contract.strict_models import Exact
+from dpflow.core.sampling.noisy_values import draw_place
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import choose_piece
 from dpflow.core.toolbox.noise import FAILURE, choice_epsilon
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
@@ -206,8 +206,7 @@ class _Quantiles(Mechanism[P]):
             answers = []
             for p, rate in rates.items():
                 starts, lengths, costs = cost_pieces(data, *column.grid_bounds(), p)
-                piece = choose_piece(lengths, costs, rate, source)
-                answers.append(int(starts[piece]) + source.draw_below(int(lengths[piece])))
+                answers.append(draw_place(starts, lengths, costs, rate, source))
             # Sorting is post-processing, and a higher quantile is never smaller.
             values = zip(quantiles, sorted(answers), strict=True)
             rows += (Row(key, name, column.grid_value(value)) for name, value in values)

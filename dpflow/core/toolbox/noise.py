@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from dpflow.core.accounting import renyi
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
 from dpflow.core.contract.declaration import Table
+from dpflow.core.sampling.noisy_values import add_gaussian, add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import MAX_SCALE, discrete_gaussian, discrete_laplace
+from dpflow.core.sampling.samplers import MAX_SCALE
 from dpflow.errors import PlanRefused
 
 FAILURE = 0.05  #: an error bound holds with probability 1 - FAILURE
@@ -90,8 +91,8 @@ class Noise:
         the sum cannot wrap.
         """
         if isinstance(self.event, DiscreteLaplace):
-            return exact + discrete_laplace(self.event.scale, len(exact), source)
-        return exact + discrete_gaussian(self.event.sigma2, len(exact), source)
+            return add_laplace(exact, self.event.scale, source)
+        return add_gaussian(exact, self.event.sigma2, source)
 
     def half_width(self, failure: float = FAILURE) -> int:
         """A t with Pr[|X| > t] <= failure for one coordinate; reporting only, never a guarantee."""

@@ -30,6 +30,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.sampling.noisy_values import draw_place
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import bernoulli_exp, choose_piece
 
@@ -66,8 +67,7 @@ def draw_quantile(
         return _draw_from_bands(window, first, last, rate, source)
     starts, lengths, costs = window.equal_cost_runs(first, last)
     least = min(costs)
-    piece = choose_piece(lengths, [cost - least for cost in costs], rate, source)
-    return starts[piece] + source.draw_below(lengths[piece])
+    return draw_place(starts, lengths, [cost - least for cost in costs], rate, source)
 
 
 def _draw_from_bands(window: _Window, first: int, last: int, rate: Fraction, source: Source) -> int:

@@ -19,8 +19,8 @@ from math import ceil, expm1, log, log1p, sqrt
 from typing import Any
 
 from dpflow.core.contract.requests import GroupedUnits, PerGroup
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.noise import half_width, scale_for
 
 #: What is proven says something only if its tolerance is below this share of the score's range.
@@ -32,7 +32,7 @@ def draw_unit_limit(units: int, epsilon: Fraction, failure: float, source: Sourc
     moves their number by one at most.
     """
     scale = scale_for(1, epsilon)
-    noisy = units + int(discrete_laplace(scale, 1, source)[0])
+    noisy = add_laplace(units, scale, source)
     # Half of a two-sided failure is that of one side.
     return max(0, noisy - half_width(scale, 2 * failure))
 

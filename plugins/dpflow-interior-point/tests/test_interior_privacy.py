@@ -275,10 +275,12 @@ def sorted_pairs(values: Any, source: Any) -> Any:
     return np.abs(np.diff(ordered)[::2])
 
 
-def shown_from_one(counts: Any, noise: TruncatedNoiseLaw, threshold: int, source: Any) -> Any:
+def shown_from_one(
+    names: Any, counts: Any, noise: TruncatedNoiseLaw, threshold: int, source: Any
+) -> Any:
     """No threshold: every bin that has rows shows."""
     places = np.flatnonzero(counts)
-    return places, counts[places] + noise.draw_noise(len(places), source)
+    return places, noise.add_noise(counts[places], source)
 
 
 def shown_divergence(
@@ -421,7 +423,9 @@ def test_noise_in_every_bin_is_noise_in_the_possible_ones() -> None:
     counts, noise = np.array([0, 1, 3, 0, 2, 5]), TruncatedNoiseLaw(Fraction(3, 2), 2)
     for threshold in (2, 3, 4):
         lazy = enumerate_outputs(
-            lambda s: tuple(map(tuple, stable_bins.select_bins(counts, noise, threshold, s)))
+            lambda s: tuple(
+                map(tuple, stable_bins.select_bins(np.arange(6), counts, noise, threshold, s))
+            )
         )
         one = exact_divergence.truncated_laplace(noise.scale, noise.radius)
         full: Law = defaultdict(float)

@@ -132,10 +132,12 @@ def test_the_whole_keeps_its_guarantee(count: int, n: int) -> None:
         assert exact_divergence.divergence(a, b, Fraction(12)) <= 0.3
 
 
-def every_cell(counts: Any, noise: TruncatedNoiseLaw, threshold: int, source: Any) -> Any:
+def every_cell(
+    names: Any, counts: Any, noise: TruncatedNoiseLaw, threshold: int, source: Any
+) -> Any:
     """No threshold: a cell of one row shows itself."""
     places = np.flatnonzero(counts)
-    return places, counts[places] + noise.draw_noise(len(places), source)
+    return places, noise.add_noise(counts[places], source)
 
 
 @pytest.mark.usefixtures("tiny")

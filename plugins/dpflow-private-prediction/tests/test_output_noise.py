@@ -87,8 +87,8 @@ def test_noise_keeps_what_it_claims(sensitivity: int) -> None:
 
 def _law(kind: Any, sensitivity: int, at: int) -> dict[int, float]:
     return enumerate_outputs(
-        lambda source: (
-            at + int(answer_noise.draw_noise(kind, sensitivity, Fraction(1, 2), 1, source)[0])
+        lambda source: int(
+            answer_noise.add_noise(np.array([at]), kind, sensitivity, Fraction(1, 2), source)[0]
         ),
         tail=1e-13,
     )
@@ -118,7 +118,11 @@ def test_each_answer_has_noise_of_its_own() -> None:
     """Equal answers in one batch differ."""
     assert (
         len(
-            set(answer_noise.draw_noise("laplace", 1000, Fraction(1), 50, StreamSource(1)).tolist())
+            set(
+                answer_noise.add_noise(
+                    np.zeros(50, np.int64), "laplace", 1000, Fraction(1), StreamSource(1)
+                ).tolist()
+            )
         )
         > 40
     )

@@ -161,7 +161,7 @@ def choose_class(
     mean| up to a constant factor).
     """
     # Never below the radius, or classes without a pair could show.
-    selected, noisy = select_bins(counts, noise, max(threshold, noise.radius), source)
+    selected, noisy = select_bins(exponents, counts, noise, max(threshold, noise.radius), source)
     candidates = [(int(n), int(j)) for j, n in zip(exponents[selected], noisy, strict=True)]
     ties = next((n for n, j in candidates if j == TIES), 0)
     # Ties have no scale: they lead to atoms, or to nothing.

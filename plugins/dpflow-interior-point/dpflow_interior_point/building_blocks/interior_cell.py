@@ -78,7 +78,7 @@ def point_between(
     lowest.
     """
     keys, counts = finite_cells(cells)
-    selected, noisy = select_bins(counts, noise, noise.radius + spare, source)
+    selected, noisy = select_bins(keys, counts, noise, noise.radius + spare, source)
     # One occupied cell proves no row on the other side of its edges.
     if len(selected) < 2:
         return NO_BINS
@@ -95,7 +95,7 @@ def point_among(atoms: BinCounts, noise: TruncatedNoiseLaw, spare: int, source: 
     table.
     """
     keys, counts = finite_cells(atoms)
-    selected, noisy = select_bins(counts, noise, noise.radius + spare, source)
+    selected, noisy = select_bins(keys, counts, noise, noise.radius + spare, source)
     if not len(selected):
         return NO_BINS
     # post-processing from here on

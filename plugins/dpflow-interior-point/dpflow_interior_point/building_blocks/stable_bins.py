@@ -12,9 +12,12 @@ selected got out. Every selected bin holds at least one row, with certainty.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.sampling.noisy_values import show_large_counts
 from dpflow.core.sampling.randomness import Source
 from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
@@ -22,20 +25,17 @@ Ints = NDArray[np.int64]
 
 
 def select_bins(
-    counts: Ints, noise: TruncatedNoiseLaw, threshold: int, source: Source
+    names: NDArray[Any], counts: Ints, noise: TruncatedNoiseLaw, threshold: int, source: Source
 ) -> tuple[Ints, Ints]:
     """Indices of the selected bins, ascending, and their noisy counts.
 
     Args:
-        counts: exact counts of all bins that are not empty.
+        names: of all bins that are not empty.
+        counts: their exact counts.
         noise: of every bin.
         threshold: T, at least ``noise.radius``.
         source: where the noise comes from.
     """
     # Below the radius, an empty bin could show: every caller takes a maximum.
     assert threshold >= noise.radius
-    # Bins that no noise can select need none: the law of the output is the same.
-    candidates = np.flatnonzero(counts > threshold - noise.radius)
-    noisy = counts[candidates] + noise.draw_noise(len(candidates), source)
-    is_selected = noisy > threshold
-    return candidates[is_selected], noisy[is_selected]
+    return show_large_counts(names, counts, noise.scale, noise.radius, threshold, source)

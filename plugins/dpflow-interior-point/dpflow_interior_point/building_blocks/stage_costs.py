@@ -28,8 +28,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import OpenColumn, UnboundedValues
 from dpflow.core.contract.strict_models import Exact
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.noise import half_width, scale_for
 from dpflow_interior_point.building_blocks import column_scale as pairing
 from dpflow_interior_point.building_blocks.column_scale import Rule
@@ -179,8 +179,8 @@ class RowCounts:
         if self.scale is None:
             assert column.public_size is not None and column.public_size.exact
             return [column.public_size.rows]
-        noisy = column.rows + discrete_laplace(self.scale, len(column.rows), source)
-        return [max(0, int(n)) for n in np.asarray(noisy)]
+        noisy = add_laplace(np.asarray(column.rows, np.int64), self.scale, source)
+        return [max(0, int(n)) for n in noisy]
 
     @property
     def half_width(self) -> int:

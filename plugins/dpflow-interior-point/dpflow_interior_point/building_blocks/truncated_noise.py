@@ -49,9 +49,9 @@ class TruncatedNoiseLaw:
     scale: Fraction
     radius: int
 
-    def draw_noise(self, size: int, source: Source) -> NDArray[np.int64]:
-        """Independent numbers, from exactly this law."""
-        return truncated_laplace(self.scale, self.radius, size, source)
+    def add_noise(self, exact: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
+        """The counts with independent numbers from exactly this law."""
+        return exact + truncated_laplace(self.scale, self.radius, len(exact), source)
 
     @property
     def half_width(self) -> int:

@@ -41,8 +41,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, BinCounts, CellGrid, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.noisy_values import draw_place
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import choose_piece
 from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks.column_scale import (
     LEAST,
@@ -146,7 +146,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         counts = np.bincount(inverse, weights=cells.counts[usable], minlength=len(keys)).astype(
             np.int64
         )
-        selected, noisy = select_bins(counts, noise, noise.radius, source)
+        selected, noisy = select_bins(keys, counts, noise, noise.radius, source)
         if not len(selected):
             return None
         _, fullest = max(zip(noisy.tolist(), selected.tolist(), strict=True))
@@ -200,9 +200,7 @@ def median_in(window: Window, cells: BinCounts, rate: Fraction, source: Source) 
     # Neighbouring positions have no gap between them.
     real = lengths > 0
     starts, lengths, costs = starts[real], lengths[real], costs[real]
-    # All points of a piece cost the same: a piece, then a uniform point of it, is the law.
-    piece = choose_piece(lengths, costs, rate, source)
-    at = window.centre + int(starts[piece]) + source.draw_below(int(lengths[piece]))
+    at = window.centre + draw_place(starts, lengths, costs, rate, source)
     value = at * Fraction(2) ** window.step
     if not doubles:
         return value

@@ -19,6 +19,7 @@ import math
 import sys
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
@@ -87,7 +88,7 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     ) -> Result:
         """Every count plus truncated noise, in the order of the keys."""
         noise = params.noise_for(table, self.data_request(params, table))
-        noisy = answer.rows + noise.draw_noise(len(answer.keys), source)
+        noisy = noise.add_noise(answer.rows, source)
         return Result(
             tuple(
                 Row(k, "count", int(n), noise.half_width)
@@ -151,14 +152,14 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
         if params.exponent is None:
             # private keys come in any order: sorting them keeps it from telling anything
             order = sorted(range(len(answer.keys)), key=answer.keys.__getitem__)
-            counts, names = answer.rows[order], [answer.keys[i] for i in order]
+            counts, names = answer.rows[order], np.array(answer.keys, object)[order]
         else:
             cells = answer.count_cells({0: CellGrid(params.exponent, least=params.least)})[0]
-            edges, counts = finite_cells(cells)
-        selected, noisy = select_bins(counts, noise, noise.radius + params.least - 1, source)
+            names, counts = finite_cells(cells)
+        selected, noisy = select_bins(names, counts, noise, noise.radius + params.least - 1, source)
         if params.exponent is not None:
             labels = [
-                str(answer.column_value(_clip_to_doubles(edges[at], params.exponent)))
+                str(answer.column_value(_clip_to_doubles(names[at], params.exponent)))
                 for at in selected
             ]
         else:

@@ -17,7 +17,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpflow.core.sampling.samplers import choose_piece
+from dpflow.core.sampling.noisy_values import draw_place
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, StepFunction
 
@@ -34,10 +34,8 @@ def draw_point(parts: Sequence[StepFunction], epsilon: Fraction, calls: SpendLog
         return int(parts[0].starts[0])
     values = np.concatenate([part.values for part in parts])
     # Scores are whole numbers of units, so one row moves them by ``unit`` of these.
-    piece = _draw_run(lengths, values, epsilon / parts[0].unit, calls)
-    start = int(np.concatenate([part.starts for part in parts])[piece])
-    # All points of a run have the same score, so within the run the draw is uniform.
-    return start + calls.source.draw_below(int(lengths[piece]))
+    starts = np.concatenate([part.starts for part in parts])
+    return _draw_scored(starts, lengths, values, epsilon / parts[0].unit, calls)
 
 
 def draw_solution(scores: Sequence[int] | Array, epsilon: Fraction, calls: SpendLog) -> int:
@@ -48,11 +46,14 @@ def draw_solution(scores: Sequence[int] | Array, epsilon: Fraction, calls: Spend
     # One solution is the answer on every table.
     if len(values) == 1:
         return 0
-    return _draw_run(np.ones(len(values), np.int64), values, epsilon, calls)
+    places = np.arange(len(values))
+    return _draw_scored(places, np.ones_like(places), values, epsilon, calls)
 
 
-def _draw_run(lengths: Array, values: Array, epsilon: Fraction, calls: SpendLog) -> int:
+def _draw_scored(
+    starts: Array, lengths: Array, values: Array, epsilon: Fraction, calls: SpendLog
+) -> int:
     calls.record_call("exponential", epsilon)
     # Capped scores move by no more than the scores do, so the guarantee stays.
     costs = np.minimum(values.max() - values, _FARTHEST)
-    return choose_piece(lengths, costs, epsilon / 2, calls.source)
+    return draw_place(starts, lengths, costs, epsilon / 2, calls.source)

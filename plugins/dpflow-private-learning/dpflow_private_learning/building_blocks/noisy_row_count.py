@@ -40,8 +40,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, PublicSize, ValueCounts
 from dpflow.core.contract.results import NONE, ErrorBound, Result
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.error_promise import ErrorPromise, least_proven
@@ -189,7 +189,7 @@ class Counted(Mechanism[P]):
         margin = math.ceil(scale * ln_up(1 / params.beta))
         # Shifted down by the margin: a number that is too large would promise accuracy that is not
         # there, one that is too small only asks for more rows than needed.
-        noisy = true_rows + int(discrete_laplace(scale, 1, source)[0]) - margin
+        noisy = add_laplace(true_rows, scale, source) - margin
         # Clamping a noisy number is post-processing.
         return min(max(noisy, 1), MOST), margin
 

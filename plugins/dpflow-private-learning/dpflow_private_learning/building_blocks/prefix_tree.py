@@ -24,7 +24,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array
@@ -59,14 +59,16 @@ def build_tree(
         divided = _largest_ranges(ranges, prefix, 1 << level, end, alpha, rows)
         # Noise goes to left halves only. One row lies in one of them at most, and the right half is
         # the range less the left one, so a level costs what one count costs.
-        noise = discrete_laplace(scale, len(divided), calls.source)
+        exact = [
+            int(sums[_values_below(x, first + half)] - sums[_values_below(x, first)])
+            for first, _ in divided
+        ]
+        noisy = add_laplace(np.array(exact, np.int64), scale, calls.source)
         ranges = []
-        for (first, below), z in zip(divided, noise.tolist()):
+        for (first, below), rows_left in zip(divided, noisy.tolist()):
             middle = first + half
             if middle <= end:  # else the right half holds no point, and nothing is to be estimated
-                prefix[middle] = (
-                    below + int(sums[_values_below(x, middle)] - sums[_values_below(x, first)]) + z
-                )
+                prefix[middle] = below + rows_left
                 ranges.append((middle, prefix[middle]))
             ranges.append((first, below))
     return _make_ascending(prefix, rows)

@@ -27,7 +27,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow_private_learning.building_blocks.adaptive_calls import theorem_epsilon
 from dpflow_private_learning.building_blocks.choosing_mechanism import choose_solution, minimum_rows
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
@@ -126,8 +126,8 @@ class _Run:
     def _noisy_count(self, low: int, high: int) -> int:
         self.calls.record_call("laplace", self.plan.epsilon)
         first, last = self._value_slice(low, high)
-        noise = int(discrete_laplace(1 / self.plan.epsilon, 1, self.calls.source)[0])
-        return int(self.sums[last] - self.sums[first]) + noise
+        rows = int(self.sums[last] - self.sums[first])
+        return add_laplace(rows, 1 / self.plan.epsilon, self.calls.source)
 
     def _value_slice(self, low: int, high: int) -> tuple[int, int]:
         """The distinct values inside a range."""

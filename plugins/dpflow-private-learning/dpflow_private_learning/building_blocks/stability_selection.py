@@ -27,7 +27,7 @@ import math
 from fractions import Fraction
 
 from dpflow.core.accounting import renyi
-from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow_private_learning.building_blocks.log_bounds import ln_up, tail_above
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 
@@ -69,4 +69,4 @@ def is_stable(
 
 def reaches_level(value: int, level: int, scale: Fraction, calls: SpendLog) -> bool:
     """Whether value + Z >= level for fresh discrete Laplace noise."""
-    return value + int(discrete_laplace(scale, 1, calls.source)[0]) >= level
+    return add_laplace(value, scale, calls.source) >= level

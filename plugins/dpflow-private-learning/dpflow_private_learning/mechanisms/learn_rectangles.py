@@ -33,8 +33,8 @@ from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks import san_thresholds
 from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
@@ -207,7 +207,7 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         calls.record_call("histogram", epsilon)
         # Every cell gets noise, empty ones too: their number is public, their counts are not.
         counts = np.bincount(np.searchsorted(lasts, x, side="left"), minlength=len(lasts))
-        noisy = counts + discrete_laplace(common.moves(table) / epsilon, len(lasts), calls.source)
+        noisy = add_laplace(counts, common.moves(table) / epsilon, calls.source)
         # Above what the noise of all empty cells reaches: no side ends in an empty cell.
         level = 1 + significance_level(
             len(params.columns), params.alpha, params.beta, epsilon, common.moves(table)

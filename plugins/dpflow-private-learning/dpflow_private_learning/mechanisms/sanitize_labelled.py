@@ -33,8 +33,8 @@ from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row, Synthetic
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, ThresholdRule
@@ -71,12 +71,13 @@ def algorithm_b(
 
     Padding is counted, never made: noise may ask for any number of rows.
     """
-    noise = discrete_laplace(1 / epsilon, 2, calls.source)
+    sizes = np.array([int((labels == bool(label)).sum()) for label in (0, 1)], np.int64)
+    noisy_sizes = add_laplace(sizes, 1 / epsilon, calls.source)
     halves = []
     for label in (0, 1):
         calls.record_call("laplace", epsilon)
         members = x[labels == bool(label)]
-        noisy = max(0, len(members) + int(noise[label]))
+        noisy = max(0, int(noisy_sizes[label]))
         # Rounding to the step keeps the size of a half from telling more than the noisy count does.
         rows = (noisy + step // 2) // step * step
         column = inner(*_pad_values(members[:rows], rows), rows) if rows else Synopsis((), ())

@@ -35,8 +35,8 @@ from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
 from dpflow_private_learning.building_blocks.choosing_mechanism import choose_solution, minimum_rows
@@ -141,9 +141,7 @@ def peel_values(x: Array, counts: Array, end: int, plan: Rounds, calls: SpendLog
         true = at < len(x) and int(x[at]) == point
         calls.record_call("laplace", plan.epsilon)
         # A value without rows is counted, too: whether it has rows is what the noise hides.
-        noisy_counts[point] = (int(counts[at]) if true else 0) + int(
-            discrete_laplace(scale, 1, calls.source)[0]
-        )
+        noisy_counts[point] = add_laplace(int(counts[at]) if true else 0, scale, calls.source)
         if true:
             left[at] = 0
     return noisy_counts

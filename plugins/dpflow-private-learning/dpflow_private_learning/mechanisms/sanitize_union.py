@@ -27,8 +27,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.core.contract.strict_models import Exact, Strict
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.error_promise import ErrorPromise
@@ -181,5 +181,5 @@ class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
         # Every value of the range gets noise: which values have rows is private.
         exact = np.zeros(size, np.int64)
         exact[offsets.astype(np.intp)] = counts[within]
-        released = exact + discrete_laplace(moves / epsilon, size, calls.source)
+        released = add_laplace(exact, moves / epsilon, calls.source)
         return Synopsis.of({first + p: int(n) for p, n in enumerate(released)})

@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import Literal
 
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Event
+from dpflow.core.sampling.noisy_values import add_gaussian, add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_gaussian, discrete_laplace
 from dpflow.core.toolbox.noise import scale_for
 from dpflow_private_prediction.building_blocks.shards import Ints
 
@@ -29,13 +29,13 @@ def noise_event(noise: Noise, sensitivity: int, epsilon: Fraction) -> Event:
     return DiscreteLaplace(scale, sensitivity)
 
 
-def draw_noise(
-    noise: Noise, sensitivity: int, epsilon: Fraction, size: int, source: Source
+def add_noise(
+    exact: Ints, noise: Noise, sensitivity: int, epsilon: Fraction, source: Source
 ) -> Ints:
-    """Fresh noise for each answer; the same number added to two answers would show their
+    """Answers with fresh noise for each; the same number added to two answers would show their
     difference.
     """
     scale = scale_for(sensitivity, epsilon)
     if noise == "gaussian":
-        return discrete_gaussian(scale**2, size, source)
-    return discrete_laplace(scale, size, source)
+        return add_gaussian(exact, scale**2, source)
+    return add_laplace(exact, scale, source)

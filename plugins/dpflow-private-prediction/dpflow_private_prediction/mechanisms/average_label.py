@@ -82,6 +82,6 @@ class PredictAverage(PredictionMechanism[AverageParams]):
 
 def noisy_count(ones: Ints, params: AverageParams, source: Source) -> Ints:
     """Counts with noise, clipped to what a count can be."""
-    noise = answer_noise.draw_noise(params.noise, 1, params.epsilon, len(ones), source)
-    noisy: Ints = (ones + noise).clip(0, params.shards)
+    counts = answer_noise.add_noise(ones, params.noise, 1, params.epsilon, source)
+    noisy: Ints = counts.clip(0, params.shards)
     return noisy

@@ -106,8 +106,8 @@ class PredictValue(PredictionMechanism[ValueParams]):
         column = table.bounded_column(params.label)
         low, high = column.grid_bounds()
         total = learned.sums(features.matrix(table, params.features, points.T), low, high)
-        total = total + answer_noise.draw_noise(
-            params.noise, _label_width(table, params), params.epsilon, len(total), source
+        total = answer_noise.add_noise(
+            total, params.noise, _label_width(table, params), params.epsilon, source
         )
         return (np.clip(total / params.shards, low, high) * float(column.step)).tolist()  # type: ignore[no-any-return]
 

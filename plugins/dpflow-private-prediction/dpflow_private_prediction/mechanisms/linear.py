@@ -149,9 +149,9 @@ class PredictLinear(PredictionMechanism[LinearParams]):
         """A number in the label's unit, or the probability of its second value, for each point."""
         g, steps = answer_grid(params, table)
         exact = unit_ball(table, params, points.T) @ learned.w
-        noise = answer_noise.draw_noise(params.noise, steps, params.epsilon, len(exact), source)
         # Rounded to the grid before the noise, which is a whole number of its steps.
-        noisy = g * (np.clip(np.round(exact / g), -(2.0**52), 2.0**52) + noise)
+        on_grid = np.clip(np.round(exact / g), -(2.0**52), 2.0**52).astype(np.int64)
+        noisy = g * answer_noise.add_noise(on_grid, params.noise, steps, params.epsilon, source)
         if params.loss == "logistic":
             return (1 / (1 + np.exp(-np.clip(noisy, -700, 700)))).tolist()  # type: ignore[no-any-return]
         column = table.bounded_column(params.label)

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.accounting.events import ZCDP, BoundedRange, Event, Pure
+from dpflow.core.sampling.noisy_values import add_gaussian, add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_gaussian, discrete_laplace
 from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
 from dpflow.errors import UnknownName
 
@@ -75,9 +75,11 @@ class BinarySearch(PrivateMedian):
     def event(self, epsilon: Fraction) -> Event:
         return Pure(epsilon)
 
-    def count_noise(self, probes: int, epsilon: Fraction, changed: int, source: Source) -> int:
-        """Noise of one count."""
-        return int(discrete_laplace(probes * changed / epsilon, 1, source)[0])
+    def noisy_count(
+        self, rows: int, probes: int, epsilon: Fraction, changed: int, source: Source
+    ) -> int:
+        """One count with its noise."""
+        return add_laplace(rows, probes * changed / epsilon, source)
 
     def draw(
         self, keys: Keys, ends: Ends, p: Fraction, epsilon: Fraction, changed: int, source: Source
@@ -95,7 +97,7 @@ class BinarySearch(PrivateMedian):
             ]
             at_most, below = (
                 # The search may end early; the noise is for as many counts as it may take.
-                Fraction(n + self.count_noise(2 * steps, epsilon, changed, source))
+                Fraction(self.noisy_count(n, 2 * steps, epsilon, changed, source))
                 for n in counts
             )
             # noise may turn the two counts round; the true ones never are
@@ -121,9 +123,11 @@ class GaussianSearch(BinarySearch):
     def event(self, epsilon: Fraction) -> Event:
         return ZCDP(epsilon**2 / 2)
 
-    def count_noise(self, probes: int, epsilon: Fraction, changed: int, source: Source) -> int:
-        """Noise of one count."""
-        return int(discrete_gaussian(probes * changed**2 / epsilon**2, 1, source)[0])
+    def noisy_count(
+        self, rows: int, probes: int, epsilon: Fraction, changed: int, source: Source
+    ) -> int:
+        """One count with its noise."""
+        return add_gaussian(rows, probes * changed**2 / epsilon**2, source)
 
 
 @cache

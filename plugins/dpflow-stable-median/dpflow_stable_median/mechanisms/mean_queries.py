@@ -34,8 +34,8 @@ from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdic
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, CountedSums
 from dpflow.core.contract.strict_models import Exact
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.noise import half_width, scale_for
 from dpflow.core.toolbox.unit_counts import MOST_TOLERANCE, learn_units
 from dpflow.errors import UnknownName
@@ -162,7 +162,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         low, unit, most = self._sum_range(query, table)
         scale = self._noise_scale(params, query, table)
         total = int(answer.rows[0]) if query.column is None else int(answer.sums[query.column][0])
-        noisy = total + int(discrete_laplace(scale, 1, source)[0])
+        noisy = add_laplace(total, scale, source)
         # The most that one row can add above the lower bound.
         per_row = Fraction(
             most,

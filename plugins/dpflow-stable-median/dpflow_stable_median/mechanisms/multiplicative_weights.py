@@ -41,8 +41,8 @@ from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdic
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, CountedSums
 from dpflow.core.contract.strict_models import Exact
+from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.sparse_vector import Engine, Memory
 from dpflow.core.toolbox.unit_counts import MOST_TOLERANCE, learn_units
 from dpflow.errors import InvalidInput
@@ -297,9 +297,7 @@ class _Run:
         )
         if not wrong:
             return share
-        noisy = true + int(
-            discrete_laplace(self._engine.sensitivity / self._engine.epsilon, 1, self._source)[0]
-        )
+        noisy = add_laplace(true, self._engine.sensitivity / self._engine.epsilon, self._source)
         # the histogram moves by released numbers only
         loss = np.array(psi, dtype=np.float64) / FINE
         self._logs -= float(self._a) / 2 * (loss if noisy < estimate else 1 - loss)

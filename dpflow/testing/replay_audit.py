@@ -1,0 +1,211 @@
+"""The audit of a mechanism by replayed runs (`dpflow.testing.replay`): all that its guarantee lets
+be seen is compared, on neighbours of any size.
+
+For a pure guarantee one possible run whose loss is above epsilon refutes it. With a delta the mean
+of max(0, 1 - e^(epsilon - loss)) over drawn runs is the least delta that holds at epsilon; an
+empirical Bernstein bound (Maurer, Pontil 2009) says how far a mean of so many runs may be off.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.requests import Answer
+from dpflow.core.sampling.randomness import Source
+from dpflow.errors import InvalidInput
+from dpflow.testing.audit import RARE, clopper_pearson
+from dpflow.testing.edge_answers import edge_answers
+from dpflow.testing.examples import (
+    AnyMechanism,
+    Example,
+    neighbouring_answers,
+    plan_mechanism,
+)
+from dpflow.testing.harness import epsilon_delta
+from dpflow.testing.outcomes import digest_outcome
+from dpflow.testing.replay import Run, Unfollowed, draw_losses
+from dpflow.testing.session_checks import Game, MemorySession, Pick, list_games, neighbouring_sides
+
+#: Runs that choose a pair of neighbours, and that judge it.
+FEW, MOST = 12, 4000
+#: Confidence of a measured loss; a refutation needs `RARE`.
+CONFIDENCE = 0.99
+#: What sums of logarithms may be off.
+ROUNDING = 1e-6
+#: More noise than its own shows a wrong delta worse.
+EPSILON = "4"
+
+
+@dataclass(frozen=True)
+class ReplayedRuns:
+    """What the runs of one example say.
+
+    Attributes:
+        example: its parameters are those that were audited.
+        epsilon, delta: the guarantee.
+        epsilon_found: the loss at delta is at least this.
+        passed: whether the guarantee is not refuted.
+        runs: in the direction that shows more.
+        losses: of these runs, for a profile.
+        place: which pair of neighbours it was.
+    """
+
+    example: Example
+    epsilon: float
+    delta: float
+    epsilon_found: float
+    passed: bool
+    runs: int
+    losses: NDArray[np.float64] = field(repr=False)
+    place: int = 0
+
+    @property
+    def share(self) -> float:
+        """How much of the stated epsilon was found."""
+        return self.epsilon_found / self.epsilon if self.epsilon else 0.0
+
+    def delta_at(self, epsilon: float) -> float:
+        """A lower bound of the least delta at this epsilon."""
+        return max(0.0, _bound_delta(self.losses, epsilon, 1 - CONFIDENCE)[0])
+
+
+def replay_examples(
+    mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
+) -> ReplayedRuns | None:
+    """Audit the example and pair of neighbours that shows most; None where none can be followed."""
+    begun, best = time.thread_time(), None
+    given = [*_widen(mechanism, examples)]
+    for number, example in enumerate(given):
+        # Each gets its part of what is left of the time that chooses.
+        left = begun + seconds / 2 - time.thread_time()
+        for place, runs in enumerate(list_runs(mechanism, example)):
+            with suppress(Unfollowed):
+                found = _judge(mechanism, example, place, runs, FEW, left / (len(given) - number) / 4)
+                if best is None or (best.passed, -best.share) > (found.passed, -found.share):
+                    best = found
+            if time.thread_time() > begun + seconds / 2:
+                break
+    if best is None:
+        return None
+    return replay_pair(mechanism, best, 1, begun + seconds - time.thread_time())
+
+
+def replay_pair(
+    mechanism: AnyMechanism, chosen: ReplayedRuns, factor: int, seconds: float
+) -> ReplayedRuns:
+    """The chosen pair once more, with noise that is so many times weaker."""
+    runs = list_runs(mechanism, chosen.example)[chosen.place]
+    return _judge(mechanism, chosen.example, chosen.place, runs, MOST, seconds, factor)
+
+
+def estimate_power(found: ReplayedRuns) -> float:
+    """How surely as many runs as these refute the guarantee again, at least."""
+    miss = 1e-3
+    n = found.runs
+    if not found.delta:
+        hits = int((found.losses > found.epsilon + ROUNDING).sum())
+        rate = float(clopper_pearson(np.array([hits]), n, miss)[0][0])
+        return (1 - miss) * (1 - (1 - rate) ** n)
+    low = _bound_delta(found.losses, found.epsilon, miss)[0]
+    # The next mean may fall below its expectation, and its bound lies at most this far below it.
+    worst = math.sqrt(math.log(2 / RARE) / (2 * n)) + 7 * math.log(2 / RARE) / (3 * (n - 1))
+    spare = low - found.delta - worst
+    return max(0.0, 1 - miss - math.exp(-2 * n * spare**2)) if spare > 0 else 0.0
+
+
+def list_runs(mechanism: AnyMechanism, example: Example) -> list[tuple[Run, Run]]:
+    """Runs on both sides of each pair of neighbours, and the same with the sides exchanged."""
+    params, _ = plan_mechanism(mechanism, example.table, example.params)
+    pairs: list[tuple[Run, Run]] = []
+    if isinstance(mechanism, InteractiveMechanism):
+
+        def bind_side(pick: Pick, game: Game | None) -> Run:
+            return lambda source: MemorySession(mechanism, example, source).transcript(pick, game)
+
+        for first, second in neighbouring_sides(mechanism, example):
+            for game in [None, *list_games(len(example.queries))]:
+                pairs.append((bind_side(first, game), bind_side(second, game)))
+    else:
+        request = mechanism.data_request(params, example.table)
+
+        def bind_answer(answer: Answer) -> Run:
+            def run(source: Source) -> str:
+                return digest_outcome(mechanism.draw(params, example.table, answer, source))
+
+            return run
+
+        answers = neighbouring_answers(request, example.table)
+        for one, other in [*answers, *edge_answers(request, example.table)]:
+            pairs.append((bind_answer(one), bind_answer(other)))
+    return [side for one, other in pairs for side in ((one, other), (other, one))]
+
+
+def _widen(mechanism: AnyMechanism, examples: Sequence[Example]) -> Iterator[Example]:
+    """The examples; one with a delta at an epsilon, too, where losses above it are frequent."""
+    for example in examples:
+        yield example
+        event = plan_mechanism(mechanism, example.table, example.params)[1]
+        raw: Mapping[str, Any] = {**example.params, "epsilon": EPSILON}
+        if epsilon_delta(event)[1] and "epsilon" in mechanism.Params.model_fields:
+            with suppress(InvalidInput):
+                plan_mechanism(mechanism, example.table, raw)
+                yield replace(example, params=raw)
+
+
+def _judge(
+    mechanism: AnyMechanism,
+    example: Example,
+    place: int,
+    runs: tuple[Run, Run],
+    most: int,
+    seconds: float,
+    factor: int = 1,
+) -> ReplayedRuns:
+    epsilon, delta = epsilon_delta(plan_mechanism(mechanism, example.table, example.params)[1])
+    # Of a pure guarantee any possible run will do, so half of them look at improbable ones.
+    losses = draw_losses(*runs, max(most // 2, 4), seconds / 2, factor=factor, explores=not delta)
+    more = draw_losses(*runs, max(most // 2, 4), seconds / 2, factor=factor)
+    losses = np.concatenate([losses, more])
+    if not delta:
+        worst = float(losses.max())
+        return ReplayedRuns(
+            example, epsilon, delta, max(0.0, worst), worst <= epsilon + ROUNDING, len(losses), losses, place
+        )
+    passed = _bound_delta(losses, epsilon, RARE)[0] <= delta
+    found = _find_epsilon(losses, delta)
+    return ReplayedRuns(example, epsilon, delta, found, passed, len(losses), losses, place)
+
+
+def _bound_delta(losses: NDArray[np.float64], epsilon: float, failure: float) -> tuple[float, float]:
+    """The least delta at epsilon, from below, and its estimate."""
+    with np.errstate(over="ignore"):
+        parts = np.maximum(0.0, -np.expm1(epsilon - losses))
+    n, mean = len(parts), float(parts.mean())
+    if n < 2:
+        return 0.0, mean
+    log = math.log(2 / failure)
+    off = math.sqrt(2 * float(parts.var(ddof=1)) * log / n) + 7 * log / (3 * (n - 1))
+    return mean - off, mean
+
+
+def _find_epsilon(losses: NDArray[np.float64], delta: float) -> float:
+    """The largest epsilon at which more than delta is needed, with `CONFIDENCE`."""
+    low, high = 0.0, 1e3
+    if _bound_delta(losses, low, 1 - CONFIDENCE)[0] <= delta:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _bound_delta(losses, middle, 1 - CONFIDENCE)[0] > delta:
+            low = middle
+        else:
+            high = middle
+    return low
