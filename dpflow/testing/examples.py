@@ -36,6 +36,7 @@ from dpflow.core.contract.requests import (
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.testing.column_in_memory import ArrayColumn
+from dpflow.testing.given_sides import Sides
 from dpflow.testing.neighbours import key_sets, make_histogram
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
@@ -104,17 +105,29 @@ QUERY_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Example:
-    """A declaration, parameters as in a release file, and queries of an interactive mechanism."""
+    """A declaration, parameters as in a release file, and queries of an interactive mechanism.
+
+    ``sides`` are neighbouring tables where its guarantee is tight; ``form`` names what is audited
+    apart from the mechanism's other forms.
+    """
 
     table: Table
     params: Mapping[str, Any]
     queries: Sequence[Mapping[str, Any]] = field(default=())
+    sides: Sides | None = None
+    form: str = ""
 
 
 def read_examples(registered: Iterable[Mapping[str, Any]]) -> list[Example]:
     """Examples as `dpflow.hookspecs.dpflow_register_examples` has them."""
     return [
-        Example(validate_model(Table, one["table"]), one["params"], one.get("queries", ()))
+        Example(
+            validate_model(Table, one["table"]),
+            one["params"],
+            one.get("queries", ()),
+            Sides.from_json(one["sides"]) if "sides" in one else None,
+            one.get("form", ""),
+        )
         for one in registered
     ]
 

@@ -1,9 +1,10 @@
 """The audit of one mechanism: what is measured of its guarantee, and how sure the measuring is.
 
-Two methods, the first wherever it can follow the mechanism: the exact output distributions on tiny
-tables (`dpflow.testing.exact_checks`), and draws on neighbours (`dpflow.testing.audit`).
+Three methods, each wherever it can follow the mechanism: the exact output distributions on tiny tables
+(`dpflow.testing.exact_checks`); runs replayed on neighbours of any size, number by number
+(`dpflow.testing.replay_audit`); and, where the others see too little, draws (`dpflow.testing.audit`).
 
-Either is run once more with the noise of every sampler weakened (`dpflow.testing.sampler_patches`)
+Each is run once more with the noise of every sampler weakened (`dpflow.testing.sampler_patches`)
 by 2, 4, 8, ... until it refutes the guarantee: an audit that cannot see a broken mechanism says
 nothing about the sound one. A guarantee that is tight on the compared tables is refuted at 2; one
 with room to spare (unused delta, a bound over many stages) still holds there, and falls later.
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from dpflow.core.accounting.events import Event
+from dpflow.core.accounting.events import Event, Unprotected
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.errors import InvalidInput
 from dpflow.testing import exact_divergence
@@ -28,6 +29,8 @@ from dpflow.testing.exact_checks import ExactComparison, compare_exactly, tiny_e
 from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan_mechanism
 from dpflow.testing.harness import epsilon_delta
 from dpflow.testing.release_checks import neighbouring_results
+from dpflow.testing.replay_audit import estimate_power as estimate_replay_power
+from dpflow.testing.replay_audit import replay_examples, replay_pair
 from dpflow.testing.sampler_patches import weaken_noise
 from dpflow.testing.session_checks import neighbouring_transcripts
 
@@ -51,7 +54,7 @@ class MechanismAudit:
 
     Attributes:
         mechanism, version: what was audited.
-        method: ``exact`` or ``drawn``.
+        method: ``exact``, ``replayed`` or ``drawn``; ``none`` for a mechanism that promises nothing.
         neighbours, params: of the example that measures most of the guarantee.
         epsilon, delta: its guarantee.
         measured_epsilon: the loss is at least this at delta, with ``confidence``.
@@ -83,7 +86,11 @@ class MechanismAudit:
 
     @property
     def verdict(self) -> str:
-        """One of ``refuted``, ``not refuted``, and ``no power``: nothing that was tried is seen."""
+        """One of ``refuted``, ``not refuted``, ``no power`` (nothing that was tried is seen) and
+        ``no guarantee`` (nothing is promised).
+        """
+        if self.method == "none":
+            return "no guarantee"
         if self.refuted:
             return "refuted"
         return "not refuted" if self.weakened is not None else "no power"
@@ -113,17 +120,49 @@ def audit_mechanism(
     """
     begun = time.thread_time()
     given = list(examples) or examples_for(mechanism)
+    if isinstance(plan_mechanism(mechanism, given[0].table, given[0].params)[1], Unprotected):
+        return _state_nothing(mechanism, given[0])
     # Examples of the author's own come first: they say where the guarantee is tight.
-    exact = _audit_exactly(mechanism, [*examples, *tiny_examples(mechanism)], seconds / 2)
-    if exact is not None and (exact.refuted or exact.weakened == FACTORS[0]):
-        return _stamp(exact, begun)
-    drawn = _audit_draws(mechanism, given, seconds - (time.thread_time() - begun))
-    # Whichever refutes, or sees the smaller mistake.
+    found = [
+        _audit_exactly(mechanism, [*examples, *tiny_examples(mechanism)], seconds / 3),
+        _audit_replays(mechanism, given, seconds / 3),
+    ]
+    seen = [one for one in found if one is not None]
+    if not any(one.refuted or one.weakened == FACTORS[0] for one in seen):
+        seen.append(_audit_draws(mechanism, given, seconds - (time.thread_time() - begun)))
+    # Whichever refutes, or sees the smaller mistake; results before what is seen on their way.
     best = min(
-        (one for one in (exact, drawn) if one is not None),
-        key=lambda one: (not one.refuted, one.weakened or math.inf, -one.share),
+        seen,
+        key=lambda one: (
+            not one.refuted,
+            one.weakened or math.inf,
+            one.method != "exact",
+            -one.share,
+        ),
     )
     return _stamp(best, begun)
+
+
+def _state_nothing(mechanism: AnyMechanism, example: Example) -> MechanismAudit:
+    """Of a mechanism without a guarantee there is nothing to audit."""
+    return MechanismAudit(
+        mechanism=mechanism.name,
+        version=mechanism.version,
+        method="none",
+        neighbours=example.table.neighbours,
+        params=dict(example.params),
+        epsilon=0.0,
+        delta=1.0,
+        measured_epsilon=0.0,
+        confidence=1.0,
+        refuted=False,
+        weakened=None,
+        power=0.0,
+        compared=0,
+        seconds=0.0,
+        stated=(),
+        measured=(),
+    )
 
 
 def _stamp(found: MechanismAudit, begun: float) -> MechanismAudit:
@@ -179,6 +218,46 @@ def _audit_exactly(
         0.0,
         _state_profile(event, best.epsilon, best.delta),
         _measure_exact_profile(best),
+    )
+
+
+def _audit_replays(
+    mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
+) -> MechanismAudit | None:
+    """Replayed runs; None where noise must stay secret."""
+    begun = time.thread_time()
+    best = replay_examples(mechanism, examples, seconds / 2)
+    if best is None:
+        return None
+    weakened, power = None, 0.0
+    for factor in FACTORS if best.passed else ():
+        # A loss grows with the factor at most, so the first ones cannot be seen.
+        if best.delta or factor * best.share > 0.9:
+            left = begun + seconds - time.thread_time()
+            power = estimate_replay_power(
+                replay_pair(mechanism, best, factor, max(left, seconds / 4) / 2)
+            )
+            if power >= POWER:
+                weakened = factor
+                break
+    event = plan_mechanism(mechanism, best.example.table, best.example.params)[1]
+    return MechanismAudit(
+        mechanism.name,
+        mechanism.version,
+        "replayed",
+        best.example.table.neighbours,
+        dict(best.example.params),
+        best.epsilon,
+        best.delta,
+        best.epsilon_found,
+        1.0 if not best.delta else CONFIDENCE,
+        not best.passed,
+        weakened,
+        power if weakened else 0.0,
+        best.runs,
+        0.0,
+        _state_profile(event, best.epsilon, best.delta),
+        tuple((x, best.delta_at(x)) for x in _grid(best.epsilon)),
     )
 
 

@@ -39,6 +39,8 @@ def render_page(audits: Sequence[MechanismAudit]) -> str:
 
 def _render_facts(audit: MechanismAudit) -> str:
     how = "exact output distributions on tiny tables"
+    if audit.method == "replayed":
+        how = f"{audit.compared} runs, each replayed on the neighbour number by number"
     if audit.method == "drawn":
         how = f"{audit.compared} draws on either neighbour, confidence {audit.confidence:g}"
     power = "no weaker noise that was tried is seen, so this audit says little"

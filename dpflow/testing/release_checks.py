@@ -215,14 +215,22 @@ def neighbouring_results(
 
     samplers: list[tuple[Sampler, Sampler]] = []
     request = mechanism.data_request(params, example.table)
-    pairs = neighbouring_answers(request, example.table)
-    for pair in pairs + (edge_answers(request, example.table) if edges else []):
+    for pair in list_pairs(request, example, edges):
         draws = [draw_from(given) for given in pair]
         # Twenty draws of either side show which coordinates change at all.
         paths = choose_paths(list_features(draw()) for draw in draws for _ in range(20))
         a, b = (_outcome_sampler(draw, paths) for draw in draws)
         samplers.append((a, b))
     return samplers
+
+
+def list_pairs(request: Any, example: Example, edges: bool = False) -> list[tuple[Answer, Answer]]:
+    """Neighbouring answers: those that the example brings, or the standard ones."""
+    if example.sides is not None:
+        first, second = (example.sides.answer_request(request, example.table, s) for s in (0, 1))
+        return [(first, second)]
+    pairs = neighbouring_answers(request, example.table)
+    return pairs + (edge_answers(request, example.table) if edges else [])
 
 
 ONE_SHOT = (

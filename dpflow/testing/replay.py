@@ -50,26 +50,26 @@ class _Impossible(Exception):
 
 @dataclass(frozen=True)
 class _ShiftedNoise:
-    """Exact integers with noise of one scale."""
+    """Exact integers with noise of one size: a scale, or of Gaussian noise sigma^2."""
 
     exact: NDArray[Any]
-    scale: float
+    size: Fraction
     gaussian: bool = False
 
     def draw(self, source: Source, explores: bool) -> NDArray[Any]:
-        scale = Fraction(self.scale) * (WIDER if explores else 1)
-        if self.gaussian:
-            return self.exact + REAL["discrete_gaussian"](scale**2, self.exact.size, source)
-        return self.exact + REAL["discrete_laplace"](scale, self.exact.size, source)
+        sampler = REAL["discrete_gaussian" if self.gaussian else "discrete_laplace"]
+        wider = (WIDER**2 if self.gaussian else WIDER) if explores else 1
+        noisy: NDArray[Any] = self.exact + sampler(self.size * wider, self.exact.size, source)
+        return noisy
 
     def log_mass(self, value: NDArray[Any]) -> float:
         if value.shape != self.exact.shape:
             raise Unfollowed("the rows say how many numbers get noise")
         distance = np.abs((value - self.exact).astype(float))
+        # Normalisers are the same on both sides.
         if self.gaussian:
-            # The normaliser is the same on both sides.
-            return float(-(distance**2).sum() / (2 * self.scale**2))
-        return float(-distance.sum() / self.scale)
+            return float(-(distance**2).sum() / (2 * float(self.size)))
+        return float(-distance.sum() / float(self.size))
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class _Choice:
         if explores:
             return source.draw_below(len(self.logs))
         weights = np.exp(self.logs - self.logs.max())
-        at = np.searchsorted(np.cumsum(weights) / weights.sum(), _draw_unit(source))
-        return int(min(at, len(weights) - 1))
+        at = int(np.searchsorted(np.cumsum(weights) / weights.sum(), _draw_unit(source)))
+        return min(at, len(weights) - 1)
 
     def log_mass(self, value: int) -> float:
         if value >= len(self.logs):
@@ -102,8 +102,8 @@ class _Place:
 
     def _log_weights(self) -> NDArray[np.float64]:
         sizes = np.array([float(length) for length in self.lengths])
-        with np.errstate(divide="ignore"):
-            return np.log(sizes) - self.rate * self.costs
+        logs: NDArray[np.float64] = np.log(sizes) - self.rate * self.costs
+        return logs
 
     def draw(self, source: Source, explores: bool) -> int:
         run = _Choice(self._log_weights()).draw(source, explores)
@@ -253,8 +253,8 @@ def draw_losses(
     Raises:
         Unfollowed: see the module.
     """
-    end, losses = time.thread_time() + seconds, []
-    with _stand_in():
+    end, losses = time.thread_time() + seconds, list[float]()
+    with follow_samplers():
         while len(losses) < most and (not losses or time.thread_time() < end):
             losses.append(_draw_loss(first, second, Fraction(factor), explores))
     return np.array(losses)
@@ -272,11 +272,11 @@ def _draw_loss(first: Run, second: Run, factor: Fraction, explores: bool) -> flo
 
 
 def _follow_noise(gaussian: bool) -> Callable[..., Any]:
-    def add_noise(exact: Any, scale: Any, source: _Follower) -> Any:
-        size = math.sqrt(scale) if gaussian else float(scale)
+    def add_noise(exact: Any, size: Any, source: _Follower) -> Any:
+        weaker = Fraction(size) / source.factor ** (2 if gaussian else 1)
         whole = isinstance(exact, np.ndarray)
         given = exact if whole else np.array([exact], object)
-        value = source.follow(_ShiftedNoise(given, size / float(source.factor), gaussian))
+        value = source.follow(_ShiftedNoise(given, weaker, gaussian))
         return value.astype(np.int64) if whole else int(value[0])
 
     return add_noise
@@ -299,12 +299,15 @@ def _as_list(values: Any) -> list[int]:
 
 def _follow_place(starts: Any, lengths: Any, costs: Any, rate: Any, source: _Follower) -> int:
     given = np.array([float(cost) for cost in costs])
-    law = _Place(_as_list(starts), _as_list(lengths), given - given.min(), float(rate * source.factor))
+    law = _Place(
+        _as_list(starts), _as_list(lengths), given - given.min(), float(rate * source.factor)
+    )
     return int(source.follow(law))
 
 
 def _follow_bands(window: Any, first: int, last: int, rate: Any, source: _Follower) -> int:
-    return _follow_place(*window.equal_cost_runs(first, last), rate, source)
+    starts, lengths, costs = window.equal_cost_runs(first, last)
+    return _follow_place(starts, lengths, costs, rate, source)
 
 
 def _follow_piece(lengths: Any, costs: Any, rate: Any, source: _Follower) -> int:
@@ -371,6 +374,24 @@ _STAND_INS: dict[Any, Callable[..., Any]] = {
         "bernoulli_exp",
     )
 }
+
+
+_followed = False
+
+
+@contextmanager
+def follow_samplers() -> Iterator[None]:
+    """Inside, `draw_losses` need not look for the modules that hold a sampler each time."""
+    global _followed
+    if _followed:
+        yield
+        return
+    _followed = True
+    try:
+        with _stand_in():
+            yield
+    finally:
+        _followed = False
 
 
 @contextmanager

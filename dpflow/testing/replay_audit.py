@@ -23,20 +23,19 @@ from dpflow.core.contract.requests import Answer
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import InvalidInput
 from dpflow.testing.audit import RARE, clopper_pearson
-from dpflow.testing.edge_answers import edge_answers
 from dpflow.testing.examples import (
     AnyMechanism,
     Example,
-    neighbouring_answers,
     plan_mechanism,
 )
 from dpflow.testing.harness import epsilon_delta
 from dpflow.testing.outcomes import digest_outcome
-from dpflow.testing.replay import Run, Unfollowed, draw_losses
+from dpflow.testing.release_checks import list_pairs
+from dpflow.testing.replay import Run, Unfollowed, draw_losses, follow_samplers
 from dpflow.testing.session_checks import Game, MemorySession, Pick, list_games, neighbouring_sides
 
 #: Runs that choose a pair of neighbours, and that judge it.
-FEW, MOST = 12, 4000
+FEW, MOST = 40, 20_000
 #: Confidence of a measured loss; a refutation needs `RARE`.
 CONFIDENCE = 0.99
 #: What sums of logarithms may be off.
@@ -73,6 +72,11 @@ class ReplayedRuns:
         """How much of the stated epsilon was found."""
         return self.epsilon_found / self.epsilon if self.epsilon else 0.0
 
+    @property
+    def excess(self) -> float:
+        """By how much the runs seem to need a larger delta at epsilon."""
+        return _bound_delta(self.losses, self.epsilon, 0.5)[1] - self.delta
+
     def delta_at(self, epsilon: float) -> float:
         """A lower bound of the least delta at this epsilon."""
         return max(0.0, _bound_delta(self.losses, epsilon, 1 - CONFIDENCE)[0])
@@ -82,18 +86,30 @@ def replay_examples(
     mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
 ) -> ReplayedRuns | None:
     """Audit the example and pair of neighbours that shows most; None where none can be followed."""
-    begun, best = time.thread_time(), None
+    with follow_samplers():
+        return _replay_examples(mechanism, examples, seconds)
+
+
+def _replay_examples(
+    mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
+) -> ReplayedRuns | None:
+    begun, best, most = time.thread_time(), None, -math.inf
     given = [*_widen(mechanism, examples)]
     for number, example in enumerate(given):
-        # Each gets its part of what is left of the time that chooses.
+        # Each example gets its part of what is left of the time that chooses.
         left = begun + seconds / 2 - time.thread_time()
-        for place, runs in enumerate(list_runs(mechanism, example)):
-            with suppress(Unfollowed):
-                found = _judge(mechanism, example, place, runs, FEW, left / (len(given) - number) / 4)
-                if best is None or (best.passed, -best.share) > (found.passed, -found.share):
-                    best = found
-            if time.thread_time() > begun + seconds / 2:
+        end = time.thread_time() + left / (len(given) - number)
+        listed = list_runs(mechanism, example)
+        for place, runs in enumerate(listed):
+            each = (end - time.thread_time()) / (len(listed) - place)
+            if each <= 0 and best is not None:
                 break
+            with suppress(Unfollowed):
+                # Weaker noise shows sooner which neighbours are far apart.
+                found = _judge(mechanism, example, place, runs, FEW, each, factor=2)
+                score = found.excess if found.delta else found.share / 2
+                if score > most:
+                    best, most = found, score
     if best is None:
         return None
     return replay_pair(mechanism, best, 1, begun + seconds - time.thread_time())
@@ -116,10 +132,17 @@ def estimate_power(found: ReplayedRuns) -> float:
         rate = float(clopper_pearson(np.array([hits]), n, miss)[0][0])
         return (1 - miss) * (1 - (1 - rate) ** n)
     low = _bound_delta(found.losses, found.epsilon, miss)[0]
-    # The next mean may fall below its expectation, and its bound lies at most this far below it.
-    worst = math.sqrt(math.log(2 / RARE) / (2 * n)) + 7 * math.log(2 / RARE) / (3 * (n - 1))
-    spare = low - found.delta - worst
-    return max(0.0, 1 - miss - math.exp(-2 * n * spare**2)) if spare > 0 else 0.0
+    # The true deviation is at most this (Maurer, Pontil 2009, theorem 10), and so is the next one,
+    # but for the misses; the next bound lies so far below the next mean.
+    parts = np.maximum(0.0, -np.expm1(found.epsilon - found.losses))
+    wide = float(parts.std(ddof=1)) + 2 * math.sqrt(2 * math.log(1 / miss) / (n - 1))
+    log = math.log(2 / RARE)
+    spare = low - found.delta - wide * math.sqrt(2 * log / n) - 7 * log / (3 * (n - 1))
+    if spare <= 0:
+        return 0.0
+    # Bernstein: how probable it is that the next mean falls so far.
+    fall = math.exp(-n * spare**2 / (2 * wide**2 + 2 * spare / 3))
+    return max(0.0, 1 - 3 * miss - fall)
 
 
 def list_runs(mechanism: AnyMechanism, example: Example) -> list[tuple[Run, Run]]:
@@ -143,8 +166,7 @@ def list_runs(mechanism: AnyMechanism, example: Example) -> list[tuple[Run, Run]
 
             return run
 
-        answers = neighbouring_answers(request, example.table)
-        for one, other in [*answers, *edge_answers(request, example.table)]:
+        for one, other in list_pairs(request, example, edges=True):
             pairs.append((bind_answer(one), bind_answer(other)))
     return [side for one, other in pairs for side in ((one, other), (other, one))]
 
@@ -178,14 +200,23 @@ def _judge(
     if not delta:
         worst = float(losses.max())
         return ReplayedRuns(
-            example, epsilon, delta, max(0.0, worst), worst <= epsilon + ROUNDING, len(losses), losses, place
+            example,
+            epsilon,
+            delta,
+            max(0.0, worst),
+            worst <= epsilon + ROUNDING,
+            len(losses),
+            losses,
+            place,
         )
     passed = _bound_delta(losses, epsilon, RARE)[0] <= delta
     found = _find_epsilon(losses, delta)
     return ReplayedRuns(example, epsilon, delta, found, passed, len(losses), losses, place)
 
 
-def _bound_delta(losses: NDArray[np.float64], epsilon: float, failure: float) -> tuple[float, float]:
+def _bound_delta(
+    losses: NDArray[np.float64], epsilon: float, failure: float
+) -> tuple[float, float]:
     """The least delta at epsilon, from below, and its estimate."""
     with np.errstate(over="ignore"):
         parts = np.maximum(0.0, -np.expm1(epsilon - losses))

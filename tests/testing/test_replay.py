@@ -1,0 +1,143 @@
+"""Replayed runs: losses as known in closed form, leaks beside the noise, and what cannot be followed."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.core.sampling.noisy_values import (
+    add_gaussian,
+    add_laplace,
+    draw_place,
+    show_large_counts,
+)
+from dpflow.core.sampling.samplers import circular_order, discrete_laplace, uniform_integers
+from dpflow.mechanisms.count import Count
+from dpflow.mechanisms.mean import Variance
+from dpflow.testing import exact_divergence
+from dpflow.testing.corpus.broken_releases import RowsInDocument, TooLittleNoise
+from dpflow.testing.examples import examples_for
+from dpflow.testing.given_sides import Sides
+from dpflow.testing.replay import Run, Unfollowed, draw_losses
+from dpflow.testing.replay_audit import (
+    ReplayedRuns,
+    _bound_delta,
+    estimate_power,
+    replay_examples,
+    replay_pair,
+)
+
+F = Fraction
+EXAMPLES = examples_for(Count())
+
+
+def run_of(add: Any, exact: Any, scale: Fraction) -> Run:
+    return lambda source: int(add(exact, scale, source))
+
+
+def test_a_shift_of_laplace_noise_loses_its_distance_over_the_scale() -> None:
+    found = draw_losses(run_of(add_laplace, 3, F(2)), run_of(add_laplace, 5, F(2)), 300)
+    assert found.max() == pytest.approx(1) and found.min() == pytest.approx(-1)
+    weak = draw_losses(run_of(add_laplace, 3, F(2)), run_of(add_laplace, 5, F(2)), 300, factor=3)
+    assert weak.max() == pytest.approx(3)
+
+
+def test_gaussian_losses_give_the_delta_of_the_discrete_gaussian() -> None:
+    """The mean over runs lies within its bound of the divergence, which is summed up exactly."""
+    a, b = (run_of(add_gaussian, exact, F(4)) for exact in (0, 2))
+    law = exact_divergence.discrete_gaussian(F(4))
+    shifted = exact_divergence.map_outcomes(law, lambda x: x + 2)
+    true = exact_divergence.hockey_stick(law, shifted, 1)
+    low, mean = _bound_delta(draw_losses(a, b, 6000), 1.0, 1e-6)
+    assert low <= true <= mean + (mean - low) and mean - low < 0.05
+
+
+def test_a_choice_loses_what_its_law_says() -> None:
+    """Runs of lengths 1 and 3; what explores finds the improbable one, too."""
+
+    def run(costs: list[int]) -> Run:
+        return lambda source: draw_place([0, 1], [1, 3], costs, F(5), source)
+
+    laws = [exact_divergence.exponential_choice([1, 3], costs, F(5)) for costs in ([0, 4], [1, 3])]
+    found = draw_losses(run([0, 4]), run([1, 3]), 60, explores=True)
+    expected = [math.log(laws[0][i] / laws[1][i]) for i in (0, 1)]
+    assert sorted(set(found.round(9))) == pytest.approx(sorted(expected))
+
+
+def test_counts_above_a_threshold_are_infinite_where_one_side_lacks_the_name() -> None:
+    def run(*counts: int) -> Run:
+        names, given = np.arange(len(counts)), np.array(counts)
+        return lambda source: tuple(map(tuple, show_large_counts(names, given, F(1), 2, 3, source)))
+
+    found = draw_losses(run(9, 3), run(9), 400)
+    shown = exact_divergence.truncated_laplace(F(1), 2)
+    infinite = sum(mass for x, mass in shown.items() if 3 + x > 3)
+    assert np.isinf(found).mean() == pytest.approx(infinite, abs=0.12)
+    assert set(found[np.isfinite(found)].round(9)) == {round(math.log(1 - infinite), 9)}
+
+
+def test_uniform_draws_are_shared() -> None:
+    """Shards and orders of the other rows are the same on both sides, whatever comes or goes."""
+
+    def run(n: int) -> Run:
+        def draw(source: Any) -> int:
+            circle = circular_order(n, source).tolist()
+            without = [row for row in circle if row < 4]
+            start = without.index(0)
+            shards = uniform_integers(10**6, n, source)[:4].tolist()
+            return hash((*without[start:], *without[:start], *shards))
+
+        return draw
+
+    assert not draw_losses(run(4), run(5), 50).any()
+    assert not draw_losses(run(5), run(4), 50).any()
+
+
+def test_secret_noise_is_not_followed() -> None:
+    with pytest.raises(Unfollowed, match="secret"):
+        draw_losses(*[lambda s: int(discrete_laplace(F(1), 1, s)[0])] * 2, 1)
+    with pytest.raises(Unfollowed, match="how many"):
+        draw_losses(
+            *[lambda s, n=n: tuple(add_laplace(np.zeros(n, np.int64), F(1), s)) for n in (2, 3)],
+            1,
+        )
+
+
+@pytest.mark.parametrize("mechanism", [Count(), Variance()])
+def test_tight_mechanisms_lose_all_and_half_their_noise_is_caught(mechanism: Any) -> None:
+    found = replay_examples(mechanism, examples_for(mechanism)[-1:], 2)
+    assert found is not None and found.passed and found.share > 0.97
+    half = replay_pair(mechanism, found, 2, 1)
+    assert not half.passed and estimate_power(half) >= 0.99
+    assert estimate_power(found) == 0
+
+
+@pytest.mark.parametrize("broken", [TooLittleNoise(), RowsInDocument()])
+def test_broken_ones_are_refuted(broken: Any) -> None:
+    """Too little noise by its loss, and what leaves beside the noise by an infinite one."""
+    found = replay_examples(broken, EXAMPLES[:1], 2)
+    assert found is not None and not found.passed
+
+
+def test_power_with_a_delta_is_that_of_the_next_audit() -> None:
+    """A loss of 9 in half of the runs where delta is .1 is surely seen again; in none it is not."""
+
+    def runs(often: float, n: int = 2000) -> ReplayedRuns:
+        losses = np.where(np.arange(n) < often * n, 9.0, 0.0)
+        return ReplayedRuns(EXAMPLES[0], 1.0, 0.1, 1.0, True, n, losses)
+
+    assert estimate_power(runs(0.5)) >= 0.99
+    assert estimate_power(runs(0.1)) == estimate_power(runs(0.13)) == 0
+
+
+def test_an_example_brings_its_own_neighbours() -> None:
+    """Rows of shared units, and of one that differs; keys become indexes for records."""
+    row = {"amount": 3, "kind": "a"}
+    sides = Sides.from_json({"shared": [[2, row]], "left": [row, row], "right": []})
+    assert sides.tables == (((row,), (row,), (row, row)), ((row,), (row,)))
+    values = Sides.from_json({"values": [[0, 1], [1, 1]], "swapped": [["amount"]]})
+    assert values.values == ((0.0, 1.0), (1.0, 1.0)) and values.swapped == (("amount",),)
