@@ -163,8 +163,9 @@ def dpflow_register_calculators() -> Iterable[Calculator[Any]]:
 @hookspec
 def dpflow_register_examples() -> Mapping[str, Sequence[Mapping[str, object]]]:
     """Return, by a mechanism's name, what its audit tries: each has a ``table`` and ``params`` as in
-    files, and for a session ``queries``. Needed where parameters have no standard names; called by
-    audits only.
+    files, and for a session ``queries``. ``sides`` are two neighbouring tables on which its
+    guarantee is tight (`dpflow.testing.given_sides`), and ``form`` names a form that is audited by
+    itself. Needed where parameters have no standard names; called by audits only.
     """
     raise NotImplementedError
 

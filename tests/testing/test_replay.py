@@ -19,7 +19,7 @@ from dpflow.core.sampling.samplers import circular_order, discrete_laplace, unif
 from dpflow.mechanisms.count import Count
 from dpflow.mechanisms.mean import Variance
 from dpflow.testing import exact_divergence
-from dpflow.testing.corpus.broken_releases import RowsInDocument, TooLittleNoise
+from dpflow.testing.corpus.broken_releases import HalfTheCost, RowsInDocument
 from dpflow.testing.examples import examples_for
 from dpflow.testing.given_sides import Sides
 from dpflow.testing.replay import Run, Unfollowed, draw_losses
@@ -35,24 +35,27 @@ F = Fraction
 EXAMPLES = examples_for(Count())
 
 
-def run_of(add: Any, exact: Any, scale: Fraction) -> Run:
-    return lambda source: int(add(exact, scale, source))
+def add_to(exact: int) -> Run:
+    return lambda source: add_laplace(exact, F(2), source)
 
 
 def test_a_shift_of_laplace_noise_loses_its_distance_over_the_scale() -> None:
-    found = draw_losses(run_of(add_laplace, 3, F(2)), run_of(add_laplace, 5, F(2)), 300)
+    found = draw_losses(add_to(3), add_to(5), 300)
     assert found.max() == pytest.approx(1) and found.min() == pytest.approx(-1)
-    weak = draw_losses(run_of(add_laplace, 3, F(2)), run_of(add_laplace, 5, F(2)), 300, factor=3)
+    weak = draw_losses(add_to(3), add_to(5), 300, factor=3)
     assert weak.max() == pytest.approx(3)
 
 
 def test_gaussian_losses_give_the_delta_of_the_discrete_gaussian() -> None:
     """The mean over runs lies within its bound of the divergence, which is summed up exactly."""
-    a, b = (run_of(add_gaussian, exact, F(4)) for exact in (0, 2))
+
+    def run(exact: int) -> Run:
+        return lambda source: add_gaussian(exact, F(4), source)
+
     law = exact_divergence.discrete_gaussian(F(4))
     shifted = exact_divergence.map_outcomes(law, lambda x: x + 2)
     true = exact_divergence.hockey_stick(law, shifted, 1)
-    low, mean = _bound_delta(draw_losses(a, b, 6000), 1.0, 1e-6)
+    low, mean = _bound_delta(draw_losses(run(0), run(2), 6000), 1.0, 1e-6)
     assert low <= true <= mean + (mean - low) and mean - low < 0.05
 
 
@@ -60,12 +63,14 @@ def test_a_choice_loses_what_its_law_says() -> None:
     """Runs of lengths 1 and 3; what explores finds the improbable one, too."""
 
     def run(costs: list[int]) -> Run:
-        return lambda source: draw_place([0, 1], [1, 3], costs, F(5), source)
+        return lambda source: draw_place([0, 1], [1, 3], costs, F(1, 2), source)
 
-    laws = [exact_divergence.exponential_choice([1, 3], costs, F(5)) for costs in ([0, 4], [1, 3])]
+    laws = [
+        exact_divergence.exponential_choice([1, 3], costs, F(1, 2)) for costs in ([0, 4], [1, 3])
+    ]
     found = draw_losses(run([0, 4]), run([1, 3]), 60, explores=True)
     expected = [math.log(laws[0][i] / laws[1][i]) for i in (0, 1)]
-    assert sorted(set(found.round(9))) == pytest.approx(sorted(expected))
+    assert sorted(set(found.round(9))) == pytest.approx(sorted(expected), abs=1e-8)
 
 
 def test_counts_above_a_threshold_are_infinite_where_one_side_lacks_the_name() -> None:
@@ -109,14 +114,15 @@ def test_secret_noise_is_not_followed() -> None:
 
 @pytest.mark.parametrize("mechanism", [Count(), Variance()])
 def test_tight_mechanisms_lose_all_and_half_their_noise_is_caught(mechanism: Any) -> None:
-    found = replay_examples(mechanism, examples_for(mechanism)[-1:], 2)
+    pure = [one for one in examples_for(mechanism) if "delta" not in one.params]
+    found = replay_examples(mechanism, pure[:1], 2)
     assert found is not None and found.passed and found.share > 0.97
     half = replay_pair(mechanism, found, 2, 1)
     assert not half.passed and estimate_power(half) >= 0.99
     assert estimate_power(found) == 0
 
 
-@pytest.mark.parametrize("broken", [TooLittleNoise(), RowsInDocument()])
+@pytest.mark.parametrize("broken", [HalfTheCost(), RowsInDocument()])
 def test_broken_ones_are_refuted(broken: Any) -> None:
     """Too little noise by its loss, and what leaves beside the noise by an infinite one."""
     found = replay_examples(broken, EXAMPLES[:1], 2)
