@@ -258,8 +258,8 @@ def _release_laws(
         return laws[name]
 
     compared: set[frozenset[Any]] = set()
-    given = None if example.sides is None else list_pairs(request, example)
-    for pair in given or _neighbouring_pairs(request, example.table):
+    own_pairs = None if example.sides is None else list_pairs(request, example)
+    for pair in own_pairs or _neighbouring_pairs(request, example.table):
         names = [answer_fingerprint(answer) for answer in pair]
         if names[0] != names[1] and frozenset(names) not in compared:
             compared.add(frozenset(names))

@@ -66,10 +66,10 @@ def index_keys(request: DataRequest, table: Table, units: Sequence[UnitRows]) ->
     if not isinstance(request, Records):
         return tuple(units)
     public = {name: table.column(name).public_keys for name in request.columns}
-    places = {name: keys.index for name, keys in public.items() if keys is not None}
+    key_index = {name: keys.index for name, keys in public.items() if keys is not None}
 
     def index_row(row: Row) -> Row:
-        changed = {n: place(row[n]) for n, place in places.items() if isinstance(row[n], str)}
+        changed = {n: find(row[n]) for n, find in key_index.items() if isinstance(row[n], str)}
         return {**row, **changed}
 
     return tuple(tuple(map(index_row, unit)) for unit in units)

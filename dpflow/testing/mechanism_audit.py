@@ -123,11 +123,11 @@ def audit_mechanism(
     if isinstance(plan_mechanism(mechanism, given[0].table, given[0].params)[1], Unprotected):
         return _state_nothing(mechanism, given[0])
     # Examples of the author's own come first: they say where the guarantee is tight.
-    found = [
+    followed = [
         _audit_exactly(mechanism, [*examples, *tiny_examples(mechanism)], seconds / 3),
         _audit_replays(mechanism, given, seconds / 3),
     ]
-    seen = [one for one in found if one is not None]
+    seen = [one for one in followed if one is not None]
     if not any(one.refuted or one.weakened == FACTORS[0] for one in seen):
         seen.append(_audit_draws(mechanism, given, seconds - (time.thread_time() - begun)))
     # Whichever refutes, or sees the smaller mistake; results before what is seen on their way.

@@ -275,8 +275,8 @@ def _follow_noise(gaussian: bool) -> Callable[..., Any]:
     def add_noise(exact: Any, size: Any, source: _Follower) -> Any:
         weaker = Fraction(size) / source.factor ** (2 if gaussian else 1)
         whole = isinstance(exact, np.ndarray)
-        given = exact if whole else np.array([exact], object)
-        value = source.follow(_ShiftedNoise(given, weaker, gaussian))
+        numbers = exact if whole else np.array([exact], object)
+        value = source.follow(_ShiftedNoise(numbers, weaker, gaussian))
         return value.astype(np.int64) if whole else int(value[0])
 
     return add_noise
@@ -287,10 +287,10 @@ def _follow_large(
 ) -> Any:
     law = exact_divergence.truncated_laplace(Fraction(scale) / source.factor, radius)
     by_name = dict(zip(names.tolist(), counts.tolist(), strict=True))
-    shown = source.follow(_LargeCounts(by_name, law, threshold))
-    places = [place for place, name in enumerate(names.tolist()) if name in shown]
-    noisy = [shown[name] for name in names.tolist() if name in shown]
-    return np.array(places, np.int64), np.array(noisy, np.int64)
+    noisy_by_name = source.follow(_LargeCounts(by_name, law, threshold))
+    indexes = [i for i, name in enumerate(names.tolist()) if name in noisy_by_name]
+    noisy = [noisy_by_name[name] for name in names.tolist() if name in noisy_by_name]
+    return np.array(indexes, np.int64), np.array(noisy, np.int64)
 
 
 def _as_list(values: Any) -> list[int]:
@@ -298,9 +298,12 @@ def _as_list(values: Any) -> list[int]:
 
 
 def _follow_place(starts: Any, lengths: Any, costs: Any, rate: Any, source: _Follower) -> int:
-    given = np.array([float(cost) for cost in costs])
+    penalties = np.array([float(cost) for cost in costs])
     law = _Place(
-        _as_list(starts), _as_list(lengths), given - given.min(), float(rate * source.factor)
+        _as_list(starts),
+        _as_list(lengths),
+        penalties - penalties.min(),
+        float(rate * source.factor),
     )
     return int(source.follow(law))
 

@@ -94,22 +94,22 @@ def _replay_examples(
     mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
 ) -> ReplayedRuns | None:
     begun, best, most = time.thread_time(), None, -math.inf
-    given = [*_widen(mechanism, examples)]
-    for number, example in enumerate(given):
+    candidates = [*_widen(mechanism, examples)]
+    for number, example in enumerate(candidates):
         # Each example gets its part of what is left of the time that chooses.
         left = begun + seconds / 2 - time.thread_time()
-        end = time.thread_time() + left / (len(given) - number)
+        end = time.thread_time() + left / (len(candidates) - number)
         listed = list_runs(mechanism, example)
         for place, runs in enumerate(listed):
-            each = (end - time.thread_time()) / (len(listed) - place)
-            if each <= 0 and best is not None:
+            budget = (end - time.thread_time()) / (len(listed) - place)
+            if budget <= 0 and best is not None:
                 break
             with suppress(Unfollowed):
                 # Weaker noise shows sooner which neighbours are far apart.
-                found = _judge(mechanism, example, place, runs, FEW, each, factor=2)
-                score = found.excess if found.delta else found.share / 2
+                trial = _judge(mechanism, example, place, runs, FEW, budget, factor=2)
+                score = trial.excess if trial.delta else trial.share / 2
                 if score > most:
-                    best, most = found, score
+                    best, most = trial, score
     if best is None:
         return None
     return replay_pair(mechanism, best, 1, begun + seconds - time.thread_time())
@@ -123,21 +123,21 @@ def replay_pair(
     return _judge(mechanism, chosen.example, chosen.place, runs, MOST, seconds, factor)
 
 
-def estimate_power(found: ReplayedRuns) -> float:
+def estimate_power(replayed: ReplayedRuns) -> float:
     """How surely as many runs as these refute the guarantee again, at least."""
     miss = 1e-3
-    n = found.runs
-    if not found.delta:
-        hits = int((found.losses > found.epsilon + ROUNDING).sum())
+    n = replayed.runs
+    if not replayed.delta:
+        hits = int((replayed.losses > replayed.epsilon + ROUNDING).sum())
         rate = float(clopper_pearson(np.array([hits]), n, miss)[0][0])
         return (1 - miss) * (1 - (1 - rate) ** n)
-    low = _bound_delta(found.losses, found.epsilon, miss)[0]
+    low = _bound_delta(replayed.losses, replayed.epsilon, miss)[0]
     # The true deviation is at most this (Maurer, Pontil 2009, theorem 10), and so is the next one,
     # but for the misses; the next bound lies so far below the next mean.
-    parts = np.maximum(0.0, -np.expm1(found.epsilon - found.losses))
+    parts = np.maximum(0.0, -np.expm1(replayed.epsilon - replayed.losses))
     wide = float(parts.std(ddof=1)) + 2 * math.sqrt(2 * math.log(1 / miss) / (n - 1))
     log = math.log(2 / RARE)
-    spare = low - found.delta - wide * math.sqrt(2 * log / n) - 7 * log / (3 * (n - 1))
+    spare = low - replayed.delta - wide * math.sqrt(2 * log / n) - 7 * log / (3 * (n - 1))
     if spare <= 0:
         return 0.0
     # Bernstein: how probable it is that the next mean falls so far.
@@ -210,8 +210,8 @@ def _judge(
             place,
         )
     passed = _bound_delta(losses, epsilon, RARE)[0] <= delta
-    found = _find_epsilon(losses, delta)
-    return ReplayedRuns(example, epsilon, delta, found, passed, len(losses), losses, place)
+    measured = _find_epsilon(losses, delta)
+    return ReplayedRuns(example, epsilon, delta, measured, passed, len(losses), losses, place)
 
 
 def _bound_delta(

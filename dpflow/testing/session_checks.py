@@ -248,10 +248,10 @@ def neighbouring_transcripts(
 def neighbouring_sides(mechanism: Interactive, example: Example) -> list[tuple[Pick, Pick]]:
     """Pairs of neighbouring tables as functions from a request to its exact answer."""
     if example.sides is not None:
-        given = example.sides
+        tables = example.sides
 
         def pick_given(side: int) -> Pick:
-            return lambda request: given.answer_request(request, example.table, side)
+            return lambda request: tables.answer_request(request, example.table, side)
 
         return [(pick_given(0), pick_given(1))]
     params = validate_model(mechanism.Params, example.params)

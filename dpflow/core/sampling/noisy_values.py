@@ -63,8 +63,8 @@ def show_large_counts(
     # Counts that no noise can lift above it need none: the law of the output is the same.
     candidates = np.flatnonzero(counts > threshold - radius)
     noisy = counts[candidates] + truncated_laplace(scale, radius, len(candidates), source)
-    shown = noisy > threshold
-    return candidates[shown], noisy[shown]
+    is_large = noisy > threshold
+    return candidates[is_large], noisy[is_large]
 
 
 def draw_place(
