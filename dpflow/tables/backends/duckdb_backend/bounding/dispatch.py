@@ -80,7 +80,11 @@ def bounded_values(
     """Codes, values and multiplicities."""
     words = _pack_rows(source, truncation, codes)
     if words is not None:
-        return source.connection.scrub_errors(lambda: words.histogram(_read_words(source, words)))
+        # Any numbering will do: a unit's number only brings its rows together.
+        layout = words if words.units_fit() else words.rank_units()
+        return source.connection.scrub_errors(
+            lambda: layout.histogram(part for (part,) in _read_words(source, layout))
+        )
     # One group needs one aggregate per unit; keyed draws are only in the general form.
     single = truncation.keys == 1 and truncation.salt is None
 
@@ -114,14 +118,13 @@ def _pack_rows(
     if len(whole) < len(units):
         return None
     words = PackedRows(truncation, whole, codes)
-    # Any numbering will do: a unit's number only brings its rows together.
-    return words if words.units_fit() else words.rank_units()
+    return words
 
 
-def _read_words(source: RowSource, words: PackedRows) -> Iterator[NDArray[np.int64]]:
-    """The words of all rows, as many at once as memory allows."""
-    for part in _split_by_memory(words, BYTES_PER_WORD):
-        yield as_int64(source.fetch_arrays(words.query(part))["word"])
+def _read_words(source: RowSource, words: PackedRows) -> Iterator[tuple[NDArray[np.int64], ...]]:
+    """The words of all rows, those of each layout, as many at once as memory allows."""
+    for part in _split_by_memory(words, BYTES_PER_WORD * len(words.layouts)):
+        yield words.read_words(source.fetch_arrays(words.query(part)))
 
 
 def _read_cells(source: RowSource, words: PackedRows) -> Iterator[UnitGroupCells]:

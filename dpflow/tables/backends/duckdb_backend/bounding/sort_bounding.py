@@ -6,8 +6,9 @@ first. Once these words are sorted a unit's rows lie side by side, and all that 
 over arrays in order, a piece that fits in the processor's cache at a time. A hash table of a
 million units goes to memory for every row instead, twice. Where cells (one unit, one group) are few
 beside the rows, they need no sorting either: their sums are kept in an array by their number. Where
-a table has so many units and private keys that its words would not fit, DuckDB sums the cells. What
-is drawn is drawn from the cells, so which of these ways made them changes no law.
+the numbers of a table's units and private keys are so wide that its words would not fit, DuckDB sums
+the cells. Several values may need several words a row. What is drawn is drawn from the cells, so which
+of these ways made them changes no law.
 
 The truncation is the same: values above a cell's bound count as their mean, rounded at random
 without bias; groups and rows above a bound are left out by a uniform choice, here the first places
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -108,6 +110,16 @@ class UnitGroupCells:
         )
         return cls(unit[starts], code[starts], np.add.reduceat(rows, starts), counts, sums)
 
+    @classmethod
+    def join_values(cls, pieces: Sequence[Callable[[], UnitGroupCells]]) -> UnitGroupCells:
+        """The same cells, each time with other values, as one."""
+        parts = [piece() for piece in pieces]
+        counts, sums = (
+            tuple(chain.from_iterable(columns))
+            for columns in ([part.counts for part in parts], [part.sums for part in parts])
+        )
+        return cls(parts[0].unit, parts[0].code, parts[0].rows, counts, sums)
+
     def split_units(self) -> list[Callable[[], UnitGroupCells]]:
         """Pieces with whole units."""
         pieces: list[Callable[[], UnitGroupCells]] = []
@@ -157,12 +169,14 @@ class PackedRows:
         units: what a contribution belongs to, as numbers.
         codes: codes of its groups, as numbers.
         ranked: whether units are numbered one after the other within the rows of a query.
+        first: the place of its first value among those of the rows query.
     """
 
     truncation: Truncation
     units: tuple[NumberedColumn, ...]
     codes: NumberedColumn
     ranked: bool = False
+    first: int = 0
 
     def rank_units(self) -> PackedRows:
         """The same with units numbered one after the other."""
@@ -182,13 +196,37 @@ class PackedRows:
             max(value.span, value.reach, self.truncation.per_group) << ROW_BITS
             for value in self.truncation.values
         ]
-        return ROW_BITS + codes + self._cell_shift <= WORD and all(
+        return ROW_BITS + codes + self._widest <= WORD and all(
             bit_length(most) <= WORD for most in sums
         )
 
     def units_fit(self) -> bool:
-        """Whether words have room for these numbers of units, above these codes."""
-        return self._unit_shift + sum(number.bit_length for number in self.units) <= WORD
+        """Whether a word has room for any of the values below these numbers of units and codes."""
+        return self._widest <= self._room
+
+    @property
+    def layouts(self) -> tuple[PackedRows, ...]:
+        """A layout for each word of a row: as many values as have room in it, in their order."""
+        layouts, first, used = [], 0, 0
+        for i, largest in enumerate(self._spans):
+            if used and used + bit_length(largest) > self._room:
+                layouts.append(self._take_values(first, i))
+                first, used = i, 0
+            used += bit_length(largest)
+        return (*layouts, self._take_values(first, len(self._spans)))
+
+    def _take_values(self, first: int, end: int) -> PackedRows:
+        values = self.truncation.values[first:end]
+        return replace(self, truncation=replace(self.truncation, values=values), first=first)
+
+    @property
+    def _room(self) -> int:
+        """Bits of a word for values."""
+        return WORD - self._code_bits - sum(number.bit_length for number in self.units)
+
+    @property
+    def _widest(self) -> int:
+        return max(map(bit_length, self._spans), default=0)
 
     @property
     def _spans(self) -> list[int]:
@@ -208,16 +246,28 @@ class PackedRows:
         return self._cell_shift + self._code_bits
 
     def query(self, rows: str) -> str:
-        """The words of a rows query."""
+        """The words of a rows query, a column for each layout: ``word``, ``word1``, ..."""
         if self.ranked:
             rank = f"dense_rank() OVER (ORDER BY {self.truncation.unit}) - 1 AS number"
             rows = f"SELECT *, {rank} FROM ({rows})"
+        words = [f"{layout._word()} AS word{i or ''}" for i, layout in enumerate(self.layouts)]
+        return f"SELECT {', '.join(words)} FROM ({rows})"
+
+    def read_words(self, arrays: Mapping[str, Any]) -> tuple[Integers, ...]:
+        """The words of what `query` gave."""
+        return tuple(
+            np.asarray(arrays[f"word{i or ''}"], np.int64) for i in range(len(self.layouts))
+        )
+
+    def _word(self) -> str:
+        """The word of a row."""
         # Units above codes above values: one sort brings a unit's rows together, by group.
         fields = [(number.number, number.bit_length) for number in self.units]
         if self._code_bits:
             fields.append((self.codes.number, self.codes.bit_length))
         for i, (value, largest) in enumerate(zip(self.truncation.values, self._spans, strict=True)):
-            above = f"v{i} - CAST({value.low} AS BIGINT)" if value.low else f"v{i}"
+            name = f"v{self.first + i}"
+            above = f"{name} - CAST({value.low} AS BIGINT)" if value.low else name
             fields.append(
                 (f"coalesce({above}, {largest})" if value.optional else above, bit_length(largest))
             )
@@ -225,52 +275,69 @@ class PackedRows:
         for number, width in reversed(fields):
             terms.append(f"({number}) * {1 << shift}" if shift else f"({number})")
             shift += width
-        return f"SELECT CAST({' + '.join(reversed(terms))} AS BIGINT) AS word FROM ({rows})"
+        return f"CAST({' + '.join(reversed(terms))} AS BIGINT)"
 
     def cells_query(self, rows: str) -> str:
-        """The cells of a rows query, by unit and code as those of sorted words."""
-        unit, measures = self.truncation.unit, ["count(*) AS n"]
+        """The cells of a rows query, with the numbers of units as they are, in no order."""
+        columns = [f"{number.sql} AS unit{i}" for i, number in enumerate(self.units)]
+        columns += [f"{self.codes.number} AS number", "n"]
         for i, value in enumerate(self.truncation.values):
-            above = f"coalesce(sum(v{i} - CAST({value.low} AS BIGINT)), 0)"
-            measures += [f"count(v{i}) AS c{i}", f"CAST({above} AS BIGINT) AS s{i}"]
-        cells = f"SELECT {unit}, code, {', '.join(measures)} FROM ({rows}) GROUP BY {unit}, code"
-        number = f"dense_rank() OVER (ORDER BY {unit}) - 1 AS number"
-        return f"SELECT {number}, * REPLACE ({self.codes.number} AS code) FROM ({cells}) ORDER BY number, code"
+            columns += [f"m{i}"] if value.optional else []
+            columns.append(f"CAST(s{i} AS BIGINT) AS s{i}")
+        cells = replace(self.truncation, rows=rows).sums_query()
+        return f"SELECT {', '.join(columns)} FROM ({cells})"
 
     def read_cells(self, arrays: Mapping[str, Any]) -> UnitGroupCells:
-        """The cells of what `cells_query` gave."""
-        numbers = range(len(self.truncation.values))
-        unit, code, rows, *measures = (
-            np.asarray(arrays[name], np.int64)
-            for name in (
-                *("number", "code", "n"),
-                *(f"c{i}" for i in numbers),
-                *(f"s{i}" for i in numbers),
+        """The cells of what `cells_query` gave, by unit and code as those of sorted words."""
+        units = [np.ma.asarray(arrays[f"unit{i}"]) for i in range(len(self.units))]
+        code, rows = (np.asarray(arrays[name], np.int64) for name in ("number", "n"))
+        # No unit comes last, as in words.
+        keys = [key for unit in units for key in (np.ma.getmaskarray(unit), unit.filled(0))]
+        keys = [key for key in (*keys, code) if key.any()]
+        order = np.argsort(keys[0]) if len(keys) == 1 else np.lexsort([code, *keys[::-1]])
+        new = np.zeros(len(order), bool)
+        for key in keys[: len(keys) - bool(code.any())]:
+            new[1:] |= key[order[1:]] != key[order[:-1]]
+        counts, sums = [], []
+        for i, value in enumerate(self.truncation.values):
+            counts.append(
+                np.asarray(arrays[f"m{i}"], np.int64)[order] if value.optional else rows[order]
             )
-        )
-        half = len(numbers)
-        return UnitGroupCells(unit, code, rows, tuple(measures[:half]), tuple(measures[half:]))
+            sums.append(np.asarray(arrays[f"s{i}"], np.int64)[order])
+        return UnitGroupCells(np.cumsum(new), code[order], rows[order], tuple(counts), tuple(sums))
 
-    def sums(self, parts: Iterable[Integers | UnitGroupCells]) -> Totals:
-        """The bounded sums of parts with all rows of a unit in one of them. Words are overwritten."""
+    def sums(self, parts: Iterable[Integers | tuple[Integers, ...] | UnitGroupCells]) -> Totals:
+        """The bounded sums of parts with all rows of a unit in one of them: words, those of each
+        layout, or cells. Words are overwritten.
+        """
         totals = Totals(self.codes, self.truncation)
         for part in parts:
             pieces = self._cell_pieces(part)
             run_threads(lambda piece: totals.add(piece().truncate_cells(self.truncation)), pieces)
         return totals
 
-    def _cell_pieces(self, part: Integers | UnitGroupCells) -> list[Callable[[], UnitGroupCells]]:
+    def _cell_pieces(
+        self, part: Integers | tuple[Integers, ...] | UnitGroupCells
+    ) -> list[Callable[[], UnitGroupCells]]:
         """The cells of a part in pieces with whole units.
 
         All ways give the same cells, so here the rows may decide.
         """
         if isinstance(part, UnitGroupCells):
             return part.split_units()
+        columns = part if isinstance(part, tuple) else (part,)
         cells = 1 + self.units[0].size << self._code_bits
         # At most 16 bytes a word.
-        room = cells * (1 + len(self.truncation.values)) <= 2 * len(part)
+        room = cells * (1 + len(self.truncation.values)) <= 2 * len(columns[0])
         dense = len(self.units) == 1 and room and self._sums_fit()
-        return self._sum_cells(part, cells) if dense else self._sort_cells(part)
+        # Every word of a row has its unit and code, so the layouts' cells and pieces are the same.
+        pieces = [
+            layout._sum_cells(words, cells) if dense else layout._sort_cells(words)
+            for layout, words in zip(self.layouts, columns, strict=True)
+        ]
+        if len(pieces) == 1:
+            return pieces[0]
+        return [partial(UnitGroupCells.join_values, same) for same in zip(*pieces, strict=True)]
 
     def histogram(self, parts: Iterable[Integers]) -> tuple[Integers, Integers, Integers]:
         """Codes, values and multiplicities of the only value, by code and value; parts as in

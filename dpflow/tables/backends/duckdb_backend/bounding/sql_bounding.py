@@ -149,27 +149,33 @@ class Truncation:
         """One row per unit and group within the bound on its rows: ``code``, ``n`` rows, per value
         ``m0`` and ``s0`` (above low).
         """
-        packings = [self._pack_value(i) for i in range(len(self.values))]
-        raw = [] if any(packing.carries_rows for packing in packings) else ["count(*) AS n"]
-        split = ["n"] if raw else []
         bounded = [f"least(n, {self.per_group}) AS n"]
-        for i, (value, packing) in enumerate(zip(self.values, packings, strict=True)):
-            raw.append(f"{packing.sum_expression(i)} AS w{i}")
-            split += packing.split_word(i)
+        for i, value in enumerate(self.values):
             if value.optional:
                 bounded.append(f"least(m{i}, {self.per_group}) AS m{i}")
-                if packing.shift is None:
-                    raw.append(f"count(v{i}) AS m{i}")
+            packing = self._pack_value(i)
             random = self.random_number("code", str(i))
             bounded.append(
                 f"{_rescale_sum(f's{i}', self._count_column(i), value, self.per_group, packing, random)} AS s{i}"
             )
+        return f"SELECT {self.unit}, code, {', '.join(bounded)} FROM ({self.sums_query()})"
+
+    def sums_query(self) -> str:
+        """The same before it is bounded: all rows of each unit and group."""
+        packings = [self._pack_value(i) for i in range(len(self.values))]
+        raw = [] if any(packing.carries_rows for packing in packings) else ["count(*) AS n"]
+        split = ["n"] if raw else []
+        for i, packing in enumerate(packings):
+            raw.append(f"{packing.sum_expression(i)} AS w{i}")
+            split += packing.split_word(i)
+            if packing.value.optional and packing.shift is None:
+                raw.append(f"count(v{i}) AS m{i}")
         # A constant code need not be grouped by.
         by, code = (self.unit, "0 AS code") if self.keys == 1 else (f"{self.unit}, code", "code")
         summed = f"SELECT {self.unit}, {code}, {', '.join(raw)} FROM ({self.rows}) GROUP BY {by}"
-        if self.values:
-            summed = f"SELECT {self.unit}, code, {', '.join(split)} FROM ({summed})"
-        return f"SELECT {self.unit}, code, {', '.join(bounded)} FROM ({summed})"
+        if not self.values:
+            return summed
+        return f"SELECT {self.unit}, code, {', '.join(split)} FROM ({summed})"
 
     def _pack_value(self, i: int) -> _Packing:
         """How the sums of a value are taken."""
