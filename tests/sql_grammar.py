@@ -1,0 +1,125 @@
+"""Random queries: mostly of the accepted language, with parts of all kinds that are not."""
+
+from __future__ import annotations
+
+import random
+
+#: Columns by what they can do; some that nobody declared.
+NUMBERS = ["age", "cost", '"AGE"', "visits.cost", "v.age"]
+KEYS = ["city", "clinic", "bucket(age, 20)", "hour(seen)", "dayofweek(seen)", "age > 30", "tag"]
+ODD = ["person", "nobody", "city", "seen", "*", "v.*", "NULL", "$1", "'x'", "random()", '"; DROP"']
+CLAUSES = [
+    "QUALIFY 1 = 1",
+    "LIMIT 3",
+    "LIMIT 0 OFFSET 2",
+    "LIMIT 10%",
+    "ORDER BY 1 DESC",
+    "ORDER BY COUNT(*) + 1, 1",
+    "ORDER BY n NULLS FIRST",
+    "HAVING COUNT(*) > 1",
+    "HAVING n > 1 AND city <> 'a'",
+    "; SELECT 1",
+    "UNION ALL SELECT 1",
+    "WINDOW w AS ()",
+    "-- end",
+]
+
+
+class Grammar:
+    """Makes one query after the other, all of them functions of the seed."""
+
+    def __init__(self, seed: int, odd: float = 0.02) -> None:
+        self.random, self.odd = random.Random(seed), odd
+
+    def choose(self, *options: str) -> str:
+        return self.random.choice(options)
+
+    def number(self, depth: int = 2) -> str:
+        """A row expression that is a number, most often."""
+        if self.random.random() < self.odd:
+            return self.choose(*ODD)
+        if depth == 0 or self.random.random() < 0.4:
+            return self.choose(*NUMBERS, "2", "-0.5", "1e3")
+        a, b = self.number(depth - 1), self.number(depth - 1)
+        return self.choose(
+            f"({a} + {b})",
+            f"{a} - {b}",
+            f"{a} * {b}",
+            f"{a} / {b}",
+            f"{a} % 7",
+            f"abs({a})",
+            f"least({a}, {b}, 50)",
+            f"greatest({a}, 0)",
+            f"coalesce({a}, {b})",
+            f"CASE WHEN {self.condition(depth - 1)} THEN {a} ELSE {b} END",
+            f"least(greatest({a}, -10), 90)",
+        )
+
+    def condition(self, depth: int = 2) -> str:
+        if self.random.random() < self.odd:
+            return self.choose(
+                "TRUE", "NULL", "age", "city = 1", "1 IN (SELECT 1)", "city ILIKE 'a'"
+            )
+        if depth == 0 or self.random.random() < 0.5:
+            return self.choose(
+                f"{self.number(0)} {self.choose('<', '>', '=', '<>', '>=')} {self.number(1)}",
+                f"city {self.choose('=', '<>')} {self.choose(chr(39) + 'a' + chr(39), chr(39) + 'é' + chr(39))}",
+                "city IN ('a', 'b')",
+                "clinic LIKE 'x%'",
+                f"{self.number(0)} IS NULL",
+                "city IS NOT NULL",
+                "age BETWEEN 10 AND 40",
+                "seen >= '2020-01-02'",
+                "year(seen) = 2020",
+            )
+        a, b = self.condition(depth - 1), self.condition(depth - 1)
+        return self.choose(f"({a} AND {b})", f"({a} OR {b})", f"NOT ({a})", f"{a} AND {b}")
+
+    def aggregate(self) -> str:
+        if self.random.random() < self.odd:
+            return self.choose(
+                "SUM(SUM(age))", "ANY_VALUE(age)", "COUNT(DISTINCT city)", "SUM(age) OVER ()", "LIST(age)",
+                "MAX(city)", "MODE(age)", "COUNT(*, 1)", "quantile_cont(age, 2)",
+            )  # fmt: skip
+        x = self.number()
+        call = self.choose(
+            *["COUNT(*)", f"COUNT({x})", "COUNT(DISTINCT person)", f"SUM({x})", f"AVG({x})"] * 3,
+            *[f"VAR_POP({x})", f"VAR_SAMP({x})", f"STDDEV({x})", f"COUNT_IF({self.condition()})"],
+            *[f"MEDIAN({x})", f"MIN({x})", "MAX(cost)", f"QUANTILE_CONT({x}, 0.25)"],
+            *["MODE(city)", "HISTOGRAM(city)"],
+        )
+        if self.random.random() < 0.25:
+            call += f" FILTER (WHERE {self.condition()})"
+        return call
+
+    def output(self, depth: int = 1) -> str:
+        """An expression over released numbers."""
+        if depth == 0 or self.random.random() < 0.6:
+            return self.aggregate()
+        a, b = self.output(depth - 1), self.output(depth - 1)
+        return self.choose(
+            f"{a} + {b}",
+            f"{a} / {b}",
+            f"ROUND({a}, 1)",
+            f"CASE WHEN {a} > 3 THEN {b} END",
+            f"COALESCE({a}, 0)",
+            f"NULLIF({a}, {b})",
+            f"CAST({a} AS DOUBLE)",
+        )
+
+    def query(self) -> str:
+        groups = self.random.sample(KEYS, self.random.choice([0, 0, 1, 1, 2]))
+        items = [group for group in groups if self.random.random() < 0.8]
+        items += [self.output() for _ in range(self.random.choice([1, 1, 2, 3]))]
+        items[-1] += self.choose("", " AS n", ' AS "Größe"')
+        text = f"SELECT {', '.join(items)} FROM {self.choose('visits v', 'Visits AS v', 'visits')}"
+        if self.random.random() < 0.5:
+            text += f" WHERE {self.condition()}"
+        if groups:
+            text += f" GROUP BY {', '.join(groups)}"
+        if self.random.random() < 0.3:
+            text += f" {self.choose(*CLAUSES)}"
+        if self.random.random() < self.odd:
+            place = self.random.randrange(len(text))
+            text = text[:place] + self.choose("(", "'", ")", "\0", "é", "--", " ") + text[place:]
+        return text
