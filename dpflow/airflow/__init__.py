@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dpflow.airflow.release import ReleaseOperator as ReleaseOperator
     from dpflow.airflow.reusable_holdout import ReusableHoldoutOperator as ReusableHoldoutOperator
     from dpflow.airflow.session import SessionOperator as SessionOperator
+    from dpflow.airflow.sql_release import SqlReleaseOperator as SqlReleaseOperator
 
     __all__: list[str]
 else:

@@ -79,6 +79,12 @@ class SqlAnswer:
         return all(one.stored for one in self.origins)
 
     @property
+    def released_at(self) -> dt.datetime:
+        """When the oldest of its releases was settled, in UTC and without a zone."""
+        oldest = min(one.released_at for one in self.origins)
+        return oldest.astimezone(dt.UTC).replace(tzinfo=None)
+
+    @property
     def rows(self) -> list[tuple[Any, ...]]:
         """Rows without intervals."""
         return [tuple(cell.value for cell in row) for row in self.values]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlglot import exp
+from sqlglot import ErrorLevel, exp
 
 from dpflow.analyst_sql.source_text import Refusal, SourceText
 
@@ -38,7 +38,7 @@ def find_nearest(source: SourceText, refusal: Refusal, try_query: Try) -> str | 
 
 def _mend_again(statement: Any, try_query: Try) -> str | None:
     try:
-        try_query(statement.sql("duckdb"), {})
+        try_query(statement.sql("duckdb", unsupported_level=ErrorLevel.IGNORE), {})
     except Refusal as refusal:
         return _mend(refusal, try_query, False) if refusal.node is not None else None
     # A text that sqlglot writes need not be one that it reads.
@@ -57,7 +57,7 @@ def _mend(refusal: Refusal, try_query: Try, by_proposals: bool) -> str | None:
                 refusal.repair()
             elif not drop_part(refusal.node):
                 return None
-            text = str(root.sql("duckdb"))
+            text = str(root.sql("duckdb", unsupported_level=ErrorLevel.IGNORE))
             if len(text) > _LONGEST:
                 return None
             try_query(text, {})

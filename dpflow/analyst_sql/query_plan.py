@@ -22,6 +22,7 @@ from dpflow.analyst_sql.stored_answers import (
     keep_cells,
     list_conditions,
 )
+from dpflow.analyst_sql.stored_means import replace_means
 from dpflow.analyst_sql.target_errors import find_epsilon
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.execute import Receipt, release_all
@@ -108,6 +109,8 @@ def plan_sql(
     if ledger is not None and look_up:
         releases = StoredReleases(query, ledger, settings.scope, registry, settings.revision)
         stored = [releases.find(part.part, part) for part in parts]
+        if not all(stored) and (other := _use_moments(query, settings, releases, registry)):
+            query, parts, stored = other
         reasons = (
             releases.explain_payment(part.part) for part, one in zip(parts, stored) if one is None
         )
@@ -148,6 +151,21 @@ def plan_parts(query: SelectQuery, settings: Settings, registry: Registry) -> li
             "-- dp: error=100"
         )
     return plan_at(settings.epsilon)
+
+
+def _use_moments(
+    query: SelectQuery, settings: Settings, releases: StoredReleases, registry: Registry
+) -> tuple[SelectQuery, list[PartPlan], list[Stored | None]] | None:
+    """The query with its means as sums by numbers of values, if stored releases answer all of that."""
+    rewritten = replace_means(query)
+    if rewritten == query:
+        return None
+    try:
+        parts = plan_parts(rewritten, settings, registry)
+    except Refusal:
+        return None
+    stored = [releases.find(part.part, part) for part in parts]
+    return (rewritten, parts, stored) if all(stored) else None
 
 
 def answer_sql(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlglot import exp
+from sqlglot import ErrorLevel, exp
 
 from dpflow.analyst_sql.aggregate_reader import AggregateReader
 from dpflow.analyst_sql.outputs import ARITHMETIC, CASTS, COMPARISONS, FUNCTIONS
@@ -477,7 +477,7 @@ def name_column(found: Any) -> str:
         return str(found.name)
     if isinstance(found, exp.Count) and isinstance(found.this, exp.Star):
         return "count_star()"
-    text = " ".join(str(found.sql("duckdb")).lower().split())
+    text = " ".join(str(found.sql("duckdb", unsupported_level=ErrorLevel.IGNORE)).lower().split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 

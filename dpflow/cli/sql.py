@@ -9,6 +9,7 @@ import typer
 
 from dpflow.analyst_sql.answers import SqlAnswer
 from dpflow.analyst_sql.explain import explain_sql, plan_lines
+from dpflow.analyst_sql.publish_answer import find_output, publish_answer
 from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
 from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
 from dpflow.cli.console import open_ledger as open_book
@@ -45,6 +46,10 @@ def command(
         list[Path] | None,
         typer.Option(help="A declaration; those of dpflow.yml if left out; repeatable."),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Also write the answer to this table of the output of dpflow.yml."),
+    ] = None,
     ledger: LedgerOption = None,
     intervals: Annotated[
         bool, typer.Option(help="Show _low and _high beside each value with noise.")
@@ -69,6 +74,7 @@ def command(
         "blocks": tuple(block or ()),
         "revision": revision,
         "min_units": min_units,
+        "name": name,
     }
     registry, book = Registry.load(), find_ledger(ledger)
     plan = plan_sql(text, options, table or (), (), book, registry)
@@ -77,12 +83,18 @@ def command(
         if as_json:
             return show_json(view)
         return show_table(f"plan of {plan.query.table.name}", ("", ""), plan_lines(view))
+    if plan.settings.name is not None:
+        # Before anything is charged: a name that is none should cost nothing.
+        find_output(plan, plan.settings.name)
     answer = answer_sql(plan, book or open_book(ledger), registry)
+    published = publish_answer(plan, answer)
     if output is not None:
         answer.write(output, intervals=True)
     if as_json:
         return show_json(answer.to_json(intervals))
     _show_answer(answer, intervals)
+    if published:
+        print(f"published in {published}")
 
 
 def _read_query(query: str) -> str:

@@ -100,6 +100,21 @@ def test_sums_over_public_keys_add_up(fresh: World) -> None:
     assert fresh.ask("EXPLAIN SELECT city, COUNT(*) FROM visits GROUP BY city", epsilon=100).to_pay
 
 
+def test_a_mean_follows_from_sum_and_count(fresh: World) -> None:
+    """Of the same release, also added up over its cells."""
+    fresh.ask("SELECT city, SUM(age), COUNT(age) FROM visits GROUP BY city", epsilon=40)
+    for text in (
+        "SELECT AVG(age) FROM visits",
+        "SELECT city, AVG(age) AS a FROM visits GROUP BY city HAVING a > 1",
+    ):
+        answer = fresh.ask(text, epsilon="0.1")
+        ((*_, truth), *_) = fresh.truth(text + (" ORDER BY city" if "city" in text else ""))
+        assert answer.free and abs(answer.rows[0][-1] - truth) < 1
+        assert answer.values[0][-1].low < truth < answer.values[0][-1].high
+    assert fresh.spent() == "40"
+    assert fresh.ask("EXPLAIN SELECT AVG(cost) FROM visits", epsilon="0.1").to_pay
+
+
 def test_private_keys_do_not_add_up(fresh: World) -> None:
     """What was not selected is missing in the sums; the plan says so."""
     fresh.ask(

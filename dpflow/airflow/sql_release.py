@@ -1,0 +1,114 @@
+"""`SqlReleaseOperator`: a query over a private table, released once for each run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from airflow.sdk import BaseOperator
+
+from dpflow.airflow.task_context import dag_folder, identify_run, map_failures, open_ledger
+
+
+class SqlReleaseOperator(BaseOperator):
+    """Answer a SELECT over a declared table: charge, draw, settle and publish, exactly once whatever
+    Airflow retries.
+
+    :param sql: the query, or the name of a ``.sql`` file that Airflow finds as a template
+        (templated). Options may stand in a leading comment: ``-- dp: epsilon=0.5``.
+    :param parameters: values of ``$name`` or ``?`` in it (templated). Each stays one literal,
+        whatever a run's configuration holds; a template in ``sql`` becomes part of the query.
+    :param epsilon: what may be spent, if the query's comment does not say it.
+    :param delta: as epsilon.
+    :param scope: which budget pays; that of ``dpflow.yml`` if left out.
+    :param blocks: the blocks it reads, e.g. ``"{{ data_interval_start | ds }}"`` (templated); WHERE
+        may name them, too.
+    :param tables: declarations, relative to the DAG file; those of ``dpflow.yml`` if left out.
+    :param output_table: what the table of the answer is called in the published file of ``dpflow.yml``;
+        none is written if left out.
+    :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
+    :param ordinal: number among equal queries of one run.
+    :param spend_again: pay although this task released something else in this run before.
+
+    A run pays for its own draw: the run identity is in the key, so answers of other runs are not
+    taken. A retry, clear or backfill of the same interval costs nothing. Returns what was charged
+    and released: never a number of the answer.
+    """
+
+    template_fields: Sequence[str] = ("sql", "parameters", "blocks")
+    template_ext: Sequence[str] = (".sql",)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"sql": "sql", "parameters": "json"}
+    ui_color = "#d7e8f5"
+
+    def __init__(
+        self,
+        *,
+        sql: str,
+        parameters: Mapping[str, Any] | Sequence[Any] | None = None,
+        epsilon: str | float | None = None,
+        delta: str | float | None = None,
+        scope: str | None = None,
+        blocks: Sequence[str] | str | None = None,
+        tables: Sequence[str] = (),
+        output_table: str | None = None,
+        ledger_conn_id: str | None = None,
+        ordinal: int = 0,
+        spend_again: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.sql = sql
+        self.parameters = parameters
+        self.epsilon = epsilon
+        self.delta = delta
+        self.scope = scope
+        self.blocks = blocks
+        self.tables = tables
+        self.output_table = output_table
+        self.ledger_conn_id = ledger_conn_id
+        self.ordinal = ordinal
+        self.spend_again = spend_again
+
+    @map_failures
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Answer the query; see the class."""
+        from dpflow.analyst_sql.publish_answer import find_output, publish_answer
+        from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
+        from dpflow.registry import Registry
+
+        registry, folder = Registry.load(), dag_folder(context)
+        options = {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "scope": self.scope,
+            "blocks": self.blocks or (),
+            "name": self.output_table,
+        }
+        tables = [folder / table for table in self.tables]
+        ledger = open_ledger(self.ledger_conn_id, folder)
+        plan = plan_sql(
+            self.sql,
+            options,
+            tables,
+            self.parameters or (),
+            ledger,
+            registry,
+            folder,
+            look_up=False,
+        )
+        if self.output_table is not None:
+            find_output(plan, self.output_table, folder)
+        answer = answer_sql(
+            plan,
+            ledger,
+            registry,
+            lambda part: identify_run(context, self.ordinal, f"#{part}" if part else ""),
+            self.spend_again,
+        )
+        published = publish_answer(plan, answer, folder)
+        return {
+            "releases": answer.to_json()["releases"],
+            "protects": answer.protects,
+            "rows": len(answer.rows),
+            "published": published,
+        }

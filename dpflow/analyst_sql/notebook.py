@@ -1,0 +1,54 @@
+"""The notebook cell ``%%dpsql``: load it with ``%load_ext dpflow.analyst_sql.notebook``.
+
+    %%dpsql answer
+    -- dp: epsilon=0.5
+    SELECT city, COUNT(*) AS n FROM visits GROUP BY city
+
+The name behind ``%%dpsql`` is the variable that holds the answer; without one it is shown only. The
+cell is asked as `dpflow.sql` asks it, with the ledger and tables of ``dpflow.yml``; names of Python
+variables in ``$name`` are its parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dpflow.api import sql
+from dpflow.errors import DpflowError, InvalidInput
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PARAMETER = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def run_cell(line: str, cell: str, variables: dict[str, Any]) -> Any:
+    """Answer a cell; ``variables`` are those of the notebook. Raises as `dpflow.sql`."""
+    name = line.strip()
+    if name and not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"%%dpsql takes the name of a variable, and {name[:40]!r} is none; options go into the first line of the "
+            "cell, such as -- dp: epsilon=0.5"
+        )
+    answer = sql(cell, parameters=_list_parameters(cell, variables))
+    if name:
+        variables[name] = answer
+    return answer
+
+
+def _list_parameters(cell: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: variables[name] for name in _PARAMETER.findall(cell) if name in variables}
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What ``%load_ext`` calls."""
+
+    def dpsql(line: str, cell: str) -> Any:
+        try:
+            return run_cell(line, cell, shell.user_ns)
+        except DpflowError as error:
+            # A refusal is a sentence with a place in it, and no traceback.
+            print(f"{type(error).__name__}: {error}")
+        return None
+
+    shell.register_magic_function(dpsql, magic_kind="cell", magic_name="dpsql")

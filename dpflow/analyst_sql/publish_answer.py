@@ -1,0 +1,52 @@
+"""Answers in the published file: one table for each query that has a name, so that BI tools read it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dpflow.analyst_sql.answers import SqlAnswer
+from dpflow.analyst_sql.query_plan import SqlPlan
+from dpflow.catalogue import find_catalogue
+from dpflow.engine.releases.request import require_public
+from dpflow.errors import InvalidInput
+from dpflow.tables.public.named_tables import publish_table
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+def publish_answer(plan: SqlPlan, answer: SqlAnswer, folder: Path | None = None) -> str | None:
+    """Write an answer under its query's name into the output of ``dpflow.yml``, whole, in the place of
+    the last one; None without a name.
+
+    Raises:
+        InvalidInput: no output, or a name that is none.
+        NotPublished: somebody holds the file; the releases are settled and paid.
+    """
+    name = plan.settings.name
+    if name is None:
+        return None
+    database = find_output(plan, name, folder)
+    columns = [
+        *answer.list_columns(intervals=True),
+        ("released_at", "TIMESTAMP", [answer.released_at] * len(answer.rows)),
+    ]
+    publish_table(database, name, columns)
+    return f"{database.name}:{name}"
+
+
+def find_output(plan: SqlPlan, name: str, folder: Path | None = None) -> Path:
+    """The file that answers are published in. Raises `InvalidInput` or `PlanRefused`."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"the query's name {name[:40]!r} is no name of a table; write letters, digits and _"
+        )
+    catalogue = find_catalogue(folder)
+    output = catalogue.output if catalogue is not None else None
+    if output is None:
+        raise InvalidInput(
+            "the query has a name, and nothing says which file its answer goes to; add output: "
+            "{database: published.duckdb} to dpflow.yml"
+        )
+    require_public(output.database, plan.query.table, "published results")
+    return output.database

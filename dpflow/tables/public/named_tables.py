@@ -1,0 +1,69 @@
+"""Tables of a published file that have a name of their own, such as answers of queries: each is
+written whole, in the place of the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from dpflow.errors import NotPublished, TableUnreadable
+from dpflow.tables.access import sql
+from dpflow.tables.public.publish import run_patiently
+
+#: Where the file notes which tables are ours: no other is ever replaced.
+_NOTES = "dpflow_named_tables"
+_TYPES = ("BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN", "DATE", "TIMESTAMP")
+
+
+def publish_table(
+    database: Path,
+    name: str,
+    columns: Sequence[tuple[str, str, Sequence[Any]]],
+    *,
+    deadline: float = 30.0,
+) -> None:
+    """Write a table in one transaction.
+
+    Args:
+        columns: names, types and values; at least one column.
+
+    Raises:
+        NotPublished: the file is held by another process, or cannot be written.
+        TableUnreadable: a table or view of this name is somebody else's, or the file is not DuckDB.
+    """
+    assert all(kind in _TYPES for _, kind, _ in columns)
+
+    def write(connection: duckdb.DuckDBPyConnection) -> None:
+        connection.execute("BEGIN")
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {_NOTES} (name VARCHAR PRIMARY KEY)")
+        taken = connection.execute(
+            "SELECT table_name FROM information_schema.tables WHERE lower(table_name) = lower(?) AND lower(?) NOT IN "
+            f"(SELECT name FROM {_NOTES})",
+            [name, name],
+        ).fetchone()
+        if taken is not None:
+            raise TableUnreadable(
+                f"{database.name} has a table {name!r} that is no answer of a query; give the query another name"
+            )
+        definitions = ", ".join(f"{sql.quote_name(column)} {kind}" for column, kind, _ in columns)
+        connection.execute(f"CREATE OR REPLACE TABLE {sql.quote_name(name)} ({definitions})")
+        connection.execute(f"INSERT OR IGNORE INTO {_NOTES} VALUES (lower(?))", [name])
+        places = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind, _ in columns)
+        if columns[0][2]:
+            connection.execute(
+                f"INSERT INTO {sql.quote_name(name)} SELECT {places}",
+                [list(values) for _, _, values in columns],
+            )
+        connection.execute("COMMIT")
+
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        raise NotPublished(
+            f"{database.parent} cannot be created; the releases are settled and paid, so ask again"
+        ) from None
+    run_patiently(database, deadline, write)

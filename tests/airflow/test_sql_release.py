@@ -1,0 +1,127 @@
+"""`SqlReleaseOperator`: one draw a run, retries for nothing, no number in what it returns."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import duckdb
+import pytest
+from sql_world import World
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
+    monkeypatch.delenv("DPFLOW_LEDGER", raising=False)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path)
+    (tmp_path / "dpflow.yml").write_text(
+        "ledger: ledger.sqlite\nscope: visits\ntables: {visits: visits.yml}\noutput: {database: out.duckdb}\n"
+    )
+    return made
+
+
+def context(folder: Path, day: int = 1) -> dict[str, Any]:
+    run = f"scheduled__{day}"
+    return {
+        "dag": SimpleNamespace(fileloc=str(folder / "dag.py")),
+        "ti": SimpleNamespace(dag_id="d", task_id="t", run_id=run, map_index=-1),
+        "dag_run": SimpleNamespace(partition_key=None),
+        "logical_date": dt.datetime(2026, 1, day, tzinfo=dt.UTC),
+    }
+
+
+def operator(**changes: Any) -> Any:
+    from dpflow.airflow import SqlReleaseOperator
+
+    text = "SELECT city, COUNT(*) AS n, MEDIAN(age) AS middle FROM visits GROUP BY city"
+    options = {"sql": text, "epsilon": "1", "output_table": "cities"}
+    return SqlReleaseOperator(task_id="t", **(options | changes))
+
+
+def test_a_run_pays_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry is free, another run is a draw of its own; the answer is a typed table."""
+    monkeypatch.setattr(
+        "dpflow.airflow.sql_release.open_ledger", lambda conn_id, folder: world.ledger
+    )
+    first = operator().execute(context(world.folder))
+    assert first["rows"] == 3 and world.spent() == "1" and first["published"] == "out.duckdb:cities"
+    again = operator().execute(context(world.folder))
+    assert world.spent() == "1" and all(one["stored"] for one in again["releases"])
+    assert "values" not in str(first) and set(first) == {
+        "releases",
+        "protects",
+        "rows",
+        "published",
+    }
+    operator().execute(context(world.folder, day=2))
+    assert world.spent() == "2"
+    with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
+        columns = connection.execute(
+            "SELECT column_name, column_type FROM (DESCRIBE cities)"
+        ).fetchall()
+        assert len(connection.execute("SELECT * FROM cities").fetchall()) == 3
+    assert columns == [
+        ("city", "VARCHAR"),
+        ("n", "BIGINT"),
+        ("n_low", "DOUBLE"),
+        ("n_high", "DOUBLE"),
+        ("middle", "BIGINT"),
+        ("released_at", "TIMESTAMP"),
+    ]
+
+
+def test_a_changed_retry_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for every release: the same run asks for something else."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    monkeypatch.setattr(
+        "dpflow.airflow.sql_release.open_ledger", lambda conn_id, folder: world.ledger
+    )
+    operator().execute(context(world.folder))
+    with pytest.raises(AirflowFailException, match="RetryConflict"):
+        operator(epsilon="2").execute(context(world.folder))
+    with pytest.raises(AirflowFailException, match="SqlRefused"):
+        operator(sql="SELECT * FROM visits").execute(context(world.folder))
+    with pytest.raises(AirflowFailException, match="no name of a table"):
+        operator(output_table="a b").execute(context(world.folder, day=3))
+    assert world.spent() == "1"
+
+
+def test_fields_are_templated(tmp_path: Path) -> None:
+    """Files by their extension, and hostile values as parameters only."""
+    from dpflow.airflow import SqlReleaseOperator
+
+    assert SqlReleaseOperator.template_ext == (".sql",)
+    assert {"sql", "parameters", "blocks"} == set(SqlReleaseOperator.template_fields)
+    task = operator(
+        sql="SELECT COUNT(*) FROM visits WHERE city = $city", parameters={"city": "{{ x }}"}
+    )
+    task.render_template_fields({"x": "a' OR TRUE; DROP TABLE visits --"})
+    assert task.parameters == {"city": "a' OR TRUE; DROP TABLE visits --"}
+
+
+def test_another_table_is_never_replaced(world: World) -> None:
+    """Only what is an answer of a query gives way to the next one."""
+    from dpflow.errors import TableUnreadable
+    from dpflow.tables.public.named_tables import publish_table
+
+    with duckdb.connect(str(world.folder / "out.duckdb")) as connection:
+        connection.execute("CREATE TABLE Cities AS SELECT 1 AS mine")
+    with pytest.raises(TableUnreadable, match="another name"):
+        publish_table(world.folder / "out.duckdb", "cities", [("n", "BIGINT", [1])])
+    for number in (1, 2):
+        publish_table(
+            world.folder / "out.duckdb",
+            "ours",
+            [("Größe", "BIGINT", [number]), ("b", "DATE", [None])],
+        )
+    with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
+        assert connection.execute("FROM ours").fetchall() == [(2, None)]
+        assert connection.execute("FROM Cities").fetchall() == [(1,)]
