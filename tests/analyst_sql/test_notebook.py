@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dpflow.analyst_sql.notebook import load_ipython_extension
+from dpflow.notebook import load_ipython_extension
 
 if TYPE_CHECKING:
     from sql_world import World

@@ -1,4 +1,4 @@
-"""The notebook cell ``%%dpsql``: load it with ``%load_ext dpflow.analyst_sql.notebook``.
+"""The notebook cell ``%%dpsql``: load it with ``%load_ext dpflow.notebook``.
 
     %%dpsql answer
     -- dp: epsilon=0.5
