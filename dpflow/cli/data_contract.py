@@ -121,3 +121,38 @@ def _write_number(value: float | None) -> str | None:
 
 def _list_receipts(receipts: Any) -> list[tuple[Any, ...]]:
     return [tuple(one[name] for name in ("name", "epsilon", "delta", "scope")) for one in receipts]
+
+
+@app.command("suggest")
+def suggest_command(
+    file: FileArgument,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Suggest bounds from what former runs released; nothing is read or charged.
+
+    The tightest at which every former run is kept at the present price.
+    """
+    from dpflow.core.accounting.amounts import exact_text
+    from dpflow.quality.contract_file import load_contract
+    from dpflow.quality.suggest import suggest_bounds
+    from dpflow.registry import Registry
+
+    contract = load_contract(file)
+    rows = [
+        {
+            "check": one.check.name,
+            "asked": one.check.summary,
+            "suggested": "" if one.bound is None else exact_text(one.bound),
+            "runs": one.runs,
+            "remark": one.remark,
+        }
+        for one in suggest_bounds(contract, open_ledger(ledger, files=[file]), Registry.load())
+    ]
+    if as_json:
+        return show_json(rows)
+    show_table(
+        f"bounds from history of {contract.name}",
+        ("check", "asked", "suggested", "runs", "remark"),
+        [list(row.values()) for row in rows],
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from dpflow.ledger import Ledger
 from dpflow.quality import Contract, ContractOutcome, parse_contract, run_contract
 from dpflow.quality.contract_run import plan_contract
 from dpflow.quality.page import write_html
-from dpflow.quality.verdicts import decide_excess
+from dpflow.quality.suggest import suggest_bounds
+from dpflow.quality.verdicts import decide_excess, judge_checks
 from dpflow.quality.watch import compare_costs, plan_session
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
@@ -242,6 +244,59 @@ def test_wrong_verdicts_are_as_rare_as_said(world: World) -> None:
 )
 def test_verdict_of_an_excess(excess: float, width: float, verdict: str) -> None:
     assert decide_excess(excess, width) == verdict
+
+
+def test_bounds_are_suggested_from_released_numbers_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row is read and nothing charged; each suggested bound keeps every former run, and one a
+    little tighter does not.
+    """
+    checks = [
+        *CHECKS,
+        {"name": "mean", "check": "mean", "column": "delay", "at_least": -50},
+        {"name": "half", "check": "quantile", "column": "delay", "p": "0.5", "at_most": 100},
+    ]
+    outcomes = [world.run(day, checks=checks) for day in (DAY, "2020-01-02")]
+    spent = world.spent()
+    contract = world.contract(checks=checks)
+    with monkeypatch.context() as patch:
+        forbid_reads(patch)
+        found = {one.check.name: one for one in suggest_bounds(contract, world.ledger, REGISTRY)}
+    assert world.spent() == spent
+    assert {one.runs for name, one in found.items() if name != "half"} == {2}
+    assert found["half"].bound is None and "its own bound" in found["half"].remark
+    assert 0 <= found["late"].bound < Fraction("0.1") < Fraction("0.2")
+    assert 950 < found["many"].bound <= 1000
+    # The same draws, judged with other bounds: results are stored, so verdicts follow at once.
+    bounds = {n: o for n, o in found.items() if o.bound is not None}
+    for name, one in bounds.items():
+        side = "at_most" if one.check.at_least is None else "at_least"
+        worse = Fraction(95, 100) if (side == "at_most") == (one.bound > 0) else Fraction(105, 100)
+        for factor, kept in ((1, True), (worse, False)):
+            told = one.check.model_copy(update={side: one.bound * factor})
+            judged = contract.model_copy(update={"checks": (told,)})
+            verdict = {
+                judge_checks(judged, plan, result)[0].verdict
+                for plan, result in stored_results(world, contract)
+            }
+            assert (verdict == {"kept"}) is kept, name
+    assert len(outcomes) == 2
+
+
+def stored_results(world: World, contract: Contract) -> list[Any]:
+    """The plan of a contract, with each of its settled results."""
+    ((plan, _),) = plan_contract(contract, [DAY], REGISTRY)
+    return [(plan, Result.from_json(record.result)) for record in world.ledger.releases("flights")]
+
+
+def test_nothing_is_suggested_without_history(world: World) -> None:
+    found = suggest_bounds(world.contract(), world.ledger, REGISTRY)
+    assert {(one.bound, one.remark) for one in found} == {
+        (None, "no former run released its numbers")
+    }
+    with pytest.raises(InvalidInput, match="releases none"):
+        suggest_bounds(world.contract(mode="watch"), world.ledger, REGISTRY)
 
 
 # --- watch ----------------------------------------------------------------------------------------
