@@ -35,6 +35,11 @@ def load_yaml(path: Path, what: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f" near line {mark.line + 1}" if mark else ""
         raise InvalidInput(f"{path} is not valid YAML{where}; correct it") from None
+    # Such as the date 2020-13-01, and brackets that are nested too deep.
+    except (ValueError, RecursionError):
+        raise InvalidInput(
+            f"{path} holds a value that YAML cannot read, such as a date that is none; put it in quotes"
+        ) from None
     if not isinstance(data, dict):
         raise InvalidInput(f"{path} holds no YAML mapping, so it is no {what}")
     return data

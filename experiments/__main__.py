@@ -11,6 +11,7 @@ from rich.console import Console
 
 from experiments import (
     adaptive_composition,
+    contracts,
     flights,
     interior,
     learning,
@@ -28,6 +29,7 @@ PAPERS = (
     real_medians,
     learning,
     prediction,
+    contracts,
 )
 PAGE = DOCS / "experiments.md"
 HEAD = """# Experiments

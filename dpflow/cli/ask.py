@@ -70,7 +70,7 @@ def read_queries(path: Path) -> list[Any]:
     """The list in a YAML file. Raises `InvalidInput` where there is none."""
     try:
         queries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         raise InvalidInput(
             f"{path} cannot be read as YAML; give a file with a list of queries"
         ) from None

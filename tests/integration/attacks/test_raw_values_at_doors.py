@@ -80,8 +80,8 @@ def released(mechanism: str, **params: Any) -> Callable[[Visit], Any]:
     """A release; what its receipt says, and whether there is a result."""
 
     def call(visit: Visit) -> Any:
-        own = {"{x}": visit.x, ("{x}",): [visit.x]}
-        given = {n: own.get(tuple(v) if isinstance(v, list) else v, v) for n, v in params.items()}
+        own = {"'{x}'": visit.x, "['{x}']": [visit.x]}
+        given = {n: own.get(repr(v), v) for n, v in params.items()}
         receipt = release(visit.plan(mechanism, **given), visit.ledger)
         said = receipt.to_json()
         # Keys that rows have are found or not by noise.
@@ -218,6 +218,22 @@ def check_contract(visit: Visit) -> Any:
     return quality.check(visit.table)
 
 
+def pay_checks(visit: Visit) -> Any:
+    """Checks of the raw column, of every kind that its declaration allows."""
+    column = visit.table.columns[visit.x]
+    checks = [{"check": "nulls", "at_most": "0.5"}]
+    if column.public_keys is not None:
+        checks.append({"check": "unknown_keys", "at_most": "0.5"})
+    if column.lower is not None:
+        checks += [
+            {"check": "mean", "at_most": 0},
+            {"check": "quantile", "p": "0.5", "at_least": 0},
+            {"check": "freshness", "since": 0, "at_least": 1},
+        ]
+    named = [one | {"name": one["check"], "column": visit.x} for one in checks]
+    return released("check_rows", checks=named, epsilon="1")(visit)
+
+
 def _try(action: Callable[..., Any], *args: Any, **fields: Any) -> Any:
     """The fields of an answer and which are empty, or the words of a refusal."""
     try:
@@ -262,6 +278,7 @@ DOORS: dict[str, tuple[list[tuple[str, ...]], Callable[[Visit], Any]]] = {
     "prediction": ([("own", "value"), ("own", "public key")], learned),
     "student": ([("own", "value"), ("own", "public key")], teach),
     "contract": ([*OWN, ("unit",), ("block",)], check_contract),
+    "paid contract": ([("own", "value"), ("own", "public key")], pay_checks),
 }
 VISITS = [(door, role) for door, (roles, _) in DOORS.items() for role in roles]
 
@@ -337,6 +354,7 @@ PART = {
     "prediction": ("ENUM", ("own", "public key")),
     "student": ("TIME", ("own", "public key")),
     "contract": ("TIMESTAMP_MS", ("own", "value")),
+    "paid contract": ("DOUBLE", ("own", "value")),
 }
 
 
