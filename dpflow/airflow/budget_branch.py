@@ -35,6 +35,7 @@ class BudgetBranchOperator(BudgetCheckOperator, SkipMixin):
         # Only this refusal is an answer; a plan that cannot be made fails the task.
         except BudgetExceeded as refusal:
             outcome = {"fits": False, "reason": str(refusal)}
+        self.log.info("%s", outcome["reason"] or "the releases downstream fit the budget")
         # Before the skip, which ends the task by an exception.
         push_result(self, context, outcome)
         if not outcome["fits"]:

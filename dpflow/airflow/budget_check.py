@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
+from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import (
     dag_folder,
     identify_run,
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from dpflow.ledger import Ledger
 
 
-class BudgetCheckOperator(BaseOperator):
+class BudgetCheckOperator(PrivacyOperator):
     """Fail the run before any row is read if its releases would be refused now.
 
     :param releases: what the run plans to spend, as for `ReleaseOperator` (templated). Left out,
@@ -36,6 +35,7 @@ class BudgetCheckOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("releases", "blocks")
+    label_field = "releases"
     ui_color = "#f5ecd7"
 
     def __init__(
@@ -54,7 +54,9 @@ class BudgetCheckOperator(BaseOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Check the budget; see the class."""
-        return self.check_budget(context)
+        outcome = self.check_budget(context)
+        self.log.info("planned: %(planned)d releases; to pay: %(to_pay)d; they fit", outcome)
+        return outcome
 
     def check_budget(self, context: Any) -> dict[str, Any]:
         """The numbers of releases ``planned`` and ``to_pay``.

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from airflow.sdk import BaseOperator
-
+from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import dag_folder, dag_principal, map_failures, open_ledger
 
 
-class BudgetGrantOperator(BaseOperator):
+class BudgetGrantOperator(PrivacyOperator):
     """Grant a scope its budget; do nothing if it has just this one.
 
     :param scope: such as ``flights`` (templated).
@@ -28,6 +27,7 @@ class BudgetGrantOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("scope", "epsilon", "delta", "table")
+    label_field = "scope"
     ui_color = "#f5ecd7"
 
     def __init__(
@@ -74,6 +74,7 @@ class BudgetGrantOperator(BaseOperator):
                 == (self.filter, *terms)
                 and (self.tail_share is None or granted.filter.tail_delta == requested.tail_delta)
             ):
+                self.log.info("scope %s has this grant: nothing was changed", self.scope)
                 break
         else:
             outcome = ledger.grant(
@@ -89,4 +90,7 @@ class BudgetGrantOperator(BaseOperator):
                     f"the grant of {self.scope!r} waits for a second principal; have another owner run: "
                     f"dpflow ledger approve {self.scope} {outcome.seq}"
                 )
+            self.log.info(
+                "granted scope %s epsilon %s, delta %s", self.scope, self.epsilon, self.delta
+            )
         return ledger.remaining(self.scope).to_json()

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow.sdk import BaseOperator
-
+from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import dag_folder, map_failures, open_ledger
 
 
-class BudgetReportOperator(BaseOperator):
+class BudgetReportOperator(PrivacyOperator):
     """Return what remains in a scope, per block, as exact amounts in texts. Charges nothing.
 
     :param scope: a granted scope, such as ``flights`` or ``flights/team-a`` (templated); that of
@@ -19,6 +18,7 @@ class BudgetReportOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("scope",)
+    label_field = "scope"
     ui_color = "#f5ecd7"
 
     def __init__(
@@ -42,4 +42,13 @@ class BudgetReportOperator(BaseOperator):
             raise InvalidInput(
                 f"no scope was named; give the task one, or write scope: NAME into {FILE_NAME} beside the DAG file"
             )
-        return open_ledger(self.ledger_conn_id, folder).remaining(scope).to_json()
+        left = open_ledger(self.ledger_conn_id, folder).remaining(scope).to_json()
+        fullest = max(left["budgets"], key=lambda row: row["used"])
+        self.log.info(
+            "scope %s: %d budgets; the fullest%s is used by %.0f %%",
+            scope,
+            len(left["budgets"]),
+            f", block {fullest['block']}," if fullest["block"] else "",
+            100 * fullest["used"],
+        )
+        return left

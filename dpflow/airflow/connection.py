@@ -4,6 +4,7 @@ login and schema.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,20 @@ class LedgerHook(BaseHook):
         wrong path.
         """
         connection = self.find_connection()
+        if connection.conn_type != self.conn_type:
+            raise InvalidInput(
+                f"connection {self.ledger_conn_id!r} is of type {connection.conn_type!r}; name one of type "
+                f"{self.conn_type!r}, whose host is the ledger"
+            )
         # Anything else in a connection's extra is ignored.
         extras = connection.extra_dejson
         anchor = Path(extras["anchor"]) if extras.get("anchor") else None
         # Not made here: a new, empty ledger would hide a wrong path behind a full budget.
+        if anchor is None and connection.schema and not os.environ.get("DPFLOW_LEDGER_ANCHOR"):
+            raise InvalidInput(
+                f"connection {self.ledger_conn_id!r} names a ledger on PostgreSQL and no anchor; write the anchor "
+                f'directory into the connection\'s extra: {{"anchor": "DIR"}}'
+            )
         return Ledger(ledger_target(connection), anchor=anchor, create=False)
 
     def test_connection(self) -> tuple[bool, str]:

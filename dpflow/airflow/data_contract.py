@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
+from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import (
     dag_folder,
     dag_principal,
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from dpflow.quality.contract_file import Contract
 
 
-class DataContractOperator(BaseOperator):
+class DataContractOperator(PrivacyOperator):
     """Check the rows of the named blocks against the table's declaration, or against a contract,
     with Great Expectations.
 

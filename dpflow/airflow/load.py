@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow.sdk import BaseHook, BaseOperator
+from airflow.sdk import BaseHook
 
+from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import dag_folder, map_failures
 
 
-class LoadOperator(BaseOperator):
+class LoadOperator(PrivacyOperator):
     """Load rows with declared types, all of them or none, once whatever Airflow retries.
 
     :param source: files or globs relative to the DAG file: CSV, JSON or Parquet (templated). Left
@@ -33,6 +34,7 @@ class LoadOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("source", "into", "blocks", "source_table")
+    label_field = "source"
     ui_color = "#e2ecdc"
 
     def __init__(
@@ -94,6 +96,8 @@ class LoadOperator(BaseOperator):
                 replace=self.replace,
                 most_rejects=self.most_rejects,
             )
+        # How many rows there were is exact, so it is in no log.
+        self.log.info("%s: %s", report.table, "loaded" if report.loaded else "nothing was changed")
         return {"table": report.table, "loaded": report.loaded, "repeated": report.repeated}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow.sdk import BaseOperator
-
+from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import (
     dag_folder,
     identify_session,
@@ -16,7 +15,7 @@ from dpflow.airflow.task_context import (
 )
 
 
-class PrivatePredictionOperator(BaseOperator):
+class PrivatePredictionOperator(PrivacyOperator):
     """Answer every point of a DuckDB table from models that stay inside, and publish the answers.
 
     :param session: a release mapping or file with a prediction mechanism, such as ``predict_vote``
@@ -72,6 +71,16 @@ class PrivatePredictionOperator(BaseOperator):
         points, answers = parse_tables(self.points, self.answers, folder)
         who = identify_session(plan, self.dag_id)
         student = None if self.student is None else parse_student(self.student, folder)
-        return label_points(
+        outcome = label_points(
             plan, points, answers, ledger, registry, student=student, run_identity=who
         )
+        self.log.info(
+            "session %s: %d points, %d of them new, %s predictions left; published in %s",
+            plan.request.name,
+            outcome["points"],
+            outcome["new"],
+            outcome["predictions_left"],
+            outcome["published"],
+        )
+        self.log_remaining(ledger, plan.request.scope, plan.charged_blocks)
+        return outcome

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
+from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import (
     dag_folder,
     identify_run,
@@ -16,6 +15,7 @@ from dpflow.airflow.task_context import (
 )
 
 if TYPE_CHECKING:
+    from dpflow.engine import Plan, Receipt
     from dpflow.engine.releases.request import ReleaseRequest
     from dpflow.engine.releases.run_identity import RunIdentity
 
@@ -35,7 +35,31 @@ def number_equal(requests: Sequence[ReleaseRequest]) -> list[int]:
     return [contents[:n].count(content) for n, content in enumerate(contents)]
 
 
-class ReleaseOperator(BaseOperator):
+def describe_charge(plan: Plan) -> str:
+    """One line for a task's log: what a release will be charged, unless it was paid before."""
+    epsilon, delta = plan.privacy_cost()
+    blocks = ", ".join(plan.charged_blocks)
+    return (
+        f"{plan.request.name} ({plan.mechanism.name}): asks scope {plan.request.scope}"
+        f"{f', block {blocks},' if blocks else ''} for epsilon {epsilon}, delta {delta}"
+    )
+
+
+def describe_receipt(receipt: Receipt) -> str:
+    """One line for a task's log: whether it was paid now or before, and where its result is. Never
+    the result.
+    """
+    paid = (
+        f"nothing was charged: it was paid and settled at {receipt.released_at:%Y-%m-%d %H:%M:%S} UTC, "
+        f"and this is its stored result"
+        if receipt.replayed
+        else f"charged epsilon {receipt.epsilon}, delta {receipt.delta} to scope {receipt.scope}"
+    )
+    place = f"published in {receipt.published}" if receipt.published else "not published"
+    return f"{receipt.name}: {paid}; {place}; release {receipt.release_id}"
+
+
+class ReleaseOperator(PrivacyOperator):
     """Charge, draw, settle and publish releases, exactly once whatever Airflow retries.
 
     :param release: a release as a mapping, or the path of a release file relative to the DAG file,
@@ -81,7 +105,7 @@ class ReleaseOperator(BaseOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any] | list[dict[str, Any]]:
         """Run the release, or those of the list in their order; see the class."""
-        from dpflow.engine import Plan, insert_bounds, make_plan, release_all
+        from dpflow.engine import insert_bounds, make_plan, release_all
         from dpflow.errors import PlanRefused
         from dpflow.registry import Registry
 
@@ -94,8 +118,11 @@ class ReleaseOperator(BaseOperator):
         names: dict[tuple[str, int], str] = {}
 
         def release_waiting() -> None:
-            done = release_all(waiting, ledger, registry, spend_again=self.spend_again)
-            receipts.extend(receipt.to_json() for receipt in done)
+            for plan, _ in waiting:
+                self.log.info("%s", describe_charge(plan))
+            for done in release_all(waiting, ledger, registry, spend_again=self.spend_again):
+                self.log.info("%s", describe_receipt(done))
+                receipts.append(done.to_json())
             waiting.clear()
 
         for n, (request, ordinal) in enumerate(zip(requests, number_equal(requests))):
@@ -114,4 +141,9 @@ class ReleaseOperator(BaseOperator):
                 )
             waiting.append((plan, run))
         release_waiting()
+        for scope in dict.fromkeys(receipt["scope"] for receipt in receipts):
+            blocks = {
+                b for receipt in receipts if receipt["scope"] == scope for b in receipt["blocks"]
+            }
+            self.log_remaining(ledger, scope, blocks)
         return receipts[0] if isinstance(self.release, str | Mapping) else receipts

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from airflow.sdk import BaseOperator
-
 try:
     from airflow.sdk.bases.branch import BranchMixIn
 except ImportError:  # Airflow 3.1
     from airflow.providers.standard.operators.branch import BranchMixIn
 
+from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import (
     dag_folder,
     map_failures,
@@ -22,7 +21,7 @@ from dpflow.airflow.task_context import (
 )
 
 
-class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
+class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
     """Say for each candidate whether its claimed score is plausible on fresh data; promote those
     that are and improve.
 
@@ -103,6 +102,8 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
         # Opened, and charged, only when the gate before it is used up.
         sessions = [partial(Session.open, plan, ledger, registry) for plan in plans]
         verdicts = judge_all(sessions, self.candidates, promoter)
+        for scope, blocks in {plan.request.scope: plan.charged_blocks for plan in plans}.items():
+            self.log_remaining(ledger, scope, blocks)
         if self.branches is not None:
             push_result(self, context, verdicts)
             tasks = self.branches.get(join_verdicts(verdicts))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow.sdk import BaseOperator
-
+from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import (
     dag_folder,
     identify_session,
@@ -16,7 +15,7 @@ from dpflow.airflow.task_context import (
 )
 
 
-class SessionOperator(BaseOperator):
+class SessionOperator(PrivacyOperator):
     """Open a session, or go on with it, and ask it.
 
     :param session: a release mapping or file whose mechanism is a session, such as
@@ -63,4 +62,7 @@ class SessionOperator(BaseOperator):
         session = Session.open(
             plan, ledger, registry, run_identity=identify_session(plan, self.dag_id)
         )
-        return ask_all(session, self.queries, folder)
+        answers = ask_all(session, self.queries, folder)
+        self.log.info("session %s: %d questions answered", plan.request.name, len(answers))
+        self.log_remaining(ledger, plan.request.scope, plan.charged_blocks)
+        return answers

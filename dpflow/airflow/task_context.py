@@ -25,7 +25,7 @@ except ImportError:
     from airflow.exceptions import AirflowNotFoundException
 
 from dpflow.error_boundary import contain_errors
-from dpflow.errors import DpflowError
+from dpflow.errors import DpflowError, InvalidInput
 
 if TYPE_CHECKING:
     from dpflow.engine.releases.plan import Plan
@@ -51,20 +51,23 @@ def open_ledger(ledger_conn_id: str | None, folder: Path) -> Ledger:
     """
     from dpflow.airflow.connection import LedgerHook
 
-    if ledger_conn_id is not None:
-        return LedgerHook(ledger_conn_id).get_conn()
-    hook = LedgerHook()
+    hook = LedgerHook() if ledger_conn_id is None else LedgerHook(ledger_conn_id)
     try:
         hook.find_connection()
     except AirflowNotFoundException:
-        return _open_named_ledger(folder)
-    return hook.get_conn()
+        if ledger_conn_id is None:
+            return _open_named_ledger(folder)
+    else:
+        return hook.get_conn()
+    raise InvalidInput(
+        f"there is no connection {ledger_conn_id!r}; make one of type {LedgerHook.conn_type!r}, or leave "
+        f"ledger_conn_id out to take {LedgerHook.default_conn_name!r}"
+    )
 
 
 def _open_named_ledger(folder: Path) -> Ledger:
     """The ledger of the environment or of ``dpflow.yml``; it must exist, as that of a connection."""
     from dpflow.catalogue import FILE_NAME, locate_ledger
-    from dpflow.errors import InvalidInput
     from dpflow.ledger import Ledger
 
     try:

@@ -341,5 +341,11 @@ def test_the_test_button(
     assert answers(**place) == (True, "the ledger opens and has 1 granted scope")
     failed, why = answers(**place | {"extra": json.dumps({"anchor": str(tmp_path / "other")})})
     assert not failed and "key is not in" in why
+    # Neither the connection nor the environment says where keys and mark are.
+    monkeypatch.delenv("DPFLOW_LEDGER_ANCHOR", raising=False)
+    failed, why = answers(**place | {"extra": ""})
+    assert not failed and """the connection's extra: {"anchor": "DIR"}""" in why
+    failed, why = answers(**place | {"conn_type": "postgres"})
+    assert not failed and "is of type 'postgres'; name one of type 'dpflow_ledger'" in why
     failed, why = answers(**place | {"host": "127.0.0.1", "port": 1, "password": "hunter2"})
     assert not failed and "out of reach" in why and "hunter2" not in why

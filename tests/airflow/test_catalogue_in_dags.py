@@ -119,12 +119,18 @@ def test_the_connection_wins_over_the_file(
 
 
 def test_a_named_connection_that_is_missing_charges_nothing(project: Path, tiny: Tiny) -> None:
-    """The file's ledger does not stand in: the run would pay from another budget."""
+    """The file's ledger does not stand in: the run would pay from another budget. The error says
+    what to make, and no retry is spent on it.
+    """
+    from airflow_names import AirflowFailException
+
     from dpflow.airflow import ReleaseOperator
 
     for missing in ("mine", "dpflow_ledger"):
         operator = ReleaseOperator(task_id="t", release=RELEASE, ledger_conn_id=missing)
-        with pytest.raises(Exception, match="isn't defined"):
+        with pytest.raises(
+            AirflowFailException, match=f"there is no connection '{missing}'; make one"
+        ):
             run(operator, project)
     assert Ledger(tiny.ledger).releases() == []
 

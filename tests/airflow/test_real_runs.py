@@ -73,7 +73,8 @@ def run(day, run_id=None):
     with create_session() as session:
         run = session.merge(done)
         states = sorted((t.task_id, t.map_index, str(t.state), t.try_number) for t in run.get_task_instances(session=session))
-    seen.append({"run": done.run_id, "state": str(done.state), "tasks": states})
+        labels = {f"{t.task_id} {t.map_index}": t.rendered_map_index for t in run.get_task_instances(session=session)}
+    seen.append({"run": done.run_id, "state": str(done.state), "tasks": states, "labels": labels})
 
 """
 END = """
@@ -176,6 +177,9 @@ def test_airflow_itself_pays_once(tiny: Tiny, airflow_database: Path) -> None:
             seen[number]
         )
         assert states[number]["tell", -1][0] == "skipped"
+    labels = [seen[0]["labels"][f"release {index}"] for index in (0, 1)]
+    assert labels == ["a 2020-01-01", "b 2020-01-01"]
+    assert seen[3]["labels"]["release 1"] == "b 2020-01-02"
     # Airflow 3.1 runs mapped tasks that a branch skipped, behind its own branch as behind ours. Its
     # NotPreviouslySkippedDep looks for the branch's XCom under the mapped task's index.
     skips = metadata.version("apache-airflow-core") >= "3.2"

@@ -1,0 +1,126 @@
+"""`PrivacyOperator`: what all operators of dpflow do in Airflow's page: a label for each mapped
+task, documentation, and an end at once for a template that no retry can fill.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from dpflow.airflow.task_context import AirflowFailException
+from dpflow.errors import DpflowError
+
+if TYPE_CHECKING:
+    from dpflow.ledger import Ledger
+
+#: Airflow keeps 250 characters of a mapped task's label.
+_LONGEST_LABEL = 100
+
+
+class PrivacyOperator(BaseOperator):
+    """Base of the operators."""
+
+    #: The argument that says what is charged; None for operators that charge nothing.
+    request_field: str | None = None
+    label_field: str | None = None  #: what names a mapped task, where it is another argument
+
+    def __init__(self, **kwargs: Any) -> None:
+        # Shown on the task's page; a DAG's own text wins.
+        kwargs.setdefault("doc_md", (inspect.getdoc(type(self)) or "").partition("\n\n")[0])
+        super().__init__(**kwargs)
+
+    def _do_render_template_fields(
+        self,
+        parent: Any,
+        template_fields: Iterable[str],
+        context: Any,
+        jinja_env: Any,
+        seen_oids: set[int],
+    ) -> None:
+        """Render, as Airflow does for tasks and mapped tasks; then name a mapped task by what it is
+        about, unless its DAG does.
+
+        Raises:
+            AirflowFailException: a template that cannot be rendered, such as one that needs a
+                logical date in a run without one. Airflow itself would try again, and fail again.
+        """
+        from jinja2 import TemplateError
+
+        failure = ""
+        try:
+            super()._do_render_template_fields(
+                parent, template_fields, context, jinja_env, seen_oids
+            )
+        except TemplateError as error:
+            failure = describe_template_error(error.message or "", context)
+        if failure:
+            # Outside the handler: one line in the log, without a second traceback.
+            raise AirflowFailException(failure)
+        instance = context.get("ti")
+        is_mapped = getattr(instance, "map_index", -1) >= 0
+        if parent is self and is_mapped and not context.get("map_index_template"):
+            named = self.label_field or self.request_field
+            parts = [getattr(self, field, None) for field in (named, "blocks") if field]
+            if label := " ".join(filter(None, map(describe_request, parts))):
+                context["dpflow_label"] = label[:_LONGEST_LABEL]
+                context["map_index_template"] = "{{ dpflow_label }}"
+
+    def log_remaining(self, ledger: Ledger, scope: str, blocks: Iterable[str] = ()) -> None:
+        """One line of the log: how much is left in a scope, in the fullest of the blocks that paid.
+        These amounts are the ledger's, and public.
+        """
+        paying = {"", *blocks}
+        try:
+            budgets = [row for row in ledger.remaining(scope).rows() if row["block"] in paying]
+        # What was released stands, and the task with it.
+        except DpflowError as error:
+            self.log.warning("what is left in %s could not be read: %s", scope, error)
+            return
+        if not budgets:
+            return
+        row = max(budgets, key=lambda budget: budget["used"])
+        others = f", the fullest of {len(budgets)}" if len(budgets) > 1 else ""
+        place = f", block {row['block']}{others}" if row["block"] else ""
+        rest = (
+            f"epsilon {row['epsilon_left']} of {row['epsilon_granted']}"
+            if row["epsilon_left"] is not None
+            else f"Renyi divergence {row['renyi_left']}"
+        )
+        used = 100 * row["used"]
+        self.log.info(
+            "left in %s%s: %s, delta %s; %.0f %% are used",
+            scope,
+            place,
+            rest,
+            row["delta_left"],
+            used,
+        )
+
+
+def describe_template_error(message: str, context: Mapping[str, Any]) -> str:
+    """What a template asked for that its run does not have, and what to do."""
+    text = f"InvalidInput: a template of this task cannot be rendered: {message}"
+    if context.get("logical_date") is not None:
+        return f"{text}; change the template"
+    return (
+        f"{text}; this run has no logical date, so ds, ts, logical_date and data_interval_start do not "
+        f"exist in it: trigger it with a logical date, or write run_id, params or partition_key instead"
+    )
+
+
+def describe_request(value: Any) -> str:
+    """What a request is called: its name with its blocks, a file's name, or those of a list; "" for
+    anything else.
+    """
+    if isinstance(value, Mapping):
+        parts = value.get("name"), describe_request(value.get("blocks"))
+        return " ".join(str(part) for part in parts if part)
+    if isinstance(value, str):
+        return PurePath(value).name.removesuffix(".yml")
+    if isinstance(value, Iterable):
+        return ", ".join(filter(None, map(describe_request, value)))
+    return ""

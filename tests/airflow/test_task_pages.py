@@ -1,0 +1,156 @@
+"""What a task shows in Airflow's page: its log, its label among mapped ones, its documentation, and one
+line where its template cannot be rendered.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import jinja2
+import pytest
+from airflow_names import AirflowFailException
+from airflow_tasks import context, wanted
+
+from dpflow.errors import LedgerUnavailable
+from dpflow.ledger import Ledger
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+pytestmark = pytest.mark.usefixtures("airflow_home")
+
+
+def read_log(operator: Any, context: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a task writes into its log."""
+    lines: list[str] = []
+    log = logging.Logger("task")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    monkeypatch.setattr(type(operator), "log", log)
+    operator.execute(context)
+    # Airflow's own line about a call from a test.
+    return [line for line in lines if "outside of the Task Runner" not in line]
+
+
+def test_a_release_says_what_it_paid_and_what_is_left(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked, charged, published, left; a retry says that nothing was charged, and since when. No
+    line has the released number.
+    """
+    from dpflow.airflow import ReleaseOperator
+
+    publish = {"database": "out.duckdb", "table": "visits"}
+    operator = ReleaseOperator(task_id="t", release=wanted(publish=publish))
+    first = read_log(operator, context(tiny), monkeypatch)
+    assert first[0] == (
+        "visits (count): asks scope visits, block 2020-01-01, for epsilon 0.5, delta 0"
+    )
+    assert first[1].startswith(
+        "visits: charged epsilon 0.5, delta 0 to scope visits; published in out.duckdb:visits; release "
+    )
+    assert first[2].startswith("left in visits, block 2020-01-01: epsilon 0.5 of 1, delta ")
+    retry = read_log(operator, context(tiny, try_number=2), monkeypatch)
+    assert "nothing was charged: it was paid and settled at " in retry[1]
+    assert retry[0] == first[0] and retry[2:] == first[2:]
+    with duckdb.connect(str(tiny.folder / "out.duckdb")) as connection:
+        ((value,),) = connection.execute("SELECT value FROM visits").fetchall()
+    assert not any(f" {value:g}" in line for line in first + retry)
+
+
+def test_a_line_that_cannot_be_written_fails_no_task(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is read after the release was settled: a ledger that is busy then is no reason
+    to fail.
+    """
+    from dpflow.airflow import ReleaseOperator
+
+    def refuse(ledger: Ledger, scope: str) -> None:
+        raise LedgerUnavailable("busy")
+
+    monkeypatch.setattr(Ledger, "remaining", refuse)
+    lines = read_log(ReleaseOperator(task_id="t", release=wanted()), context(tiny), monkeypatch)
+    assert lines[-1] == "what is left in visits could not be read: busy"
+
+
+def test_checks_reports_and_grants_say_what_they_saw(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line each, with the numbers of the ledger."""
+    from dpflow.airflow import BudgetCheckOperator, BudgetGrantOperator, BudgetReportOperator
+
+    check = BudgetCheckOperator(task_id="c", releases=[wanted()])
+    assert read_log(check, context(tiny), monkeypatch) == [
+        "planned: 1 releases; to pay: 1; they fit"
+    ]
+    report = BudgetReportOperator(task_id="r", scope="visits")
+    assert read_log(report, context(tiny), monkeypatch) == [
+        "scope visits: 1 budgets; the fullest is used by 0 %"
+    ]
+    grant = BudgetGrantOperator(task_id="g", scope="new", epsilon="2", table=None)
+    assert read_log(grant, context(tiny), monkeypatch) == ["granted scope new epsilon 2, delta 0"]
+    assert read_log(grant, context(tiny), monkeypatch) == [
+        "scope new has this grant: nothing was changed"
+    ]
+
+
+def test_a_template_without_a_logical_date_fails_once(tiny: Tiny) -> None:
+    """A run that was triggered by hand has no ds. Airflow would try again and fail again."""
+    from dpflow.airflow import ReleaseOperator
+
+    strict = jinja2.Environment(undefined=jinja2.StrictUndefined)  # as a DAG's is
+    operator = ReleaseOperator(task_id="t", release=wanted(), blocks="{{ ds }}")
+    by_hand = context(tiny) | {"logical_date": None}
+    with pytest.raises(AirflowFailException, match="no logical date.*write run_id") as failure:
+        operator.render_template_fields(by_hand, strict)
+    assert "'ds' is undefined" in str(failure.value)
+    assert failure.value.__context__ is None
+    with pytest.raises(AirflowFailException, match="'nowhere' is undefined; change the template"):
+        ReleaseOperator(task_id="u", release=wanted(name="{{ nowhere }}")).render_template_fields(
+            context(tiny), strict
+        )
+    operator.render_template_fields(context(tiny) | {"ds": "2020-01-01"}, strict)
+    assert operator.blocks == "2020-01-01"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "label"),
+    [
+        ({"release": wanted()}, "visits 2020-01-01"),
+        ({"release": "releases/daily.yml", "blocks": "{{ run_id }}"}, "daily scheduled__1"),
+        ({"release": [wanted(blocks=[]), wanted(name="more", blocks=[])]}, "visits, more"),
+        ({"release": wanted(name="n" * 300)}, "n" * 100),
+    ],
+)
+def test_a_mapped_task_is_called_by_what_it_releases(
+    tiny: Tiny, arguments: dict[str, Any], label: str
+) -> None:
+    """Not 0 to 3; a DAG's own template wins, and a task that is not mapped has none."""
+    from dpflow.airflow import ReleaseOperator
+
+    def render(map_index: int, **more: Any) -> dict[str, Any]:
+        seen = context(tiny, map_index=map_index) | {"run_id": "scheduled__1"} | more
+        ReleaseOperator(task_id="t", **arguments).render_template_fields(seen)
+        return seen
+
+    mapped = render(3)
+    assert mapped["map_index_template"] == "{{ dpflow_label }}"
+    assert mapped["dpflow_label"] == label
+    assert render(3, map_index_template="mine")["map_index_template"] == "mine"
+    assert "map_index_template" not in render(-1)
+
+
+def test_every_operator_documents_its_tasks() -> None:
+    """The first paragraph of its class, unless a DAG has a text of its own."""
+    from dpflow import airflow
+
+    for name in airflow.__all__:
+        operator = getattr(airflow, name)
+        assert issubclass(operator, airflow.base_operator.PrivacyOperator), name
+    task = airflow.BudgetReportOperator(task_id="r", scope="visits")
+    assert task.doc_md.startswith("Return what remains in a scope, per block")
+    assert airflow.BudgetReportOperator(task_id="s", scope="v", doc_md="Mine").doc_md == "Mine"
