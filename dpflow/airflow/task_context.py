@@ -15,9 +15,11 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.bases.xcom import BaseXCom
 
 try:
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+    from airflow.sdk.exceptions import AirflowException
+    from airflow.sdk.exceptions import AirflowFailException as AirflowFailException
 except ImportError:  # Airflow 3.1
-    from airflow.exceptions import AirflowException, AirflowFailException
+    from airflow.exceptions import AirflowException
+    from airflow.exceptions import AirflowFailException as AirflowFailException
 
 try:
     from airflow.sdk.exceptions import AirflowNotFoundException
