@@ -320,14 +320,16 @@ class RequestQuery:
         names = ", ".join(f"key{i}" for i in range(len(parts)))
         values = [f"{sql.key(part, 'group key')} AS key{i}" for i, part in enumerate(parts)]
         rows = self.select_rows(values, where=[f"{part.sql} IS NOT NULL" for part in parts])
+        # Before keys are numbered: a number beyond how many there are would have no place.
+        public = " AND ".join(self._public_parts(by)) or "TRUE"
         # The mask keeps a code within the bits that a word has for it.
         code = f"(row_number() OVER (ORDER BY {names}) - 1) & {2**KEY_BITS - 1} AS code"
-        query = f"SELECT {names}, {code} FROM (SELECT DISTINCT {names} FROM ({rows}))"
+        query = (
+            f"SELECT {names}, {code} FROM (SELECT DISTINCT {names} FROM ({rows}) WHERE {public})"
+        )
         texts = [sql.key_as_text(part, f"key{i}") for i, part in enumerate(parts)]
         text = f"CAST(to_json([{', '.join(texts)}]) AS VARCHAR)" if by.parts else texts[0]
         query = f"SELECT {names}, {text} AS text, code FROM ({query})"
-        if public := self._public_parts(by):
-            query += f" WHERE {' AND '.join(public)}"
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
         return int(self.connection.fetch_rows("SELECT count(*) FROM keys")[0][0])
 
