@@ -175,6 +175,9 @@ def _make_run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> 
     return Run(when, name_run(context, partition_key, run_id), context)
 
 
+#: Of tasks that answer SQL: they are named, and never counted as free.
+_SQL_NOTE = "answers SQL, which no forecast counts yet: dpflow sql EXPLAIN prints its privacy cost"
+
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +187,8 @@ def _read_task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
     field = getattr(getattr(operator, "operator_class", type(operator)), "request_field", None)
     if field is None:
         return None
+    if field == "sql":
+        return Task(operator.task_id, lambda run: [], _SQL_NOTE)
     instances, note = _read_arguments(operator, field)
     # A table's own contract is not charged.
     if field == "contract" and not note and all(not given.get(field) for given in instances):
@@ -210,14 +215,14 @@ def list_downstream(operator: Any, context: Context) -> list[tuple[str, PlannedR
     """
     relatives = operator.get_flat_relatives(upstream=False)
     tasks = [task for below in relatives if (task := _read_task(context["dag"], below, set()))]
-    unknown = [task.name for task in tasks if task.note]
+    unknown = [task for task in tasks if task.note]
     # What only a run knows may be any amount: refuse, instead of checking too little.
     if unknown or not tasks:
-        what = (
-            f"task {unknown[0]!r} downstream is mapped over what only a run knows"
-            if unknown
-            else "no task downstream releases"
-        )
+        what = "no task downstream releases"
+        if unknown:
+            is_sql = unknown[0].note == _SQL_NOTE
+            reason = "answers SQL" if is_sql else "is mapped over what only a run knows"
+            what = f"task {unknown[0].name!r} downstream {reason}"
         raise PlanRefused(
             f"{operator.task_id!r} cannot tell what this run will spend: {what}; name it in releases"
         )

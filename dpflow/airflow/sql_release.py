@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from airflow.sdk import BaseOperator
-
+from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import dag_folder, identify_run, map_failures, open_ledger
 
 
-class SqlReleaseOperator(BaseOperator):
+class SqlReleaseOperator(PrivacyOperator):
     """Answer a SELECT over a declared table: charge, draw, settle and publish, exactly once whatever
     Airflow retries.
 
@@ -38,6 +37,8 @@ class SqlReleaseOperator(BaseOperator):
     template_fields: Sequence[str] = ("sql", "parameters", "blocks")
     template_ext: Sequence[str] = (".sql",)
     template_fields_renderers: ClassVar[dict[str, str]] = {"sql": "sql", "parameters": "json"}
+    request_field = "sql"  #: the argument that says what is charged; `dpflow plan` reads it
+    label_field = "output_table"
     ui_color = "#d7e8f5"
 
     def __init__(
@@ -106,6 +107,19 @@ class SqlReleaseOperator(BaseOperator):
             self.spend_again,
         )
         published = publish_answer(plan, answer, folder)
+        for one in answer.origins:
+            paid = (
+                f"charged epsilon {one.epsilon}, delta {one.delta} to scope {plan.settings.scope}"
+            )
+            self.log.info(
+                "%s: %s; release %s",
+                one.mechanism,
+                "nothing was charged: this run paid for it before" if one.stored else paid,
+                one.release_id,
+            )
+        self.log.info("%d rows; published in %s", len(answer.rows), published or "no table")
+        blocks = {block for part in plan.parts for block in part.plan.charged_blocks}
+        self.log_remaining(ledger, plan.settings.scope, blocks)
         return {
             "releases": answer.to_json()["releases"],
             "protects": answer.protects,

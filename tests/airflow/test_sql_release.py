@@ -125,3 +125,53 @@ def test_another_table_is_never_replaced(world: World) -> None:
     with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
         assert connection.execute("FROM ours").fetchall() == [(2, None)]
         assert connection.execute("FROM Cities").fetchall() == [(1,)]
+
+
+def test_a_query_says_what_it_paid(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line for each release, with its cost and never a number of the answer."""
+    lines: list[str] = []
+    task = operator()
+    monkeypatch.setattr(
+        "dpflow.airflow.sql_release.open_ledger", lambda conn_id, folder: world.ledger
+    )
+    monkeypatch.setattr(
+        type(task),
+        "log",
+        SimpleNamespace(info=lambda text, *parts: lines.append(text % parts), warning=print),
+    )
+    task.execute(context(world.folder))
+    assert [line.partition("; release")[0] for line in lines[:2]] == [
+        "aggregates: charged epsilon 0.5, delta 0 to scope visits",
+        "quantiles: charged epsilon 0.5, delta 0 to scope visits",
+    ]
+    assert lines[2] == "3 rows; published in out.duckdb:cities"
+    assert lines[3].startswith("left in visits: epsilon ") and len(lines) == 4
+
+
+def test_no_forecast_takes_a_query_for_free(world: World) -> None:
+    """`dpflow plan` names a query's task with where to find its cost, and a budget check above it
+    refuses to guess.
+    """
+    from airflow_names import AirflowFailException
+
+    from dpflow.airflow import BudgetCheckOperator
+    from dpflow.airflow.dag_jobs import read_dags
+
+    file = world.folder / "dag.py"
+    file.write_text(
+        "import datetime as dt\n"
+        "from airflow.sdk import DAG\n"
+        "from dpflow.airflow import BudgetCheckOperator, SqlReleaseOperator\n"
+        "with DAG('d', schedule='@daily', start_date=dt.datetime(2026, 1, 1)) as dag:\n"
+        "    BudgetCheckOperator(task_id='check') >> SqlReleaseOperator(\n"
+        "        task_id='t', sql='SELECT COUNT(*) FROM visits', epsilon='0.5')\n"
+    )
+    (job,) = read_dags(file)[0]
+    (task,) = job.tasks
+    assert task.name == "t" and "dpflow sql EXPLAIN" in task.note
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    check = names["dag"].get_task("check")
+    assert isinstance(check, BudgetCheckOperator)
+    with pytest.raises(AirflowFailException, match="task 't' downstream answers SQL"):
+        check.execute(context(world.folder) | {"dag": names["dag"]})
