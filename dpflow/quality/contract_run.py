@@ -14,8 +14,9 @@ from dpflow.engine.releases.execute import Receipt, release_all
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.error_boundary import errors_end_here
+from dpflow.error_boundary import errors_end_here, silence_libraries
 from dpflow.errors import ContractViolated, InvalidInput, PlanRefused
+from dpflow.extras import require_extra
 from dpflow.ledger import Ledger
 from dpflow.quality.contract_file import Contract, DriftCheck, require_blocks
 from dpflow.quality.expectations import judged_columns
@@ -112,6 +113,9 @@ def run_contract(
     table = contract.load_declaration()
     blocks = tuple(blocks)
     require_blocks(contract, table, blocks)
+    # Before anything is paid that nobody could then be told.
+    with require_extra("quality", "a data contract"), silence_libraries():
+        from dpflow.quality.validation_result import validate_outcomes
     receipts: list[dict[str, Any]] = []
     if contract.mode == "public":
         outcomes = check_catalogue(table)
@@ -131,8 +135,6 @@ def run_contract(
             outcomes = watch.ask_checks(blocks)
             receipts = watch.receipts
     passed = all_pass(outcomes, contract.undecided)
-    from dpflow.quality.validation_result import validate_outcomes
-
     outcome = ContractOutcome(
         contract.name,
         table.name,

@@ -15,8 +15,8 @@ from typing import Any
 
 from dpflow.error_boundary import contain_errors, silence_libraries
 from dpflow.errors import UnexpectedFailure
-from dpflow.extras import require_extra
 from dpflow.quality.contract_file import Contract
+from dpflow.quality.released_expectations import EXPECTATIONS
 from dpflow.quality.verdicts import CheckOutcome
 
 log = logging.getLogger("dpflow")
@@ -30,8 +30,6 @@ def validate_outcomes(
     An action that fails is logged by its class and changes nothing.
     """
     with silence_libraries():
-        with require_extra("quality", "a data contract"):
-            import great_expectations  # noqa: F401
         result = _run_suite(contract, outcomes, actions)
     return _describe_result(result.to_json_dict())
 
@@ -65,8 +63,6 @@ def _run_suite(contract: Contract, outcomes: Sequence[CheckOutcome], actions: Se
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     import great_expectations as gx
     import pandas as pd
-
-    from dpflow.quality.released_expectations import EXPECTATIONS
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}

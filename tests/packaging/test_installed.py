@@ -94,6 +94,11 @@ def test_a_command_names_its_extra(base: Environment, words: str, extra: str) ->
             "quality",
         ),
         (
+            "from dpflow.quality import parse_contract, run_contract; from pathlib import Path; "
+            "run_contract(parse_contract({'table': 'visits.yml', 'mode': 'public'}, Path()))",
+            "quality",
+        ),
+        (
             "from dpflow.engine.sessions.model_promotion import Promoter; Promoter('m', 'a', 'sqlite://')",
             "gate",
         ),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import socketserver
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import duckdb
 import numpy as np
@@ -385,6 +386,54 @@ def sink() -> Iterator[tuple[str, list[str]]]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+class MailSink(socketserver.StreamRequestHandler):
+    """As much of a mail server as takes one letter."""
+
+    letters: ClassVar[list[str]] = []
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 here\r\n")
+        while line := self.rfile.readline().strip():
+            word = line[:4].upper()
+            if word == b"DATA":
+                self.wfile.write(b"354 go on\r\n")
+                letter = []
+                while (part := self.rfile.readline()).strip() != b".":
+                    letter.append(part.decode())
+                self.letters.append("".join(letter))
+            self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
+            if word == b"QUIT":
+                return
+
+
+def test_a_letter_holds_outcomes_and_no_row(world: World) -> None:
+    """Great Expectations' mail, to a local server."""
+    from great_expectations.checkpoint import EmailAction
+
+    world.fill(delay="100", carrier=f"'{SECRET}'")
+    with socketserver.TCPServer(("127.0.0.1", 0), MailSink) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        mail = EmailAction(
+            name="mail",
+            smtp_address="127.0.0.1",
+            smtp_port=str(server.server_address[1]),
+            sender_login="a@b.invalid",
+            sender_alias="a@b.invalid",
+            sender_password=None,
+            receiver_emails="c@d.invalid",
+            notify_on="all",
+        )
+        outcome = run_contract(
+            world.contract(), ["2020-01-02"], ledger=world.ledger, actions=[mail]
+        )
+        server.shutdown()
+        thread.join()
+    assert verdicts(outcome)["late"] == "violated"
+    (letter,) = MailSink.letters
+    assert "daily" in letter and SECRET not in letter
 
 
 def test_actions_get_outcomes_and_no_row(
