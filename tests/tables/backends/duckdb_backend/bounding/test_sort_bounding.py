@@ -446,6 +446,48 @@ def test_cells_do_not_depend_on_how_they_are_summed(
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    "unit",
+    ["i % 37", "i % 37 * 123456789012345678", "(hash(i % 37) >> 1)::BIGINT - 4611686018427387904"],
+)
+def test_many_values_and_wide_units_add_up(make: Any, unit: str) -> None:
+    """Ten values take several words a row, and units of 64 bits, one of them missing, become cells of
+    DuckDB: both give the sums of SQL, by groups and in all.
+    """
+    names = [f"v{i}" for i in range(10)]
+    values = ", ".join(f"nullif((i * {7 + i}) % 23, {i}) AS v{i}" for i in range(10))
+    rows = f"SELECT CASE WHEN i % 37 > 0 THEN {unit} END AS u, 'k' || i % 3 AS k, {values} FROM range(900) t(i)"
+    table = make(
+        f"CREATE TABLE data AS {rows}",
+        privacy_unit={"column": "u", "missing": "one-unit"},
+        columns={
+            "k": {"public_keys": ["k0", "k1", "k2"]},
+            **{name: {"lower": 0, "upper": 20} for name in names},
+        },
+    )
+    sums = tuple((name, 3) for name in names)
+    for request in (
+        GroupedSums(None, None, 1, 99, sums, (("v0", 3, 5),)),
+        GroupedSums("k", ("k0", "k1", "k2"), 3, 99, sums),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            found = table.answer(request, ())
+            patch.setattr(PackedRows, "fit_in_words", lambda self: False)
+            assert answer_fingerprint(found) == answer_fingerprint(table.answer(request, ()))
+    bound = GroupedSums("k", ("k0", "k1", "k2"), 1, 2, sums)
+    answer = table.answer(bound, ())
+    assert answer.units.sum() == 37 and answer.rows.sum() == 74
+    assert all((answer.counts[name] <= answer.rows).all() for name in names)
+
+
+def test_values_share_words_as_they_fit() -> None:
+    """Eight bits each beside a unit of 20 bits: five a word; each value is in one of them."""
+    cut = Truncation("", tuple(Value(0, 200, 0) for _ in range(12)), 2, None, 1, most_rows=99)
+    layout = PackedRows(cut, (NumberedColumn("unit", 0, 2**20 - 1),), NumberedColumn("code", 0, 1))
+    assert [len(one.truncation.values) for one in layout.layouts] == [5, 5, 2]
+    assert [one.first for one in layout.layouts] == [0, 5, 10]
+
+
 def test_sums_of_more_rows_than_64_bits_hold() -> None:
     """Above 2^33 rows totals are Python's integers, and stop at 2^62 as those of queries do."""
     cut = Truncation("", (Value(0, 2**28, 2**28),), 1, None, 2, most_rows=1 << 36)

@@ -1,0 +1,102 @@
+"""Shapes that the workloads of `bench.tables` leave out: unit ids of 64 random bits, ten sums in one
+release, four million private keys. Each beside the best un-noised SQL for the same bound.
+
+Ten million rows of a million units, even. `python -m bench shapes` takes some minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import duckdb
+
+from bench.tables import sql
+from bench.timing import show, wall_and_cpu
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import DataRequest, GroupedSums
+from dpflow.tables import PrivateTable
+
+ROWS, UNITS, KEYS, SUMS = 10_000_000, 1_000_000, 4_000_000, 10
+
+_TABLE = """
+CREATE TABLE shapes AS
+SELECT u AS small, CAST(hash(u) >> 1 AS BIGINT) AS wide, CAST(i % {keys} AS BIGINT) AS key, {amounts}
+FROM (SELECT i, CAST(hash(i, 77) % {units} AS BIGINT) AS u FROM range({rows}) t(i))
+"""
+
+
+def clamped(i: int) -> str:
+    """An amount within its bounds."""
+    return f"least(greatest(a{i}, 0), 200)"
+
+
+def rescaled(unit: str, sums: int) -> str:
+    """Sums of units with at most 6 rows, as that many times their mean."""
+    added = ", ".join(f"sum({clamped(i)}) AS s{i}" for i in range(sums))
+    scaled = ", ".join(f"sum(s{i} * least(1, 6 / c))" for i in range(sums))
+    return f"SELECT sum(least(c, 6)), {scaled} FROM (SELECT count(*) AS c, {added} FROM shapes GROUP BY {unit})"
+
+
+_WORD = f"CAST(random() * {1 << 20} AS BIGINT) * {1 << 42} + key * 4 + least(c, 2)"
+KEPT = (
+    f"SELECT (x >> 2) & {2**40 - 1}, sum(x & 3), count(*) FROM (SELECT unnest(min(CAST({_WORD} AS BIGINT), 3)) AS x "
+    f"FROM (SELECT small, key, count(*) AS c FROM shapes GROUP BY ALL) GROUP BY small) GROUP BY 1"
+)
+
+
+def sum_columns(sums: int) -> GroupedSums:
+    """A total of the first amounts."""
+    return GroupedSums(None, None, 1, 6, tuple((f"a{i}", 0) for i in range(sums)))
+
+
+CASES: tuple[tuple[str, str, DataRequest, str], ...] = (
+    ("count and sum, small unit ids", "small", sum_columns(1), rescaled("small", 1)),
+    ("count and sum, unit ids of 64 bits", "wide", sum_columns(1), rescaled("wide", 1)),
+    ("ten sums", "small", sum_columns(SUMS), rescaled("small", SUMS)),
+    ("count by 4 million private keys", "small", GroupedSums("key", None, 3, 2), KEPT),
+)
+
+
+def declare_table(path: Path, unit: str) -> PrivateTable:
+    """The table with one of its columns as unit."""
+    columns: dict[str, dict[str, int]] = {f"a{i}": {"lower": 0, "upper": 200} for i in range(SUMS)}
+    declared = {
+        "name": "shapes",
+        "database": path,
+        "privacy_unit": {"column": unit},
+        "contribution_bounds": {"rows": 6, "groups": 3, "rows_per_group": 2},
+        "columns": columns | {"key": {}},
+    }
+    return PrivateTable(Table.model_validate(declared))
+
+
+def main() -> None:
+    """One line for each shape."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shapes.duckdb"
+        amounts = ", ".join(f"CAST(hash(i, {j}) % 220 AS INTEGER) AS a{j}" for j in range(SUMS))
+        with duckdb.connect(str(path)) as connection:
+            connection.execute("SET preserve_insertion_order = false")
+            connection.execute(_TABLE.format(keys=KEYS, units=UNITS, rows=ROWS, amounts=amounts))
+        lines = []
+        for name, unit, request, floor in CASES:
+            ours = partial(declare_table(path, unit).answer, request, ())
+            taken = wall_and_cpu({"dpflow": ours, "SQL": sql(path, floor)}, repeats=3)
+            (wall, cpu), (floor_wall, floor_cpu) = taken["dpflow"], taken["SQL"]
+            lines.append(
+                (
+                    name,
+                    f"{wall:.1f} s, {cpu:.1f} s",
+                    f"{floor_wall:.1f} s, {floor_cpu:.1f} s",
+                    f"{wall / floor_wall:.2f}",
+                    f"{cpu / floor_cpu:.2f}",
+                )
+            )
+    head = ("work", "dpflow", "best SQL", "ratio (bar 1.15)", "of CPU")
+    show(f"further shapes, {ROWS:,} rows: seconds on the wall, and of the processor", head, lines)
+
+
+if __name__ == "__main__":
+    main()
