@@ -15,7 +15,7 @@ REPEATS = 5
 OPERATORS = (
     "from dpflow.airflow import BudgetBranchOperator, BudgetCheckOperator, BudgetGrantOperator, "
     "BudgetReportOperator, DataContractOperator, PrivatePredictionOperator, ReleaseOperator, "
-    "ReusableHoldoutOperator, SessionOperator"
+    "ReusableHoldoutOperator, SessionOperator, SqlReleaseOperator"
 )
 BASE = "from airflow.sdk import BaseOperator"
 HELP = "import sys; sys.argv = ['dpflow', '--help']; from dpflow.cli import main; main()"

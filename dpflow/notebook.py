@@ -15,7 +15,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dpflow.api import sql
+from dpflow.analyst_sql.explain import plan_lines
+from dpflow.analyst_sql.query_plan import SqlPlan
+from dpflow.api import open_ledger, sql
 from dpflow.errors import DpflowError, InvalidInput
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -31,6 +33,9 @@ def run_cell(line: str, cell: str, variables: dict[str, Any]) -> Any:
             "cell, such as -- dp: epsilon=0.5"
         )
     answer = sql(cell, parameters=_list_parameters(cell, variables))
+    if isinstance(answer, SqlPlan):
+        for what, text in plan_lines(answer.explain(open_ledger())):
+            print(f"{what:24} {text}")
     if name:
         variables[name] = answer
     return answer

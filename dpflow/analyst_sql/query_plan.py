@@ -57,6 +57,12 @@ class SqlPlan:
         paid = ", ".join(f"epsilon {epsilon}, delta {delta}" for epsilon, delta in costs)
         return f"SqlPlan({self.query.table.name}: {paid or 'free'}, from scope {self.settings.scope!r})"
 
+    def explain(self, ledger: Ledger | None = None) -> dict[str, Any]:
+        """Stages, costs, noise and what is left, as JSON: `dpflow.analyst_sql.explain.explain_sql`."""
+        from dpflow.analyst_sql.explain import explain_sql
+
+        return explain_sql(self, ledger)
+
     @property
     def to_pay(self) -> list[Plan]:
         """The plans that no stored release answers."""

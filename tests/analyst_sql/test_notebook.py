@@ -37,6 +37,11 @@ def test_a_cell_is_answered(
     assert "<table>" in answer._repr_html_() and "n_low" in answer._repr_html_()
     assert magics["cell", "dpsql"]("", cell).free
     assert magics["cell", "dpsql"]("", "SELECT * FROM visits") is None
+    magics["cell", "dpsql"]("", "-- dp: epsilon=1\nEXPLAIN SELECT COUNT(*) FROM visits")
     assert magics["cell", "dpsql"]("two words", cell) is None
     printed = capsys.readouterr().out
-    assert "no-star" in printed and "name of a variable" in printed
+    assert (
+        "no-star" in printed
+        and "the ledger would accept it now" in printed
+        and "name of a variable" in printed
+    )

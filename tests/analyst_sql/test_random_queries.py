@@ -93,8 +93,8 @@ def plan_many(count: int, seed: int, table: Table, folder: Path) -> Counter[str]
 
 
 def test_a_few_random_queries_are_planned_or_refused(declared: Table, tmp_path: Path) -> None:
-    verdicts = plan_many(300, 1, declared, tmp_path)
-    assert verdicts["planned"] > 80, verdicts
+    verdicts = plan_many(200, 1, declared, tmp_path)
+    assert verdicts["planned"] > 40, verdicts
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def execute_many(count: int, seed: int, table: Table) -> int:
 
 
 def test_one_unit_moves_a_few_random_queries_by_their_bounds(declared: Table) -> None:
-    assert execute_many(25, 3, declared) == 25
+    assert execute_many(12, 3, declared) == 12
 
 
 @pytest.mark.slow
