@@ -11,6 +11,7 @@ from dpflow_interior_point.mechanisms.interior_point import ApproximateMedian, I
 from dpflow_interior_point.mechanisms.seeded_median import SeededMedian
 from dpflow_interior_point.mechanisms.single_stages import EstimateFirstMoment, FindInteriorPoint
 from dpflow_interior_point.mechanisms.truncated_histograms import StabilityHistogram, TruncatedCount
+from dpflow_interior_point.theory import audit_examples
 from dpflow_interior_point.theory.calculators import (
     CheckPoint,
     HardInstance,
@@ -36,3 +37,8 @@ def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
 @hookimpl
 def dpflow_register_calculators() -> list[Calculator[Any]]:
     return [InteriorRows(), TruncatedNoise(), NormalizedVariance(), CheckPoint(), HardInstance()]
+
+
+@hookimpl
+def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+    return audit_examples.EXAMPLES

@@ -26,6 +26,20 @@ def example(params: dict[str, Any], relation: str = "add-remove", rows: int = 1)
     return {"table": table, "params": params}
 
 
+def on_sides(
+    params: dict[str, Any], shared: list[Any], left: Any, right: Any, relation: str = "replace"
+) -> dict[str, Any]:
+    """The parameters on two tables that differ in one unit of one row."""
+    sides = {"shared": shared, "left": [left] if left else [], "right": [right] if right else []}
+    return example(params, relation) | {"sides": sides}
+
+
+# Where all others agree a choice loses most: their value gets less probable, and one that hardly ever
+# comes gets more probable.
+AGREE = [[60, {"amount": 0, "few": 0, "late": 1, "kind": "yes"}]]
+HERE: dict[str, Any] = {"amount": 0, "few": 0, "late": 1, "kind": "yes"}
+THERE: dict[str, Any] = {"amount": 20, "few": 3, "late": 1, "kind": "yes"}
+
 RULES = [
     {"kind": "rectangle", "lower": [0, 0], "upper": [20, 2]},
     {"kind": "threshold", "below": 7},
@@ -73,6 +87,7 @@ LABELLED_ROWS = [
 
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "mode": [
+        on_sides({"column": "amount", "epsilon": "1"}, AGREE, HERE, THERE),
         example({"column": "amount", "epsilon": "1"}, rows=2),
         example(
             {"column": "amount", "method": "stability", "epsilon": "1", "delta": "0.4"}, "replace"
@@ -106,6 +121,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         ),
     ],
     "unimodal_mode": [
+        on_sides({"column": "amount", "epsilon": "1", "promise": 10}, AGREE, HERE, THERE),
         example({"column": "amount", "epsilon": "1", "promise": 10}),
         example(
             {"column": "amount", "epsilon": "4", "delta": "0.4", "promise": 10, "levels": 2},
@@ -211,6 +227,19 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         ),
     ],
     "learn_thresholds_by_search": [
+        on_sides(
+            {
+                "column": "few",
+                "label": "late",
+                "epsilon": "4",
+                "delta": "0.01",
+                "rows": 50,
+                "alpha": "1/4",
+            },
+            [[20, {"few": 0, "late": 1}], [20, {"few": 3, "late": 0}]],
+            {"few": 0, "late": 1},
+            {"few": 3, "late": 1},
+        ),
         example(
             {
                 "column": "few",
@@ -262,6 +291,23 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
             {
                 "columns": ["amount"],
                 "label": "late",
+                "epsilon": "0.1",
+                "rows": 2000,
+                "alpha": "9/10",
+                "beta": "1/2",
+            },
+        )
+        | {
+            "sides": {
+                "shared": [[1500, {"amount": 0, "late": 0}], [499, {"amount": 20, "late": 1}]],
+                "left": [{"amount": 20, "late": 1}],
+                "right": [{"amount": 20, "late": 0}],
+            }
+        },
+        with_public_features(
+            {
+                "columns": ["amount"],
+                "label": "late",
                 "epsilon": "0.01",
                 "rows": 2000,
                 "alpha": "9/10",
@@ -282,6 +328,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         ),
     ],
     "sanitize_small": [
+        on_sides({"column": "few", "epsilon": "1", "rows": 60, "size": 2}, AGREE, HERE, THERE),
         example({"column": "few", "epsilon": "1", "rows": 20, "size": 6}, rows=2),
         example(
             {"column": "few", "epsilon": "1", "rows": 20, "size": 6, "rules": "subsets"}, "replace"

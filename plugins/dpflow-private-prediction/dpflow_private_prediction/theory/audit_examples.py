@@ -51,6 +51,72 @@ def _make_example(params: dict[str, Any], neighbours: str) -> dict[str, Any]:
     return {"table": TABLE | {"neighbours": neighbours}, "params": params, "queries": queries}
 
 
-EXAMPLES = {
-    name: [*map(_make_example, given, ("add-remove", "replace"))] for name, given in PARAMS.items()
+# A model of one neighbour answers what the differing unit says, which lies at the point that is
+# asked; the other models know no such row. So exactly one vote changes, each time.
+NEAREST = {"options": {"n_neighbors": 1}, "predictions": 2, "epsilon": "1", "shards": 3}
+NARROW: dict[str, Any] = TABLE | {"contribution_bounds": {"rows": 1}, "neighbours": "replace"}
+
+
+def _make_tight(
+    params: dict[str, Any], row: dict[str, Any], other: dict[str, Any], others: Any = None
+) -> dict[str, Any]:
+    """One unit has another label; the rows of others lie far away."""
+    far = {"amount": -10, "share": 0, "late": "no"}
+    sides = {"shared": others or [[12, far]], "left": [row], "right": [other]}
+    return {"table": NARROW, "params": params, "queries": [{"point": [30]}] * 2, "sides": sides}
+
+
+_HERE = {"amount": 30, "share": 0, "late": "no"}
+TIGHT = {
+    "predict_vote": _make_tight(
+        NEAREST
+        | {
+            "features": ["amount"],
+            "label": "late",
+            "learner": "KNeighborsClassifier",
+            "shards": 16,
+            "epsilon": "2",
+        },
+        _HERE,
+        _HERE | {"late": "yes"},
+    ),
+    "predict_average": _make_tight(
+        NEAREST
+        | {
+            "features": ["amount"],
+            "label": "late",
+            "learner": "KNeighborsClassifier",
+            "answer": "share",
+        },
+        _HERE,
+        _HERE | {"late": "yes"},
+    ),
+    "predict_value": _make_tight(
+        NEAREST | {"features": ["amount"], "label": "share", "learner": "KNeighborsRegressor"},
+        _HERE,
+        _HERE | {"share": 4},
+    ),
+    "predict_linear": _make_tight(
+        {
+            "features": ["amount"],
+            "label": "late",
+            "epsilon": "1",
+            "predictions": 2,
+            "size": 100,
+            "strength": "1",
+            "loss": "logistic",
+        },
+        _HERE,
+        _HERE | {"late": "yes"},
+        others=[[30, _HERE], [69, _HERE | {"late": "yes"}]],
+    ),
+    "predict_walk": _make_tight(
+        {"features": ["amount"], "label": "late", "epsilon": "1", "predictions": 2, "clip": 40},
+        _HERE | {"amount": -10},
+        _HERE | {"amount": -10, "late": "yes"},
+    ),
 }
+EXAMPLES = {
+    name: [TIGHT[name], *(_make_example(one, relation) for one, relation in zip(PARAMS.get(name, ()), ("add-remove", "replace")))]
+    for name in TIGHT
+}  # fmt: skip

@@ -24,7 +24,17 @@ def _make_example(relation: str, params: dict[str, Any], query: dict[str, Any]) 
 
 _MEAN = {"estimator": "column_mean", "columns": ["amount"]}
 
+# All groups but a few agree, and one leaves them for a value that hardly ever comes.
+_AGREE = {"values": [[0] * 8 + [20] * 1, [0] * 7 + [20] * 2]}
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
+    "stable_median": [
+        _make_example(
+            "add-remove",
+            {"epsilon": "2", "groups": 9, "queries": 2},
+            _MEAN | {"range": {"kind": "grid", "lower": -10, "upper": 30, "step": 1}},
+        )
+        | {"sides": _AGREE}
+    ],
     "effective_rounds": [
         _make_example(
             relation,
