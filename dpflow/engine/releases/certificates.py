@@ -41,7 +41,7 @@ class MechanismCertificate:
         distribution: who brought the mechanism, as the registry names it.
         mechanism, version: what was audited.
         code: digest of the .py files of the packages that hold it and the classes that it inherits from.
-        contract: digest of the .py files of ``dpflow.core``, whose samplers and toolbox it uses.
+        contract: `digest_contract`.
         method: ``exact`` or ``drawn``.
         epsilon, delta: the guarantee that was audited.
         measured_epsilon: the lower bound that was found.
@@ -79,7 +79,7 @@ class MechanismCertificate:
         return cls(
             distribution=distribution,
             code=digest_code(mechanism),
-            contract=digest_package("dpflow.core"),
+            contract=digest_contract(),
             **found,
         )
 
@@ -102,14 +102,23 @@ class MechanismCertificate:
         present = {
             "version": mechanism.version,
             "code": digest_code(mechanism),
-            "contract": digest_package("dpflow.core"),
+            "contract": digest_contract(),
         }
         names = {
             "version": "the mechanism's version",
             "code": "the code of its distribution",
-            "contract": "dpflow's core",
+            "contract": "dpflow's core or tables",
         }
         return [names[name] for name, value in present.items() if getattr(self, name) != value]
+
+
+def digest_contract() -> str:
+    """SHA-256 of what every mechanism rests on: ``dpflow.core`` with its samplers and toolbox, and
+    ``dpflow.tables``, which bounds each unit's contributions and counts.
+    """
+    # A sum of unbounded rows breaks every guarantee, whatever noise is added to it.
+    listed = [digest_package(name) for name in ("dpflow.core", "dpflow.tables")]
+    return hashlib.sha256("\n".join(listed).encode()).hexdigest()
 
 
 def package_of(kind: type) -> str:

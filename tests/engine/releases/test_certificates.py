@@ -94,7 +94,7 @@ def test_a_requirement_changes_no_digest(table: Table) -> None:
     [
         ({"version": 99}, "the mechanism's version changed"),
         ({"code": "0" * 64}, "the code of its distribution changed"),
-        ({"contract": "0" * 64}, "dpflow's core changed"),
+        ({"contract": "0" * 64}, "dpflow's core or tables changed"),
         ({"verdict": "no power"}, "its verdict"),
         ({"mechanism": "sum"}, "no key that it names has signed a certificate of count"),
     ],
@@ -155,6 +155,24 @@ def test_one_changed_byte_of_code_ends_it(tmp_path: Path, monkeypatch: pytest.Mo
     seen.add(digest())
     assert len(seen) == 4
     digest_package.cache_clear()
+
+
+def test_the_code_that_counts_rows_is_part_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise fits bounded contributions only: a change in core or in what bounds them ends each
+    certificate. A control of a package that no release draws with ends none.
+    """
+    before, real = certificates.digest_contract(), digest_package
+    for package, ends in (
+        ("dpflow.core", True),
+        ("dpflow.tables", True),
+        ("dpflow.airflow", False),
+    ):
+        monkeypatch.setattr(
+            certificates,
+            "digest_package",
+            lambda name, changed=package: "0" * 64 if name == changed else real(name),
+        )
+        assert (certificates.digest_contract() != before) == ends
 
 
 def test_the_code_that_a_mechanism_inherits_is_its_own(

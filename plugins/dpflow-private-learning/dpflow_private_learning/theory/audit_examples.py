@@ -299,7 +299,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         )
         | {
             "sides": {
-                "shared": [[1500, {"amount": 0, "late": 0}], [499, {"amount": 20, "late": 1}]],
+                "shared": [[9, {"amount": 20, "late": 1}], [1990, {"amount": 0, "late": 0}]],
                 "left": [{"amount": 20, "late": 1}],
                 "right": [{"amount": 20, "late": 0}],
             }
@@ -328,7 +328,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         ),
     ],
     "sanitize_small": [
-        on_sides({"column": "few", "epsilon": "1", "rows": 60, "size": 2}, AGREE, HERE, THERE),
+        on_sides({"column": "few", "epsilon": "1", "rows": 61, "size": 2}, AGREE, HERE, THERE),
         example({"column": "few", "epsilon": "1", "rows": 20, "size": 6}, rows=2),
         example(
             {"column": "few", "epsilon": "1", "rows": 20, "size": 6, "rules": "subsets"}, "replace"
