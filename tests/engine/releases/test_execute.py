@@ -78,6 +78,15 @@ def test_nothing_is_read_before_the_charge(tiny: Tiny, monkeypatch: pytest.Monke
     assert order == ["charged", "read"]
 
 
+def test_a_release_opens_its_table_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening DuckDB costs more than reading a small table: checks, identity and rows share one."""
+    asked, ledger, opened = planned(tiny), Ledger(tiny.ledger), []
+    connect = duckdb.connect
+    monkeypatch.setattr(duckdb, "connect", lambda *a, **k: opened.append(a) or connect(*a, **k))
+    release(asked, ledger)
+    assert len(opened) == 1
+
+
 def test_a_replay_needs_no_table(tiny: Tiny) -> None:
     """A settled release is returned even when the private file is gone."""
     first = release(planned(tiny), Ledger(tiny.ledger))
