@@ -213,6 +213,11 @@ def answer_sql(
                 notes.append(
                     f"computed from release {stored.record.release_id}, with its error and the truncation of its groups"
                 )
+            notes += [
+                f"rows that have none of the declared keys of {group} are not in it"
+                for group in stored.groups
+                if group not in plan.query.groups
+            ]
         else:
             receipt = next(receipts)
             found = _cells_of_receipt(plan.query, part.part, part.plan, receipt)

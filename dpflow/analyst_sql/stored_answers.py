@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpflow.analyst_sql.cells import Cells, add_up, error_sizes, read_cells
+from dpflow.analyst_sql.cells import Cells, add_up, error_sizes, make_width, read_cells
 from dpflow.analyst_sql.outputs import evaluate
 from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, is_private, release_name
 from dpflow.analyst_sql.select_query import ADDITIVE, OutputExpression, SelectQuery, SqlAggregate
 from dpflow.analyst_sql.value_columns import declare_computed
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.results import Result
+from dpflow.core.contract.results import Result, Row
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -314,7 +315,14 @@ def _is_as_exact(stored: Stored, asked: PartPlan) -> bool:
         if bound[0].min_units != bound[1].min_units:  # type: ignore[attr-defined]
             return False
     wanted = error_sizes(part, asked.plan)
-    got = error_sizes(stored.part, stored.plan)
+    got = dict(error_sizes(stored.part, stored.plan))
+    by, coarser = stored.plan.params.by, asked.plan.params.by  # type: ignore[attr-defined]
+    if by != coarser and part.mechanism == "aggregates":
+        # Added up over cells, so the errors are those of sums of as many noises.
+        groups = 1 if coarser is None else len(asked.plan.table.public_keys(coarser))
+        cells = len(stored.plan.table.public_keys(by)) // groups
+        for label in wanted:
+            got[label] = make_width(stored.plan, Row("", label, None), cells)(1) or math.inf
     return all(label in got and got[label] <= size for label, size in wanted.items())
 
 
