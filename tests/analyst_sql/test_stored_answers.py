@@ -100,7 +100,7 @@ def test_sums_over_public_keys_add_up(fresh: World) -> None:
     # One cell is exact enough for this price, and eleven together are not.
     assert fresh.ask("EXPLAIN SELECT city, COUNT(*) FROM visits GROUP BY city", epsilon=5).to_pay
     assert not fresh.ask(
-        "EXPLAIN SELECT city, COUNT(*) FROM visits GROUP BY city", epsilon=5
+        "EXPLAIN SELECT city, COUNT(*) FROM visits GROUP BY city", epsilon=1
     ).to_pay
 
 
