@@ -34,7 +34,7 @@ test: setup
 	$(BIN)/pytest -p no:cacheprovider -q -n 2 --dist loadscope --no-loadscope-reorder --timeout 300 --timeout-method signal
 
 # Hours on a busy machine with two cores. Deaths at every line take most of them: on the engine 14 minutes for each life on
-# SQLite and 19 on PostgreSQL, on the ledger 5 to 8; 200 deaths at random times take 6, each 1,000 rounds of the adversary 5.
+# SQLite and 19 to 36 on PostgreSQL, on the ledger 3 to 6; 200 deaths at random times take 6, each 1,000 rounds of the adversary 9.
 slow: setup
 	$(BIN)/pytest -p no:cacheprovider -q -m slow --timeout 7200 --timeout-method signal
 
