@@ -11,7 +11,11 @@ from dpflow.testing.examples import read_examples
 from dpflow.testing.harness import Check
 from dpflow.testing.pytest_plugin import parametrize_with_checks
 
-EXAMPLES = {name: read_examples(given) for name, given in audit_examples.EXAMPLES.items()}
+# Where all models agree an answer is nearly certain, which is for audits only.
+EXAMPLES = {
+    name: [one for one in read_examples(given) if one.sides is None]
+    for name, given in audit_examples.EXAMPLES.items()
+}
 
 
 @parametrize_with_checks(
