@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import dag_folder, identify_run, map_failures, open_ledger
+from dpflow.errors import InvalidInput
 
 
 class SqlReleaseOperator(PrivacyOperator):
@@ -97,6 +98,11 @@ class SqlReleaseOperator(PrivacyOperator):
             folder,
             look_up=False,
         )
+        if plan.source.explain:
+            raise InvalidInput(
+                "the query begins with EXPLAIN, which charges nothing, and this task pays for an answer; take "
+                "EXPLAIN out, or ask with dpflow sql what it would cost"
+            )
         if self.output_table is not None:
             find_output(plan, self.output_table, folder)
         answer = answer_sql(

@@ -94,6 +94,20 @@ def test_a_changed_retry_is_refused(world: World, monkeypatch: pytest.MonkeyPatc
     assert world.spent() == "1"
 
 
+def test_explain_pays_for_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task answers; who asks for a plan is told so before a charge, and EXPLAIN ANALYZE answers."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    monkeypatch.setattr(
+        "dpflow.airflow.sql_release.open_ledger", lambda conn_id, folder: world.ledger
+    )
+    with pytest.raises(AirflowFailException, match="EXPLAIN"):
+        operator(sql="EXPLAIN SELECT COUNT(*) FROM visits").execute(context(world.folder))
+    assert world.spent() == "0"
+    analyze = operator(sql="EXPLAIN ANALYZE SELECT COUNT(*) FROM visits", output_table=None)
+    assert analyze.execute(context(world.folder))["rows"] == 1 and world.spent() == "1"
+
+
 def test_fields_are_templated(tmp_path: Path) -> None:
     """Files by their extension, and hostile values as parameters only."""
     from dpflow.airflow import SqlReleaseOperator
