@@ -229,15 +229,11 @@ def _insert_parameters(
     """The statement with literals where ``$name``, ``$1``, ``:name`` and ``?`` stand: whatever a
     value holds, it stays one literal.
     """
-    count = 0
     placeholders = [
         n for n in statement.walk(bfs=False) if isinstance(n, exp.Parameter | exp.Placeholder)
     ]
     for position in placeholders:
         name = position.name if isinstance(position, exp.Parameter) else str(position.this or "")
-        if not name:
-            count += 1
-            name = str(count)
         value: Any = None
         if isinstance(parameters, Mapping):
             known = name in parameters

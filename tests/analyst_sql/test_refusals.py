@@ -179,6 +179,27 @@ def test_parameters_are_data(world: World, value: str) -> None:
     ]
 
 
+def test_question_marks_are_numbered_as_they_stand(world: World) -> None:
+    """The parser's tree has LIMIT before WHERE, and some operands twice."""
+    plan = world.ask(
+        "EXPLAIN SELECT PERCENTILE_CONT(?) WITHIN GROUP (ORDER BY age), COUNT(*) FILTER (WHERE cost > ?) FROM visits "
+        "WHERE age > ? AND city IN (?, ?) HAVING COUNT(*) > ? LIMIT ? OFFSET ?",
+        epsilon=1,
+        parameters=[0.25, 2, 40, "Oslo", "Rome", 5, 10, 3],
+    )
+    query = plan.query
+    assert [str(node) for node in query.conditions] == [
+        '("age" > 40)',
+        "(\"city\" IN ('Oslo', 'Rome'))",
+    ]
+    assert (query.limit, query.offset) == (10, 3)
+    assert query.having is not None and query.having.args[1].args == (5,)
+    assert [str(one.share or one.condition) for one in query.aggregates()[:2]] == [
+        "1/4",
+        '("cost" > 2)',
+    ]
+
+
 def test_names_are_found_as_duckdb_finds_them(fresh: World) -> None:
     """Quoted or not, in any case, with keywords of other dialects; ambiguous ones are refused."""
     columns = {name: {} for name in ("Select", "user", "Größe", "a b", "x.y")}

@@ -331,7 +331,14 @@ _PLAIN_FUNCTIONS = {"LIKE", "DATE_TRUNC", "DATETRUNC"}
 @cache
 def _strict_parser() -> Any:
     """sqlglot's parser of DuckDB's SQL, but no argument of a function is lost or changes its place."""
+    from sqlglot import TokenType, exp
     from sqlglot.parsers.duckdb import DuckDBParser
+
+    def number_placeholder(parser: Any) -> Any:
+        """A ``?`` with its number in the text: the tree has clauses in another order."""
+        read = parser._tokens[: parser._index]
+        number = sum(token.token_type == TokenType.PLACEHOLDER for token in read)
+        return parser.expression(exp.Placeholder(this=str(number)))
 
     class Strict(DuckDBParser):
         #: like(value, pattern), whose arguments sqlglot exchanges, is no function of the language;
@@ -344,6 +351,11 @@ def _strict_parser() -> Any:
             n: parse
             for n, parse in DuckDBParser.FUNCTION_PARSERS.items()
             if not n.startswith("QUANTILE")
+        }
+
+        PLACEHOLDER_PARSERS: ClassVar[dict[Any, Any]] = {
+            **DuckDBParser.PLACEHOLDER_PARSERS,
+            TokenType.PLACEHOLDER: number_placeholder,
         }
 
         def validate_expression(self, expression: Any, args: Any = None) -> Any:
