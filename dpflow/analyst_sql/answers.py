@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpflow.analyst_sql.cells import Cells
-from dpflow.analyst_sql.outputs import NULL, Released, evaluate, sort_key, write_text
+from dpflow.analyst_sql.outputs import NULL, Released, as_truth, evaluate, sort_key, write_text
 from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery, SqlAggregate
 from dpflow.analyst_sql.typed_keys import type_keys
 from dpflow.engine.releases.result_table import write_html
@@ -244,7 +244,7 @@ def compute_answer(
     for values, cell in groups:
         if query.having is not None:
             point = {aggregate: Released(number.value) for aggregate, number in cell.items()}
-            if evaluate(query.having, values, point).value is not True:
+            if not as_truth(evaluate(query.having, values, point).value):
                 continue
         kept.append((values, cell))
         remarks |= {number.remark for number in cell.values() if number.remark}

@@ -63,12 +63,11 @@ def read_cells(part: QueryPart, plan: Plan, rows: Sequence[Row], groups: Sequenc
 
 def _read_keys(part: QueryPart, plan: Plan, rows: Sequence[Row]) -> Cells:
     """MODE is the key with rank 1; HISTOGRAM is all keys with their counts."""
-    (aggregate,) = part.measures
     if any(row.measure == "none" for row in rows):
         return {}
-    if part.mechanism == "arg_max":
-        return {(): {aggregate: Number(rows[0].key, no_width)}}
-    return {(): {aggregate: Number({row.key: row.value for row in rows}, no_width)}}
+    mode = part.mechanism == "arg_max"
+    value = rows[0].key if mode else {row.key: row.value for row in rows}
+    return {(): dict.fromkeys(part.measures, Number(value, no_width))}
 
 
 def _whole(plan: Plan, row: Row) -> Any:

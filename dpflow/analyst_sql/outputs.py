@@ -85,7 +85,7 @@ def evaluate(
         evaluate(arg, keys, released) for arg in output.args if isinstance(arg, OutputExpression)
     ]
     if output.op in ("AND", "OR"):
-        return _connect(output.op, [_as_truth(one.value) for one in values])
+        return _connect(output.op, [as_truth(one.value) for one in values])
     if output.op == "IS NULL":
         return Released(values[0].value is None)
     if output.op == "coalesce":
@@ -100,7 +100,7 @@ def evaluate(
     if output.op == "IN":
         return Released(any(_compare(values[0].value, "=", one.value) for one in values[1:]))
     if output.op == "NOT":
-        truth = _as_truth(values[0].value)
+        truth = as_truth(values[0].value)
         return NULL if truth is None else Released(not truth)
     if output.op in COMPARISONS.values():
         return Released(_compare(values[0].value, output.op, values[1].value))
@@ -128,7 +128,7 @@ def _choose(
         results.append(NULL)
     chosen = results[-1]
     for condition, result in zip(args[: 2 * pairs : 2], results):
-        if evaluate(condition, keys, released).value is True:
+        if as_truth(evaluate(condition, keys, released).value):
             chosen = result
             break
     if not any(True for condition in args[: 2 * pairs : 2] for _ in condition.aggregates()):
@@ -140,8 +140,11 @@ def _choose(
     return Released(chosen.value, min(lows), max(highs))
 
 
-def _as_truth(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
+def as_truth(value: Any) -> bool | None:
+    """A value as a condition: a number is true unless it is 0."""
+    if isinstance(value, int | float):
+        return bool(value)
+    return None
 
 
 def _connect(op: str, values: Sequence[Any]) -> Released:
@@ -173,7 +176,10 @@ def _cast(value: Released, kind: str) -> Released:
         return NULL
     if kind == "DOUBLE":
         return Released(float(number), value.low, value.high)
-    return _round(Released(number, value.low, value.high), 0, whole=True)
+    # To the next whole number, of two the even one, as DuckDB casts a DOUBLE.
+    if not value.bounded:
+        return Released(round(number))
+    return Released(round(number), round(value.low or 0), round(value.high or 0))
 
 
 def write_text(value: Any) -> str:
@@ -315,7 +321,7 @@ def _apply_interval(
     return min(ends), max(ends)
 
 
-def _round(value: Released, digits: Any, *, whole: bool = False) -> Released:
+def _round(value: Released, digits: Any) -> Released:
     """Rounded half away from zero, as DuckDB does."""
     if not isinstance(digits, int) or abs(digits) > 20:
         return NULL
@@ -323,7 +329,7 @@ def _round(value: Released, digits: Any, *, whole: bool = False) -> Released:
     def round_number(number: Any) -> Any:
         scaled = abs(number) * 10**digits
         rounded = math.copysign(math.floor(scaled + 0.5), number) / 10**digits
-        return int(rounded) if whole or isinstance(number, int) else rounded
+        return int(rounded) if isinstance(number, int) else rounded
 
     if not value.bounded:
         return Released(round_number(value.value))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ def _list_parts(query: SelectQuery) -> list[QueryPart]:
             labels = quantiles.setdefault(name, {})
             labels[aggregate] = f"quantile {aggregate.share}"
         elif kind in ("mode", "histogram") or (kind == "units" and aggregate.condition):
-            parts.append(_single_part(query, aggregate, table, by))
+            _add_part(parts, _single_part(query, aggregate, table, by))
         elif kind in ("count", "units") and aggregate.condition is None:
             moments[aggregate] = _MEASURES[kind]
             names.append({"measure": _MEASURES[kind]})
@@ -158,6 +158,15 @@ def _list_parts(query: SelectQuery) -> list[QueryPart]:
             f"{', '.join(map(str, query.groups))} has private ones; declare its public_keys, or leave these out",
         )
     return parts
+
+
+def _add_part(parts: list[QueryPart], part: QueryPart) -> None:
+    """Add a release, or what it measures where another one is the same: it is drawn once."""
+    for position, one in enumerate(parts):
+        if (one.mechanism, one.params, one.where) == (part.mechanism, part.params, part.where):
+            parts[position] = replace(one, measures={**one.measures, **part.measures})
+            return
+    parts.append(part)
 
 
 def _single_part(

@@ -25,6 +25,7 @@ from dpflow.analyst_sql.stored_answers import (
 from dpflow.analyst_sql.stored_means import replace_means
 from dpflow.analyst_sql.target_errors import find_epsilon
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import NONE
 from dpflow.engine.releases.execute import Receipt, release_all
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -205,6 +206,7 @@ def answer_sql(
     notes = list(plan.unpaid)
     for part, stored in zip(plan.parts, plan.stored):
         if stored is not None:
+            result = stored.result
             found = releases.cells(stored)
             origins.append(_origin_of_stored(stored))
             if stored.groups != plan.query.groups or stored.conditions != set(
@@ -220,8 +222,14 @@ def answer_sql(
             ]
         else:
             receipt = next(receipts)
+            result = receipt.result
             found = _cells_of_receipt(plan.query, part.part, part.plan, receipt)
             origins.append(_origin_of_receipt(receipt))
+        if result == NONE:
+            notes.append(
+                f"release {origins[-1].release_id} failed after it was charged and has no numbers; it stays paid, and "
+                f"another revision pays for a new draw"
+            )
         for key, cell in found.items():
             cells.setdefault(key, {}).update(cell)
     return compute_answer(plan.query, cells, origins, notes)
@@ -230,8 +238,7 @@ def answer_sql(
 def _cells_of_receipt(query: SelectQuery, part: QueryPart, plan: Plan, receipt: Receipt) -> Cells:
     cells = read_cells(part, plan, receipt.result.rows, query.groups)
     # Groups that WHERE leaves no row hold noise alone, and SQL shows none of them.
-    conditions = list(list_conditions(part, query.table).values())
-    return keep_cells(cells, conditions, query.groups, query.table)
+    return keep_cells(cells, query, query.groups)
 
 
 def _origin_of_receipt(receipt: Receipt) -> Origin:

@@ -176,6 +176,9 @@ class _SelectReader:
             self._table.block.casefold()
         ):
             return None
+        if column.table.casefold() not in ("", self._rows.alias):
+            # A joined relation's column of this name.
+            return None
         if isinstance(part, exp.EQ):
             values = [part.expression]
         elif isinstance(part, exp.In):

@@ -169,7 +169,11 @@ class StoredReleases:
         extra = set(asked) - conditions
         if not conditions <= set(asked) or not set(query.groups) <= set(groups):
             return False
-        if any(filter_output(asked[text], groups, query.table) is None for text in extra):
+        on_groups = {str(node) for node in list_group_conditions(query)}
+        if any(
+            text not in on_groups or filter_output(asked[text], groups, query.table) is None
+            for text in extra
+        ):
             return False
         if set(query.groups) == set(groups):
             return True
@@ -241,23 +245,22 @@ class StoredReleases:
         sums.
         """
         cells = read_cells(stored.part, stored.plan, stored.result.rows, stored.groups)
-        table = self._query.table
-        conditions = [
-            node
-            for text, node in list_conditions(stored.part, table).items()
-            if text not in stored.conditions
-        ]
-        cells = keep_cells(cells, conditions, stored.groups, table)
+        # Those that the release had itself, too: it has a number for every declared key.
+        cells = keep_cells(cells, self._query, stored.groups)
         if stored.groups == self._query.groups:
             return cells
         return add_up(cells, stored.plan, stored.part, stored.groups, self._query.groups)
 
 
-def keep_cells(
-    cells: Cells, conditions: Sequence[Node], groups: Sequence[Node], table: Table
-) -> Cells:
-    """The groups whose keys fulfil all conditions that are ones on keys."""
-    tests = [filter_output(node, groups, table) for node in conditions]
+def list_group_conditions(query: SelectQuery) -> list[Node]:
+    """What WHERE demands, each part by itself. A FILTER drops no group, so none is in it."""
+    return [part for node in query.conditions for part in split_nodes(node)]
+
+
+def keep_cells(cells: Cells, query: SelectQuery, groups: Sequence[Node]) -> Cells:
+    """The groups whose keys fulfil all conditions of WHERE that are ones on keys."""
+    conditions = list_group_conditions(query)
+    tests = [filter_output(node, groups, query.table) for node in conditions]
     return {
         key: cell
         for key, cell in cells.items()

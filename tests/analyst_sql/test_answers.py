@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pytest
+
+from dpflow.errors import SqlRefused
 
 if TYPE_CHECKING:
     from sql_world import World
@@ -29,6 +32,8 @@ QUERIES = [
     "SELECT SUM(age) / COUNT(*) AS r, -COUNT(*) % 7 AS m, ROUND(AVG(cost), 1), CASE WHEN COUNT(*) > 5 THEN 'many' END FROM visits",
     "SELECT NULLIF(COUNT(*), 8000), COALESCE(NULLIF(COUNT(*), 8000), 3), GREATEST(1, COUNT(age)), CAST(COUNT(*) AS VARCHAR) FROM visits",
     "SELECT COUNT(*), 7 / 2, -7 % 3, ABS(-COUNT(*)), 2 IN (1, 2), COUNT(*) BETWEEN 1 AND 9000 FROM visits",
+    "SELECT CASE WHEN COUNT(*) THEN 1 ELSE 0 END, NOT COUNT(*), COUNT(*) AND 1 = 1, CAST(5 / 2 AS BIGINT) FROM visits",
+    "SELECT city, COUNT(*) FROM visits WHERE city = 'Rome' GROUP BY city HAVING COUNT(*)",
     'SELECT v.CITY, "CouNt"(*) FROM Visits v WHERE V."AGE" >= 20 AND v.city = \'Rome\' GROUP BY v.city',
     "SELECT COUNT(*), city FROM visits WHERE city IN ('Rome', 'Oslo') AND city <> 'Oslo' GROUP BY city",
     "SELECT COUNT(*) FROM visits WHERE age / 0 > 1 OR (age > 5 AND NULLIF(1, 1) IS NULL)",
@@ -156,3 +161,50 @@ def test_blocks_stand_in_where(fresh: World) -> None:
     assert abs(rows - fresh.truth(text)[0][0]) < 10
     spent = {row["block"]: row["epsilon_spent"] for row in fresh.ledger.remaining("days").rows()}
     assert spent == dict.fromkeys(plan.query.blocks, "100")
+
+
+def test_another_relations_column_is_no_block(fresh: World) -> None:
+    """A joined column with the name of the block column is a condition on rows; no relation, a refusal."""
+    with duckdb.connect(str(fresh.folder / "visits.duckdb")) as connection:
+        connection.execute("CREATE TABLE places AS SELECT 'Rome' AS city, DATE '2020-01-02' AS day")
+    join = {"relation": "places", "name": "p", "kind": "dimension", "on": {"city": "city"}}
+    columns = fresh.table.model_dump(mode="json", exclude_none=True)["columns"]
+    fresh.table = fresh.declare(block="day", joins=[join], columns=columns | {"p.day": {}})
+    text = "SELECT COUNT(*) FROM visits WHERE p.day = '2020-01-02' AND visits.day = '2020-01-04'"
+    plan = fresh.ask(f"EXPLAIN {text}", epsilon=1)
+    assert plan.query.blocks == ("2020-01-04",)
+    assert [str(node) for node in plan.query.conditions] == ['("p"."day" = \'2020-01-02\')']
+    with pytest.raises(SqlRefused, match="declared-columns"):
+        fresh.ask("SELECT COUNT(*) FROM visits WHERE q.day = '2020-01-02'", epsilon=1)
+    assert fresh.spent() == "0"
+
+
+def test_a_filter_drops_no_group(fresh: World) -> None:
+    """WHERE leaves groups out; a FILTER on keys only counts no unit in them."""
+    text = "SELECT city, COUNT(DISTINCT person) FILTER (WHERE city = 'Rome') FROM visits GROUP BY 1"
+    for _ in range(2):
+        answer = fresh.ask(text, epsilon=EXACT)
+        assert answer.rows == [("Oslo", 0), ("Rome", 200), ("Bern", 0)]
+
+
+def test_equal_parts_are_drawn_once(fresh: World) -> None:
+    """A FILTER that WHERE says already makes no release of its own, and takes no part of the price."""
+    text = "SELECT MODE(city), MODE(city) FILTER (WHERE age > 3) FROM visits WHERE age > 3"
+    answer = fresh.ask(text, epsilon=EXACT)
+    assert answer.rows == [("Rome", "Rome")]
+    assert [one.epsilon for one in answer.origins] == [str(EXACT)] == [fresh.spent()]
+
+
+def test_a_failed_release_is_said(fresh: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No numbers after a charge need a reason, also when they are asked for again."""
+
+    def fail(*_: object) -> None:
+        raise ValueError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dpflow.mechanisms.aggregates.Aggregates.draw", fail)
+        first = fresh.ask("SELECT COUNT(*) FROM visits", epsilon=1)
+    again = fresh.ask("SELECT COUNT(*) FROM visits", epsilon=1)
+    for answer in (first, again):
+        assert answer.rows == [] and "has no numbers" in str(answer.notes)
+    assert fresh.spent() == "1"
