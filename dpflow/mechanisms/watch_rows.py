@@ -85,6 +85,7 @@ class WatchRows(InteractiveMechanism[WatchRowsParams, WatchQuery]):
 
     def event(self, params: WatchRowsParams, table: Table) -> Event:
         """One sparse-vector guarantee for the whole session, however many answers are "quiet"."""
+        scale_checks(params, table)  # refuses what no question could be answered with
         return SparseVector(params.epsilon)
 
     def note(self, params: WatchRowsParams, table: Table) -> str:
@@ -142,9 +143,13 @@ class WatchRows(InteractiveMechanism[WatchRowsParams, WatchQuery]):
 
 
 def scale_checks(params: WatchRowsParams, table: Table) -> tuple[dict[str, ScaledExcess], Engine]:
-    """The checks on one scale, and the sparse vector over them."""
+    """The checks on one scale, and the sparse vector over them. Raises `PlanRefused` where these need
+    noise beyond what can be drawn.
+    """
     scaled, reach = scale_excesses(params.checks, table)
-    return scaled, Engine(params.epsilon / params.alarms, reach, params.alarms)
+    engine = Engine(params.epsilon / params.alarms, reach, params.alarms)
+    engine.require_scales()
+    return scaled, engine
 
 
 def _find_check(params: WatchRowsParams, name: str) -> RowCheck:

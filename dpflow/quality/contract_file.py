@@ -167,6 +167,11 @@ def list_period(block: str, period: str) -> list[str]:
         raise InvalidInput(
             f"a watch by {period} needs blocks that are dates, and {block[:80]!r} is none; take period: run"
         ) from None
+    # 20200101 is a date, too, but no block of the period is called so.
+    if block != str(day):
+        raise InvalidInput(
+            f"a watch by {period} calls its blocks as {str(day)!r}, and {block!r} is another name; write it so"
+        )
     if period == "week":
         first = day - dt.timedelta(days=day.weekday())
         after = first + dt.timedelta(days=7)

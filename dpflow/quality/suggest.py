@@ -95,11 +95,14 @@ def _suggest_bound(
 ) -> Suggestion:
     if check.check == "quantile":
         return Suggestion(check, None, 0, "a quantile's rows are counted at its own bound")
-    if not history:
-        return Suggestion(check, None, 0, "no former run released its numbers")
     mechanism = plan.mechanism
     assert isinstance(mechanism, MeasureMechanism)
     release, _ = mechanism.choose_release(plan.params, plan.table)
+    # A run that answered none is kept at every bound, and says nothing of any.
+    wanted = {moment_label(m) for m in make_excess(check, release.query).coefficients}
+    history = [numbers for numbers in history if wanted <= numbers.keys()]
+    if not history:
+        return Suggestion(check, None, 0, "no former run released its numbers")
     lower = check.at_least is not None
     field = "at_least" if lower else "at_most"
 
@@ -113,7 +116,6 @@ def _suggest_bound(
         return all(
             float(excess.evaluate({m: numbers[moment_label(m)] for m in tails})) + width <= 0
             for numbers in history
-            if all(moment_label(m) in numbers for m in tails)
         )
 
     tight, loose = _search_range(check, plan, lower)

@@ -3,7 +3,9 @@
 A session belongs to a period of blocks (a month, say) and names them. It answers "quiet" for nothing
 more, and "alarm" as often as the contract says; then it is closed. The next question opens another
 session, which is paid whole again: it names the blocks of the period from the one with the last
-alarm on. Every question has one stored answer, so a retry asks nothing new.
+alarm on. Every question has one stored answer, so a retry asks nothing new. A session that cannot
+read the rows answers none and is closed, too; then the run asks nothing more, for each further
+question would pay for a session.
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ class Watch:
         self._principal = principal
         self.receipts: list[dict[str, Any]] = []
         self._sessions: dict[tuple[Any, ...], Session] = {}
+        self._gave_up = False
 
     def ask_checks(self, blocks: Sequence[str]) -> list[CheckOutcome]:
         """Ask every check of every block, in order. A check is violated if one of its blocks is.
@@ -130,6 +133,8 @@ class Watch:
 
     def _ask(self, check: str, block: str, blocks: Sequence[str]) -> Verdict:
         """One question, in the first session of its period that answers it."""
+        if self._gave_up:
+            return "undecided"
         run = self._contract.period == "run"
         first, number = "", 1
         while True:
@@ -147,6 +152,7 @@ class Watch:
                 first, number = max([first, *alarms[-1:]]) if not run else "", number + 1
                 continue
             self._note_session(session)
+            self._gave_up = answer["verdict"] not in VERDICTS
             return VERDICTS.get(str(answer["verdict"]), "undecided")
 
     def _open_session(self, blocks: Sequence[str], first: str, number: int) -> Session:

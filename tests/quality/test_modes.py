@@ -6,6 +6,7 @@ import json
 import socketserver
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -33,6 +34,7 @@ from dpflow.quality.suggest import suggest_bounds
 from dpflow.quality.verdicts import decide_excess, judge_checks
 from dpflow.quality.watch import compare_costs, plan_session
 from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 from dpflow.testing.harness import StreamSource
 from tests.smallworld import forbid_reads
@@ -291,11 +293,19 @@ def stored_results(world: World, contract: Contract) -> list[Any]:
     return [(plan, Result.from_json(record.result)) for record in world.ledger.releases("flights")]
 
 
-def test_nothing_is_suggested_without_history(world: World) -> None:
+def test_nothing_is_suggested_without_history(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = suggest_bounds(world.contract(), world.ledger, REGISTRY)
     assert {(one.bound, one.remark) for one in found} == {
         (None, "no former run released its numbers")
     }
+    # A run that answered none is no history.
+    world.run(DAY)
+    (record,) = world.ledger.releases("flights")
+    told_none = [replace(record, result=NONE.to_json())]
+    monkeypatch.setattr(world.ledger, "releases", lambda scope: told_none)
+    assert suggest_bounds(world.contract(), world.ledger, REGISTRY) == found
     with pytest.raises(InvalidInput, match="releases none"):
         suggest_bounds(world.contract(mode="watch"), world.ledger, REGISTRY)
 
@@ -359,6 +369,41 @@ def test_a_watch_needs_blocks_that_are_dates(world: World) -> None:
         watch(world, "first")
     assert watch(world, DAY, period="run").passed
     assert (world.spent(), world.spent("2020-01-02")) == ("40", "0")
+
+
+@pytest.mark.parametrize("epsilon", ["0.0007", "0.0001"])
+def test_a_watch_with_noise_that_cannot_be_drawn_is_no_plan(world: World, epsilon: str) -> None:
+    """The threshold's noise is half as wide as a question's: between the two a session was paid that
+    could answer none, and then the next one.
+    """
+    checks = [
+        CHECKS[0] | {"at_most": "0.200003"},
+        {"name": "mean", "check": "mean", "column": "delay", "at_most": "79.123457"},
+    ]
+    with pytest.raises(PlanRefused, match="noise of more than 2\\^50 steps"):
+        watch(world, DAY, checks=checks, epsilon=epsilon)
+    assert world.spent() == "0"
+
+
+def test_a_watch_that_cannot_read_pays_once_a_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What answered none is closed. The other questions of the run open no further session."""
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateTable, "answer", lambda *_: 1 / 0)
+        broken = watch(world, DAY)
+    assert set(verdicts(broken).values()) == {"undecided"}
+    assert world.spent() == "40"
+    assert watch(world, DAY).to_json() == broken.to_json()
+    assert watch(world, "2020-01-03").passed
+    assert world.spent() == "80"
+
+
+def test_a_block_has_one_name(world: World) -> None:
+    """Another spelling of a date paid for the month, and then was none of its blocks."""
+    with pytest.raises(InvalidInput, match="'2020-01-01', and '20200101' is another name"):
+        watch(world, "20200101")
+    assert world.spent() == "0"
 
 
 # --- what is shown --------------------------------------------------------------------------------

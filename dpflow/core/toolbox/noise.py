@@ -162,7 +162,11 @@ def scale_for(sensitivity: int, epsilon: Fraction) -> Fraction:
     """Scale of discrete Laplace noise that makes a statistic of this L1 sensitivity epsilon-DP,
     exactly.
     """
-    scale = Fraction(max(sensitivity, 1)) / epsilon
+    return require_scale(Fraction(max(sensitivity, 1)) / epsilon)
+
+
+def require_scale(scale: Fraction) -> Fraction:
+    """The scale itself; raises `PlanRefused` where it is beyond what can be drawn."""
     if scale > MAX_SCALE:
         raise _too_wide()
     return scale

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow.core.toolbox.noise import require_scale
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,14 @@ class Engine:
         """Scale of each query's noise."""
         return 4 * self.sensitivity / self.epsilon
 
+    def require_scales(self) -> None:
+        """Raises `PlanRefused` where noise is beyond what can be drawn."""
+        # The larger one. It is first drawn when a question is asked, and that is after the charge.
+        require_scale(self.query_scale)
+
     def start_session(self, source: Source) -> Memory:
-        """A fresh session."""
+        """A fresh session. Raises `PlanRefused` where noise is beyond what can be drawn."""
+        self.require_scales()
         return Memory(0, self._threshold_noise(source))
 
     def compare_value(
