@@ -24,7 +24,7 @@ from dpflow.testing import backend_checks
 from dpflow.testing.backend_relations import Content
 
 #: What Parquet has no type for, and joins, which need a second relation in the source.
-NOT_IN_PARQUET = ("HUGEINT", "join")
+NOT_IN_PARQUET = ("HUGEINT", "join", "dimensions")
 
 
 def write_days(folder: Path) -> Path:
