@@ -351,6 +351,6 @@ def _find_kind(values: Sequence[Any]) -> str:
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int, float}:
         return "DOUBLE"
-    if kinds == {int} and any(abs(value) >= 2**63 for value in values if value is not None):
+    if kinds == {int} and any(not -(2**63) <= v < 2**63 for v in values if v is not None):
         return "DOUBLE"
     return _KINDS.get(next(iter(kinds)), "VARCHAR") if len(kinds) == 1 else "VARCHAR"

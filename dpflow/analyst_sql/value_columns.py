@@ -110,8 +110,8 @@ def _find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction
         )
     width = bounds.high - bounds.low
     whole = all(column.step.denominator == 1 for column in used)
-    if _is_linear(node):
-        step = min(column.step for column in used)
+    if (common := _find_step(node, table)) is not None:
+        step = common or Fraction(1)
     elif whole and bound_expression(node, table, set(table.columns)).whole:
         step = Fraction(1)
     else:
@@ -120,15 +120,26 @@ def _find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction
     return low * step, max(high, low + 1) * step, step
 
 
-def _is_linear(node: Node) -> bool:
-    """Whether its values stay on its columns' own grid, as far as its form says."""
+def _find_step(node: Node, table: Table) -> Fraction | None:
+    """The step of a grid that holds an expression's values where its columns are on theirs: the largest that
+    divides all steps and numbers. None where its form does not say one, 0 where each value is 0.
+    """
     if node.op == "column":
-        return True
+        return table.column(".".join(node.args[0])).step
     if node.op == "number":
-        return bool(node.args[0] == node.args[0].to_integral_value())
+        number = abs(Fraction(node.args[0]))
+        return number if number.denominator == 1 else None
+    values = node.args
     if node.op == "CASE":
-        values = [*node.args[1::2], *node.args[len(node.args) // 2 * 2 :]]
-        return all(map(_is_linear, values))
-    return node.op in ("+", "-", "abs", "least", "greatest", "coalesce") and all(
-        map(_is_linear, node.args)
-    )
+        values = (*node.args[1::2], *node.args[len(node.args) // 2 * 2 :])
+    elif node.op not in ("+", "-", "abs", "least", "greatest", "coalesce"):
+        return None
+    common = Fraction(0)
+    for value in values:
+        step = _find_step(value, table)
+        if step is None:
+            return None
+        denominator = math.lcm(common.denominator, step.denominator)
+        whole = math.gcd(int(common * denominator), int(step * denominator))
+        common = Fraction(whole, denominator)
+    return common

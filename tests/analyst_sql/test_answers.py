@@ -208,3 +208,37 @@ def test_a_failed_release_is_said(fresh: World, monkeypatch: pytest.MonkeyPatch)
     for answer in (first, again):
         assert answer.rows == [] and "has no numbers" in str(answer.notes)
     assert fresh.spent() == "1"
+
+
+def test_numbers_of_a_query_need_no_coarse_grid(fresh: World) -> None:
+    """A column's step is that of its own values: a number beside it is no value of the column."""
+    columns = fresh.table.model_dump(mode="json", exclude_none=True)["columns"]
+    columns["age"] = {"lower": 0, "upper": 50, "step": 10}
+    columns["cost"] = {"lower": 0, "upper": 5, "step": "0.25"}
+    fresh.table = fresh.declare(columns=columns)
+    for value in (
+        "least(age, 13)",
+        "CASE WHEN age < 25 THEN 3 ELSE 7 END",
+        "CASE WHEN cost > 1 THEN cost ELSE -2 END",
+        "CASE WHEN age < 25 THEN 0 ELSE 0 END",
+    ):
+        text = f"SELECT SUM({value}) FROM visits"
+        ((expected,),) = fresh.truth(text)
+        ((told,),) = fresh.ask(text, epsilon=EXACT).rows
+        assert abs(told - expected) < 50, text
+
+
+def test_the_smallest_whole_key_stays_itself(fresh: World) -> None:
+    """-2^63 is a BIGINT, and its column no DOUBLE, which would change the other keys."""
+    smallest, largest = -(2**63), 2**63 - 1
+    with duckdb.connect(str(fresh.folder / "visits.duckdb")) as connection:
+        connection.execute("ALTER TABLE visits ADD COLUMN big BIGINT")
+        connection.execute(
+            f"UPDATE visits SET big = CASE WHEN age > 20 THEN {smallest} ELSE {largest} END"
+        )
+    columns = fresh.table.model_dump(mode="json", exclude_none=True)["columns"]
+    fresh.table = fresh.declare(
+        columns=columns | {"big": {"public_keys": [str(smallest), str(largest)]}}
+    )
+    answer = fresh.ask("SELECT big, COUNT(*) FROM visits GROUP BY big ORDER BY big", epsilon=8)
+    assert answer.list_columns()[0] == ("big", "BIGINT", [smallest, largest])
