@@ -4,6 +4,7 @@ cost.
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +17,12 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import State
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox import row_checks
-from dpflow.core.toolbox.row_checks import RowCheck, make_excess, query_check, scale_excesses
+from dpflow.core.toolbox.row_checks import (
+    RowCheck,
+    make_excess,
+    query_check,
+    scale_excesses,
+)
 from dpflow.engine.releases.plan import make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, UnknownName
@@ -277,3 +283,24 @@ def test_refusals_of_a_watch_come_before_rows(tmp_path: Path) -> None:
         mechanism.data_request(asked.params, query, asked.table)
     with pytest.raises(DpflowError, match="none of the session's 1 blocks"):
         mechanism.read_blocks(mechanism.Query(check="most", block="b"), ("a",))
+
+
+@pytest.mark.parametrize("kind", ["DATE", "TIMESTAMP"])
+@pytest.mark.parametrize("since", [dt.date(2013, 1, 2), "2013-01-02"])
+def test_rows_are_fresh_from_a_date_on(tmp_path: Path, kind: str, since: object) -> None:
+    """A date became a number of days, which no column of dates could be compared with."""
+    database = tmp_path / "private.duckdb"
+    with duckdb.connect(str(database)) as connection:
+        connection.execute(
+            f"CREATE TABLE flights AS SELECT 'p' || i AS plane, "
+            f"CAST(DATE '2013-01-01' + CAST(i AS INTEGER) AS {kind}) AS day FROM range(4) t(i)"
+        )
+    check = RowCheck.model_validate(
+        {"name": "fresh", "check": "freshness", "column": "day", "since": since, "at_least": 3}
+    )
+    assert RowCheck.model_validate(check.model_dump(mode="json")) == check
+    assert check.summary == "rows whose day is 2013-01-02 or later at least 3"
+    table = declare(database, columns={"day": {}})
+    table = declare_columns(table, row_checks.computed_columns([check], table))
+    answer = PrivateTable(table).answer(query_check(check, table).data_request(), ())
+    assert answer.sums["check_fresh"].tolist() == [3]

@@ -21,7 +21,7 @@ from dpflow.core.accounting import amounts
 from dpflow.errors import InvalidAmount, UnknownName
 
 
-def _parse_exact(value: Any) -> Fraction:
+def parse_exact(value: Any) -> Fraction:
     """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01); floats
     by shortest form.
     """
@@ -42,7 +42,7 @@ def _parse_exact(value: Any) -> Fraction:
     return number
 
 
-Exact = Annotated[Fraction, BeforeValidator(_parse_exact), PlainSerializer(str, return_type=str)]
+Exact = Annotated[Fraction, BeforeValidator(parse_exact), PlainSerializer(str, return_type=str)]
 
 
 class Strict(BaseModel):

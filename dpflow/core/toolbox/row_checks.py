@@ -21,17 +21,19 @@ counted, so copies of rows of a unit that is at its bound change nothing.
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, lcm
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.mechanism import Params
-from dpflow.core.contract.strict_models import Exact
+from dpflow.core.contract.strict_models import Exact, parse_exact
 from dpflow.core.toolbox.moments import Measure, Moment, Query
 from dpflow.errors import PlanRefused
 
@@ -54,6 +56,18 @@ PREFIX = "check_"
 SCALE_STEPS = 1000
 
 
+def _parse_since(value: Any) -> dt.date | Fraction:
+    """A date stays one: a column of dates is compared with nothing else."""
+    if isinstance(value, str) and re.fullmatch(r"\d{4}-\d{2}-\d{2}", value):
+        return dt.date.fromisoformat(value)
+    return value if type(value) is dt.date else parse_exact(value)
+
+
+Since = Annotated[
+    dt.date | Fraction, BeforeValidator(_parse_since), PlainSerializer(str, return_type=str)
+]
+
+
 class RowCheck(Params):
     """One bound on the rows that a contract reads.
 
@@ -73,7 +87,7 @@ class RowCheck(Params):
     column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     condition: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
     p: Annotated[Exact, Field(gt=0, lt=1)] | None = None
-    since: Exact | None = None
+    since: Since | None = None
     at_least: Exact | None = None
     at_most: Exact | None = None
 
@@ -180,8 +194,10 @@ def _write_case(check: RowCheck, table: Table) -> str | None:
             f"CASE WHEN {quoted} {beyond} {limit} THEN 1 WHEN {quoted} {within} {limit} THEN 0 END"
         )
     if check.check == "freshness":
-        assert check.since is not None
-        return f"CASE WHEN {quoted} >= {_write_number(check.since)} THEN 1 ELSE 0 END"
+        since = check.since
+        assert since is not None
+        least = f"'{since}'" if isinstance(since, dt.date) else _write_number(since)
+        return f"CASE WHEN {quoted} >= {least} THEN 1 ELSE 0 END"
     return None
 
 
