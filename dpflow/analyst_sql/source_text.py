@@ -24,7 +24,7 @@ MOST_TEXT = 20_000
 #: Options that a leading comment may give.
 OPTIONS = ("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "name", "min_units")
 
-_COMMENT = re.compile(r"\s*--[ \t]*dp:(?P<options>[^\n]*)")
+_COMMENT = re.compile(r"\s*--[ \t]*dp:(?P<options>[^\n]*)", re.IGNORECASE)
 _BLANK = re.compile(r"\s+|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _EXPLAIN = re.compile(r"explain\b(?P<analyze>\s+analyze\b)?", re.IGNORECASE)
 _OPTION = re.compile(r"\s*(?P<name>\w+)\s*=\s*(?P<value>'[^']*'|[^,\s]+)\s*")
@@ -161,13 +161,13 @@ def read_source(text: str) -> SourceText:
             nearest=None,
         )
     options: dict[str, str] = {}
-    rest = text
-    while match := _COMMENT.match(rest):
-        for name, value in _parse_options(match["options"]):
-            add_option(options, name, value, "the query's comment")
-        rest = _blank(rest, 0, match.end())
-    start = 0
-    while match := _BLANK.match(rest, start):
+    rest, start = text, 0
+    # Options may stand below a title: ignored ones would charge another scope than they name.
+    while match := _COMMENT.match(rest, start) or _BLANK.match(rest, start):
+        if match.re is _COMMENT:
+            for name, value in _parse_options(match["options"]):
+                add_option(options, name, value, "the query's comment")
+            rest = _blank(rest, start, match.end())
         start = match.end()
     explain = False
     if match := _EXPLAIN.match(rest, start):

@@ -141,6 +141,16 @@ def test_options_are_checked(
         world.ask(text, **options)
 
 
+@pytest.mark.parametrize("above", ["-- Visits by city\n", "/* title\n */ \n", "\n  -- a\n-- b\n"])
+def test_options_below_a_title_count(world: World, above: str) -> None:
+    """Were they overlooked, another scope than theirs would pay."""
+    text = f"{above}-- DP: scope=others, revision=3\n-- dp: epsilon=2\nEXPLAIN SELECT COUNT(*) FROM visits"
+    plan = world.ask(text, scope=None)
+    assert (plan.settings.scope, plan.settings.revision, plan.settings.epsilon) == ("others", 3, 2)
+    with pytest.raises(InvalidInput, match="given twice"):
+        world.ask(text, epsilon=1, scope=None)
+
+
 def test_huge_texts_are_refused_at_once(world: World) -> None:
     """A megabyte, deep brackets and long lines end in a rule, and soon."""
     texts = [
