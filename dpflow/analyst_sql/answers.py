@@ -57,6 +57,16 @@ class Origin:
     stored: bool
 
 
+def check_suffix(file: Path) -> str:
+    """What a file is by its name: .csv, .json or .parquet. Raises `InvalidInput`."""
+    kind = file.suffix.lower()
+    if kind not in (".csv", ".json", ".parquet"):
+        raise InvalidInput(
+            f"{file} does not say by its name what it is; end it in .csv, .json, .parquet"
+        )
+    return kind
+
+
 @dataclass(frozen=True)
 class SqlAnswer:
     """Rows of an answer; ``values`` have the columns' order.
@@ -170,12 +180,12 @@ class SqlAnswer:
     def write(self, file: Path | str, intervals: bool = True) -> None:
         """Write the rows as CSV, JSON or Parquet, by the file's name. Raises `InvalidInput`."""
         file = Path(file)
-        kind = file.suffix.lower()
+        kind = check_suffix(file)
         if kind == ".csv":
             content = self._csv_text(intervals).encode()
         elif kind == ".json":
             content = (json.dumps(self.to_json(intervals)["rows"], indent=1) + "\n").encode()
-        elif kind == ".parquet":
+        else:
             arrow = self.to_arrow(intervals)
             import pyarrow
             import pyarrow.parquet
@@ -183,10 +193,6 @@ class SqlAnswer:
             stream = pyarrow.BufferOutputStream()
             pyarrow.parquet.write_table(arrow, stream)
             content = bytes(stream.getvalue())
-        else:
-            raise InvalidInput(
-                f"{file} does not say by its name what it is; end it in .csv, .json, .parquet"
-            )
         try:
             file.write_bytes(content)
         except OSError:

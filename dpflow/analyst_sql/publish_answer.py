@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dpflow.analyst_sql.answers import SqlAnswer
+from dpflow.analyst_sql.answers import SqlAnswer, check_suffix
 from dpflow.analyst_sql.query_plan import SqlPlan
 from dpflow.catalogue import find_catalogue
+from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.request import require_public
 from dpflow.errors import InvalidInput
 from dpflow.tables.public.named_tables import publish_table
@@ -50,3 +51,14 @@ def find_output(plan: SqlPlan, name: str, folder: Path | None = None) -> Path:
         )
     require_public(output.database, plan.query.table, "published results")
     return output.database
+
+
+def check_output(file: Path, table: Table) -> None:
+    """Refuse a file that an answer cannot or must not be written to, before anything is charged.
+
+    Raises:
+        InvalidInput: its name does not say what it is.
+        PlanRefused: it is the private table's own.
+    """
+    check_suffix(file)
+    require_public(file, table, "answers")

@@ -9,7 +9,7 @@ import typer
 
 from dpflow.analyst_sql.answers import SqlAnswer
 from dpflow.analyst_sql.explain import explain_sql, plan_lines
-from dpflow.analyst_sql.publish_answer import find_output, publish_answer
+from dpflow.analyst_sql.publish_answer import check_output, find_output, publish_answer
 from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
 from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
 from dpflow.cli.console import open_ledger as open_book
@@ -86,6 +86,8 @@ def command(
     if plan.settings.name is not None:
         # Before anything is charged: a name that is none should cost nothing.
         find_output(plan, plan.settings.name)
+    if output is not None:
+        check_output(output, plan.query.table)
     answer = answer_sql(plan, book or open_book(ledger), registry)
     published = publish_answer(plan, answer)
     if output is not None:

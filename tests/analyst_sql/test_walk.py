@@ -48,3 +48,19 @@ def test_three_answers_without_yaml(tmp_path: Path) -> None:
     assert (tmp_path / "answer.csv").read_text().startswith("middle\n")
     refused = dpflow(tmp_path, "sql", "SELECT * FROM visits", "--epsilon", "1", status=1)
     assert "no-star" in refused and "nearest query" in refused
+
+
+def test_a_file_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+    """Its name is looked at before the charge, and a private source is never overwritten."""
+    with duckdb.connect(str(tmp_path / "visits.duckdb")) as connection:
+        connection.execute(ROWS)
+    (tmp_path / "alias.csv").symlink_to(tmp_path / "visits.duckdb")
+    owner = ("--unit", "person", "--rows", "20", "--epsilon", "30", "--delta", "1e-4")
+    dpflow(tmp_path, "init", "visits.duckdb", *owner)
+    before = (tmp_path / "visits.duckdb").read_bytes()
+    query = ("sql", "SELECT COUNT(*) AS n FROM visits", "--epsilon", "5", "--output")
+    assert "end it in .csv" in dpflow(tmp_path, *query, "answer.txt", status=1)
+    assert "private table's file" in dpflow(tmp_path, *query, "alias.csv", status=1)
+    assert (tmp_path / "visits.duckdb").read_bytes() == before
+    answer = json.loads(dpflow(tmp_path, *query, "answer.csv", "--json"))
+    assert not answer["free"] and (tmp_path / "answer.csv").exists(), "nothing was paid before"
