@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -52,12 +53,12 @@ def test_the_ten_lines_run(clone: Path) -> None:
 
 
 def test_the_commands_run(clone: Path) -> None:
-    """Grant, plan and release, with the release file as printed."""
+    """Grant, plan and release, with the release file as printed, and a query."""
     (clone / "release.yml").write_text(block("yaml"))
     commands = re.findall(r"^    (dpflow .*)$", README, re.MULTILINE)
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
-        words = [str(Path(sys.executable).with_name("dpflow")), *command.split()[1:]]
+        words = [str(Path(sys.executable).with_name("dpflow")), *shlex.split(command)[1:]]
         done = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
