@@ -103,6 +103,11 @@ class SqlReleaseOperator(PrivacyOperator):
                 "the query begins with EXPLAIN, which charges nothing, and this task pays for an answer; take "
                 "EXPLAIN out, or ask with dpflow sql what it would cost"
             )
+        if plan.settings.revision is not None:
+            raise InvalidInput(
+                "the query names a revision, and in a task each run draws for itself; leave revision out, and "
+                "use ordinal for a second draw in one run"
+            )
         if self.output_table is not None:
             find_output(plan, self.output_table, folder)
         answer = answer_sql(

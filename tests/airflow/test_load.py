@@ -49,7 +49,7 @@ def test_a_run_loads_its_block_once(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def test_rejected_rows_fail_the_task_at_once(tmp_path: Path) -> None:
     """A retry reads the same file. No number and no value is in the message."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     (tmp_path / "day.csv").write_text("person,day,age\nsecret,2026-01-01,x\n")
     with pytest.raises(AirflowFailException, match="were rejected") as failed:

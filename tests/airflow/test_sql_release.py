@@ -79,7 +79,7 @@ def test_a_run_pays_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_changed_retry_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for every release: the same run asks for something else."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     monkeypatch.setattr(
         "dpflow.airflow.sql_release.open_ledger", lambda conn_id, folder: world.ledger
@@ -96,13 +96,17 @@ def test_a_changed_retry_is_refused(world: World, monkeypatch: pytest.MonkeyPatc
 
 def test_explain_pays_for_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task answers; who asks for a plan is told so before a charge, and EXPLAIN ANALYZE answers."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     monkeypatch.setattr(
         "dpflow.airflow.sql_release.open_ledger", lambda conn_id, folder: world.ledger
     )
     with pytest.raises(AirflowFailException, match="EXPLAIN"):
         operator(sql="EXPLAIN SELECT COUNT(*) FROM visits").execute(context(world.folder))
+    with pytest.raises(AirflowFailException, match="each run draws for itself"):
+        operator(sql="-- dp: revision=2\nSELECT COUNT(*) FROM visits").execute(
+            context(world.folder)
+        )
     assert world.spent() == "0"
     analyze = operator(sql="EXPLAIN ANALYZE SELECT COUNT(*) FROM visits", output_table=None)
     assert analyze.execute(context(world.folder))["rows"] == 1 and world.spent() == "1"
