@@ -44,7 +44,7 @@ def context(tiny: Tiny, **changes: Any) -> dict[str, Any]:
     }
 
 
-def wanted(**changes: Any) -> dict[str, Any]:
+def make_release(**changes: Any) -> dict[str, Any]:
     request = {
         "name": "visits",
         "mechanism": "count",

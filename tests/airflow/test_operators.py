@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
-from airflow_tasks import context, wanted
+from airflow_tasks import context, make_release
 
 from dpflow.ledger import Ledger
 
@@ -23,7 +23,7 @@ def test_a_retry_or_cleared_task_replays(tiny: Tiny) -> None:
     """
     from dpflow.airflow import ReleaseOperator
 
-    operator = ReleaseOperator(task_id="t", release=wanted())
+    operator = ReleaseOperator(task_id="t", release=make_release())
     first = operator.execute(context(tiny))
     again = operator.execute(context(tiny, try_number=3, map_index=2, run_id="backfill__1"))
     assert (first["replayed"], again["replayed"], again["release_id"]) == (
@@ -42,8 +42,8 @@ def test_a_retry_that_asks_for_something_else_fails_without_retry(tiny: Tiny) ->
 
     from dpflow.airflow import ReleaseOperator
 
-    ReleaseOperator(task_id="t", release=wanted()).execute(context(tiny))
-    changed = wanted(params={"epsilon": "0.25"})
+    ReleaseOperator(task_id="t", release=make_release()).execute(context(tiny))
+    changed = make_release(params={"epsilon": "0.25"})
     with pytest.raises(AirflowFailException, match="spend_again"):
         ReleaseOperator(task_id="t", release=changed).execute(context(tiny))
     paid = ReleaseOperator(task_id="t", release=changed, spend_again=True).execute(context(tiny))
@@ -56,7 +56,10 @@ def test_a_run_that_does_not_fit_is_stopped_before_it_reads(tiny: Tiny) -> None:
 
     from dpflow.airflow import BudgetCheckOperator, ReleaseOperator
 
-    plans = [wanted(), wanted(mechanism="histogram", params={"by": "city", "epsilon": "0.5"})]
+    plans = [
+        make_release(),
+        make_release(mechanism="histogram", params={"by": "city", "epsilon": "0.5"}),
+    ]
     check = BudgetCheckOperator(task_id="b", releases=plans)
     assert check.execute(context(tiny, task_id="b")) == {"planned": 2, "to_pay": 2}
     for number, plan in enumerate(plans):
@@ -65,9 +68,9 @@ def test_a_run_that_does_not_fit_is_stopped_before_it_reads(tiny: Tiny) -> None:
     with pytest.raises(
         AirflowFailException, match="BudgetExceeded: scope 'visits', block '2020-01-01' cannot pay"
     ):
-        BudgetCheckOperator(task_id="b", releases=[wanted(params={"epsilon": "0.1"})]).execute(
-            context(tiny)
-        )
+        BudgetCheckOperator(
+            task_id="b", releases=[make_release(params={"epsilon": "0.1"})]
+        ).execute(context(tiny))
 
 
 def test_bounds_come_from_an_upstream_task(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +86,10 @@ def test_bounds_come_from_an_upstream_task(tiny: Tiny, monkeypatch: pytest.Monke
     tiny.fill(
         "CREATE TABLE visits AS SELECT i AS person, DATE '2020-01-01' AS day, 20 + i % 50 AS age FROM range(999) t(i)"
     )
-    search = wanted(name="look", mechanism="bounds", params={"column": "age", "epsilon": "0.5"})
-    total = wanted(
+    search = make_release(
+        name="look", mechanism="bounds", params={"column": "age", "epsilon": "0.5"}
+    )
+    total = make_release(
         name="total", mechanism="sum", bounds="look", params={"column": "age", "epsilon": "0.25"}
     )
     check = BudgetCheckOperator(task_id="c", releases=[search, total])

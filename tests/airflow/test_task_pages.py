@@ -11,7 +11,7 @@ import duckdb
 import jinja2
 import pytest
 from airflow_names import AirflowFailException
-from airflow_tasks import context, wanted
+from airflow_tasks import context, make_release
 
 from dpflow.errors import LedgerUnavailable
 from dpflow.ledger import Ledger
@@ -44,7 +44,7 @@ def test_a_release_says_what_it_paid_and_what_is_left(
     from dpflow.airflow import ReleaseOperator
 
     publish = {"database": "out.duckdb", "table": "visits"}
-    operator = ReleaseOperator(task_id="t", release=wanted(publish=publish))
+    operator = ReleaseOperator(task_id="t", release=make_release(publish=publish))
     first = read_log(operator, context(tiny), monkeypatch)
     assert first[0] == (
         "visits (count): asks scope visits, block 2020-01-01, for epsilon 0.5, delta 0"
@@ -73,7 +73,9 @@ def test_a_line_that_cannot_be_written_fails_no_task(
         raise LedgerUnavailable("busy")
 
     monkeypatch.setattr(Ledger, "remaining", refuse)
-    lines = read_log(ReleaseOperator(task_id="t", release=wanted()), context(tiny), monkeypatch)
+    lines = read_log(
+        ReleaseOperator(task_id="t", release=make_release()), context(tiny), monkeypatch
+    )
     assert lines[-1] == "what is left in visits could not be read: busy"
 
 
@@ -83,7 +85,7 @@ def test_checks_reports_and_grants_say_what_they_saw(
     """One line each, with the numbers of the ledger."""
     from dpflow.airflow import BudgetCheckOperator, BudgetGrantOperator, BudgetReportOperator
 
-    check = BudgetCheckOperator(task_id="c", releases=[wanted()])
+    check = BudgetCheckOperator(task_id="c", releases=[make_release()])
     assert read_log(check, context(tiny), monkeypatch) == [
         "planned: 1 releases; to pay: 1; they fit"
     ]
@@ -103,16 +105,16 @@ def test_a_template_without_a_logical_date_fails_once(tiny: Tiny) -> None:
     from dpflow.airflow import ReleaseOperator
 
     strict = jinja2.Environment(undefined=jinja2.StrictUndefined)  # as a DAG's is
-    operator = ReleaseOperator(task_id="t", release=wanted(), blocks="{{ ds }}")
+    operator = ReleaseOperator(task_id="t", release=make_release(), blocks="{{ ds }}")
     by_hand = context(tiny) | {"logical_date": None}
     with pytest.raises(AirflowFailException, match="no logical date.*write run_id") as failure:
         operator.render_template_fields(by_hand, strict)
     assert "'ds' is undefined" in str(failure.value)
     assert failure.value.__context__ is None
     with pytest.raises(AirflowFailException, match="'nowhere' is undefined; change the template"):
-        ReleaseOperator(task_id="u", release=wanted(name="{{ nowhere }}")).render_template_fields(
-            context(tiny), strict
-        )
+        ReleaseOperator(
+            task_id="u", release=make_release(name="{{ nowhere }}")
+        ).render_template_fields(context(tiny), strict)
     operator.render_template_fields(context(tiny) | {"ds": "2020-01-01"}, strict)
     assert operator.blocks == "2020-01-01"
 
@@ -120,10 +122,13 @@ def test_a_template_without_a_logical_date_fails_once(tiny: Tiny) -> None:
 @pytest.mark.parametrize(
     ("arguments", "label"),
     [
-        ({"release": wanted()}, "visits 2020-01-01"),
+        ({"release": make_release()}, "visits 2020-01-01"),
         ({"release": "releases/daily.yml", "blocks": "{{ run_id }}"}, "daily scheduled__1"),
-        ({"release": [wanted(blocks=[]), wanted(name="more", blocks=[])]}, "visits, more"),
-        ({"release": wanted(name="n" * 300)}, "n" * 100),
+        (
+            {"release": [make_release(blocks=[]), make_release(name="more", blocks=[])]},
+            "visits, more",
+        ),
+        ({"release": make_release(name="n" * 300)}, "n" * 100),
     ],
 )
 def test_a_mapped_task_is_called_by_what_it_releases(

@@ -49,7 +49,7 @@ EPSILON = Fraction(2)
 
 
 @pytest.fixture(scope="module")
-def declared(tmp_path_factory: pytest.TempPathFactory) -> Table:
+def visits_table(tmp_path_factory: pytest.TempPathFactory) -> Table:
     folder = tmp_path_factory.mktemp("random")
     (folder / "visits.yml").write_text(yaml.safe_dump(DECLARATION))
     return load_table(folder / "visits.yml")
@@ -92,15 +92,15 @@ def plan_many(count: int, seed: int, table: Table, folder: Path) -> Counter[str]
     return verdicts
 
 
-def test_a_few_random_queries_are_planned_or_refused(declared: Table, tmp_path: Path) -> None:
-    verdicts = plan_many(200, 1, declared, tmp_path)
+def test_a_few_random_queries_are_planned_or_refused(visits_table: Table, tmp_path: Path) -> None:
+    verdicts = plan_many(200, 1, visits_table, tmp_path)
     assert verdicts["planned"] > 40, verdicts
 
 
 @pytest.mark.slow
-def test_random_queries_are_planned_or_refused(declared: Table, tmp_path: Path) -> None:
+def test_random_queries_are_planned_or_refused(visits_table: Table, tmp_path: Path) -> None:
     """A hundred thousand of them."""
-    verdicts = plan_many(100_000, 2, declared, tmp_path)
+    verdicts = plan_many(100_000, 2, visits_table, tmp_path)
     print(verdicts.most_common())
     assert verdicts["planned"] > 20_000 and sum(verdicts.values()) == 100_000
 
@@ -202,19 +202,19 @@ def execute_many(count: int, seed: int, table: Table) -> int:
     return executed
 
 
-def test_one_unit_moves_a_few_random_queries_by_their_bounds(declared: Table) -> None:
-    assert execute_many(12, 3, declared) == 12
+def test_one_unit_moves_a_few_random_queries_by_their_bounds(visits_table: Table) -> None:
+    assert execute_many(12, 3, visits_table) == 12
 
 
 @pytest.mark.slow
-def test_one_unit_moves_random_queries_by_their_bounds(declared: Table) -> None:
+def test_one_unit_moves_random_queries_by_their_bounds(visits_table: Table) -> None:
     """Two thousand of them, on 50 and more pairs of neighbours."""
-    assert execute_many(2000, 4, declared) == 2000
+    assert execute_many(2000, 4, visits_table) == 2000
 
 
-def test_a_wrong_bound_would_be_seen(declared: Table) -> None:
+def test_a_wrong_bound_would_be_seen(visits_table: Table) -> None:
     """The negative control: a plan for one row a unit, measured on rows bounded by three."""
-    found = try_query("SELECT COUNT(*) FROM visits", declared, Registry.load(), None)
+    found = try_query("SELECT COUNT(*) FROM visits", visits_table, Registry.load(), None)
     assert isinstance(found, SqlPlan)
     plan = found.parts[0].plan
     wrong = plan.table.model_copy(
@@ -226,13 +226,13 @@ def test_a_wrong_bound_would_be_seen(declared: Table) -> None:
     assert release is not None
     moved = []
     for seed in range(3):
-        twins = fill_twins(declared, seed)
+        twins = fill_twins(visits_table, seed)
         sums = [exact_statistic(plan, one.database, 1)[1].moment("rows", "").sum() for one in twins]
         moved.append(abs(int(sums[0] - sums[1])))
     assert max(moved) > wrong.contribution_bounds.rows
 
 
-def test_broken_texts_end_in_a_rule(declared: Table) -> None:
+def test_broken_texts_end_in_a_rule(visits_table: Table) -> None:
     """Random characters of SQL, unicode and control characters among them."""
     rng, registry = random.Random(5), Registry.load()
     pieces = ["SELECT", "COUNT(*)", "FROM", "visits", "(", ")", "'", '"', ";", "--", "/*", "é", "\u202e", "$1",
@@ -240,7 +240,7 @@ def test_broken_texts_end_in_a_rule(declared: Table) -> None:
     for _ in range(300):
         text = " ".join(rng.choices(pieces, k=rng.randint(1, 12)))
         try:
-            found = try_query(text, declared, registry, None)
+            found = try_query(text, visits_table, registry, None)
         except InvalidInput:
             continue
         assert isinstance(found, SqlPlan | str)

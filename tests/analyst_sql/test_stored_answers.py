@@ -33,28 +33,28 @@ PAID = [
 
 
 @pytest.fixture(scope="module")
-def asked(world: World) -> World:
+def answered_world(world: World) -> World:
     world.ask(FIRST, epsilon=8)
     return world
 
 
 # A finer question for less is answered by what was released for more.
 @pytest.mark.parametrize("text", FREE[:2] + FREE[3:])
-def test_other_spellings_orders_and_filters_are_free(asked: World, text: str) -> None:
+def test_other_spellings_orders_and_filters_are_free(answered_world: World, text: str) -> None:
     """At any price whose errors are no smaller than the stored ones."""
-    before = asked.spent()
-    answer = asked.ask(text, epsilon="0.5")
-    assert answer.free and asked.spent() == before
-    first = {row[0]: row for row in asked.ask(FIRST, epsilon=8).rows}
+    before = answered_world.spent()
+    answer = answered_world.ask(text, epsilon="0.5")
+    assert answer.free and answered_world.spent() == before
+    first = {row[0]: row for row in answered_world.ask(FIRST, epsilon=8).rows}
     for row in answer.rows:
         if row[0] in first and isinstance(row[1], int):
             assert row[1] in first[row[0]]
 
 
 @pytest.mark.parametrize("text", PAID)
-def test_what_does_not_follow_is_paid(asked: World, text: str) -> None:
+def test_what_does_not_follow_is_paid(answered_world: World, text: str) -> None:
     """Other rows, other statistics, statistics that do not add up."""
-    plan = asked.ask(f"EXPLAIN {text}", epsilon="0.001")
+    plan = answered_world.ask(f"EXPLAIN {text}", epsilon="0.001")
     assert plan.to_pay
 
 
