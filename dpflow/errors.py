@@ -59,7 +59,7 @@ class InvalidInput(DpflowError):
 class InvalidAmount(InvalidInput):
     """An epsilon, delta or rho that is not an exact, finite number in its legal range.
 
-    Write a decimal or a ratio, such as 0.1 or 1/3. A retry cannot help.
+    Write a decimal or a ratio, such as 0.1 or 1/4. A retry cannot help.
     """
 
 

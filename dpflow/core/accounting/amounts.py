@@ -92,7 +92,7 @@ def parse_exact(what: str, value: object) -> Fraction:
     ):
         raise InvalidAmount(
             f"{what} is {_describe_value(value)}; it must be a finite number of at most 100 digits, written as a decimal "
-            "string, a ratio, an int, a Decimal, a Fraction or a float. Write e.g. '0.1' or '1/3'."
+            "string, a ratio, an int, a Decimal, a Fraction or a float. Write e.g. '0.1' or '1/4'."
         )
     return number
 
@@ -211,8 +211,9 @@ def _check_field(
     return amount if info.context == AS_WRITTEN else to_units_down(amount, unit) * unit
 
 
-def _json_schema(meaning: str, example: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "description": meaning, "examples": [example, "1/3"]})
+def _json_schema(meaning: str, *examples: str) -> WithJsonSchema:
+    # Whole units: a field holds just what these say.
+    return WithJsonSchema({"type": "string", "description": meaning, "examples": [*examples]})
 
 
 #: A pydantic field type: an epsilon in whole units, rounded down, JSON form an exact string. A bad
@@ -221,7 +222,7 @@ Epsilon = Annotated[
     Fraction,
     BeforeValidator(partial(_check_field, check_epsilon, EPSILON_UNIT)),
     PlainSerializer(exact_text, return_type=str),
-    _json_schema("privacy loss bound, 1e-12 to 1e6, exact", "0.1"),
+    _json_schema("privacy loss bound, 1e-12 to 1e6, exact", "0.1", "1/4"),
 ]
 
 #: A pydantic field type: a delta, as `Epsilon`.
@@ -229,5 +230,5 @@ Delta = Annotated[
     Fraction,
     BeforeValidator(partial(_check_field, check_delta, DELTA_UNIT)),
     PlainSerializer(exact_text, return_type=str),
-    _json_schema("failure probability, 0 or 1e-18 up to below 1, exact", "1e-6"),
+    _json_schema("failure probability, 0 or 1e-18 up to below 1, exact", "1e-6", "1/1000000"),
 ]

@@ -151,6 +151,19 @@ def test_pydantic_fields_round_trip_exactly() -> None:
     assert Params.model_json_schema()["properties"]["epsilon"]["type"] == "string"
 
 
+def test_examples_in_schemas_are_whole_units() -> None:
+    """What an example says is what is charged: 1/3 is taken to the unit below."""
+    schema = Params.model_json_schema()["properties"]
+    for name, field in schema.items():
+        assert len(field["examples"]) == 2
+        for example in field["examples"]:
+            amount = parse_exact(name, example)
+            assert (
+                Params.model_validate({"epsilon": 1, "delta": 0, name: example}).__dict__[name]
+                == amount
+            )
+
+
 @pytest.mark.parametrize("parts", [3, 7, 9, 365])
 def test_parts_of_a_grant_fit_into_it(parts: int) -> None:
     """What a release asks for is taken to the unit below: n times 1/n is never above 1."""
