@@ -264,7 +264,8 @@ class AuditedLedger(SealedDatabase):
         What a checkpoint says beyond the history is taken over: scopes and what they spent. Scopes
         that a lost entry may have charged are closed until they are granted again: all of them,
         unless the mark stands at the very entry that was signed. Reservations are fenced and
-        sessions closed, because the lost entries may have settled or answered them.
+        sessions closed, because the lost entries may have settled or answered them. No data count as
+        fresh from then on: the lost entries may have read them.
 
         Args:
             checkpoint: the newest signed one. An empty new ledger takes over one of another ledger.
@@ -274,7 +275,8 @@ class AuditedLedger(SealedDatabase):
             The scopes that are closed now.
 
         Raises:
-            InvalidInput: neither mark nor checkpoint knows more than the history.
+            InvalidInput: neither mark nor checkpoint knows more than the history, or the checkpoint says
+                that less was spent.
             LedgerCorrupt: what is left does not verify, or nobody trusted signed the checkpoint.
         """
         checked_name("a reason", reason, longest=1000)
@@ -283,14 +285,14 @@ class AuditedLedger(SealedDatabase):
             (None, "") if checkpoint is None else self._open_checkpoint(checkpoint, keys)
         )
         with self._database.begin_writing() as transaction:
-            passage, expected, problems = self._verify_within(transaction, marked=False)
+            passage, expected, problems = self._verify_within(transaction, point, marked=False)
             if problems:
                 raise LedgerCorrupt(f"what is left does not verify: {problems[0]}")
             if point is not None and expected.entries and point.ledger_id != self._anchor.ledger_id:
                 raise InvalidInput("the checkpoint is of another ledger; name this one's")
             writer = chain.Writer(transaction, self._anchor, passage.head)
             body = recovery.recover_state(
-                writer, passage.head, self._find_mark(), point, signer, reason, principal
+                writer, passage, self._find_mark(), point, signer, reason, principal
             )
             writer.write_entries()
         self._replace_mark(writer)

@@ -400,6 +400,9 @@ class Recheck:
             n: row for n, row in self.releases.items() if row.state in ("reserved", "open")
         }
         _require(body["unsettled"] == sorted(unsettled), "leaves a reservation or session open")
+        # Earlier recoveries did not say that nobody knows what the lost entries read.
+        for name in body.get("data", ()):
+            self.data.setdefault(name, {"first": "", "gate": None, "partition": None})
         for release in unsettled.values():
             release.state = "fenced" if release.state == "reserved" else "closed"
 

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from dpflow.errors import InvalidInput
 from dpflow.ledger.audit.recheck import Recheck
+from dpflow.ledger.books.data_claims import LOST
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
 from dpflow.ledger.history.checkpoint import (
@@ -49,7 +50,7 @@ class Passage:
         self.head: Seen = NOTHING
         self.at = ""
         self._checkpoint, self._ledger_id = checkpoint, ledger_id
-        self._extends = checkpoint is None or checkpoint.size == 0
+        self.extends = checkpoint is None or checkpoint.size == 0
 
     def pass_entries(self, rows: Any) -> Iterator[Any]:
         """All entries by number, as they come."""
@@ -58,19 +59,19 @@ class Passage:
             if self._checkpoint is not None:
                 point = self._checkpoint
                 if self.head == (point.size, point.head) and row.root == point.root:
-                    self._extends = True
+                    self.extends = True
                 # A recovery that knew of the checkpoint has taken over what it says.
                 if row.kind == "recover" and f'"{point.head}"' in row.body:
-                    self._extends = True
+                    self.extends = True
             yield row
 
     @property
     def problems(self) -> list[str]:
         """Why the history does not extend the checkpoint."""
         point = self._checkpoint
-        if point is not None and point.ledger_id != self._ledger_id and not self._extends:
+        if point is not None and point.ledger_id != self._ledger_id and not self.extends:
             return [f"the checkpoint is of ledger {point.ledger_id}, this one is {self._ledger_id}"]
-        if point is not None and not self._extends:
+        if point is not None and not self.extends:
             return [
                 f"the history does not extend the checkpoint of entry {point.size}: entries were dropped or "
                 f"replaced, or an old copy was restored"
@@ -102,7 +103,7 @@ def make_checkpoint(anchor: Anchor, expected: Recheck, passage: Passage) -> Chec
 
 def recover_state(
     writer: chain.Writer,
-    head: Seen,
+    passage: Passage,
     marked: Seen | None,
     checkpoint: Checkpoint | None,
     signer: str,
@@ -113,13 +114,17 @@ def recover_state(
     the entry that says so; returns its body.
 
     Args:
-        head: the last entry that is left.
+        passage: of what is left, with this checkpoint.
         marked: the highest one that the anchor has seen; None if the mark is lost, too.
 
     Raises:
-        InvalidInput: neither mark nor checkpoint knows more than the history.
+        InvalidInput: neither mark nor checkpoint knows more than the history, or less was spent by the
+            checkpoint.
     """
-    ahead = checkpoint if checkpoint is not None and checkpoint.size > head[0] else None
+    head, ahead = passage.head, checkpoint
+    # Taken over once: what was charged since would be taken back by a second time.
+    if checkpoint is not None and (checkpoint.size <= head[0] or passage.extends):
+        ahead = None
     if ahead is None and marked is not None and marked[0] <= head[0]:
         raise InvalidInput(
             "nothing is missing: neither the mark nor a checkpoint knows more than the history; "
@@ -143,6 +148,11 @@ def recover_state(
         row = state.find(schema.account, scope=scope, block=block)
         if row is None:
             state.insert(schema.account, scope=scope, block=block, **vars(cost))
+        elif any(getattr(row, name) > units for name, units in vars(cost).items()):
+            raise InvalidInput(
+                f"by this checkpoint scope {scope!r} has spent less than by the history, so one does not extend the "
+                f"other; recover without it, which closes every scope"
+            )
         else:
             state.update(schema.account, row, **vars(cost))
     closed_scopes = []
@@ -154,6 +164,8 @@ def recover_state(
     for row in unsettled:
         becomes = "fenced" if row.state == "reserved" else "closed"
         state.update(schema.release, state.take(schema.release, row), state=becomes)
+    if state.find(schema.data, name=LOST) is None:
+        state.insert(schema.data, name=LOST, first="", gate=None, partition=None)
     body = {
         "reason": reason,
         "marked": None if marked is None else list(marked),
@@ -162,6 +174,7 @@ def recover_state(
         "spent": spent,
         "closed": closed_scopes,
         "unsettled": [row.id for row in unsettled],
+        "data": [LOST],
     }
     writer.add_entry("recover", "", "", principal, body)
     return body

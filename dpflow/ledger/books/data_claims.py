@@ -22,6 +22,8 @@ from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 
 JOINED = "joined "
+#: A name that stands for all data since a recovery: nobody knows what the lost entries read.
+LOST = "lost entries"
 
 
 def claim_names(scope: str, named: Sequence[str]) -> tuple[str, ...]:
@@ -54,8 +56,10 @@ def _read_claims(state: LedgerState, scope: str, named: Sequence[str]) -> dict[s
 
 
 def is_fresh(state: LedgerState, release_id: str, scope: str, named: Sequence[str]) -> bool:
-    """Whether nothing was charged before this release on any of these names."""
+    """Whether nothing was charged before this release on any of these names, for certain."""
     bound_names = claim_names(scope, named)
+    if state.find(schema.data, name=LOST) is not None:
+        return False
     return all(row.first == release_id for row in _read_claims(state, scope, bound_names).values())
 
 

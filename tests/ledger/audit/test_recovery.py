@@ -6,6 +6,7 @@ import re
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -180,6 +181,68 @@ def test_a_lost_host_goes_on_from_a_checkpoint_alone(lost, ask, tmp_path, make_p
     assert ask.spent(ledger) == {"": "0.5"}
     assert ledger.verify(since=note, keys=[key]).ok
     assert run_audit(export_text(ledger), tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("again", ["nothing is lost", "more is lost"])
+def test_a_checkpoint_is_taken_over_once(lost, ask, again):
+    """What was charged after a recovery stays charged, whoever recovers by the same checkpoint again:
+    its sums were put back, and the ledger did not verify from then on.
+    """
+    place, note, *_ = lost
+    ledger = place.open()
+    note = _sign_longer(ledger, note)
+    ledger.recover(reason="log lost", principal="owner", checkpoint=note)
+    ledger.grant("flights", 2, 0, table=None, filter="basic", principal="owner")
+    settle(ledger, ask, "after")
+    if again == "nothing is lost":
+        with pytest.raises(InvalidInput, match="nothing is missing"):
+            ledger.recover(reason="twice", principal="owner", checkpoint=note)
+    else:
+        (place.anchor / "mark").unlink()
+        ledger.recover(reason="mark lost", principal="owner", checkpoint=note)
+        assert ledger.scope("flights").closed
+    assert ask.spent(ledger) == {"": "0.5"}
+    assert ledger.verify(since=note).ok
+
+
+def test_a_checkpoint_of_another_branch_takes_no_charge_back(lost, ask):
+    """Less was spent by it than by the history that is left."""
+    place, note, *_ = lost
+    ledger = place.open()
+    note = _sign_longer(ledger, note)
+    ledger.recover(reason="log lost", principal="owner")
+    ledger.grant("flights", 2, 0, table=None, filter="basic", principal="owner")
+    for name in "abc":
+        settle(ledger, ask, name)
+    before, number = ask.spent(ledger), len(ledger.history())
+    with pytest.raises(InvalidInput, match="spent less than by the history"):
+        ledger.recover(reason="again", principal="owner", checkpoint=note)
+    assert (ask.spent(ledger), len(ledger.history())) == (before, number)
+    assert ledger.verify().ok
+
+
+def _sign_longer(ledger, note):
+    """The same of a history that was a hundred notes longer."""
+    point = Checkpoint.parse(open_note(note, [ledger.signer.public_text])[0])
+    return ledger.signer.sign(replace(point, size=point.size + 100, head="1" * 64).text)
+
+
+def test_no_data_are_fresh_after_a_loss(lost, ask):
+    """The lost entries may have read them, so no session proves anything that needs fresh rows."""
+    place, note, *_ = lost
+    ledger = place.open()
+    ledger.recover(reason="log lost", principal="owner", checkpoint=note)
+    for scope in ("other", "new"):
+        ledger.grant(scope, 1, 0, table=None, filter="basic", principal="owner")
+        held = ledger.open_session(
+            ask.key("gate", scope=scope), **ask.terms(), state={}, exclusive=True
+        )
+        assert not ledger.is_fresh(held.session_id, scope, ["table t"])
+    assert ledger.verify().ok
+    place.sql("DELETE FROM dpflow_data WHERE name = 'lost entries'")
+    with pytest.raises(LedgerCorrupt):
+        ledger.is_fresh(held.session_id, scope, ["table t"])
+    assert "what is known of lost entries" in str(ledger.verify())
 
 
 FALSE_RECOVERIES = {
