@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import select
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -168,12 +169,64 @@ def _copy(
             sql.Identifier(by), sql.SQL(", ").join(map(sql.Literal, blocks))
         )
     statement = sql.SQL("COPY ({}) TO STDOUT (FORMAT csv, HEADER, ENCODING 'UTF8')").format(query)
-    with connection.cursor() as cursor, file.open("wb", buffering=_CHUNK) as stream:
-        with cursor.copy(statement) as copy:
-            for chunk in copy:
-                stream.write(chunk)
-                digest.update(chunk)
-        return int(cursor.rowcount), digest.hexdigest()
+    copied = _CopiedRows(connection.pgconn, statement.as_bytes(connection))
+    with file.open("wb") as stream:
+        for chunk in copied:
+            stream.write(chunk)
+            digest.update(chunk)
+    return copied.rows, digest.hexdigest()
+
+
+class _CopiedRows:
+    """What COPY sends, in chunks of whole rows, taken from libpq: psycopg's own loop spends three times as
+    long on each row, and most of a load's time was that.
+
+    Attributes:
+        rows: how many the server says it sent; known at the end.
+    """
+
+    rows: int = 0
+
+    def __init__(self, server: Any, statement: bytes) -> None:
+        self._server, self._statement = server, statement
+
+    def __iter__(self) -> Iterator[bytearray]:
+        from psycopg.pq import ExecStatus
+
+        self._server.send_query(self._statement)
+        self._read_result(ExecStatus.COPY_OUT)
+        receive, chunk = self._server.get_copy_data, bytearray()
+        while True:
+            size, row = receive(1)
+            if size > 0:
+                chunk += row
+                if len(chunk) >= _CHUNK:
+                    yield chunk
+                    chunk = bytearray()
+            elif size == 0:
+                self._wait()
+            else:
+                break
+        yield chunk
+        self.rows = int(self._read_result(ExecStatus.COMMAND_OK).command_tuples or 0)
+        while self._server.get_result():
+            pass
+
+    def _read_result(self, status: int) -> Any:
+        """What the server says; raises psycopg's error if it is anything else than this."""
+        from psycopg.errors import error_from_result
+
+        while self._server.is_busy():
+            self._wait()
+        result = self._server.get_result()
+        if result.status != status:
+            raise error_from_result(result)
+        return result
+
+    def _wait(self) -> None:
+        # In Python, so that an interrupt ends it.
+        select.select([self._server.socket], [], [])
+        self._server.consume_input()
 
 
 def _split_table(connection: Any, table: str) -> tuple[str, str]:
