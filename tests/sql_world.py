@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,22 @@ DECLARATION: dict[str, Any] = {
         "day": {},
     },
 }
+
+
+#: So much epsilon that noise vanishes: what is left is what was asked for.
+EXACT = 20_000
+
+
+def close(left: Any, right: Any) -> bool:
+    if isinstance(left, float) or isinstance(right, float):
+        return (
+            left is not None and right is not None and abs(left - right) <= 1e-2 + 1e-3 * abs(right)
+        )
+    if isinstance(left, int) and isinstance(right, int) and right > 10_000:
+        return abs(left - right) <= 1e-3 * right
+    if isinstance(left, dt.datetime) and not isinstance(right, dt.datetime):
+        return left.date() == right
+    return left == right or (isinstance(right, dt.datetime) and left == right.date())
 
 
 class World:

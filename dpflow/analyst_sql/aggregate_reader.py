@@ -159,11 +159,11 @@ class AggregateReader:
             # A literal has a value in every row.
             if isinstance(what, exp.Literal | exp.Boolean):
                 return aggregate_output("count", None, None, condition)
-            if self._is_unit(what) and not self._is_declared(what):
+            if self._rows.is_unit(what) and not self._rows.is_declared(what):
                 return aggregate_output("count", None, None, condition)
             return aggregate_output("values", self._rows.read(what), None, condition)
         unit = self._table.privacy_unit.column
-        if len(what.expressions) != 1 or not self._is_unit(what.expressions[0]):
+        if len(what.expressions) != 1 or not self._rows.is_unit(what.expressions[0]):
             raise Refusal(
                 "distinct-unit",
                 f"COUNT(DISTINCT ...) counts privacy units, whose column is {unit!r}; how many values "
@@ -172,16 +172,6 @@ class AggregateReader:
                 lambda: what.set("expressions", [exp.column(unit)]),
             )
         return aggregate_output("units", None, None, condition)
-
-    def _is_unit(self, found: Any) -> bool:
-        return (
-            isinstance(found, exp.Column)
-            and found.name.casefold() == self._table.privacy_unit.column.casefold()
-            and found.table.casefold() in ("", self._rows.alias)
-        )
-
-    def _is_declared(self, found: Any) -> bool:
-        return any(name.casefold() == found.name.casefold() for name in self._table.columns)
 
     def _read_sample(self, root: bool, value: Node, condition: Node | None) -> OutputExpression:
         """VAR_SAMP from VAR_POP and the number of values, which is released beside it."""

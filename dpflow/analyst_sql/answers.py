@@ -6,15 +6,16 @@ import csv
 import datetime as dt
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpflow.analyst_sql.cells import Cells
-from dpflow.analyst_sql.outputs import NULL, Released, as_truth, evaluate, sort_key, write_text
-from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery, SqlAggregate
-from dpflow.analyst_sql.typed_keys import type_keys
+from dpflow.analyst_sql.cells import Cells, Number
+from dpflow.analyst_sql.outputs import Released, write_text
+from dpflow.analyst_sql.released_query import Query, list_queries
+from dpflow.analyst_sql.released_rows import RowComputer
+from dpflow.analyst_sql.select_query import SelectQuery
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
@@ -236,112 +237,53 @@ def _json_value(value: Any) -> Any:
 
 
 def compute_answer(
-    query: SelectQuery, cells: Cells, origins: Sequence[Origin], notes: Sequence[str]
+    query: Query,
+    cells: Callable[[SelectQuery], Cells],
+    origins: Sequence[Origin],
+    notes: Sequence[str],
 ) -> SqlAnswer:
-    """Columns, HAVING, ORDER BY and LIMIT, all over released numbers."""
-    keys = list(cells)
-    typed = type_keys([[key[position] for key in keys] for position in range(len(query.groups))])
-    groups = [
-        ([typed[position][text] for position, text in enumerate(key)], cells[key]) for key in keys
-    ]
-    outputs = [output for _, output in query.columns]
-    kept: list[tuple[list[Any], Any]] = []
-    remarks: set[str] = set()
-    for values, cell in groups:
-        if query.having is not None:
-            point = {aggregate: Released(number.value) for aggregate, number in cell.items()}
-            if not as_truth(evaluate(query.having, values, point).value):
-                continue
-        kept.append((values, cell))
-        remarks |= {number.remark for number in cell.values() if number.remark}
-    for order in reversed(query.order):
-        kept.sort(key=lambda group, order=order: _order_key(order, *group))  # type: ignore[misc]
-    # Among equals, and without ORDER BY, the order of keys: that of rows would tell of them.
-    last = None if query.limit is None else query.offset + query.limit
-    kept = kept[query.offset : last]
+    """All that is computed from released numbers.
+
+    An interval of several released numbers holds when all of theirs do. So each is taken at a smaller
+    failure probability, or, where that is not known, the failures are added.
+    """
+    points = RowComputer(cells, None).compute(query).cells
+    by_number = {1: RowComputer(cells, 1).compute(query).cells}
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
-    for (name, _), output in zip(query.columns, outputs):
-        confidence, column = _compute_column(output, kept)
+    used: frozenset[Number] = frozenset()
+    for position, (name, _) in enumerate(query.columns):
+        noises = [row[position].noises for row in points]
+        numbers = frozenset[Number]().union(*noises)
+        together = max(map(len, noises), default=0)
+        widened = all(n.width(together) is not None for n in numbers if n.value is not None)
+        taken = together if widened and together else 1
+        if taken not in by_number:
+            by_number[taken] = RowComputer(cells, taken).compute(query).cells
+        column = [row[position].value for row in by_number[taken]]
+        held = 95 if widened else 100 - 5 * together
+        # What hardly says anything is no interval.
+        known = together and held >= 50 and any(one.bounded for one in column)
+        confidence = held if known else None
+        if not known:
+            column = [Released(one.value) for one in column]
         columns.append(AnswerColumn(name, _find_kind([one.value for one in column]), confidence))
         computed.append(column)
-    rows = tuple(zip(*computed)) if kept else ()
+        used |= numbers
+    rows = tuple(zip(*computed)) if points else ()
     marked = [
         f"{column.name}: at least {column.confidence} % noise interval"
         for column in columns
-        if column.confidence not in (None, 95)
+        if column.confidence is not None and column.confidence != 95
     ]
+    protected = dict.fromkeys(one.table.protection_text for one in list_queries(query))
     return SqlAnswer(
         tuple(columns),
         rows,
         tuple(origins),
-        query.table.protection_text,
-        (*notes, *marked, *sorted(remarks)),
+        "; ".join(protected),
+        (*notes, *marked, *sorted({number.remark for number in used if number.remark})),
     )
-
-
-def _order_key(order: Any, keys: Sequence[Any], cell: Mapping[SqlAggregate, Any]) -> Any:
-    value = evaluate(
-        order.by, keys, {aggregate: Released(number.value) for aggregate, number in cell.items()}
-    ).value
-    if value is None:
-        return (0 if order.nulls_first else 2, _Reverse(()) if order.descending else ())
-    key = sort_key(value)
-    return (1, _Reverse(key) if order.descending else key)
-
-
-@dataclass(frozen=True)
-class _Reverse:
-    """Orders the other way round."""
-
-    key: Any
-
-    def __lt__(self, other: _Reverse) -> bool:
-        return bool(other.key < self.key)
-
-
-def count_noises(output: OutputExpression) -> int:
-    """How many different released numbers an expression is computed from."""
-    return len(set(output.aggregates()))
-
-
-def _compute_column(
-    output: OutputExpression, groups: Sequence[tuple[list[Any], Any]]
-) -> tuple[int | None, list[Released]]:
-    """One column, and the confidence of its intervals.
-
-    An interval of several released numbers holds when all of theirs do. So each is taken at a
-    smaller failure probability, or, where that is not known, the failures are added.
-    """
-    together = count_noises(output)
-    if together == 0:
-        return None, [evaluate(output, keys, {}) for keys, _ in groups]
-    used = set(output.aggregates())
-    widened = all(
-        cell[one].width(together) is not None for _, cell in groups for one in used if one in cell
-    )
-    taken = together if widened else 1
-    column = []
-    for keys, cell in groups:
-        released = {}
-        for one in used:
-            number = cell.get(one)
-            if number is None or number.value is None:
-                released[one] = NULL
-                continue
-            width = number.width(taken)
-            if width is None or not isinstance(number.value, int | float):
-                released[one] = Released(number.value)
-            else:
-                released[one] = Released(number.value, number.value - width, number.value + width)
-        column.append(evaluate(output, keys, released))
-    if not any(one.bounded for one in column):
-        return None, column
-    confidence = 95 if widened else 100 - 5 * together
-    # What hardly says anything is no interval.
-    if confidence < 50:
-        return None, [Released(one.value) for one in column]
-    return confidence, column
 
 
 _KINDS = {

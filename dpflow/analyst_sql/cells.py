@@ -22,19 +22,24 @@ from dpflow.tables.language.nodes import Node
 Key = tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Number:
-    """One released number.
+    """One released number, or a sum of such. Each is itself only: equal values have other noise.
 
     Attributes:
         value: None where the release answered "none".
         width: its half-width so that k such numbers are within theirs with 95 % together; None where
             none is known.
+        plan, label: the release, and what it calls the statistic; None where its noise does not add up.
+        cells: how many numbers of the release are added up in it.
     """
 
     value: Any
     width: Callable[[int], float | None]
     remark: str = ""
+    plan: Plan | None = None
+    label: str = ""
+    cells: int = 1
 
 
 Cells = dict[Key, dict[SqlAggregate, Number]]
@@ -54,7 +59,10 @@ def read_cells(part: QueryPart, plan: Plan, rows: Sequence[Row], groups: Sequenc
         if row.measure in by_label:
             key = tuple(split_key(row.key, groups))
             cell = cells.setdefault(key, {})
-            number = Number(_whole(plan, row), make_width(plan, row), row.remark)
+            value, width = _whole(plan, row), make_width(plan, row)
+            number = Number(
+                value, width, row.remark, _additive_plan(plan, row.measure), row.measure
+            )
             for aggregate, label in part.measures.items():
                 if label == row.measure:
                     cell[aggregate] = number
@@ -138,10 +146,15 @@ def sum_half_width(noise: Noise, cells: int, failure: float) -> int:
     return math.ceil(best)
 
 
+def _additive_plan(plan: Plan, label: str) -> Plan | None:
+    """The plan, if noises of this label add up: they are independent, and of a known size."""
+    measure = find_measure(plan, label)
+    additive = plan.mechanism.name == "aggregates" and measure is not None and not measure.shrinks
+    return plan if additive else None
+
+
 def add_up(
     cells: Cells,
-    plan: Plan,
-    part: QueryPart,
     stored_groups: Sequence[Node],
     groups: Sequence[Node],
 ) -> Cells:
@@ -154,18 +167,27 @@ def add_up(
             coarse.setdefault(aggregate, []).append(number)
     return {
         key: {
-            aggregate: _add_numbers(numbers, plan, part.measures[aggregate])
+            aggregate: add_numbers(numbers) or Number(None, no_width)
             for aggregate, numbers in cell.items()
         }
         for key, cell in collected.items()
     }
 
 
-def _add_numbers(numbers: Sequence[Number], plan: Plan, label: str) -> Number:
+def add_numbers(numbers: Sequence[Number]) -> Number | None:
+    """The sum of different numbers of one release, whose noise is narrower than the sum of their
+    widths; None where they are not of one, or have no value.
+    """
+    plans, labels = {id(number.plan) for number in numbers}, {number.label for number in numbers}
+    plan = numbers[0].plan if numbers else None
+    if plan is None or len(plans) > 1 or len(labels) > 1 or len(set(numbers)) < len(numbers):
+        return None
     if any(number.value is None for number in numbers):
-        return Number(None, no_width)
-    row = Row("", label, None)
-    return Number(sum(number.value for number in numbers), make_width(plan, row, len(numbers)))
+        return None
+    (label,) = labels
+    cells = sum(number.cells for number in numbers)
+    total = sum(number.value for number in numbers)
+    return Number(total, make_width(plan, Row("", label, None), cells), "", plan, label, cells)
 
 
 def error_sizes(part: QueryPart, plan: Plan) -> Mapping[str, float]:

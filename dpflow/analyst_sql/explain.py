@@ -8,12 +8,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpflow.analyst_sql.aggregate_reader import TAIL
-from dpflow.analyst_sql.answers import count_noises
 from dpflow.analyst_sql.cells import find_measure, find_release, make_width
 from dpflow.analyst_sql.outputs import write_text
 from dpflow.analyst_sql.query_parts import PartPlan
 from dpflow.analyst_sql.query_plan import SqlPlan
-from dpflow.analyst_sql.select_query import OutputExpression, SqlAggregate, join_conditions
+from dpflow.analyst_sql.released_query import (
+    Query,
+    ReleasedQuery,
+    UnionAll,
+    list_inner,
+    list_queries,
+)
+from dpflow.analyst_sql.select_query import (
+    OutputExpression,
+    SelectQuery,
+    SqlAggregate,
+    join_conditions,
+)
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import Row
 from dpflow.engine.releases.execute import check_scope
@@ -45,10 +56,10 @@ def explain_sql(plan: SqlPlan, ledger: Ledger | None) -> dict[str, Any]:
         "stages": list(_list_stages(plan)),
         "releases": [_describe_part(part, stored) for part, stored in zip(plan.parts, plan.stored)],
         "columns": [
-            {"column": name, "noise": describe_noise(output, plan)}
-            for name, output in plan.query.columns
+            {"column": name, "noise": _describe_noise(position, plan)}
+            for position, (name, _) in enumerate(plan.query.columns)
         ],
-        "protects": plan.query.table.protection_text,
+        "protects": "; ".join(dict.fromkeys(one.protection_text for one in plan.tables)),
         "scope": plan.settings.scope,
         "notes": [*plan.unpaid, *_list_notes(plan)],
         "forecast": forecast,
@@ -85,11 +96,14 @@ def _check_source(plan: SqlPlan) -> str:
 
 
 def _list_stages(plan: SqlPlan) -> Iterator[str]:
-    query = plan.query
-    where = join_conditions(query.conditions)
-    of_blocks = f", blocks {', '.join(query.blocks)}" if query.blocks else ""
-    yield f"read {query.table.name}{of_blocks}{f' where {where}' if where else ''}"
+    read: list[SelectQuery] = []
     for part in plan.parts:
+        query = part.part.queries[0]
+        if query not in read:
+            read.append(query)
+            where = join_conditions(query.conditions)
+            of_blocks = f", blocks {', '.join(query.blocks)}" if query.blocks else ""
+            yield f"read {query.table.name}{of_blocks}{f' where {where}' if where else ''}"
         by = part.part.params.get("by")
         groups, rows = part.part.table.groups_and_rows(by)
         reach = f"{groups} groups, {rows} rows in each" if by is not None else f"{rows} rows"
@@ -98,10 +112,23 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
             f"bound contributions: one {query.table.privacy_unit.column} counts with {reach}; "
             f"{part.part.mechanism}{f' by {by}' if by else ''}: {names}"
         )
+    yield f"compute from what was released, at no cost: {_describe_output(plan.query)}"
+
+
+def _describe_output(query: Query) -> str:
+    """What is computed after noise, from the inside out."""
+    inner = [_describe_output(one) for one in list_inner(query) if not isinstance(one, SelectQuery)]
+    if isinstance(query, UnionAll):
+        return ", then ".join([*inner, f"UNION ALL of {len(query.branches)}"])
     after = [f"columns {', '.join(name for name, _ in query.columns)}"]
+    if isinstance(query, ReleasedQuery):
+        joined = len(query.sources) - 1
+        after = [f"JOIN of {joined + 1}"] * bool(joined) + ["WHERE"] * (query.where is not None)
+        after += ["GROUP BY"] * bool(query.groups)
+        after += [f"columns {', '.join(name for name, _ in query.columns)}"]
     after += ["HAVING"] * (query.having is not None) + ["ORDER BY"] * bool(query.order)
     after += [f"LIMIT {query.limit}"] * (query.limit is not None)
-    yield f"compute from what was released, at no cost: {', '.join(after)}"
+    return ", then ".join([*inner, ", ".join(after)])
 
 
 def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:
@@ -120,20 +147,63 @@ def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:
     }
 
 
-def describe_noise(output: OutputExpression, plan: SqlPlan) -> str:
+def _describe_noise(position: int, plan: SqlPlan) -> str:
     """The half-widths at 95 % of what a column is computed from; together, where it is of several."""
-    together = count_noises(output)
-    if not together:
+    statistics: list[Statistic] = []
+    for one in _trace_column(plan.query, position):
+        if one not in statistics:
+            statistics.append(one)
+    if not statistics:
         return "none"
+    of_rows = "" if isinstance(plan.query, SelectQuery) else " in each released row"
     return "; ".join(
-        f"{aggregate} {_describe_width(aggregate, plan, together)}"
-        for aggregate in dict.fromkeys(output.aggregates())
+        f"{aggregate} {_describe_width(aggregate, select, plan, len(statistics))}{of_rows}"
+        for select, aggregate in statistics
     )
 
 
-def _describe_width(aggregate: SqlAggregate, plan: SqlPlan, together: int) -> str:
+Statistic = tuple[SelectQuery, SqlAggregate]
+
+
+def _trace_column(query: Query, position: int) -> Iterator[Statistic]:
+    """The statistics of private rows that a column of a query is computed from."""
+    if isinstance(query, UnionAll):
+        for branch in query.branches:
+            yield from _trace_column(branch, position)
+        return
+    yield from _trace_output(query, query.columns[position][1])
+
+
+def _trace_output(
+    query: SelectQuery | ReleasedQuery, output: OutputExpression
+) -> Iterator[Statistic]:
+    for leaf in output.leaves():
+        if leaf.op == "aggregate" and isinstance(query, SelectQuery):
+            yield query, leaf.args[0]
+        elif leaf.op == "scalar":
+            yield from _trace_column(leaf.args[0], 0)
+        elif isinstance(query, ReleasedQuery):
+            yield from _trace_leaf(query, leaf)
+
+
+def _trace_leaf(query: ReleasedQuery, leaf: OutputExpression) -> Iterator[Statistic]:
+    """Of what stands for released rows or groups of them."""
+    if leaf.op == "rows":
+        for arg in leaf.args:
+            if isinstance(arg, OutputExpression):
+                yield from _trace_output(query, arg)
+    elif leaf.op == "key":
+        yield from _trace_output(query, (query.groups or ())[leaf.args[0]])
+    else:
+        widths = [(one.query, n) for one in query.sources for n in range(len(one.query.columns))]
+        yield from _trace_column(*widths[leaf.args[0]])
+
+
+def _describe_width(
+    aggregate: SqlAggregate, select: SelectQuery, plan: SqlPlan, together: int
+) -> str:
     for part, stored in zip(plan.parts, plan.stored):
-        if aggregate not in part.part.measures:
+        if aggregate not in part.part.measures or select not in part.part.queries:
             continue
         # A stored release has the error that it was drawn with.
         answering = part.plan if stored is None else stored.plan
@@ -148,15 +218,13 @@ def _describe_width(aggregate: SqlAggregate, plan: SqlPlan, together: int) -> st
                 for name, width in (bound.half_width if bound else {}).items()
             )
         width = make_width(answering, Row("", label, None))(together)
-        of_cells = (
-            " in each cell" if stored is not None and stored.groups != plan.query.groups else ""
-        )
+        of_cells = " in each cell" if stored is not None and stored.groups != select.groups else ""
         return f"+- {width:g}{of_cells}"
     return "unknown"
 
 
 def _list_notes(plan: SqlPlan) -> Iterator[str]:
-    kinds = [aggregate for aggregate in plan.query.aggregates() if aggregate.kind == "quantile"]
+    kinds = [one for one in _list_aggregates(plan) if one.kind == "quantile"]
     tails = [one for one in kinds if one.share is not None and one.share in _TAILS]
     if tails:
         yield (
@@ -168,10 +236,14 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
         yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {literal}"
 
 
+def _list_aggregates(plan: SqlPlan) -> list[SqlAggregate]:
+    return [one for query in list_queries(plan.query) for one in query.aggregates()]
+
+
 def _list_shares(plan: SqlPlan) -> list[str]:
     shares = {
         write_text(float(one.share))
-        for one in plan.query.aggregates()
+        for one in _list_aggregates(plan)
         if one.kind == "quantile" and one.share not in (*_TAILS, None)
     }
     return [", ".join(sorted(shares))] if shares else []

@@ -12,11 +12,11 @@ import datetime as dt
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpflow.analyst_sql.select_query import OutputExpression, SqlAggregate
+from dpflow.analyst_sql.select_query import LEAVES, OutputExpression
 
 #: Operators and functions by what sqlglot calls them.
 ARITHMETIC = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
@@ -42,12 +42,14 @@ CASTS = {
 class Released:
     """A value computed from released ones, and its noise interval; None where there is none.
 
-    ``low`` and ``high`` of what has no noise, such as a key, are its value.
+    ``low`` and ``high`` of what has no noise, such as a key, are its value. ``noisy``: it is no key, so
+    a condition on it may be another one without noise.
     """
 
     value: Any
     low: float | None = None
     high: float | None = None
+    noisy: bool = False
 
     @property
     def bounded(self) -> bool:
@@ -64,26 +66,22 @@ def exact(value: Any) -> Released:
     return Released(value, value, value) if number else Released(value)
 
 
-def evaluate(
-    output: OutputExpression, keys: Sequence[Any], released: Mapping[SqlAggregate, Released]
-) -> Released:
-    """An expression of one group.
+LookUp = Callable[[OutputExpression], Released]
+
+
+def evaluate(output: OutputExpression, look_up: LookUp) -> Released:
+    """An expression of one row.
 
     Args:
-        keys: the group's typed keys.
-        released: its numbers with their intervals.
+        look_up: the value of a leaf, such as a key of the row's group or a released number.
     """
-    if output.op == "key":
-        return exact(keys[output.args[0]])
     if output.op == "literal":
         return exact(output.args[0])
-    if output.op == "aggregate":
-        return released.get(output.args[0], NULL)
+    if output.op in LEAVES:
+        return look_up(output)
     if output.op == "CASE":
-        return _choose(output.args, keys, released)
-    values = [
-        evaluate(arg, keys, released) for arg in output.args if isinstance(arg, OutputExpression)
-    ]
+        return _choose(output.args, look_up)
+    values = [evaluate(arg, look_up) for arg in output.args if isinstance(arg, OutputExpression)]
     if output.op in ("AND", "OR"):
         return _connect(output.op, [as_truth(one.value) for one in values])
     if output.op == "IS NULL":
@@ -115,23 +113,22 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _choose(
-    args: Sequence[Any], keys: Sequence[Any], released: Mapping[SqlAggregate, Released]
-) -> Released:
+def _choose(args: Sequence[Any], look_up: LookUp) -> Released:
     """A CASE. Which branch is taken may hang on noise, so the interval holds those of all branches
     unless the conditions have none of it.
     """
     pairs = len(args) // 2
     branches = [*args[1 : 2 * pairs : 2], *args[2 * pairs :]]
-    results = [evaluate(one, keys, released) for one in branches]
+    results = [evaluate(one, look_up) for one in branches]
     if len(args) % 2 == 0:
         results.append(NULL)
     chosen = results[-1]
     for condition, result in zip(args[: 2 * pairs : 2], results):
-        if as_truth(evaluate(condition, keys, released).value):
+        if as_truth(evaluate(condition, look_up).value):
             chosen = result
             break
-    if not any(True for condition in args[: 2 * pairs : 2] for _ in condition.aggregates()):
+    leaves = (leaf for condition in args[: 2 * pairs : 2] for leaf in condition.leaves())
+    if not any(look_up(leaf).noisy for leaf in leaves):
         return chosen
     if not chosen.bounded or not all(one.bounded or one.value is None for one in results):
         return Released(chosen.value)
@@ -171,7 +168,7 @@ def _cast(value: Released, kind: str) -> Released:
         return NULL
     if kind == "VARCHAR":
         return Released(write_text(value.value))
-    number = _as_number(value.value)
+    number = as_number(value.value)
     if number is None or not math.isfinite(number):
         return NULL
     if kind == "DOUBLE":
@@ -194,7 +191,8 @@ def write_text(value: Any) -> str:
 _NUMBER = re.compile(r"\s*[-+]?[0-9]+(\.[0-9]+)?\s*")
 
 
-def _as_number(value: Any) -> int | float | None:
+def as_number(value: Any) -> int | float | None:
+    """A number, also of a text that writes one; None for anything else."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, int | float):
@@ -207,7 +205,7 @@ def _as_number(value: Any) -> int | float | None:
 def _compare(left: Any, op: str, right: Any) -> bool | None:
     """A comparison; texts are read as what they are compared with, and are NULL if they cannot be."""
     if _is_number(left) != _is_number(right):
-        left, right = _as_number(left), _as_number(right)
+        left, right = as_number(left), as_number(right)
     elif type(left) is not type(right) and not _is_number(left):
         # Dates are written so that their texts have their order.
         left, right = write_text(left), write_text(right)
@@ -246,6 +244,16 @@ def _compute(op: str, values: Sequence[Released]) -> Released:
     if interval is None or not all(map(math.isfinite, interval)):
         return Released(value)
     return Released(value, *interval)
+
+
+def add_released(left: Released, right: Released) -> Released:
+    """The sum of two numbers."""
+    return _compute("+", (left, right))
+
+
+def divide_released(left: Released, right: Released) -> Released:
+    """The quotient of two numbers."""
+    return _compute("/", (left, right))
 
 
 def _take_root(number: Any) -> float | None:
@@ -327,9 +335,13 @@ def _round(value: Released, digits: Any) -> Released:
         return NULL
 
     def round_number(number: Any) -> Any:
-        scaled = abs(number) * 10**digits
-        rounded = math.copysign(math.floor(scaled + 0.5), number) / 10**digits
-        return int(rounded) if isinstance(number, int) else rounded
+        if digits >= 0:
+            rounded = math.floor(abs(number) * 10**digits + 0.5) / 10**digits
+        else:
+            # Of tens and hundreds whole numbers are exact, and their inverses are not.
+            rounded = math.floor(abs(number) / 10**-digits + 0.5) * 10**-digits
+        rounded = -rounded if number < 0 else rounded
+        return int(rounded) if isinstance(number, int) else float(rounded)
 
     if not value.bounded:
         return Released(round_number(value.value))

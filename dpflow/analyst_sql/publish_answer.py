@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from dpflow.analyst_sql.answers import SqlAnswer, check_suffix
@@ -49,16 +50,18 @@ def find_output(plan: SqlPlan, name: str, folder: Path | None = None) -> Path:
             "the query has a name, and nothing says which file its answer goes to; add output: "
             "{database: published.duckdb} to dpflow.yml"
         )
-    require_public(output.database, plan.query.table, "published results")
+    for table in plan.tables:
+        require_public(output.database, table, "published results")
     return output.database
 
 
-def check_output(file: Path, table: Table) -> None:
+def check_output(file: Path, tables: Sequence[Table]) -> None:
     """Refuse a file that an answer cannot or must not be written to, before anything is charged.
 
     Raises:
         InvalidInput: its name does not say what it is.
-        PlanRefused: it is the private table's own.
+        PlanRefused: it is a private table's own.
     """
     check_suffix(file)
-    require_public(file, table, "answers")
+    for table in tables:
+        require_public(file, table, "answers")

@@ -59,6 +59,7 @@ class QueryPart:
     """One release of a query before it has a price.
 
     Attributes:
+        queries: the SELECTs that it is for: all read the same rows in the same groups.
         table: the declaration with all columns that it needs.
         params: the mechanism's parameters but for the privacy cost.
         measures: for each aggregate, what the release calls it.
@@ -66,6 +67,7 @@ class QueryPart:
         private: keys are selected privately, so it needs a delta.
     """
 
+    queries: tuple[SelectQuery, ...]
     mechanism: str
     table: Table
     params: Mapping[str, Any]
@@ -105,15 +107,30 @@ def is_private(table: Table, name: str) -> bool:
     return column.public_keys is None
 
 
-def list_parts(query: SelectQuery) -> list[QueryPart]:
-    """The releases that a query needs. Raises `Refusal`."""
+def list_parts(queries: Sequence[SelectQuery]) -> list[QueryPart]:
+    """The releases that SELECTs need: those that read the same rows in the same groups share theirs.
+    Raises `Refusal`.
+    """
+    sharing: list[list[SelectQuery]] = []
+    for query in queries:
+        same = next((one for one in sharing if _read_the_same(one[0], query)), None)
+        if same is None:
+            sharing.append([query])
+        else:
+            same.append(query)
     try:
-        return _list_parts(query)
+        return [part for one in sharing for part in _list_parts(tuple(one))]
     except InvalidInput as error:
         raise refusal_of(error, None) from None
 
 
-def _list_parts(query: SelectQuery) -> list[QueryPart]:
+def _read_the_same(one: SelectQuery, other: SelectQuery) -> bool:
+    rows = [(q.table, q.conditions, q.blocks, q.groups) for q in (one, other)]
+    return rows[0] == rows[1]
+
+
+def _list_parts(queries: tuple[SelectQuery, ...]) -> list[QueryPart]:
+    query = queries[0]
     table, by, private = find_grouping(query)
     if by is not None and not private:
         # Raises where there are too many cells.
@@ -124,14 +141,14 @@ def _list_parts(query: SelectQuery) -> list[QueryPart]:
     parts: list[QueryPart] = []
     names: list[Any] = []
     columns = table
-    for aggregate in query.aggregates():
+    for aggregate in dict.fromkeys(one for query in queries for one in query.aggregates()):
         kind = aggregate.kind
         if kind == "quantile":
             with_column, name = declare_value(table, aggregate)
             labels = quantiles.setdefault(name, {})
             labels[aggregate] = f"quantile {aggregate.share}"
         elif kind in ("mode", "histogram") or (kind == "units" and aggregate.condition):
-            _add_part(parts, _single_part(query, aggregate, table, by))
+            _add_part(parts, _single_part(queries, aggregate, table, by))
         elif kind in ("count", "units") and aggregate.condition is None:
             moments[aggregate] = _MEASURES[kind]
             names.append({"measure": _MEASURES[kind]})
@@ -145,12 +162,12 @@ def _list_parts(query: SelectQuery) -> list[QueryPart]:
         distinct = {str(one): one for one in names}
         params = {"by": by, "measures": [distinct[text] for text in sorted(distinct)]}
         mechanism = "private_aggregates" if private else "aggregates"
-        parts.insert(0, QueryPart(mechanism, columns, params, moments, where, private))
+        parts.insert(0, QueryPart(queries, mechanism, columns, params, moments, where, private))
     for labels in quantiles.values():
         with_column, name = declare_value(table, next(iter(labels)))
         shares = sorted({aggregate.share for aggregate in labels if aggregate.share})
         params = {"column": name, "by": by, "quantiles": [exact_text(one) for one in shares]}
-        parts.append(QueryPart("quantiles", with_column, params, labels, where))
+        parts.append(QueryPart(queries, "quantiles", with_column, params, labels, where))
     if private and any(not part.private for part in parts):
         raise Refusal(
             "public-keys",
@@ -170,15 +187,16 @@ def _add_part(parts: list[QueryPart], part: QueryPart) -> None:
 
 
 def _single_part(
-    query: SelectQuery, aggregate: SqlAggregate, table: Table, by: str | None
+    queries: tuple[SelectQuery, ...], aggregate: SqlAggregate, table: Table, by: str | None
 ) -> QueryPart:
     """MODE, HISTOGRAM, and units under a FILTER, which becomes a part of WHERE."""
-    conditions = {str(one): one for one in query.conditions}
+    conditions = {str(one): one for one in queries[0].conditions}
     if aggregate.condition is not None:
         conditions[str(aggregate.condition)] = aggregate.condition
     where = join_conditions(tuple(conditions[text] for text in sorted(conditions)))
     if aggregate.kind == "units":
-        return QueryPart("count_distinct", table, {"by": by}, {aggregate: "count_distinct"}, where)
+        counts = {aggregate: "count_distinct"}
+        return QueryPart(queries, "count_distinct", table, {"by": by}, counts, where)
     if by is not None:
         raise Refusal(
             "grouped-mode",
@@ -187,12 +205,11 @@ def _single_part(
     assert aggregate.value is not None
     name = ".".join(aggregate.value.args[0])
     if aggregate.kind == "mode":
-        return QueryPart("arg_max", table, {"by": name}, {aggregate: "rank"}, where)
-    return QueryPart("histogram", table, {"by": name}, {aggregate: "count"}, where)
+        return QueryPart(queries, "arg_max", table, {"by": name}, {aggregate: "rank"}, where)
+    return QueryPart(queries, "histogram", table, {"by": name}, {aggregate: "count"}, where)
 
 
 def price_parts(
-    query: SelectQuery,
     parts: Sequence[QueryPart],
     price: Price,
     scope: str,
@@ -212,7 +229,7 @@ def price_parts(
         if part.private and not delta:
             raise Refusal(
                 "private-keys",
-                f"{', '.join(map(str, query.groups))} has private keys, and selecting them needs a delta: the chance that "
+                f"{', '.join(map(str, part.queries[0].groups))} has private keys, and selecting them needs a delta: the chance that "
                 f"a key of one unit shows; add -- dp: delta=1e-6, or declare public_keys",
                 option=("delta", "1e-6"),
             )
@@ -221,12 +238,11 @@ def price_parts(
             cost["delta"] = exact_text(delta)
         if part.private:
             cost["min_units"] = price.min_units
-        plans.append(plan_part(query, part, cost, scope, registry, revision))
+        plans.append(plan_part(part, cost, scope, registry, revision))
     return plans
 
 
 def plan_part(
-    query: SelectQuery,
     part: QueryPart,
     cost: Mapping[str, Any],
     scope: str,
@@ -234,6 +250,7 @@ def plan_part(
     revision: int,
 ) -> PartPlan:
     """The plan of one part at a cost. Raises `Refusal`."""
+    query = part.queries[0]
     try:
         request = ReleaseRequest(
             name=release_name(query.table),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,15 @@ from dpflow.analyst_sql.answers import Origin, SqlAnswer, compute_answer
 from dpflow.analyst_sql.cells import Cells, read_cells
 from dpflow.analyst_sql.nearest_query import find_nearest
 from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, list_parts, price_parts
+from dpflow.analyst_sql.query_reader import read_query
+from dpflow.analyst_sql.released_query import Query, list_queries, replace_selects
 from dpflow.analyst_sql.select_query import SelectQuery
 from dpflow.analyst_sql.settings import Settings, make_finder, merge_options, read_settings
 from dpflow.analyst_sql.source_text import Refusal, SourceText, read_source
-from dpflow.analyst_sql.statement import read_statement
 from dpflow.analyst_sql.stored_answers import (
     Stored,
     StoredReleases,
+    find_cells,
     identify_query,
     keep_cells,
     list_conditions,
@@ -46,7 +48,7 @@ class SqlPlan:
         unpaid: why a part is paid although a finer release is there.
     """
 
-    query: SelectQuery
+    query: Query
     settings: Settings
     parts: tuple[PartPlan, ...]
     stored: tuple[Stored | None, ...]
@@ -56,13 +58,22 @@ class SqlPlan:
     def __repr__(self) -> str:
         costs = [plan.privacy_cost() for plan in self.to_pay]
         paid = ", ".join(f"epsilon {epsilon}, delta {delta}" for epsilon, delta in costs)
-        return f"SqlPlan({self.query.table.name}: {paid or 'free'}, from scope {self.settings.scope!r})"
+        names = ", ".join(table.name for table in self.tables)
+        return f"SqlPlan({names}: {paid or 'free'}, from scope {self.settings.scope!r})"
 
     def explain(self, ledger: Ledger | None = None) -> dict[str, Any]:
         """Stages, costs, noise and what is left, as JSON: `dpflow.analyst_sql.explain.explain_sql`."""
         from dpflow.analyst_sql.explain import explain_sql
 
         return explain_sql(self, ledger)
+
+    @property
+    def tables(self) -> list[Table]:
+        """The declared tables that it reads, each once."""
+        tables: dict[str, Table] = {}
+        for query in list_queries(self.query):
+            tables.setdefault(query.table.name, query.table)
+        return list(tables.values())
 
     @property
     def to_pay(self) -> list[Plan]:
@@ -114,15 +125,37 @@ def plan_sql(
     stored: list[Stored | None] = [None] * len(parts)
     unpaid: list[str] = []
     if ledger is not None and look_up:
-        releases = StoredReleases(query, ledger, settings.scope, registry, settings.revision)
-        stored = [releases.find(part.part, part) for part in parts]
+        releases = _LookUp(ledger, settings, registry)
+        stored = [releases.find(part) for part in parts]
         if not all(stored) and (other := _use_moments(query, settings, releases, registry)):
             query, parts, stored = other
-        reasons = (
-            releases.explain_payment(part.part) for part, one in zip(parts, stored) if one is None
-        )
-        unpaid = [reason for reason in reasons if reason]
+        reasons = (releases.explain(part) for part, one in zip(parts, stored) if one is None)
+        unpaid = [reason for reason in dict.fromkeys(reasons) if reason]
     return SqlPlan(query, settings, tuple(parts), tuple(stored), source, tuple(unpaid))
+
+
+class _LookUp:
+    """Stored releases of all tables and rows that a query reads."""
+
+    def __init__(self, ledger: Ledger, settings: Settings, registry: Registry) -> None:
+        self._ledger, self._settings, self._registry = ledger, settings, registry
+        self._known: dict[int, StoredReleases] = {}
+
+    def _open(self, part: QueryPart) -> StoredReleases:
+        query = part.queries[0]
+        if id(query) not in self._known:
+            self._known[id(query)] = StoredReleases(
+                query, self._ledger, self._settings.scope, self._registry, self._settings.revision
+            )
+        return self._known[id(query)]
+
+    def find(self, part: PartPlan) -> Stored | None:
+        """What answers a part at no cost."""
+        return self._open(part.part).find(part.part, part)
+
+    def explain(self, part: PartPlan) -> str | None:
+        """Why nothing does, where something finer is stored."""
+        return self._open(part.part).explain_payment(part.part)
 
 
 def _read_query(
@@ -131,24 +164,24 @@ def _read_query(
     find_table: Callable[[str], Table],
     parameters: Mapping[str, Any] | Sequence[Any],
     registry: Registry,
-) -> tuple[SelectQuery, list[PartPlan]]:
+) -> tuple[Query, list[PartPlan]]:
     """Raises `Refusal`."""
-    query = read_statement(source.parse(parameters), find_table)
+    query = read_query(source.parse(parameters), find_table)
     if settings.blocks:
-        if query.blocks:
+        if any(one.blocks for one in list_queries(query)):
             raise Refusal("blocks", "WHERE names blocks, and so do the options; name them once")
-        query = replace(query, blocks=settings.blocks)
+        query = replace_selects(query, lambda one: replace(one, blocks=settings.blocks))
     return query, plan_parts(query, settings, registry)
 
 
-def plan_parts(query: SelectQuery, settings: Settings, registry: Registry) -> list[PartPlan]:
+def plan_parts(query: Query, settings: Settings, registry: Registry) -> list[PartPlan]:
     """Its releases at the price or target that is asked for. Raises `Refusal`."""
-    parts = list_parts(query)
+    parts = list_parts(list_queries(query))
     revision = settings.revision or 1
 
     def plan_at(epsilon: Any) -> list[PartPlan]:
         price = settings.price(epsilon)
-        return price_parts(query, parts, price, settings.scope, registry, revision)
+        return price_parts(parts, price, settings.scope, registry, revision)
 
     if settings.target is not None:
         return find_epsilon(settings.target, plan_at)
@@ -161,17 +194,17 @@ def plan_parts(query: SelectQuery, settings: Settings, registry: Registry) -> li
 
 
 def _use_moments(
-    query: SelectQuery, settings: Settings, releases: StoredReleases, registry: Registry
-) -> tuple[SelectQuery, list[PartPlan], list[Stored | None]] | None:
+    query: Query, settings: Settings, releases: _LookUp, registry: Registry
+) -> tuple[Query, list[PartPlan], list[Stored | None]] | None:
     """The query with its means as sums by numbers of values, if stored releases answer all of that."""
-    rewritten = replace_means(query)
+    rewritten = replace_selects(query, replace_means)
     if rewritten == query:
         return None
     try:
         parts = plan_parts(rewritten, settings, registry)
     except Refusal:
         return None
-    stored = [releases.find(part.part, part) for part in parts]
+    stored = [releases.find(part) for part in parts]
     return (rewritten, parts, stored) if all(stored) else None
 
 
@@ -200,39 +233,50 @@ def answer_sql(
             [(part.plan, run) for part, run in planned], ledger, registry, spend_again=spend_again
         )
     )
-    releases = StoredReleases(plan.query, ledger, plan.settings.scope, registry, None)
-    cells: Cells = {}
+    answered: list[tuple[QueryPart, Cells]] = []
     origins: list[Origin] = []
     notes = list(plan.unpaid)
     for part, stored in zip(plan.parts, plan.stored):
+        query = part.part.queries[0]
         if stored is not None:
-            result = stored.result
-            found = releases.cells(stored)
+            result, found = stored.result, find_cells(stored, query)
             origins.append(_origin_of_stored(stored))
-            if stored.groups != plan.query.groups or stored.conditions != set(
-                list_conditions(part.part, plan.query.table)
-            ):
-                notes.append(
-                    f"computed from release {stored.record.release_id}, with its error and the truncation of its groups"
-                )
-            notes += [
-                f"rows that have none of the declared keys of {group} are not in it"
-                for group in stored.groups
-                if group not in plan.query.groups
-            ]
+            notes += _describe_stored(stored, part.part)
         else:
             receipt = next(receipts)
             result = receipt.result
-            found = _cells_of_receipt(plan.query, part.part, part.plan, receipt)
+            found = _cells_of_receipt(query, part.part, part.plan, receipt)
             origins.append(_origin_of_receipt(receipt))
         if result == NONE:
             notes.append(
                 f"release {origins[-1].release_id} failed after it was charged and has no numbers; it stays paid, and "
                 f"another revision pays for a new draw"
             )
-        for key, cell in found.items():
-            cells.setdefault(key, {}).update(cell)
-    return compute_answer(plan.query, cells, origins, notes)
+        answered.append((part.part, found))
+    known: dict[int, Cells] = {}
+
+    def cells_of(query: SelectQuery) -> Cells:
+        if id(query) not in known:
+            cells: Cells = {}
+            for part, found in answered:
+                for key, cell in found.items() if query in part.queries else ():
+                    cells.setdefault(key, {}).update(cell)
+            known[id(query)] = cells
+        return known[id(query)]
+
+    return compute_answer(plan.query, cells_of, origins, list(dict.fromkeys(notes)))
+
+
+def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:
+    """What a stored release says of other rows or groups than it was asked for."""
+    query = part.queries[0]
+    if stored.groups != query.groups or stored.conditions != set(
+        list_conditions(part, query.table)
+    ):
+        yield f"computed from release {stored.record.release_id}, with its error and the truncation of its groups"
+    for group in stored.groups:
+        if group not in query.groups:
+            yield f"rows that have none of the declared keys of {group} are not in it"
 
 
 def _cells_of_receipt(query: SelectQuery, part: QueryPart, plan: Plan, receipt: Receipt) -> Cells:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlglot import exp
 
+from dpflow.analyst_sql.private_rows import PrivateRows
 from dpflow.analyst_sql.source_text import Refusal, refusal_of
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused, UnknownName
@@ -18,13 +20,13 @@ class RowReader(Reader):
     """Copies parsed row expressions into the declared language.
 
     Names are those of DuckDB: in any case, quoted or not; of the table by its name or alias; of a
-    declared join by the join's name, or alone where one relation only has it.
+    declared join by the join's name, or alone where one relation only has it. Names of a CTE or
+    subquery stand for its expressions.
     """
 
-    def __init__(self, table: Table, alias: str) -> None:
-        super().__init__("", table)
-        #: How the table's own columns may be qualified, in lower case.
-        self.alias = alias.casefold()
+    def __init__(self, source: PrivateRows) -> None:
+        super().__init__("", source.table)
+        self._source = source
 
     def read(self, parsed: Any) -> Node:
         """One row expression. Raises `Refusal`."""
@@ -55,17 +57,49 @@ class RowReader(Reader):
             raise refusal_of(error, found, "declared-columns") from None
 
     def _read_column(self, found: Any, depth: int) -> Node:
-        return Node("column", (self._table.split_name(self.resolve(found)),))
+        columns = self._source.columns
+        if columns is None:
+            return Node("column", (self._table.split_name(self.resolve(found)),))
+        return columns[self.resolve(found)]
+
+    def is_unit(self, found: Any) -> bool:
+        """Whether a parsed part is the privacy unit's column."""
+        return self._is_own(found, self._source.units)
+
+    def is_block(self, found: Any) -> bool:
+        """Whether a parsed part is the column that says a row's block."""
+        return self._is_own(found, self._source.block_names)
+
+    def is_declared(self, found: Any) -> bool:
+        """Whether the relation has a readable column of this name."""
+        names = self._table.columns if self._source.columns is None else self._source.columns
+        return any(name.casefold() == found.name.casefold() for name in names)
+
+    def _is_own(self, found: Any, names: Collection[str]) -> bool:
+        return (
+            isinstance(found, exp.Column)
+            and found.name.casefold() in names
+            # A joined relation's column of this name is another one.
+            and found.table.casefold() in ("", self._source.alias)
+        )
 
     def resolve(self, found: Any) -> str:
-        """The declared column that a name means. Raises `Refusal`."""
+        """The column that a name means. Raises `Refusal`."""
         self._take_arguments(found, "this", "table")
         if not isinstance(found.this, exp.Identifier):
             raise Refusal("declared-columns", "* is no column; name the columns", found)
+        source = self._source
         qualifier, name = found.table, found.name
-        if qualifier.casefold() == self.alias:
+        if qualifier.casefold() == source.alias:
             qualifier = ""
+        qualifier = source.relations.get(qualifier.casefold(), qualifier)
         full = f"{qualifier}.{name}" if qualifier else name
+        if source.columns is not None:
+            matches = [one for one in source.columns if one.casefold() == full.casefold()]
+            if matches:
+                return matches[0]
+            error = UnknownName(f"column of the query {source.alias!r}", full, source.columns)
+            raise refusal_of(error, found, "declared-columns")
         if full in self._table.columns:
             return full
         matches = [one for one in self._table.columns if one.casefold() == full.casefold()]

@@ -64,23 +64,37 @@ class SqlAggregate:
         return f"{_NAMES[self.kind]}({value}{share}){where}"
 
 
+#: Leaves of an `OutputExpression` that stand for a value of one row, by what their arguments are.
+LEAVES = {
+    "key": "the position of a grouping expression",
+    "aggregate": "an `SqlAggregate` of private rows",
+    "input": "the position of a column of the released rows below",
+    "rows": "an aggregate of released rows: its name, what it is of, and its FILTER",
+    "scalar": "a query that gives one value",
+}
+
+
 @dataclass(frozen=True)
 class OutputExpression:
-    """An expression over what was released: ``key`` with a group's position, ``aggregate`` with an
-    `SqlAggregate`, ``literal`` with a value, or an operator with its operands.
+    """An expression over what was released: one of `LEAVES`, ``literal`` with a value, or an operator
+    with its operands.
     """
 
     op: str
     args: tuple[Any, ...]
 
-    def aggregates(self) -> Iterator[SqlAggregate]:
-        """What it needs to be released, in the order of the text."""
-        if self.op == "aggregate":
-            yield self.args[0]
+    def leaves(self) -> Iterator[OutputExpression]:
+        """Its leaves but for literals, in the order of the text."""
+        if self.op in LEAVES:
+            yield self
             return
         for arg in self.args:
             if isinstance(arg, OutputExpression):
-                yield from arg.aggregates()
+                yield from arg.leaves()
+
+    def aggregates(self) -> Iterator[SqlAggregate]:
+        """What it needs to be released of private rows, in the order of the text."""
+        return (leaf.args[0] for leaf in self.leaves() if leaf.op == "aggregate")
 
 
 @dataclass(frozen=True)
@@ -113,12 +127,14 @@ class SelectQuery:
     limit: int | None = None
     offset: int = 0
 
+    def outputs(self) -> list[OutputExpression]:
+        """All that is computed after noise."""
+        having = [] if self.having is None else [self.having]
+        return [output for _, output in self.columns] + having + [one.by for one in self.order]
+
     def aggregates(self) -> tuple[SqlAggregate, ...]:
         """All that must be released, each once."""
-        outputs = [output for _, output in self.columns]
-        outputs += [] if self.having is None else [self.having]
-        outputs += [order.by for order in self.order]
-        return tuple(dict.fromkeys(one for output in outputs for one in output.aggregates()))
+        return tuple(dict.fromkeys(one for output in self.outputs() for one in output.aggregates()))
 
 
 def join_conditions(conditions: tuple[Node, ...]) -> str | None:

@@ -16,13 +16,13 @@ import datetime as dt
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from dpflow.analyst_sql.cells import Cells, add_up, error_sizes, make_width, read_cells
-from dpflow.analyst_sql.outputs import evaluate
+from dpflow.analyst_sql.outputs import LookUp, evaluate, exact
 from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, is_private, release_name
 from dpflow.analyst_sql.select_query import ADDITIVE, OutputExpression, SelectQuery, SqlAggregate
 from dpflow.analyst_sql.value_columns import declare_computed
@@ -155,9 +155,7 @@ class StoredReleases:
         found = self._ledger.find(RunIdentity.of_request(request_then).key(plan))
         if found is None or found.release_id != record.release_id:
             return None
-        answered = QueryPart(
-            part.mechanism, plan.table, part.params, measures, part.where, part.private
-        )
+        answered = replace(part, table=plan.table, measures=measures)
         return Stored(record, plan, answered, groups, conditions, settlement.at, settlement.run)
 
     def _covers(
@@ -240,16 +238,15 @@ class StoredReleases:
         except InvalidInput:
             return None
 
-    def cells(self, stored: Stored) -> Cells:
-        """The answer of a stored release: its groups, those that conditions drop left out, or their
-        sums.
-        """
-        cells = read_cells(stored.part, stored.plan, stored.result.rows, stored.groups)
-        # Those that the release had itself, too: it has a number for every declared key.
-        cells = keep_cells(cells, self._query, stored.groups)
-        if stored.groups == self._query.groups:
-            return cells
-        return add_up(cells, stored.plan, stored.part, stored.groups, self._query.groups)
+
+def find_cells(stored: Stored, query: SelectQuery) -> Cells:
+    """The answer of a stored release: its groups, those that conditions drop left out, or their
+    sums.
+    """
+    cells = read_cells(stored.part, stored.plan, stored.result.rows, stored.groups)
+    # Those that the release had itself, too: it has a number for every declared key.
+    cells = keep_cells(cells, query, stored.groups)
+    return cells if stored.groups == query.groups else add_up(cells, stored.groups, query.groups)
 
 
 def list_group_conditions(query: SelectQuery) -> list[Node]:
@@ -264,8 +261,12 @@ def keep_cells(cells: Cells, query: SelectQuery, groups: Sequence[Node]) -> Cell
     return {
         key: cell
         for key, cell in cells.items()
-        if all(test is None or evaluate(test, key, {}).value is True for test in tests)
+        if all(test is None or evaluate(test, _keys(key)).value is True for test in tests)
     }
+
+
+def _keys(key: Sequence[str]) -> LookUp:
+    return lambda leaf: exact(key[leaf.args[0]])
 
 
 def is_private_node(table: Table, node: Node) -> bool:

@@ -82,12 +82,14 @@ def command(
         view = explain_sql(plan, book)
         if as_json:
             return show_json(view)
-        return show_table(f"plan of {plan.query.table.name}", ("", ""), plan_lines(view))
+        return show_table(
+            f"plan of {', '.join(one.name for one in plan.tables)}", ("", ""), plan_lines(view)
+        )
     if plan.settings.name is not None:
         # Before anything is charged: a name that is none should cost nothing.
         find_output(plan, plan.settings.name)
     if output is not None:
-        check_output(output, plan.query.table)
+        check_output(output, plan.tables)
     answer = answer_sql(plan, book or open_book(ledger), registry)
     published = publish_answer(plan, answer)
     if output is not None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import duckdb
 import pytest
+from sql_world import EXACT, close
 
 from dpflow.errors import SqlRefused
 
 if TYPE_CHECKING:
     from sql_world import World
-
-#: So much epsilon that noise vanishes: what is left is what was asked for.
-EXACT = 20_000
 
 QUERIES = [
     "SELECT city, COUNT(*) AS n, SUM(age) AS s FROM visits WHERE city IS NOT NULL GROUP BY city ORDER BY city",
@@ -38,18 +35,6 @@ QUERIES = [
     "SELECT COUNT(*), city FROM visits WHERE city IN ('Rome', 'Oslo') AND city <> 'Oslo' GROUP BY city",
     "SELECT COUNT(*) FROM visits WHERE age / 0 > 1 OR (age > 5 AND NULLIF(1, 1) IS NULL)",
 ]
-
-
-def close(left: Any, right: Any) -> bool:
-    if isinstance(left, float) or isinstance(right, float):
-        return (
-            left is not None and right is not None and abs(left - right) <= 1e-2 + 1e-3 * abs(right)
-        )
-    if isinstance(left, int) and isinstance(right, int) and right > 10_000:
-        return abs(left - right) <= 1e-3 * right
-    if isinstance(left, dt.datetime) and not isinstance(right, dt.datetime):
-        return left.date() == right
-    return left == right or (isinstance(right, dt.datetime) and left == right.date())
 
 
 @pytest.mark.parametrize("text", QUERIES[:-1])

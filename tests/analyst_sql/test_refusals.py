@@ -39,7 +39,7 @@ REFUSED = [
     ("SELECT COUNT(*) FROM other.visits", "declared-table", 1, 22, True),
     ("SELECT COUNT(*) FROM 'visits.duckdb'", "declared-table", 1, 22, False),
     ("SELECT COUNT(*) FROM read_parquet('x')", "declared-table", 1, 22, False),
-    ("SELECT COUNT(*) FROM visits, visits v", "allow-list", 1, 30, True),
+    ("SELECT COUNT(*) FROM visits, visits v", "joins", 1, 30, True),
     (
         "SELECT COUNT(*) FROM visits WHERE age IN (SELECT age FROM visits)",
         "subqueries",

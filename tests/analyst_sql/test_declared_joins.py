@@ -1,0 +1,94 @@
+# ruff: noqa: E501  queries are written as analysts write them
+"""Joins of private rows: those of the declaration, as DuckDB computes them, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pytest
+from sql_world import DECLARATION, EXACT, World, close
+
+from dpflow.errors import SqlRefused
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Visits with public places and private people; Rome has no place, and some people are unknown."""
+    world = World(Path(tmp_path_factory.mktemp("joins")))
+    with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
+        connection.execute(
+            "CREATE TABLE places AS SELECT 'Oslo' AS name, 'north' AS zone, 7 AS size"
+        )
+        connection.execute("INSERT INTO places VALUES ('Bern', 'middle', 3)")
+        connection.execute(
+            "CREATE TABLE people AS SELECT i AS id, i % 2 AS kind FROM range(300) t(i)"
+        )
+    world.table = world.declare(
+        joins=[
+            {"relation": "places", "name": "place", "kind": "dimension", "on": {"city": "name"}},
+            {
+                "relation": "people",
+                "name": "people",
+                "kind": "unit",
+                "on": {"person": "id"},
+                "rows": 1,
+            },
+        ],
+        columns=DECLARATION["columns"]
+        | {
+            "place.zone": {"public_keys": ["north", "middle"]},
+            "place.size": {"lower": 0, "upper": 10},
+            "place.name": {},
+            "people.kind": {"public_keys": ["0", "1"]},
+        },
+    )
+    world.ledger.grant("joined", 10**6, "0.1", filter="basic", table=world.table, principal="owner")
+    return world
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT zone, COUNT(*) FROM visits JOIN places ON visits.city = places.name WHERE zone = 'north' GROUP BY zone",
+        "SELECT COUNT(*), SUM(p.size) FROM visits AS v INNER JOIN places p ON p.name = v.city WHERE v.age > 3",
+        "SELECT COUNT(*), COUNT(p.size) FROM visits v LEFT JOIN places p ON (v.city = p.name)",
+        "SELECT p.kind, COUNT(*) AS n FROM visits v LEFT JOIN people p ON v.person = p.id WHERE p.kind IS NOT NULL GROUP BY p.kind ORDER BY n, 1",
+        "WITH t AS (SELECT age, zone FROM visits v JOIN places p ON v.city = p.name WHERE p.size > 5) SELECT COUNT(*), SUM(age) FROM t WHERE zone = 'north'",
+    ],
+)  # fmt: skip
+def test_an_answer_is_what_duckdb_says(joined: World, text: str) -> None:
+    """JOIN leaves out what has no match, LEFT JOIN keeps it."""
+    answer = joined.ask(text, epsilon=EXACT, delta="1e-3", scope="joined")
+    truth = joined.truth(text)
+    assert len(answer.rows) == len(truth), (answer.rows, truth)
+    for row, expected in zip(answer.rows, truth):
+        # A private key that is a number in the rows is a text in the declaration.
+        assert all(map(close, row, expected)), (row, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "mended"),
+    [
+        ("SELECT COUNT(*) FROM visits JOIN towns ON visits.city = towns.key", "relation: towns, name: towns, kind: dimension, on: {city: key}", True),
+        ("SELECT COUNT(*) FROM visits JOIN places ON visits.clinic = places.name", "declared are place on city = name", True),
+        ("SELECT COUNT(*) FROM visits JOIN places ON visits.city = places.name AND places.size > 3", "one equality", True),
+        ("SELECT COUNT(*) FROM visits JOIN people ON person = people.id", "declare the column people.id", True),
+        ("SELECT COUNT(*) FROM visits FULL JOIN places ON city = name", "LEFT JOIN", True),
+        ("SELECT COUNT(*) FROM visits, places", "one equality", True),
+        ("SELECT COUNT(*) FROM visits CROSS JOIN places", "one equality", True),
+        ("SELECT COUNT(*) FROM visits v JOIN visits w ON v.person = w.person", "does not join 'visits'", True),
+        ("SELECT COUNT(*) FROM (SELECT city FROM visits) v JOIN places ON v.city = places.name", "inside of it", True),
+        ("SELECT COUNT(*) FROM visits NATURAL JOIN places", "method", True),
+        ("SELECT COUNT(*) FROM visits JOIN (SELECT 1 AS one) ON TRUE", "no query", True),
+    ],
+)  # fmt: skip
+def test_other_joins_are_refused(joined: World, text: str, what: str, mended: bool) -> None:
+    """With what to declare, and a near query."""
+    with pytest.raises(SqlRefused) as refused:
+        joined.ask(text, epsilon=1)
+    assert refused.value.rule in ("joins", "allow-list") and what in str(refused.value)
+    assert (refused.value.nearest is not None) == mended
+    if mended:
+        assert joined.ask(f"EXPLAIN {refused.value.nearest}", epsilon=1)
+    assert joined.spent() == "0"
