@@ -81,7 +81,7 @@ def _propose(source: PrivateRows, relation: str, pair: tuple[str, str] | None) -
     if pair is None:
         return "private rows are joined by one equality of columns; put other conditions into WHERE"
     pairs = [f"{one.name} on {one.left_column} = {one.right_column}" for one in source.table.joins]
-    listed = f"; listed are {', '.join(pairs)}" if pairs else ""
+    listed = f"; declared are {', '.join(pairs)}" if pairs else ""
     name = relation.rpartition(".")[2]
     return (
         f"the declaration of {source.table.name!r} does not join {relation!r} on {pair[0]} = {pair[1]}{listed}; declare "
