@@ -43,10 +43,13 @@ from typing import ClassVar
 class DpflowError(Exception):
     """The root of everything dpflow raises on purpose; catch it to catch all of them.
 
-    ``retryable`` says whether the same call can succeed later with nothing changed.
+    ``retryable`` says whether the same call can succeed later with nothing changed. ``exit_code``
+    is that of a command which it ends.
     """
 
     retryable: ClassVar[bool] = False
+    #: with which the command line ends; 75 where a retry helps
+    exit_code: int = 1
 
 
 class InvalidInput(DpflowError):

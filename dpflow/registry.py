@@ -34,6 +34,7 @@ BUILT_INS = (
     "dpflow.mechanisms.check_rows",
     "dpflow.mechanisms.watch_rows",
     "dpflow.mechanisms.reusable_holdout",
+    "dpflow.mechanisms.thresholdout",
     "dpflow.mechanisms.audit_examples",
     "dpflow.mechanisms.builtin_estimators",
     "dpflow.mechanisms.calculators",

@@ -74,7 +74,7 @@ class Tiny:
 
 # All doors of a private table through which rows are read.
 READS = (
-    *("answer", "open_answer", "grouped_rows", "grouped_units"),
+    *("answer", "open_answer", "grouped_rows", "unit_rows", "grouped_units"),
     *("group_moments", "group_estimates", "estimates_over"),
 )
 

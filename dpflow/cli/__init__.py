@@ -13,7 +13,7 @@ from typing import Any
 
 def main() -> None:
     """Entry point of the console script: 0 done, 1 refused (again would not help), 75 try again
-    later, 130 interrupted.
+    later, 130 interrupted. A gate's 1 is its no; there refused is 2.
     """
     try:
         from dpflow.cli.commands import run_app

@@ -161,4 +161,4 @@ def run_app() -> None:
         retry = " (trying again later can help)" if error.retryable else ""
         print(f"dpflow: {error}{retry}", file=sys.stderr)
         # EX_TEMPFAIL of sysexits.h: a script can tell what is worth a retry.
-        sys.exit(75 if error.retryable else 1)
+        sys.exit(75 if error.retryable else error.exit_code)

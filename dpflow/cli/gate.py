@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dpflow.cli.ask import read_queries
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
@@ -17,19 +18,39 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.holdout_gate import Promotes, join_verdicts, judge, require_metrics
 from dpflow.engine.sessions.query_list import resolve_paths
 from dpflow.engine.sessions.session import Session
-from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.errors import DpflowError, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.holdout_params import HoldoutParams
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
+from dpflow.mechanisms.thresholdout import Thresholdout
+from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
 from dpflow.registry import Registry
 
-app = typer.Typer(help="A holdout gate: plan, open, submit candidates, and see what is left.")
+
+class GateCommands(TyperGroup):
+    """Commands whose exit code 1 is an answer, so their errors have another one."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """The command's result; errors end the process with 2, as wrong options do."""
+        try:
+            return super().invoke(ctx)
+        except DpflowError as error:
+            error.exit_code = EXIT_CODES["error"]
+            raise
+
+
+app = typer.Typer(
+    cls=GateCommands, help="A holdout gate: plan, open, submit candidates, and see what is left."
+)
 
 FileArgument = Annotated[
-    Path, typer.Argument(help="A release file (YAML) whose mechanism is reusable_holdout.")
+    Path,
+    typer.Argument(
+        help="A release file (YAML) whose mechanism is reusable_holdout or thresholdout."
+    ),
 ]
-#: What a pipeline branches on. An error is 1, or 75 if a retry helps, as for every command.
-EXIT_CODES = {"yes": 0, "no": 1, "exhausted": 3}
+#: What a pipeline branches on. An error after which a retry helps is 75, as for every command.
+EXIT_CODES = {"yes": 0, "no": 1, "error": 2, "exhausted": 3}
 #: Excesses of the power curve, as shares of the score's range.
 EXCESSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 
@@ -57,14 +78,11 @@ def show_plan(
     """
     plan, _ = _load(file, ledger)
     about: dict[str, Any] = plan.describe()
-    params, mechanism = plan.params, plan.mechanism
-    assert isinstance(params, HoldoutParams) and isinstance(mechanism, ReusableHoldout)
+    params = plan.params
+    assert isinstance(params, HoldoutParams | ThresholdoutParams)
     about |= {"looks": params.queries, "paid answers": params.failures}
     curve = [
-        {
-            "too good by": x,
-            "refused": mechanism.refusal_power(params, plan.table, x, units, deviation),
-        }
+        {"too good by": x, "refused": _refusal_power(plan, x, units, deviation)}
         for x in (0.0, *EXCESSES)
         if units is not None and deviation > 0
     ]
@@ -119,7 +137,8 @@ def submit(
 ) -> None:
     """Submit candidates to a gate, in order; the same one again is free.
 
-    Exit code: 0 if one passed, 1 if none did, 3 if none did and the gate is exhausted.
+    Exit code: 0 if one passed, 1 if none did, 3 if none did and the gate is exhausted; an error is 2,
+    or 75 if a retry helps.
     """
     plan, book = _load(file, ledger)
     submissions = read_queries(candidates)
@@ -154,11 +173,22 @@ def _load(file: Path, ledger: str | None) -> tuple[Plan, Ledger]:
     """The plan of a gate, and its ledger. Raises `PlanRefused` for another mechanism."""
     request, book = load_request(file), open_ledger(ledger, files=[file])
     plan = make_plan(request, Registry.load(), insert_bounds(request, book))
-    if not isinstance(plan.params, HoldoutParams):
+    if not isinstance(plan.params, HoldoutParams | ThresholdoutParams):
         raise PlanRefused(
-            f"{file} asks for {request.mechanism}, and a gate is reusable_holdout; other sessions are opened by dpflow ask"
+            f"{file} asks for {request.mechanism}, and a gate is reusable_holdout or thresholdout; other sessions are "
+            f"opened by dpflow ask"
         )
     return plan, book
+
+
+def _refusal_power(plan: Plan, excess: float, units: int, deviation: float) -> float:
+    """How often the planned gate refuses a claim that is too good by so much."""
+    params, mechanism = plan.params, plan.mechanism
+    if isinstance(params, ThresholdoutParams):
+        assert isinstance(mechanism, Thresholdout)
+        return mechanism.refusal_power(params, plan.table, excess, units, deviation)
+    assert isinstance(params, HoldoutParams) and isinstance(mechanism, ReusableHoldout)
+    return mechanism.refusal_power(params, plan.table, excess, units, deviation)
 
 
 def _open(plan: Plan, book: Ledger) -> Session:

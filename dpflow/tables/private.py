@@ -151,6 +151,15 @@ class PrivateTable:
         """
         return self._backend.grouped_rows(request, secret, blocks)
 
+    def unit_rows(
+        self, columns: Sequence[str], blocks: Sequence[str]
+    ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        """Rows of the named blocks (or all) for scores of units: the number of each row's unit, and
+        the columns as in `grouped_rows`. Units are numbered from 0 without gaps, and rows are not
+        truncated.
+        """
+        return self._backend.unit_rows(columns, blocks)
+
     def grouped_units(
         self, columns: Sequence[str], blocks: Sequence[str], *, skips_missing: bool
     ) -> GroupedUnits:

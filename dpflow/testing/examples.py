@@ -27,10 +27,12 @@ from dpflow.core.contract.requests import (
     GroupValues,
     KeySets,
     PerGroup,
+    PerUnit,
     RecordArrays,
     Records,
     SortedValues,
     UnboundedValues,
+    UnitScores,
     ValueCounts,
 )
 from dpflow.core.contract.strict_models import describe_problems
@@ -259,6 +261,8 @@ def possible_answers(request: DataRequest, table: Table) -> dict[str, Answer]:
         return {f"{n} rows": _make_records(request, table, n) for n in (0, 1, 2, 7, 1000)}
     if isinstance(request, UnboundedValues):
         return _unbounded_answers(request)
+    if isinstance(request, UnitScores):
+        return _unit_answers()
     m = request.groups
     columns = {
         "zeros": [0.0],
@@ -278,7 +282,20 @@ def typical_answer(request: DataRequest, table: Table) -> Answer:
         return _make_records(request, table, 200)
     if isinstance(request, UnboundedValues):
         return _unbounded_answers(request)["many"]
-    return possible_answers(request, table)["mixed" if isinstance(request, GroupValues) else "many"]
+    mixed = isinstance(request, GroupValues | UnitScores)
+    return possible_answers(request, table)["mixed" if mixed else "many"]
+
+
+def _unit_answers() -> dict[str, Answer]:
+    """Scores of units: none, one, without a number, and far outside of what is possible."""
+    columns = {
+        "no units": [],
+        "one unit": [1.0],
+        "nobody has a score": [np.nan] * 20,
+        "mixed": [0.0, 0.25, np.nan, 1.0] * 10,
+        "huge": [1e300, -1e300, np.inf, -np.inf, 5e-324],
+    }
+    return {name: PerUnit(np.array(values, dtype=float)) for name, values in columns.items()}
 
 
 def _unbounded_answers(request: UnboundedValues) -> dict[str, Answer]:
@@ -414,6 +431,8 @@ def neighbouring_answers(request: DataRequest, table: Table) -> list[tuple[Answe
         return _neighbouring_records(request, table, replace)
     if isinstance(request, UnboundedValues):
         return _neighbouring_columns(request, replace)
+    if isinstance(request, UnitScores):
+        return _neighbouring_units(replace)
     m = request.groups
     ones, spread = np.zeros(m), np.linspace(0, 1, m)
     # Medians sit at 0 with few ones beside: a group that moves crosses the gap.
@@ -422,6 +441,15 @@ def neighbouring_answers(request: DataRequest, table: Table) -> list[tuple[Answe
     return [
         (_raise_lowest(ones, moved), PerGroup(ones)),
         (_raise_lowest(spread, moved), PerGroup(spread)),
+    ]
+
+
+def _neighbouring_units(replace: bool) -> list[tuple[Answer, Answer]]:
+    """One unit more at either end, or moved to the other one, beside scores around the middle."""
+    shared = [0.5] * 30
+    return [
+        (PerUnit(np.array([*shared, here])), PerUnit(np.array([*shared, *[1 - here] * replace])))
+        for here in (0.0, 1.0)
     ]
 
 

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Answer, DataRequest, GroupValues, PerGroup, Records
+from dpflow.core.contract.requests import (
+    Answer,
+    DataRequest,
+    GroupValues,
+    PerGroup,
+    PerUnit,
+    Records,
+    UnitScores,
+)
 from dpflow.testing.neighbours import Row, SmallTable, UnitRows, reference_answer
 
 
@@ -58,6 +66,10 @@ class Sides:
             assert self.values is not None
             swap = request.columns in self.swapped
             return PerGroup(np.array(self.values[side ^ swap], float))
+        if isinstance(request, UnitScores):
+            assert self.values is not None
+            swap = request.columns in self.swapped
+            return PerUnit(np.array(self.values[side ^ swap], float))
         return reference_answer(request, index_keys(request, table, self.tables[side]))
 
 

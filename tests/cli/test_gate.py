@@ -119,7 +119,7 @@ def test_mistakes_are_sentences_and_charge_nothing(tiny: Tiny, file: Path) -> No
         run(tiny, "submit", file, candidates(tiny, ("good", "0.7")), "--model", "m", "--tracking-uri", "x")  # fmt: skip
     other = {"epsilon": "1", "groups": 10}
     file.write_text(yaml.safe_dump(GATE | {"mechanism": "stable_median", "params": other}))
-    with pytest.raises(PlanRefused, match="a gate is reusable_holdout"):
+    with pytest.raises(PlanRefused, match="a gate is reusable_holdout or thresholdout"):
         run(tiny, "status", file)
     assert Ledger(tiny.ledger).remaining("gate").rows()[0]["epsilon_spent"] == "0"
 
@@ -148,3 +148,41 @@ def test_the_curve_is_what_is_measured(excess: float) -> None:
     scales = (engine.query_scale, engine.threshold_scale)
     stated = refusal_probability(share_above(excess, 10, 0.4), m, threshold, scales)
     assert abs(refused / 2000 - stated) < 0.04
+
+
+def test_errors_are_no_answers(tiny: Tiny, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error ends with 2, since 1 is the gate's no; other commands' errors stay 1."""
+    from dpflow.cli.commands import run_app
+
+    def code(*words: object) -> Any:
+        monkeypatch.setattr("sys.argv", ["dpflow", *map(str, words), "--ledger", str(tiny.ledger)])
+        with pytest.raises(SystemExit) as ended:
+            run_app()
+        return ended.value.code
+
+    missing = tiny.folder / "missing.yml"
+    assert code("gate", "submit", file, missing) == 2
+    assert code("gate", "plan", missing) == code("gate", "submit", file) == 2
+    assert code("ask", missing) == 1
+    poor = candidates(tiny, ("bad", "0.7"))
+    assert code("gate", "submit", file, poor) == 1
+
+
+def test_a_gate_on_means_in_a_pipeline(tiny: Tiny, file: Path) -> None:
+    """The same commands, with a power curve of its own and intervals."""
+    params = {
+        "metric": "column_mean",
+        "epsilon": "40",
+        "count_epsilon": "1",
+        "threshold": "0.02",
+        "queries": 20,
+        "failures": 2,
+    }
+    file.write_text(yaml.safe_dump(GATE | {"mechanism": "thresholdout", "params": params}))
+    about = json.loads(run(tiny, "plan", file, "--units", 4000, "--deviation", "0.1").stdout)
+    refused = [row["refused"] for row in about["power"]]
+    assert refused == sorted(refused) and refused[0] < 0.01 and refused[3] > 0.95
+    done = run(tiny, "submit", file, candidates(tiny, ("good", "0.703")))
+    verdict = json.loads(done.stdout)["verdicts"][0]
+    assert done.exit_code == 0 and verdict["interval"][0] < 0.703 < verdict["interval"][1]
+    assert run(tiny, "submit", file, candidates(tiny, ("bad", "0.4"))).exit_code == 1

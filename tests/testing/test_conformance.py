@@ -16,9 +16,10 @@ REGISTRY = Registry.load()
 BUILT_IN = [
     m for name, m in REGISTRY.mechanisms.items() if REGISTRY.origin[name].startswith("dpflow.")
 ]
-#: Lists of checks have no standard values, so these bring their examples.
+#: Lists of checks and metrics have no standard values, so these bring their examples.
 REGISTERED = {
-    name: read_examples(REGISTRY.collect_examples(name)) for name in ("check_rows", "watch_rows")
+    name: read_examples(REGISTRY.collect_examples(name))
+    for name in ("check_rows", "watch_rows", "thresholdout")
 }
 # These share their code and are tested exactly, all forms of noise and groups, in
 # tests/mechanisms/test_aggregate.py, test_select.py, and tests/testing/test_exact.py.

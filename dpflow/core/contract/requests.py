@@ -100,6 +100,17 @@ class GroupValues:
 
 
 @dataclass(frozen=True)
+class UnitScores:
+    """One number per privacy unit: the mean of one bounded score of each of its rows.
+
+    Attributes:
+        columns: what the scores are computed from, beside nothing else.
+    """
+
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class GroupMoments:
     """Exact sums per holdout group of one or two bounded columns x and y: what some estimators are
     functions of.
@@ -189,7 +200,9 @@ class KeySets:
     groups: int = 1
 
 
-DataRequest = GroupedSums | SortedValues | KeySets | GroupValues | Records | UnboundedValues
+DataRequest = (
+    GroupedSums | SortedValues | KeySets | GroupValues | UnitScores | Records | UnboundedValues
+)
 
 
 @dataclass(frozen=True)
@@ -301,6 +314,24 @@ class PerGroup:
     lower_is_better: bool = False
     units: GroupedUnits | None = None
     width: float = 0.0
+
+
+@dataclass(frozen=True)
+class PerUnit:
+    """Answer to `UnitScores`: one float per unit, computed from that unit's rows alone.
+
+    Attributes:
+        shares: where in its range a unit's score is, 0 at the lower end and 1 at the upper one; NaN
+        for a unit without one. Differences of two candidates are between -1 and 1.
+        span: the range, in the score's own units.
+        lower_is_better: whether lower scores are the better ones; differences are never turned.
+        is_size_public: whether neighbouring tables have as many scores, or nobody is protected.
+    """
+
+    shares: NDArray[np.float64] = field(repr=False)
+    span: tuple[float, float] = (0.0, 1.0)
+    lower_is_better: bool = False
+    is_size_public: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ it, plus discrete Laplace noise, with its threshold. Reporting only: no guarante
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -45,14 +46,38 @@ def refusal_probability(
     mean, deviation = groups * share, max((groups * share * (1 - share)) ** 0.5, 1e-9)
     if not scales:
         return NormalDist(mean, deviation).cdf(threshold + 0.5)
+    law = NormalDist(mean, deviation)
+    points = _sum_laws(scales)
+    return float(sum(w * law.cdf(threshold + 0.5 - x) for w, x in zip(*points)))
+
+
+def mean_refusal_probability(
+    distance: float, units: int, deviation: float, scales: tuple[Fraction, ...]
+) -> float:
+    """How often a gate on means refuses a claim that is this far above its threshold.
+
+    Args:
+        distance: of the claim from threshold and expected score, as a share of the range.
+        deviation: of one unit's score, as a share of the range.
+        scales: of the independent noises on the sum over units, a unit moving it by 1 at most.
+    """
+    spread = max(deviation / units**0.5, 1e-9)
+    law = NormalDist(0, spread)
+    if not scales:
+        return law.cdf(distance)
+    return float(sum(w * law.cdf(distance - x / units) for w, x in zip(*_sum_laws(scales))))
+
+
+@cache
+def _sum_laws(scales: tuple[Fraction, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Probabilities of the sum of Laplace noises of these scales, and its values."""
     widest = float(max(scales)) * MOST_SCALES
     points = min(int(widest) + 1, MOST_POINTS // 2)
-    step, weights = widest / points, np.ones(1)
+    step, weights = widest / points, np.ones(1, np.float64)
     for scale in scales:
         weights = np.convolve(weights, _laplace_weights(float(scale), step, points))
-    noise = (np.arange(len(weights)) - len(weights) // 2) * step
-    law = NormalDist(mean, deviation)
-    return float(sum(w * law.cdf(threshold + 0.5 - x) for w, x in zip(weights, noise)))
+    noise = (np.arange(len(weights), dtype=np.float64) - len(weights) // 2) * step
+    return np.asarray(weights, np.float64), noise
 
 
 def share_above(excess: float, units_per_group: float, deviation: float) -> float:

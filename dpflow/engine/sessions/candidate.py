@@ -132,7 +132,8 @@ class Submission(Strict):
 @dataclass(frozen=True)
 class Candidate:
     """A loaded submission. ``digest`` covers model or predictions, columns, the estimator with its
-    options, and the claim.
+    options, and the claim. ``predicts_rows_alone``: whether a row's prediction is the same bit for
+    bit whatever other rows are predicted with it.
     """
 
     submission: Submission
@@ -140,6 +141,7 @@ class Candidate:
     predict: Callable[[Rows], Any] | None = field(default=None, repr=False)
     score: Callable[[Rows], Any] | None = field(default=None, repr=False)
     rival: Callable[[Rows], Any] | None = field(default=None, repr=False)
+    predicts_rows_alone: bool = False
 
     def query(self) -> dict[str, Any]:
         """The question that a gate is asked about it."""
@@ -213,7 +215,9 @@ def load_candidate(submission: Submission) -> Candidate:
         model, data = _load_model(submission, submission.rival)
         about.update(b"\0\0" + hashlib.sha256(data).digest())
         rival = _make_predictor(submission, model)
-    return Candidate(submission, about.hexdigest(), predict, score, rival)
+    # A table's predictions are looked up; without a model there are none.
+    alone = rival is None and (submission.predictions is not None or predict is None)
+    return Candidate(submission, about.hexdigest(), predict, score, rival, alone)
 
 
 def _load_model(submission: Submission, file: Path) -> tuple[Any, bytes]:

@@ -52,30 +52,30 @@ def group_values(
 
 def predicted_values(
     private: PrivateTable,
-    request: GroupValues,
+    groups: NDArray[np.int64],
+    rows: Mapping[str, NDArray[Any]],
     own: GroupEstimates,
-    secret: bytes,
-    blocks: Sequence[str],
     predict: Mapping[str, Callable[[Rows], Any]],
 ) -> NDArray[np.float64]:
     """A user's expression on every group, over its rows and what a candidate says about them; NaN
     where that fails.
 
     Args:
+        groups, rows: the group of each row, and its columns.
         predict: by the expression's names of the candidate's columns, what gives one number per row
         of a group.
     """
-    groups, ordered, parts = _order_rows(private, request, secret, blocks)
+    groups, ordered, parts = order_rows(groups, rows, own.groups)
     predictions = {name: np.full(len(groups), np.nan) for name in predict}
     failed = []
     for group, part in parts:
-        rows = {name: column[part] for name, column in ordered.items()}
+        mine = {name: column[part] for name, column in ordered.items()}
         try:
             with warnings.catch_warnings():
                 # A warning about one group's rows is a message about them.
                 warnings.simplefilter("ignore")
                 for name, function in predict.items():
-                    predictions[name][part] = np.asarray(function(rows), dtype=float)
+                    predictions[name][part] = np.asarray(function(mine), dtype=float)
         # Any failure may depend on a row, so it is mapped, not shown. Retryable ones, too: the
         # function is the analyst's.
         except Exception:  # noqa: BLE001
@@ -91,10 +91,16 @@ def _order_rows(
     """Rows by group, in each in the order of their values, and where the rows of every group that
     has some are.
     """
-    groups, rows = private.grouped_rows(request, secret, blocks)
+    return order_rows(*private.grouped_rows(request, secret, blocks), request.groups)
+
+
+def order_rows(
+    groups: NDArray[np.int64], rows: Mapping[str, NDArray[Any]], count: int
+) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], list[tuple[int, slice]]]:
+    """The same of rows that were read, of so many groups."""
     # By value, not by position: where a row is stored depends on rows of other groups.
     order = np.lexsort([*(_sort_key(column) for column in rows.values()), groups])
-    starts = np.searchsorted(groups[order], np.arange(request.groups + 1))
+    starts = np.searchsorted(groups[order], np.arange(count + 1))
     parts = [
         (int(group), slice(starts[group], starts[group + 1]))
         for group in np.flatnonzero(np.diff(starts))

@@ -7,12 +7,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator, Subject
-from dpflow.core.contract.requests import GroupedUnits, GroupEstimates, GroupValues, PerGroup
+from dpflow.core.contract.estimators import (
+    Estimator,
+    EstimatorQuery,
+    Metric,
+    Rows,
+    SqlEstimator,
+    Subject,
+)
+from dpflow.core.contract.requests import (
+    GroupedUnits,
+    GroupEstimates,
+    GroupValues,
+    PerGroup,
+    PerUnit,
+    UnitScores,
+)
 from dpflow.engine.releases.plan import Plan, digest
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.group_scores import (
@@ -22,7 +37,9 @@ from dpflow.engine.sessions.group_scores import (
     predicted_values,
     score_range,
 )
+from dpflow.engine.sessions.unit_scores import mean_shares, require_row_scores, share_values
 from dpflow.errors import PlanRefused
+from dpflow.extras import require_extra
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 
@@ -96,6 +113,109 @@ class ScoreReaders:
         sign, width = -1.0 if mine.lower_is_better else 1.0, mine.span[1] - mine.span[0]
         return lambda: PerGroup(sign * (mine.read() - theirs.read()), units=count(), width=width)
 
+    def unit_reader(
+        self,
+        statistic: UnitScores,
+        query: EstimatorQuery,
+        candidate: Candidate | None,
+        champion: Candidate | None,
+    ) -> Callable[[], PerUnit]:
+        """What reads the units' scores, or how much better a candidate's are than a champion's."""
+        mine = self._share_reader(statistic, query, candidate)
+        if candidate is not None:
+            mine = self._memory.wrap_reader(mine, statistic, query, candidate)
+        assert mine.span is not None
+        span = mine.span
+
+        def is_public() -> bool:
+            units = mine.count_units()
+            return units is not None and units.is_public and not units.doubt
+
+        if champion is None:
+            return lambda: PerUnit(mine.read(), span, mine.lower_is_better, is_public())
+        of_theirs = UnitScores(champion.submission.columns)
+        asked = query.model_copy(update={"columns": champion.submission.columns})
+        theirs = self._share_reader(of_theirs, asked, champion)
+        theirs = self._memory.wrap_reader(theirs, of_theirs, asked, champion)
+        sign = -1.0 if mine.lower_is_better else 1.0
+
+        def read_differences() -> PerUnit:
+            # Units have the same numbers in both as long as the rows are the same.
+            with self._private.hold_open():
+                differences = sign * (mine.read() - theirs.read())
+            return PerUnit(differences, span, mine.lower_is_better, is_public())
+
+        return read_differences
+
+    def _share_reader(
+        self, statistic: UnitScores, query: EstimatorQuery, candidate: Candidate | None
+    ) -> GroupReader:
+        """What reads where in the metric's range each unit's score is."""
+        private, blocks = self._private, self._plan.request.blocks
+        private.check_request(statistic, blocks)
+        if isinstance(query.estimator, SqlEstimator):
+            return self._sql_shares(query, query.estimator, candidate)
+        estimator, subject, default, lower = self._named_subject(query, candidate)
+        span = score_range(estimator, query.columns, self._plan.table)
+        require_row_scores(estimator, span)
+        assert span is not None
+        needed = query.columns if estimator.model else query.columns[: estimator.columns]
+        alone = candidate is None or candidate.predicts_rows_alone
+        read = partial(
+            mean_shares,
+            private,
+            statistic.columns,
+            needed if estimator.skips_missing else (),
+            blocks,
+            estimator,
+            subject,
+            span,
+            default,
+            scores_rows_alone=alone,
+        )
+        counter = self._unit_counter(needed, span, skips_missing=estimator.skips_missing)
+        return GroupReader(read, lower, span, counter)
+
+    def _sql_shares(
+        self, query: EstimatorQuery, own: SqlEstimator, candidate: Candidate | None
+    ) -> GroupReader:
+        """The same of an expression, whose number each unit's rows have."""
+        private, blocks = self._private, self._plan.request.blocks
+        columns, functions = self._sql_inputs(query, own, candidate)
+        private.check_request(GroupEstimates(2, own.sql), blocks)
+        private.check_request(UnitScores(columns), blocks)
+        # The expression is computed over rows in memory; its absence inside a draw would be none.
+        with require_extra("gate", "an expression for each unit"):
+            import pandas  # noqa: F401
+        span = float(own.range[0]), float(own.range[1])
+
+        def read() -> NDArray[np.float64]:
+            units, rows = private.unit_rows(columns, blocks)
+            count = int(units.max()) + 1 if len(units) else 0
+            values = predicted_values(
+                private, units, rows, GroupEstimates(count, own.sql), functions
+            )
+            return share_values(own.clamp_values(values), span)
+
+        counter = self._unit_counter(columns, span, skips_missing=True)
+        return GroupReader(read, own.better == "lower", span, counter)
+
+    def _sql_inputs(
+        self, query: EstimatorQuery, own: SqlEstimator, candidate: Candidate | None
+    ) -> tuple[tuple[str, ...], dict[str, Callable[[Rows], Any]]]:
+        """Columns of the table that are read for an expression, and what gives a candidate's."""
+        columns, theirs = self._private.expression_columns(own.sql)
+        functions = {name: getattr(candidate, _SAYS[name], None) for name in theirs}
+        if absent := sorted(name for name, function in functions.items() if function is None):
+            raise PlanRefused(
+                f"the estimator reads {', '.join(absent)}, and no candidate says that; hand one to ask"
+            )
+        if theirs and candidate is not None:
+            _check_columns(query, candidate.submission)
+        every = (*query.columns, *columns) if theirs else columns
+        available = {name: function for name, function in functions.items() if function is not None}
+        return tuple(dict.fromkeys(every)), available
+
     def value_reader(
         self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
     ) -> GroupReader:
@@ -103,6 +223,29 @@ class ScoreReaders:
         blocks, secret = self._plan.request.blocks, self._secret()
         if isinstance(query.estimator, SqlEstimator):
             return self._sql_reader(statistic, query, query.estimator, candidate, secret)
+        estimator, subject, default, lower = self._named_subject(query, candidate)
+        self._private.check_request(
+            exact_sums(self._private, statistic, estimator) or statistic, blocks
+        )
+        span = score_range(estimator, query.columns, self._plan.table)
+        of_rows = span if estimator.row_scores is not None else None
+        needed = query.columns if estimator.model else query.columns[: estimator.columns]
+        return GroupReader(
+            lambda: group_values(
+                self._private, statistic, secret, blocks, estimator, subject, default
+            ),
+            lower,
+            span,
+            self._unit_counter(needed, of_rows, skips_missing=estimator.skips_missing),
+        )
+
+    def _named_subject(
+        self, query: EstimatorQuery, candidate: Candidate | None
+    ) -> tuple[Estimator, Subject, float, bool]:
+        """A named estimator within the metric's range, what it looks at, its default, and whether
+        lower is better.
+        """
+        assert isinstance(query.estimator, str)
         estimator = self._registry.find_estimator(query.estimator)
         options = estimator.fill_options(query)
         if estimator.model and (candidate is None or candidate.predict is None):
@@ -129,20 +272,7 @@ class ScoreReaders:
         if metric is not None:
             lower = (metric.better or estimator.better) == "lower"
             estimator, default = fix_range(estimator, metric)
-        self._private.check_request(
-            exact_sums(self._private, statistic, estimator) or statistic, blocks
-        )
-        span = score_range(estimator, query.columns, self._plan.table)
-        of_rows = span if estimator.row_scores is not None else None
-        needed = query.columns if estimator.model else query.columns[: estimator.columns]
-        return GroupReader(
-            lambda: group_values(
-                self._private, statistic, secret, blocks, estimator, subject, default
-            ),
-            lower,
-            span,
-            self._unit_counter(needed, of_rows, skips_missing=estimator.skips_missing),
-        )
+        return estimator, subject, default, lower
 
     def _unit_counter(
         self, columns: Sequence[str], span: tuple[float, float] | None, *, skips_missing: bool
@@ -170,35 +300,26 @@ class ScoreReaders:
         """
         private, blocks = self._private, self._plan.request.blocks
         request = GroupEstimates(statistic.groups, own.sql)
-        columns, theirs = private.expression_columns(own.sql)
-        functions = {name: getattr(candidate, _SAYS[name], None) for name in theirs}
-        if absent := sorted(name for name, function in functions.items() if function is None):
-            raise PlanRefused(
-                f"the estimator reads {', '.join(absent)}, and no candidate says that; hand one to ask"
-            )
+        columns, functions = self._sql_inputs(query, own, candidate)
         private.check_request(request, blocks)
         lower, of_rows = own.better == "lower", private.mean_range(own.sql)
         span = float(own.range[0]), float(own.range[1])
-        if not theirs:
+        if not functions:
             return GroupReader(
                 lambda: own.clamp_values(private.group_estimates(request, secret, blocks)),
                 lower,
                 span,
                 self._unit_counter(columns, of_rows, skips_missing=True),
             )
-        if candidate is not None:
-            _check_columns(query, candidate.submission)
-        rows = GroupValues(statistic.groups, tuple(dict.fromkeys((*query.columns, *columns))))
+        rows = GroupValues(statistic.groups, columns)
         private.check_request(rows, blocks)
-        available = {name: function for name, function in functions.items() if function is not None}
-        return GroupReader(
-            lambda: own.clamp_values(
-                predicted_values(private, rows, request, secret, blocks, available)
-            ),
-            lower,
-            span,
-            self._unit_counter(rows.columns, of_rows, skips_missing=False),
-        )
+
+        def read() -> NDArray[np.float64]:
+            groups, values = private.grouped_rows(rows, secret, blocks)
+            return own.clamp_values(predicted_values(private, groups, values, request, functions))
+
+        counter = self._unit_counter(columns, of_rows, skips_missing=False)
+        return GroupReader(read, lower, span, counter)
 
 
 class ValueMemory:
@@ -213,12 +334,17 @@ class ValueMemory:
         self._identity, self._values = b"", dict[str, NDArray[np.float64]]()
 
     def wrap_reader(
-        self, reader: GroupReader, statistic: GroupValues, query: EstimatorQuery, of: Candidate
+        self,
+        reader: GroupReader,
+        statistic: GroupValues | UnitScores,
+        query: EstimatorQuery,
+        of: Candidate,
     ) -> GroupReader:
         """The same reader, which reads what is not in memory."""
         about = query.model_dump(mode="json", include={"estimator", "options", "default"})
         # A question may name other columns than its candidate, whose digest covers its own.
-        name = digest([about, of.digest, statistic.groups, list(statistic.columns)])
+        groups = statistic.groups if isinstance(statistic, GroupValues) else "units"
+        name = digest([about, of.digest, groups, list(statistic.columns)])
         return replace(reader, read=partial(self._recall, name, reader.read))
 
     def _recall(self, name: str, read: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -23,7 +23,7 @@ from dpflow import fault_points
 from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import GroupValues
+from dpflow.core.contract.requests import GroupValues, UnitScores
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_before_rows, draw_or_none
@@ -332,6 +332,8 @@ class Session:
         read: Callable[[], Any]
         if isinstance(statistic, GroupValues):
             read = self._readers.group_reader(statistic, query, candidate, champion)
+        elif isinstance(statistic, UnitScores):
+            read = self._readers.unit_reader(statistic, query, candidate, champion)
         else:
             self._private.check_request(statistic, blocks)
             read = partial(self._private.answer, statistic, blocks)

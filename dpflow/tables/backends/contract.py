@@ -34,6 +34,7 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
+from dpflow.errors import PlanRefused
 from dpflow.tables.language.nodes import Node
 
 #: A keyed digest, for what is cached of private rows; a backend that caches nothing ignores it.
@@ -121,6 +122,14 @@ class QueryBackend(ABC):
         self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]
     ) -> NDArray[np.float64]:
         """An expression's number for each group of `grouped_rows`, NaN where it has none."""
+
+    def unit_rows(
+        self, columns: Sequence[str], blocks: Sequence[str]
+    ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        """Rows for scores of units: the number of each row's unit, from 0 and dense, and the columns
+        as in `grouped_rows`. A backend without it refuses `UnitScores` in `check_request`.
+        """
+        raise PlanRefused(f"the backend {self.name} does not read rows by unit")
 
     def grouped_units(
         self, columns: Sequence[str], blocks: Sequence[str], *, skips_missing: bool

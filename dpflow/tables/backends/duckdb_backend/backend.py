@@ -151,6 +151,14 @@ class DuckDBBackend(QueryBackend):
         columns = {name: _plain_array(arrays[f"x{i}"]) for i, name in enumerate(request.columns)}
         return as_int64(arrays["bucket"]), columns
 
+    def unit_rows(
+        self, columns: Sequence[str], blocks: Sequence[str]
+    ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        with self._open_query(blocks) as reading:
+            arrays = reading.fetch_arrays(holdout_groups.unit_rows_query(reading, columns))
+        named = {name: _plain_array(arrays[f"x{i}"]) for i, name in enumerate(columns)}
+        return as_int64(arrays["bucket"]), named
+
     def grouped_units(
         self, columns: Sequence[str], blocks: Sequence[str], *, skips_missing: bool
     ) -> GroupedUnits:

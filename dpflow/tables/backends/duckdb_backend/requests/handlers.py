@@ -18,6 +18,7 @@ from dpflow.core.contract.requests import (
     Records,
     SortedValues,
     UnboundedValues,
+    UnitScores,
 )
 from dpflow.errors import PlanRefused
 from dpflow.tables.backends.duckdb_backend.requests import (
@@ -79,6 +80,7 @@ HANDLERS: dict[type, RequestHandler] = {
     ),
     # Without an answer: a gate's session reads these through `PrivateTable`, no release does.
     GroupValues: RequestHandler(holdout_groups.check_values),
+    UnitScores: RequestHandler(holdout_groups.check_scores),
     GroupMoments: RequestHandler(holdout_groups.check_moments),
     GroupEstimates: RequestHandler(holdout_groups.check_estimates),
 }

@@ -12,7 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
+from dpflow.core.contract.requests import (
+    GroupEstimates,
+    GroupMoments,
+    GroupValues,
+    UnitScores,
+)
 from dpflow.extras import require_extra
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.sandbox import as_int64
@@ -42,15 +47,36 @@ def check_moments(reading: RequestQuery, request: GroupMoments) -> None:
     moments_query(reading, request, b"")
 
 
+def check_scores(reading: RequestQuery, request: UnitScores) -> None:
+    """Refuse columns that no estimator can read; reads no row."""
+    unit_rows_query(reading, request.columns)
+
+
 def rows_query(reading: RequestQuery, request: GroupValues, secret: bytes) -> str:
     """The query of rows by holdout group."""
-    outputs = [_bucket_column(reading, request.groups, secret)]
-    for i, name in enumerate(request.columns):
-        outputs.append(
-            f"{sql.bounded_number(reading.column(name), reading.table.column(name))} AS x{i}"
-        )
+    outputs = [
+        _bucket_column(reading, request.groups, secret),
+        *_number_columns(reading, request.columns),
+    ]
     # Estimators must not see whose a row is.
     return f"SELECT * EXCLUDE (unit, part) FROM ({reading.select_rows(outputs)})"
+
+
+def unit_rows_query(reading: RequestQuery, columns: Sequence[str]) -> str:
+    """The query of rows by unit, numbered from 0 in the order of the units' keys: a place, which
+    tells who it is no more than a position does.
+    """
+    rows = reading.select_rows(_number_columns(reading, columns))
+    number = "CAST(dense_rank() OVER (ORDER BY unit) - 1 AS BIGINT) AS bucket"
+    return f"SELECT {number}, * EXCLUDE (unit, part) FROM ({rows})"
+
+
+def _number_columns(reading: RequestQuery, columns: Sequence[str]) -> list[str]:
+    """Columns as estimators read them, numbered: a declared one may have any name."""
+    return [
+        f"{sql.bounded_number(reading.column(name), reading.table.column(name))} AS x{i}"
+        for i, name in enumerate(columns)
+    ]
 
 
 def moments_query(reading: RequestQuery, request: GroupMoments, secret: bytes) -> str:

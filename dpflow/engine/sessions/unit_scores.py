@@ -1,0 +1,119 @@
+"""One score for every privacy unit, each computed from that unit's rows and nothing else.
+
+A unit's score is the mean of its rows' scores, so a unit of many rows moves a sum of scores no further
+than one of a single row. Rows are scored all together where a row's score is a fixed function of the
+row (`scores_rows_alone`), and unit by unit elsewhere: in a batch of a matrix product a row may reach
+the last digit of another row's score.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.estimators import Estimator, Subject
+from dpflow.engine.sessions.group_scores import order_rows
+from dpflow.errors import PlanRefused
+from dpflow.tables import PrivateTable
+
+#: Scores of rows are rounded to this part of their range, and added up as integers: a sum of floats
+#: depends on the order.
+STEPS = 2**30
+
+
+def require_row_scores(estimator: Estimator, span: tuple[float, float] | None) -> None:
+    """Raises `PlanRefused` unless a metric is the mean of bounded scores of rows."""
+    if estimator.row_scores is None:
+        raise PlanRefused(
+            f"{estimator.name} is no mean of scores of rows, so no mean of units says what it is; use accuracy, log_loss, "
+            f"another mean or SQL, or the gate reusable_holdout, which takes any estimator"
+        )
+    if span is None:
+        raise PlanRefused(
+            f"{estimator.name} has no range, so one unit may decide everything; give the metric range: [low, high]"
+        )
+
+
+def mean_shares(
+    private: PrivateTable,
+    columns: Sequence[str],
+    needed: Sequence[str],
+    blocks: Sequence[str],
+    estimator: Estimator,
+    subject: Subject,
+    span: tuple[float, float],
+    default: float,
+    *,
+    scores_rows_alone: bool,
+) -> NDArray[np.float64]:
+    """Where in its range each unit's mean score is; NaN for a unit that is left out.
+
+    Args:
+        columns: what is read.
+        needed: those without whose value an estimator leaves a row out; none if it fails on it.
+        default: the score of a row on which model or estimator fails.
+        scores_rows_alone: whether a row's score is a fixed function of that row.
+    """
+    units, rows = private.unit_rows(columns, blocks)
+    count = int(units.max()) + 1 if len(units) else 0
+    complete = np.ones(len(units), dtype=bool)
+    for name in needed:
+        complete &= ~np.isnan(np.asarray(rows[name], dtype=float))
+    kept = {name: column[complete] for name, column in rows.items()}
+    codes, ordered, parts = order_rows(units[complete], kept, count)
+    scores = np.full(len(codes), np.nan)
+    batch = [(0, slice(0, len(codes)))]
+    if not (scores_rows_alone and _score_parts(estimator, subject, ordered, batch, scores)):
+        _score_parts(estimator, subject, ordered, parts, scores)
+    scores = np.where(np.isfinite(scores), scores, default)
+    return _mean_by_unit(codes, scores, span, count)
+
+
+def _score_parts(
+    estimator: Estimator,
+    subject: Subject,
+    rows: Mapping[str, NDArray[Any]],
+    parts: Sequence[tuple[int, slice]],
+    scores: NDArray[np.float64],
+) -> bool:
+    """Fill in the scores of each part's rows; whether none failed, whose scores stay as they were."""
+    assert estimator.row_scores is not None
+    failed = 0
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        # A warning about one unit's rows is a message about them.
+        warnings.simplefilter("ignore")
+        for _, part in parts:
+            mine = {name: column[part] for name, column in rows.items()}
+            # Any failure may depend on a row, so it is mapped, not shown.
+            try:
+                scores[part] = estimator.row_scores(mine, subject)
+            except Exception:  # noqa: BLE001
+                failed += 1
+    return not failed
+
+
+def _mean_by_unit(
+    codes: NDArray[np.int64], scores: NDArray[np.float64], span: tuple[float, float], count: int
+) -> NDArray[np.float64]:
+    low, high = span
+    shares = (np.clip(scores, low, high) - low) / (high - low)
+    numbers = np.bincount(codes, minlength=count)
+    # 64 bits hold eight thousand million rows of one unit.
+    whole = np.rint(shares * STEPS).astype(np.int64)
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, codes, whole)
+    means: NDArray[np.float64] = np.full(count, np.nan)
+    present = numbers > 0
+    means[present] = sums[present] / (numbers[present] * float(STEPS))
+    return means
+
+
+def share_values(values: NDArray[np.float64], span: tuple[float, float]) -> NDArray[np.float64]:
+    """Where in its range each number is."""
+    low, high = span
+    shares: NDArray[np.float64] = (np.clip(values, low, high) - low) / (high - low)
+    return shares

@@ -1,0 +1,430 @@
+"""Thresholdout: a gate for metrics that are means of bounded scores, such as accuracy.
+
+Definition: a unit's score s_u is the mean of its rows' scores, as a share of the metric's range. A
+claim v with threshold T is too good if the sum over units of (v - T - s_u) is above 0, which is v - T
+above the mean score, and too bad if the sum of (s_u - v - T) is. A challenger is better than the
+champion if the sum over units of (its score - the champion's - better_by) is above what noise reaches.
+
+Guarantee: the sum in units of one unit's largest move, rounded down, moves by 1 at most, and no count
+enters (`dpflow.core.toolbox.mean_test`). It goes through a sparse vector with noise for sensitivity 1,
+so the session is epsilon-DP, whatever is asked and however many answers are free
+(`dpflow.core.toolbox.sparse_vector`). Each stretch up to a paid answer costs e0, the larger of
+epsilon/failures and what advanced composition allows for (epsilon, delta). With ``correct`` half of e0
+pays for the verdict, half for a noisy sum of scores after a no. ``count_epsilon`` is subtracted first
+and pays for one noisy number of units.
+
+Without epsilon there is no noise and no privacy: verdicts are exact, and few paid answers leave few
+transcripts, so a union bound covers all of them.
+
+Intervals: a passed claim is within T and the noise of the holdout's mean. The sampling error is added:
+without noise that of every possible transcript, which is proven for independent units; with noise that
+of as many fixed questions, which is heuristic where the analyst adapts. All intervals of a session
+hold together, but with probability beta.
+
+Source: Dwork, Feldman, Hardt, Pitassi, Reingold, Roth 2015 ("Generalization in adaptive data analysis
+and holdout reuse"), with a linear test instead of their mean.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.accounting.composition import step_eps
+from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.requests import GroupedUnits, PerUnit, UnitScores
+from dpflow.core.sampling.noisy_values import add_laplace
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.gate_power import mean_refusal_probability
+from dpflow.core.toolbox.mean_test import (
+    STEPS,
+    comparison_half_width,
+    count_shortfall,
+    fresh_width,
+    largest_move,
+    log_transcripts,
+    sum_steps,
+    transcript_width,
+)
+from dpflow.core.toolbox.noise import half_width, scale_for
+from dpflow.core.toolbox.sparse_vector import Engine, Memory
+from dpflow.core.toolbox.unit_counts import learn_units
+from dpflow.errors import PlanRefused
+from dpflow.hookspecs import hookimpl
+from dpflow.mechanisms.holdout_params import ClaimQuery
+from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
+
+COUNT_FAILURE = 0.01  #: share of beta with which a noisy number of units may be too large
+
+
+class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
+    """Is a claimed mean plausible on fresh data, or a candidate better than the champion?"""
+
+    name = "thresholdout"
+    summary = (
+        "session: is a candidate's claimed mean score plausible, or better than the champion's?"
+    )
+    citation = "Dwork, Feldman, Hardt, Pitassi, Reingold, Roth 2015 (Thresholdout)"
+    Params = ThresholdoutParams
+    Query = ClaimQuery
+    locks_dataset = True
+
+    def event(self, params: ThresholdoutParams, table: Table) -> Event:
+        """The whole session's guarantee; `Unprotected` without noise."""
+        if params.epsilon is None:
+            return Unprotected()
+        self.make_engine(params).require_scales()
+        if params.correct and not (params.count_epsilon or table.neighbours == "replace"):
+            raise PlanRefused(
+                "a score is a sum divided by the number of units, which is private; add count_epsilon, a part of epsilon "
+                "that counts them, or leave correct out"
+            )
+        if params.delta > 0:
+            return Approximate(params.epsilon, params.delta)
+        # A count or a noisy sum is no sparse vector, so the whole is stated as pure.
+        if params.correct or params.count_epsilon:
+            return Pure(params.epsilon)
+        return SparseVector(params.epsilon)
+
+    def note(self, params: ThresholdoutParams, table: Table) -> str:
+        """Which of its answers are proven to generalise."""
+        if params.is_private:
+            known = params.count_epsilon or table.neighbours == "replace"
+            more = "" if known else "; without count_epsilon verdicts carry no interval"
+            return (
+                f"the privacy guarantee is exact, and verdicts are heuristic about fresh data{more}"
+            )
+        return "intervals are proven for independent units, and nobody is protected"
+
+    def make_engine(self, params: ThresholdoutParams) -> Engine:
+        """Sparse vector's public parameters: one unit moves every compared integer by 1 at most."""
+        return Engine(_verdict_epsilon(params), 1, params.failures)
+
+    def refusal_power(
+        self,
+        params: ThresholdoutParams,
+        table: Table,
+        excess: float,
+        units: int,
+        deviation: float,
+        score: float = 1.0,
+        width: float = 1.0,
+    ) -> float:
+        """How often a claim is refused that is too good by ``excess``, with so many units.
+
+        Args:
+            excess: as a share of the metric's range.
+            deviation: standard deviation of one unit's score, as a share of the range.
+            score: about what is expected, as a share of the range; noise is largest at the ends.
+            width: of the metric's range, in its own units.
+        """
+        distance = excess - float(params.threshold) / width
+        if not params.is_private:
+            return mean_refusal_probability(distance, units, deviation, ())
+        engine, move = self.make_engine(params), largest_move(Fraction(score + distance), table)
+        scales = (engine.query_scale * move, engine.threshold_scale * move)
+        return mean_refusal_probability(distance, units, deviation, scales)
+
+    def open(self, params: ThresholdoutParams, table: Table, source: Source) -> State:
+        """No question asked yet; with noise, that of the first threshold is drawn."""
+        if not params.is_private:
+            return State({"asked": 0, "failures": 0})
+        return State({"asked": 0, **self.make_engine(params).start_session(source).to_json()})
+
+    def data_request(
+        self, params: ThresholdoutParams, query: ClaimQuery, table: Table
+    ) -> UnitScores:
+        """One score for each unit. Raises `UnknownName`, or `PlanRefused` for a question that this
+        session does not answer.
+        """
+        if params.question == "champion" and not query.champion:
+            raise PlanRefused(
+                "this gate says whether a candidate is better than the champion, and no claim is plausible or not; "
+                "submit it with the model whose alias moves, or call challenge with both candidates"
+            )
+        for name in query.columns:
+            table.column(name)
+        return UnitScores(query.columns)
+
+    def answer(
+        self,
+        params: ThresholdoutParams,
+        table: Table,
+        state: State,
+        query: ClaimQuery,
+        answer: PerUnit,
+        source: Source,
+    ) -> tuple[Verdict, State]:
+        """ "yes", "no" or "exhausted", with an interval where the number of units is known."""
+        asked, failures = int(state.data["asked"]), int(state.data["failures"])
+        if failures >= params.failures or asked >= params.queries:
+            return _make_verdict("exhausted", params, asked, failures, {"guarantee": "none"}), state
+        units = self._learn_number(params, state, answer, source)
+        known = {} if units is None or answer.is_size_public else {"units": units}
+        if query.champion:
+            compared = self._compare_challenger(params, table, query, answer)
+        else:
+            compared = _compare_claim(params, table, query, answer)
+        pays, after = self._is_over(params, state, compared, source)
+        word = "yes" if pays == bool(query.champion) else "no"
+        failures += pays
+        worth = self._describe_worth(params, table, query, answer, units, word)
+        if pays and params.correct and not query.champion and units is not None:
+            worth |= self._draw_score(params, table, answer, units, source)
+        verdict = _make_verdict(word, params, asked + 1, failures, worth)
+        return verdict, State({"asked": asked + 1, **known, **after})
+
+    def _learn_number(
+        self, params: ThresholdoutParams, state: State, answer: PerUnit, source: Source
+    ) -> int | None:
+        """The number of units as it may be used: at most the true one, or None."""
+        number = int((~np.isnan(answer.shares)).sum())
+        counted = state.data.get("units")
+        failure = COUNT_FAILURE * float(params.beta)
+        units = GroupedUnits(number, answer.is_size_public or not params.is_private)
+        learnt = learn_units(units, counted, params.count_epsilon, failure, source)
+        return learnt or None
+
+    def _compare_challenger(
+        self, params: ThresholdoutParams, table: Table, query: ClaimQuery, answer: PerUnit
+    ) -> list[int]:
+        """How far the challenger is above what it has to be, in whole units."""
+        width = Fraction(answer.span[1]) - Fraction(answer.span[0])
+        least = max(query.better_by, params.better_by) / width
+        if params.is_private:
+            scale = self.make_engine(params).query_scale
+            failure = float(params.beta) / params.queries
+            # All noises of the session together reach it once in 1/beta sessions; one side only.
+            margin = math.ceil(comparison_half_width(scale, min(1.0, 2 * failure)))
+            return [count_shortfall(-answer.shares, -least, table, -1) - margin]
+        whole, number = sum_steps(answer.shares, -1)
+        if not number:
+            return [-1]
+        luck = _bernstein_width(answer.shares, number, params)
+        return [1 if Fraction(whole, STEPS * number) - least > Fraction(luck) else -1]
+
+    def _is_over(
+        self, params: ThresholdoutParams, state: State, compared: list[int], source: Source
+    ) -> tuple[bool, dict[str, Any]]:
+        """Whether one of the sums is above 0, and the state without the number of questions."""
+        if not params.is_private:
+            over = max(compared) > 0
+            return over, {"failures": int(state.data["failures"]) + over}
+        engine, memory = self.make_engine(params), Memory.from_json(state.data)
+        # After a failed first side the second is not asked: the last failure is a "no", too.
+        for value in compared:
+            over, memory = engine.compare_value(memory, -value, 0, source)
+            if over:
+                break
+        return over, memory.to_json()
+
+    def _describe_worth(
+        self,
+        params: ThresholdoutParams,
+        table: Table,
+        query: ClaimQuery,
+        answer: PerUnit,
+        units: int | None,
+        word: str,
+    ) -> dict[str, Any]:
+        """What a verdict says about fresh data: noise and interval, in units of the metric."""
+        proven = not params.is_private
+        worth: dict[str, Any] = {"guarantee": "proven" if proven else "heuristic"}
+        if units is None:
+            why = "the number of units is private and was not counted; open with count_epsilon"
+            return {"guarantee": "heuristic", "because": why}
+        width = answer.span[1] - answer.span[0]
+        noise = 0.0
+        if params.is_private:
+            scale, move = self.make_engine(params).query_scale, _move(params, table, query, answer)
+            worth["noise"] = comparison_half_width(scale, 0.05) * move / units * width
+            noise = comparison_half_width(scale, float(params.beta) / 2 / params.queries) * move
+        if query.champion or word != "yes":
+            return worth
+        assert query.claim is not None
+        reach = float(params.threshold) + (noise / units + sampling_width(params, units)) * width
+        worth["interval"] = _claim_interval(params, float(query.claim), reach, answer)
+        return worth
+
+    def _draw_score(
+        self,
+        params: ThresholdoutParams,
+        table: Table,
+        answer: PerUnit,
+        units: int,
+        source: Source,
+    ) -> dict[str, Any]:
+        """The holdout's mean with noise, and an interval for that of fresh data."""
+        whole, number = sum_steps(answer.shares)
+        # Around the middle, where one unit moves the sum least.
+        move = STEPS if largest_move(Fraction(1, 2), table) == 1 else STEPS // 2
+        scale = scale_for(move, _verdict_epsilon(params))
+        noisy = add_laplace(whole - number * (STEPS // 2), scale, source)
+        count_error = 0
+        if not answer.is_size_public and params.count_epsilon is not None:
+            failure = COUNT_FAILURE * float(params.beta)
+            count_error = half_width(scale_for(1, params.count_epsilon), 2 * failure)
+        share = min(1.0, max(0.0, 0.5 + noisy / (STEPS * (units + count_error))))
+        noise = half_width(scale, float(params.beta) / 2 / params.failures) / STEPS / units
+        # The number of units may be off by twice that, of a mean that is at most half a range.
+        reach = noise + count_error / units + sampling_width(params, units)
+        low, high = answer.span
+        score = low + share * (high - low)
+        ends = (score - reach * (high - low), score + reach * (high - low))
+        return {"score": score, "interval": [max(low, ends[0]), min(high, ends[1])]}
+
+
+def sampling_width(params: ThresholdoutParams, units: int) -> float:
+    """How far the mean of so many units may be from that of fresh ones, as a share of the range."""
+    beta = float(params.beta) / 2 if params.is_private else float(params.beta)
+    if params.is_private:
+        return fresh_width(units, params.queries, beta)
+    return transcript_width(units, params.queries, params.failures, beta)
+
+
+def _verdict_epsilon(params: ThresholdoutParams) -> Fraction:
+    """Epsilon of each stretch's verdicts: an even split, or what advanced composition allows for
+    delta, whichever is more; half of it beside a score.
+    """
+    each = params.stretch_epsilon
+    if params.delta > 0:
+        epsilon = each * params.failures
+        each = max(each, Fraction(step_eps(epsilon, params.delta, params.failures)))
+    return each / 2 if params.correct else each
+
+
+def _bernstein_width(
+    differences: NDArray[np.float64], number: int, params: ThresholdoutParams
+) -> float:
+    """By how much the mean of differences may be above that of fresh units, in every transcript
+    (Maurer, Pontil 2009, Theorem 4, for numbers of range 2).
+    """
+    present = differences[~np.isnan(differences)]
+    if number < 2:
+        return math.inf
+    logs = log_transcripts(params.queries, params.failures) + math.log(2 / float(params.beta))
+    variance = float(present.var(ddof=1))
+    return math.sqrt(2 * variance * logs / number) + 2 * 7 * logs / (3 * (number - 1))
+
+
+def _levels(
+    params: ThresholdoutParams, query: ClaimQuery, answer: PerUnit
+) -> tuple[Fraction, Fraction]:
+    """(too good above, too bad below) as shares of the range, of which more is better."""
+    assert query.claim is not None
+    low, high = (Fraction(end) for end in answer.span)
+    threshold = params.threshold / (high - low)
+    claim = (query.claim - low) / (high - low)
+    # A loss that is too good is one that is too low.
+    if answer.lower_is_better:
+        claim = 1 - claim
+    return claim - threshold, claim + threshold
+
+
+def _compare_claim(
+    params: ThresholdoutParams, table: Table, query: ClaimQuery, answer: PerUnit
+) -> list[int]:
+    """How far a claim is beyond what the holdout says, in whole units, on each side."""
+    over, under = _levels(params, query, answer)
+    shares = 1 - answer.shares if answer.lower_is_better else answer.shares
+    if not params.is_private:
+        whole, number = sum_steps(shares)
+        sums = [over * STEPS * number - whole, whole - under * STEPS * number]
+        compared = [1 if sum_ > 0 else -1 for sum_ in sums]
+    else:
+        # The other side is the same test of 1 - score.
+        compared = [
+            count_shortfall(shares, over, table),
+            count_shortfall(1 - shares, 1 - under, table),
+        ]
+    return compared if params.side == "both" else compared[:1]
+
+
+def _move(params: ThresholdoutParams, table: Table, query: ClaimQuery, answer: PerUnit) -> float:
+    """How far one unit moves the sum behind a verdict, in shares of the range."""
+    if query.champion:
+        width = Fraction(answer.span[1]) - Fraction(answer.span[0])
+        least = max(query.better_by, params.better_by) / width
+        return float(largest_move(-least, table, -1))
+    over, under = _levels(params, query, answer)
+    moves = [largest_move(over, table), largest_move(1 - under, table)]
+    return float(max(moves) if params.side == "both" else moves[0])
+
+
+def _claim_interval(
+    params: ThresholdoutParams, claim: float, reach: float, answer: PerUnit
+) -> list[float]:
+    """What a claim that passed says about fresh data: claim +- reach, or the side that was tested."""
+    low, high = answer.span
+    ends = [max(low, claim - reach), min(high, claim + reach)]
+    if params.side == "over":
+        return [low, ends[1]] if answer.lower_is_better else [ends[0], high]
+    return ends
+
+
+def _make_verdict(
+    word: str, params: ThresholdoutParams, asked: int, failures: int, worth: dict[str, Any]
+) -> Verdict:
+    """The public answer; how many answers were paid for is public, too."""
+    left = {"queries_left": params.queries - asked, "failures_left": params.failures - failures}
+    closed = failures >= params.failures or asked >= params.queries
+    return Verdict({"verdict": word, **worth, **left}, closed=closed)
+
+
+METRIC = {"estimator": "accuracy"}
+_COLUMN = {"lower": 0, "upper": 1, "step": "0.25"}
+_TABLE: dict[str, Any] = {
+    "name": "example",
+    "database": "example.duckdb",
+    "privacy_unit": {"column": "user"},
+    "contribution_bounds": {"rows": 1},
+    "columns": {"user": {}, "amount": _COLUMN, "other": _COLUMN},
+}
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> list[Thresholdout]:
+    return [Thresholdout()]
+
+
+@hookimpl
+def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+    """Where one unit shows most; then both questions, with and without a score."""
+    shared: dict[str, Any] = {
+        "metric": METRIC,
+        "threshold": "0.1",
+        "epsilon": 1,
+        "queries": 12,
+        "failures": 2,
+    }
+    ask: dict[str, Any] = {"estimator": "accuracy", "columns": ["amount"]}
+    claims = [{**ask, "claim": "1/2", "candidate": f"candidate-{i}"} for i in range(6)]
+    duels = [{**ask, "champion": "a", "candidate": f"candidate-{i}"} for i in range(6)]
+    forms: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
+        ({}, claims),
+        ({"side": "both", "count_epsilon": "0.2", "correct": True}, claims),
+        ({"question": "champion"}, duels),
+    ]
+    tight = {
+        "table": _TABLE,
+        "params": shared | {"epsilon": 6, "failures": 1},
+        # The unit is good for one candidate and bad for the other. Three plausible claims of the
+        # first push the threshold's noise down, and one failure of the other costs the rest.
+        "queries": [
+            {**ask, "columns": [column], "claim": "0.6", "candidate": str(i)}
+            for i, column in enumerate(("amount", "amount", "amount", "other"))
+        ],
+        "sides": {"values": [[1.0, 0.0], [0.0]], "swapped": [["other"]]},
+    }
+    others: list[dict[str, Any]] = [
+        {"table": {**_TABLE, "neighbours": relation}, "params": {**shared, **more}, "queries": asks}
+        for relation in ("add-remove", "replace")
+        for more, asks in forms
+    ]
+    return {"thresholdout": [tight, *others]}

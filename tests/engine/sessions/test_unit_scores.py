@@ -1,0 +1,189 @@
+"""A gate on means over a table: scores of units from columns, SQL, predictions and models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from dpflow import Session, plan
+from dpflow.core.contract.estimators import Estimator, Subject
+from dpflow.engine.sessions import unit_scores
+from dpflow.engine.sessions.candidate import Submission, load_candidate
+from dpflow.engine.sessions.holdout_gate import judge
+from dpflow.engine.sessions.unit_scores import mean_shares
+from dpflow.errors import PlanRefused
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smallworld import Tiny
+
+#: Person p<i> has 1 row, or 30 for the last ten; right in three quarters of the people.
+ROWS = """
+CREATE TABLE visits AS SELECT 'p' || i AS person, 'r' || i || '-' || j AS visit, i % 2 AS sick,
+       CASE WHEN i % 4 = 0 THEN 1 - i % 2 ELSE i % 2 END AS guess,
+       CASE WHEN i % 5 = 0 THEN NULL ELSE (i % 4) / 4 END AS loss, i % 97 AS age
+FROM range(2000) t(i), range(30) s(j) WHERE j = 0 OR i >= 1990
+"""
+COLUMNS = {
+    "sick": {"lower": 0, "upper": 1},
+    "guess": {"lower": 0, "upper": 1},
+    "loss": {"lower": 0, "upper": 1, "step": "0.25"},
+    "age": {"lower": 0, "upper": 100},
+    "visit": {},
+}
+
+
+@pytest.fixture
+def table(tiny: Tiny) -> Path:
+    tiny.fill(ROWS)
+    path = tiny.declare(
+        protects="unit", contribution_bounds={"rows": 30}, columns=COLUMNS, block=None, holdout=True
+    )
+    Ledger(tiny.ledger).grant(
+        "gate", 50, 0, filter="basic", table=PrivateTable.load(path).declaration, principal="owner"
+    )
+    return path
+
+
+def open_gate(tiny: Tiny, metric: Any, **params: Any) -> Session:
+    given = {"epsilon": "50", "count_epsilon": "1", "threshold": "0.02", "failures": 2} | params
+    planned = plan(
+        "thresholdout",
+        tiny.folder / "visits.yml",
+        name="gate",
+        scope="gate",
+        metric=metric,
+        **given,
+    )
+    return Session.open(planned, Ledger(tiny.ledger), Registry.load())
+
+
+def predictions(tiny: Tiny, expression: str) -> dict[str, str]:
+    path = tiny.folder / "said.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f"ATTACH '{tiny.database}' AS p (READ_ONLY)")
+        connection.execute(
+            f"CREATE TABLE said AS SELECT visit, {expression} AS prediction FROM p.visits"
+        )
+    return {"database": str(path), "table": "said", "id": "visit"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "submission", "mean"),
+    [
+        ("column_agreement", {"features": ["sick", "guess"]}, 0.75),
+        # Without a value a person is left out: of the others the mean is 3/8.
+        ({"estimator": "column_mean", "better": "higher"}, {"features": ["loss"]}, 0.375),
+        (
+            {"estimator": {"sql": "avg(abs(sick - guess))", "range": [0, 1], "default": 1, "better": "lower"}},
+            {}, 0.25,
+        ),
+        ("accuracy", {"label": "sick", "predictions": "guess"}, 0.75),
+        (
+            {"estimator": {"sql": "avg(abs(sick - least(greatest(candidate.prediction, 0), 1)))",
+                           "range": [0, 1], "default": 1, "better": "lower"}},
+            {"label": "sick", "predictions": "guess"}, 0.25,
+        ),
+    ],
+)  # fmt: skip
+def test_a_claim_is_about_the_mean_of_people(
+    tiny: Tiny, table: Path, metric: Any, submission: dict[str, Any], mean: float
+) -> None:
+    """Ten people have 300 of 2,290 rows, and count as ten; a claim far beyond the mean fails, one at
+    it passes with an interval that holds it.
+    """
+    session = open_gate(tiny, metric)
+    if "predictions" in submission:
+        submission = submission | {"predictions": predictions(tiny, submission["predictions"])}
+    better = -1 if isinstance(metric, dict) and "sql" in str(metric) else 1
+    passed = judge(session, {"name": "a", "claim": str(mean), **submission})
+    assert passed["verdict"] == "yes", passed
+    low, high = passed["interval"]
+    assert low < mean < high and min(high - mean, mean - low) < 0.12
+    failed = judge(session, {"name": "b", "claim": str(mean + better * 0.06), **submission})
+    assert failed["verdict"] == "no"
+    assert passed["guarantee"] == "heuristic" and passed["noise"] < 0.02
+
+
+@pytest.mark.parametrize(
+    ("metric", "why"),
+    [("auc", "auc is no mean of scores of rows"), ("squared_loss", "has no range")],
+)
+def test_other_metrics_are_refused(tiny: Tiny, table: Path, metric: str, why: str) -> None:
+    """Before a row is read: the mean of people's areas under a curve is no area."""
+    session = open_gate(tiny, metric)
+    said = {"label": "sick", "predictions": predictions(tiny, "guess")}
+    with pytest.raises(PlanRefused, match=why):
+        judge(session, {"name": "a", "claim": "0.5", **said})
+
+
+def _scores(table: Path, estimator: Estimator, **more: Any) -> Any:
+    subject = Subject(("age",), {}, "sick", lambda rows: np.asarray(rows["age"]) > 48)
+    private = PrivateTable.load(table)
+    return mean_shares(private, ("sick", "age"), (), (), estimator, subject, (0.0, 1.0), 0.0, **more)  # fmt: skip
+
+
+def test_one_person_moves_one_score(tiny: Tiny, table: Path) -> None:
+    """Without one person all other scores are the same, bit for bit; a row that no model takes has the
+    default, and those of others stay.
+    """
+    accuracy = Registry.load().find_estimator("accuracy")
+    whole = _scores(table, accuracy, scores_rows_alone=False)
+    with duckdb.connect(str(tiny.database)) as connection:
+        number = connection.execute(
+            "SELECT count(DISTINCT person) FROM visits WHERE person < 'p1500'"
+        ).fetchone()
+        connection.execute("DELETE FROM visits WHERE person = 'p1500'")
+    assert number is not None and len(whole) == 2000
+    without = _scores(table, accuracy, scores_rows_alone=False)
+    assert np.array_equal(np.delete(whole, number[0]), without)
+
+    def refuse_the_old(rows: Any, subject: Subject) -> Any:
+        if (np.asarray(rows["age"]) > 90).any():
+            raise ValueError("one row")
+        return np.ones(len(rows["age"]))
+
+    brittle = Estimator("x", "x", 0.0, lambda r, s: 0.0, better="higher", row_scores=refuse_the_old)
+    for alone in (True, False):
+        scores = _scores(table, brittle, scores_rows_alone=alone)
+        assert set(scores) == {0.0, 1.0} and 0.9 < scores.mean() < 0.95
+
+
+def test_batches_are_for_what_scores_rows_alone(
+    tiny: Tiny, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch gives what single people give, and a model's product of matrices gets none."""
+    accuracy = Registry.load().find_estimator("accuracy")
+    together, single = (
+        _scores(table, accuracy, scores_rows_alone=alone) for alone in (True, False)
+    )
+    assert np.array_equal(together, single)
+    seen: list[bool] = []
+    original = unit_scores.mean_shares
+
+    def watch(*args: Any, **more: Any) -> Any:
+        seen.append(more["scores_rows_alone"])
+        return original(*args, **more)
+
+    monkeypatch.setattr("dpflow.engine.sessions.score_readers.mean_shares", watch)
+    session = open_gate(tiny, "accuracy")
+    tabled = {"label": "sick", "predictions": predictions(tiny, "guess")}
+    judge(session, {"name": "a", "claim": "0.75", **tabled})
+    pytest.importorskip("skops")
+    import skops.io
+    from sklearn.linear_model import LogisticRegression
+
+    fitted = LogisticRegression().fit(np.arange(40.0).reshape(-1, 1), np.arange(40) % 2)
+    skops.io.dump(fitted, tiny.folder / "m.skops")
+    model = {"file": tiny.folder / "m.skops", "label": "sick", "features": ["age"]}
+    assert judge(session, {"name": "b", "claim": "0.4", **model})["verdict"] in ("yes", "no")
+    assert seen == [True, False]
+    given = {"name": "b", "claim": "0.4", "rival": tiny.folder / "m.skops", **model}
+    assert not load_candidate(Submission.model_validate(given)).predicts_rows_alone

@@ -1,0 +1,306 @@
+"""The gate on means: what fails, one unit's move, its privacy, its intervals, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.core.accounting.events import Approximate, Pure, SparseVector, Unprotected
+from dpflow.core.contract.declaration import ContributionBounds, Table
+from dpflow.core.contract.requests import PerUnit
+from dpflow.core.sampling.randomness import Source, SystemSource
+from dpflow.core.toolbox.mean_test import (
+    comparison_half_width,
+    count_shortfall,
+    fresh_width,
+    largest_move,
+    log_transcripts,
+    transcript_width,
+)
+from dpflow.errors import PlanRefused
+from dpflow.mechanisms.thresholdout import Thresholdout
+from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
+from dpflow.testing import exact_divergence
+from dpflow.testing.enumeration import enumerate_outputs
+from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example
+from dpflow.testing.harness import StreamSource
+from dpflow.testing.session_checks import MemorySession
+
+GATE = Thresholdout()
+ROW_TABLE = EXAMPLE_TABLE.model_copy(update={"contribution_bounds": ContributionBounds(rows=1)})
+PART_TABLE = EXAMPLE_TABLE.model_copy(update={"protects": "unit-block"})
+OPEN_TABLE = ROW_TABLE.model_copy(update={"generalisation_only": True})
+EXACT: dict[str, Any] = {"method": "description_length", "epsilon": None}
+#: With almost no noise.
+SURE: dict[str, Any] = {
+    "metric": "accuracy",
+    "threshold": "0.05",
+    "epsilon": "1000000",
+    "queries": 50,
+    "failures": 3,
+}
+
+
+def ask_claims(
+    params: dict[str, Any], numbers: list[str], answer: PerUnit, table: Table = EXAMPLE_TABLE
+) -> list[dict[str, Any]]:
+    asks = [
+        {"estimator": "accuracy", "columns": ["amount"], "claim": v, "candidate": str(i)}
+        for i, v in enumerate(numbers)
+    ]
+    session = MemorySession(GATE, Example(table, params, asks), SystemSource())
+    return [session.ask_query(query, answer).body for query in session.queries]
+
+
+def ask_challenges(
+    params: dict[str, Any], answers: list[PerUnit], table: Table = EXAMPLE_TABLE
+) -> list[dict[str, Any]]:
+    asks = [
+        {"estimator": "accuracy", "columns": ["amount"], "champion": "c", "candidate": str(i)}
+        for i in range(len(answers))
+    ]
+    session = MemorySession(GATE, Example(table, params, asks), SystemSource())
+    return [session.ask_query(q, answer).body for q, answer in zip(session.queries, answers)]
+
+
+def test_a_claim_fails_beyond_the_threshold() -> None:
+    """With almost no noise: no exactly when the claim is more than T above the mean, or below it for
+    both sides; a loss turns round.
+    """
+    scores = PerUnit(np.resize([0.0, 1.0, 1.0, 1.0], 400))
+    said = [b["verdict"] for b in ask_claims(SURE, ["0.79", "0.81", "0.1", "0.9"], scores)]
+    assert said == ["yes", "no", "yes", "no"]
+    both = SURE | {"side": "both"}
+    said = [b["verdict"] for b in ask_claims(both, ["0.71", "0.69", "0.79", "0.81"], scores)]
+    assert said == ["yes", "no", "yes", "no"]
+    loss = PerUnit(scores.shares, span=(0.0, 10.0), lower_is_better=True)
+    # The mean loss is 7.5, and T is .05 of its own units.
+    said = [b["verdict"] for b in ask_claims(SURE, ["7.46", "7.43", "9", "0"], loss)]
+    assert said == ["yes", "no", "yes", "no"]
+    found = ask_claims(SURE | {"failures": 2}, ["1", "1", "0.5"], scores)
+    assert [(b["verdict"], b["failures_left"]) for b in found] == [
+        ("no", 1), ("no", 0), ("exhausted", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", [EXAMPLE_TABLE, REPLACE_TABLE, PART_TABLE])
+@pytest.mark.parametrize("low", [0, -1])
+def test_one_unit_moves_the_sum_by_one_at_most(table: Table, low: int) -> None:
+    """Every pair of neighbours of small tables of every score; a smaller move would be refuted."""
+    scores = [float("nan"), *(x / 4 for x in range(4 * low, 5))]
+    bases = [[], [0.5], [1.0, float(low), 0.25], [1 / 3] * 5]
+    add_remove = table.neighbours == "add-remove" and table.protects == "unit"
+    widest: dict[Fraction, float] = {}
+    for level in map(Fraction, ("-0.3", "0", "0.02", "0.5", "0.66", "1", "1.2")):
+        for base, before, after in product(bases, scores, scores):
+            if add_remove and not math.isnan(before) and not math.isnan(after):
+                continue
+            sums = [
+                count_shortfall(np.array([*base, one]), level, table, low)
+                for one in (before, after)
+            ]
+            assert abs(sums[0] - sums[1]) <= 1
+            exact = [0 if math.isnan(one) else float(level) - one for one in (before, after)]
+            widest[level] = max(widest.get(level, 0), abs(exact[0] - exact[1]))
+    # The claim is tight: some neighbours do move it by that much.
+    assert all(abs(widest[a] - float(largest_move(a, table, low))) < 1e-9 for a in widest)
+
+
+def test_no_count_enters_the_verdict() -> None:
+    """A mean divided by the number of units moves by less the more there are; the sum does not, and
+    what is compared does not tell how many units sit exactly at the level.
+    """
+    level = Fraction(1, 2)
+    sums = {count_shortfall(np.full(n, 0.5), level, EXAMPLE_TABLE) for n in (1, 10, 10_000)}
+    assert sums == {0}
+
+
+def law_of_verdicts(
+    params: ThresholdoutParams, table: Table, scores: list[float], **query: Any
+) -> Any:
+    asked = GATE.Query(estimator="accuracy", columns=("amount",), **query)
+
+    def draw(source: Source) -> str:
+        state = GATE.open(params, table, source)
+        verdict, _ = GATE.answer(params, table, state, asked, PerUnit(np.array(scores)), source)
+        return str(verdict.body["verdict"])
+
+    return enumerate_outputs(draw, tail=1e-13)
+
+
+@pytest.mark.parametrize("table", [EXAMPLE_TABLE, REPLACE_TABLE])
+@pytest.mark.parametrize("question", ["claim", "champion"])
+def test_the_price_holds_exactly(table: Table, question: str) -> None:
+    """All transcripts of one question keep epsilon and use much of it; a gate that forgets that a
+    unit may be replaced is caught.
+    """
+    epsilon, duel = 12, question == "champion"
+    params = ThresholdoutParams(
+        metric="accuracy",
+        threshold="0.25",
+        epsilon=epsilon,
+        queries=1,
+        failures=1,
+        question=question,
+    )
+    query: dict[str, Any] = {"champion": "c"} if duel else {"claim": Fraction(3, 4)}
+    ends = (-1.0, 1.0) if duel else (0.0, 1.0)
+    more = [ends[0]] if table.neighbours == "replace" else []
+    # One unit decides: the others are at the level, or near the margin of a challenge.
+    base = [1.0] if duel else [0.5] * 4
+    left = law_of_verdicts(params, table, [*base, ends[1]], **query)
+    right = law_of_verdicts(params, table, [*base, *more], **query)
+    assert exact_divergence.divergence(left, right, epsilon) <= 1e-9
+    assert exact_divergence.smallest_epsilon(left, right, 1e-9) > 1
+    # One question alone loses a quarter of it; noise of an eighth of its scale is caught on the same neighbours.
+    weak = params.model_copy(update={"epsilon": Fraction(8 * epsilon)})
+    left = law_of_verdicts(weak, table, [*base, ends[1]], **query)
+    right = law_of_verdicts(weak, table, [*base, *more], **query)
+    assert exact_divergence.divergence(left, right, epsilon) > 1e-11
+
+
+def test_events_are_what_is_drawn() -> None:
+    event = lambda **more: GATE.event(ThresholdoutParams(**SURE | {"epsilon": "1"} | more), EXAMPLE_TABLE)  # noqa: E731  # fmt: skip
+    assert event() == SparseVector(Fraction(1))
+    assert event(delta="0.001") == Approximate(Fraction(1), Fraction(1, 1000))
+    assert event(count_epsilon="0.1") == Pure(Fraction(1))
+    assert event(count_epsilon="0.1", correct=True) == Pure(Fraction(1))
+    assert event(**EXACT) == Unprotected()
+    params = ThresholdoutParams(**SURE | {"epsilon": "1", "failures": 5, "count_epsilon": "0.1"})
+    assert GATE.make_engine(params).epsilon == Fraction(9, 50)
+    scored = params.model_copy(update={"correct": True})
+    assert GATE.make_engine(scored).epsilon == Fraction(9, 100)
+    with pytest.raises(PlanRefused, match="add count_epsilon"):
+        event(correct=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"epsilon": None}, "needs an epsilon"),
+        (EXACT | {"epsilon": "1"}, "leave epsilon out"),
+        (EXACT | {"delta": "0.1"}, "no noise"),
+        (EXACT | {"correct": True}, "one more text"),
+        ({"count_epsilon": "1000000"}, "must be less"),
+        ({"failures": 51}, "cannot be more"),
+        ({"question": "champion", "side": "both"}, "about claims"),
+        ({"threshold": "0"}, "greater than 0"),
+    ],
+)
+def test_impossible_gates_are_refused(wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        ThresholdoutParams(**SURE | wrong)
+
+
+def test_the_noise_of_a_comparison_is_what_is_stated() -> None:
+    """5 % of 20,000 comparisons are further off, and 1 % than the width for 1 %."""
+    params = ThresholdoutParams(**SURE | {"epsilon": "1", "failures": 1})
+    engine, source = GATE.make_engine(params), StreamSource(3)
+    from dpflow.core.sampling.samplers import discrete_laplace
+
+    noise = discrete_laplace(engine.query_scale, 20_000, source)
+    noise = noise - discrete_laplace(engine.threshold_scale, 20_000, source)
+    for failure in (0.05, 0.01):
+        width = comparison_half_width(engine.query_scale, failure)
+        beyond = float((np.abs(noise) > width).mean())
+        assert 0.6 * failure < beyond <= failure * 1.05
+
+
+def test_widths_count_every_transcript() -> None:
+    """Golden numbers: 100 questions that end with the second no are 5,050 at most."""
+    assert round(math.exp(log_transcripts(100, 2))) == 5050
+    assert round(math.exp(log_transcripts(10, 10))) == 1023
+    assert transcript_width(3000, 100, 2, 0.05) == pytest.approx(
+        math.sqrt(math.log(2 * 5050 / 0.05) / 6000)
+    )
+    # With one failure every transcript is a chain: as many questions as were asked.
+    assert transcript_width(3000, 100, 1, 0.05) == pytest.approx(fresh_width(3000, 100, 0.05))
+
+
+def test_a_pass_carries_an_interval_and_a_no_a_score() -> None:
+    """Both hold the mean; without a number of units there is neither."""
+    scores = PerUnit(np.resize([0.0, 1.0, 1.0, 1.0], 4000))
+    lone = ask_claims(SURE | {"epsilon": "20"}, ["0.76"], scores)[0]
+    assert "interval" not in lone and "count_epsilon" in lone["because"]
+    params = SURE | {"epsilon": "20", "side": "both", "count_epsilon": "1", "correct": True}
+    passed, failed = ask_claims(params, ["0.76", "0.95"], scores)
+    assert passed["verdict"] == "yes" and failed["verdict"] == "no"
+    for body in (passed, failed):
+        low, high = body["interval"]
+        assert low < 0.75 < high and high - low < 0.25 and 0 < body["noise"] < 0.05
+    assert abs(failed["score"] - 0.75) < 0.02 and "score" not in passed
+    over = ask_claims(SURE | {"epsilon": "20", "count_epsilon": "1"}, ["0.76"], scores)[0]
+    assert over["interval"][1] == 1.0
+
+
+def test_a_score_costs_the_other_half() -> None:
+    """The sum behind a score keeps half a stretch, exactly; noise for half a move does not."""
+    from dpflow.core.toolbox.mean_test import STEPS, sum_steps
+    from dpflow.core.toolbox.noise import scale_for
+
+    for table, move in ((EXAMPLE_TABLE, STEPS // 2), (REPLACE_TABLE, STEPS)):
+        sums = []
+        for one in ([1.0], [0.0], []):
+            whole, number = sum_steps(np.array([0.5, *one]))
+            sums.append(whole - number * (STEPS // 2))
+        pairs = [(0, 1), (0, 2), (1, 2)] if table is REPLACE_TABLE else [(0, 2), (1, 2)]
+        moves = [abs(sums[a] - sums[b]) for a, b in pairs]
+        assert max(moves) == move
+        assert scale_for(move, Fraction(1, 2)) == 2 * move
+
+
+def test_a_challenger_pays_for_a_yes() -> None:
+    """Better on every unit wins, equal loses for nothing, and what noise alone reaches is no proof."""
+    params = SURE | {"question": "champion", "failures": 2, "better_by": "0.1"}
+    better, equal = PerUnit(np.full(400, 1.0)), PerUnit(np.zeros(400))
+    close = PerUnit(np.resize([1.0] + [0.0] * 10, 440))
+    found = ask_challenges(params, [equal, close, better, equal, better, better])
+    assert [(b["verdict"], b["failures_left"]) for b in found] == [
+        ("no", 2), ("no", 2), ("yes", 1), ("no", 1), ("yes", 0), ("exhausted", 0),
+    ]  # fmt: skip
+    fair = SURE | {"question": "champion", "epsilon": "1", "failures": 1, "queries": 20}
+    yes = [
+        any(b["verdict"] == "yes" for b in ask_challenges(fair, [equal] * 20)) for _ in range(100)
+    ]
+    # All 20 together with probability 5 %: more than 14 of 100 happens once in 6,000.
+    assert sum(yes) <= 14
+    with pytest.raises(PlanRefused, match="no claim is plausible"):
+        ask = GATE.Query(estimator="accuracy", columns=("amount",), claim="0.5")
+        GATE.data_request(ThresholdoutParams(**fair), ask, EXAMPLE_TABLE)
+
+
+def test_without_noise_luck_promotes_nobody() -> None:
+    """Equal models on 1,000 units: of 100 sessions of 20 challengers none is won; a real difference is
+    found.
+    """
+    rng = np.random.default_rng(5)
+    params = SURE | EXACT | {"question": "champion", "queries": 20}
+    won = 0
+    for _ in range(100):
+        duels = [PerUnit(rng.choice([-1.0, 0.0, 1.0], 1000, p=[0.1, 0.8, 0.1])) for _ in range(20)]
+        won += any(b["verdict"] == "yes" for b in ask_challenges(params, duels, OPEN_TABLE))
+    assert won == 0
+    found = ask_challenges(params, [PerUnit(np.resize([1.0, 0.0, 0.0], 999))], OPEN_TABLE)[0]
+    assert found["verdict"] == "yes" and found["guarantee"] == "proven"
+
+
+@pytest.mark.parametrize("epsilon", [None, "4"])
+def test_the_curve_is_what_is_measured(epsilon: str | None) -> None:
+    """400 simulated claims at each excess through the very session."""
+    params = SURE | (EXACT if epsilon is None else {"epsilon": epsilon})
+    params |= {"failures": 1, "queries": 1}
+    parsed, rng = ThresholdoutParams(**params), np.random.default_rng(2)
+    table = EXAMPLE_TABLE if epsilon else OPEN_TABLE
+    for excess in (0.02, 0.05, 0.08):
+        refused = 0
+        for _ in range(400):
+            scores = PerUnit((rng.random(500) < 0.5).astype(float))
+            claim = str(0.5 + excess)
+            refused += ask_claims(params, [claim], scores, table)[0]["verdict"] == "no"
+        stated = GATE.refusal_power(parsed, table, excess, 500, 0.5, score=0.5)
+        assert abs(refused / 400 - stated) < 0.09
