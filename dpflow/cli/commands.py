@@ -73,6 +73,7 @@ COMMANDS = {
     ),
     "predict": ("predict", "Answer a table of points from a prediction session."),
     "serve": ("serve", "Answer points over HTTP."),
+    "ui": ("budget_page", "Show budgets, releases, sessions and alarms in a browser."),
     "publish": ("publish", "Copy settled results that are missing from an output table."),
     "ledger": ("ledger", "Grant budgets; show what is left, what happened, and verify it."),
 }

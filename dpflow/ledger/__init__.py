@@ -5,6 +5,8 @@ It knows integers and names. Filters (`dpflow.core.accounting.privacy_filters`) 
 integers; the ledger adds and compares them.
 """
 
+from dpflow.ledger.audit.budget_view import BudgetState, BudgetView, ScopeSummary, ShownRelease
+from dpflow.ledger.audit.signed_notes import SignedNote
 from dpflow.ledger.books.records import (
     AnswerRecord,
     Entry,
@@ -25,6 +27,8 @@ from dpflow.ledger.ledger import Ledger
 
 __all__ = [
     "AnswerRecord",
+    "BudgetState",
+    "BudgetView",
     "Entry",
     "GrantProposal",
     "Ledger",
@@ -34,8 +38,11 @@ __all__ = [
     "Remaining",
     "Reservation",
     "Scope",
+    "ScopeSummary",
     "SessionRecord",
     "Settlement",
+    "ShownRelease",
+    "SignedNote",
     "Slot",
     "VerificationReport",
     "make_slot",

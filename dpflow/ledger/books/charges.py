@@ -35,7 +35,8 @@ class Charge:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse_scope(row: Any) -> Scope:
+def read_scope(row: Any) -> Scope:
+    """A scope's row."""
     return Scope(
         row.name,
         Filter.from_json(stored_json(row.filter)),
@@ -49,7 +50,7 @@ def _parse_scope(row: Any) -> Scope:
 @functools.lru_cache(maxsize=4096)
 def _sum_costs(row: Any, events: tuple[Event, ...]) -> tuple[Scope, Cost]:
     """A scope, and what events cost there. Raises `PlanRefused`."""
-    scope = _parse_scope(row)
+    scope = read_scope(row)
     cost = sum((scope.filter.event_cost(event) for event in events), Cost())
     # Only a scope that protects nobody may hold a release without a guarantee: fail closed.
     if scope.protects != NOBODY and any(isinstance(event, Unprotected) for event in events):
@@ -63,12 +64,12 @@ def _sum_costs(row: Any, events: tuple[Event, ...]) -> tuple[Scope, Cost]:
 def find_scope(state: LedgerState, name: str) -> Scope | None:
     """A granted scope, or None."""
     row = state.find(schema.scope, name=name)
-    return None if row is None else _parse_scope(row)
+    return None if row is None else read_scope(row)
 
 
 def get_scope(state: LedgerState, name: str) -> Scope:
     """A granted scope. Raises `UnknownName` with the names that exist."""
-    return _parse_scope(_scope_row(state, name))
+    return read_scope(_scope_row(state, name))
 
 
 def _scope_row(state: LedgerState, name: str) -> Any:
@@ -82,7 +83,7 @@ def _scope_row(state: LedgerState, name: str) -> Any:
 def all_scopes(state: LedgerState) -> list[Scope]:
     """Every granted scope, by name; one that was deleted by hand is not missed."""
     rows = state.transaction.rows(_SCOPES)
-    return [_parse_scope(state.take(schema.scope, row)) for row in rows]
+    return [read_scope(state.take(schema.scope, row)) for row in rows]
 
 
 def list_costs(state: LedgerState, scope: str) -> list[tuple[str, Cost]]:

@@ -5,11 +5,13 @@
 --
 --   dpflow_spender      releases: charges, settles, retries. It cannot read or write the secret state of sessions.
 --   dpflow_interactive  the same, and sessions: opens them, reads and advances their state, stores answers.
+--   dpflow_reader       the budget page: reads what is granted, spent and charged, and the history. It writes nothing, and reads no
+--                       result, answer, state or key, not even encrypted. It is a member of no other role, and needs no anchor.
 --
--- Neither can grant, resolve an orphan, take a charge back, change what is settled or answered, reopen what is closed, delete
--- anything, or touch the history, not even by hand and not even with the anchor's key, which both need to seal what they do.
--- Both can read what is granted, spent and released, and can spend what is left: that is what they are for. By hand they could
--- charge without releasing anything, store a result that nobody drew, write rows without an entry, or stop all writers by
+-- Of those who spend, neither can grant, resolve an orphan, take a charge back, change what is settled or answered, reopen what is
+-- closed, delete anything, or touch the history, not even by hand and not even with the anchor's key, which both need to seal what
+-- they do. Both can read what is granted, spent and released, and can spend what is left: that is what they are for. By hand they
+-- could charge without releasing anything, store a result that nobody drew, write rows without an entry, or stop all writers by
 -- sitting on the lock; `dpflow ledger verify` finds rows without an entry, and every entry names its principal. Verifying and
 -- exporting need the owner, or a role of yours that may read all.
 
@@ -21,10 +23,14 @@ DO $$ BEGIN
     CREATE ROLE dpflow_interactive NOLOGIN;
 EXCEPTION WHEN duplicate_object THEN NULL;
 END $$;
+DO $$ BEGIN
+    CREATE ROLE dpflow_reader NOLOGIN;
+EXCEPTION WHEN duplicate_object THEN NULL;
+END $$;
 GRANT dpflow_spender TO dpflow_interactive;
 
 REVOKE ALL ON dpflow_meta, dpflow_scope, dpflow_proposal, dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_answer,
-    dpflow_key, dpflow_node, dpflow_entry FROM PUBLIC, dpflow_spender, dpflow_interactive;
+    dpflow_key, dpflow_node, dpflow_entry FROM PUBLIC, dpflow_spender, dpflow_interactive, dpflow_reader;
 GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_proposal, dpflow_account, dpflow_data, dpflow_slot, dpflow_key, dpflow_node, dpflow_entry
     TO dpflow_spender;
 GRANT SELECT (id, scope, dag_id, task_id, run_identity, digest, ordinal, family, state, exclusive, attempts, fenced_below,
@@ -34,6 +40,10 @@ GRANT INSERT ON dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow
 GRANT UPDATE (epsilon, delta, renyi) ON dpflow_account TO dpflow_spender;
 GRANT UPDATE (state, result, result_digest, snapshot, attempts) ON dpflow_release TO dpflow_spender;
 GRANT UPDATE (body) ON dpflow_node TO dpflow_spender;
+
+GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_proposal, dpflow_account, dpflow_slot, dpflow_entry TO dpflow_reader;
+GRANT SELECT (id, scope, dag_id, task_id, run_identity, digest, ordinal, family, state, exclusive, attempts, fenced_below,
+    principal, blocks, event, request, name, seq, version) ON dpflow_release TO dpflow_reader;
 
 GRANT SELECT (secret), UPDATE (secret, secret_digest, version) ON dpflow_release TO dpflow_interactive;
 GRANT UPDATE (gate, partition) ON dpflow_data TO dpflow_interactive;

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from dpflow.errors import InvalidInput
-from dpflow.ledger import Ledger
+from dpflow.ledger import BudgetView, Ledger
 from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage import schema
 
@@ -348,3 +348,43 @@ def test_policies_leave_the_indices_in_use(owner, login, role):
         ):
             plan = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {query}").fetchall())
             assert "Index" in plan and "Seq Scan" not in plan, plan
+
+
+def test_a_reader_shows_the_page_and_nothing_else(owner, tmp_path, ask):
+    """The role of the budget page: every question of a page is answered without an anchor; no other
+    column can be read, and nothing can be written, not even through a ledger opened with the anchor.
+    """
+    url = owner._database._url.render_as_string(hide_password=False)
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(ROLES_SQL)
+        name = f"{connection.info.dbname}_page"
+        connection.execute(f"CREATE ROLE {name} LOGIN IN ROLE dpflow_reader")
+    view = BudgetView(_as(url, name))
+    assert view.catch_up().complete and view.faults() == []
+    (summary,) = view.scopes()
+    assert (summary.scope.scope, summary.blocks) == ("flights", 1)
+    assert vars(summary.fullest.spent)["epsilon"] == 4 * 10**11
+    assert len(view.releases()) == 4 and len(view.sessions()) == 2 and view.orphans() == []
+    assert [one.spent for one in view.budgets("flights")] == [view.budget("flights", "").spent]
+    assert view.release(view.releases()[0].release_id) and view.proposals() == []
+    assert view.settled_at(view.releases()[-1]) and len(view.history()) == owner.verify().entries
+    assert view.releases_of_run("dag", "run") == []
+    with pytest.raises(InvalidInput, match="opened to be read"), view._database.begin_writing():
+        pass
+    with psycopg.connect(_as(url, name).replace("+psycopg", "")) as connection:
+        for statement in (
+            *("SELECT result FROM dpflow_release", "SELECT secret FROM dpflow_release"),
+            *("SELECT snapshot FROM dpflow_release", "TABLE dpflow_answer", "TABLE dpflow_key"),
+            *("TABLE dpflow_node", "TABLE dpflow_data", "DELETE FROM dpflow_entry"),
+            *("UPDATE dpflow_account SET epsilon = 0", "UPDATE dpflow_scope SET closed = 0"),
+            "INSERT INTO dpflow_slot VALUES ('a', 'b', 'c')",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
+                connection.execute(statement)
+    with pytest.raises(InvalidInput, match="database role"):
+        ask.reserve(Ledger(_as(url, name), anchor=tmp_path / "anchor"), "more")
+    # A login that may write could not through the page either.
+    connection = BudgetView(url)._database.engine.raw_connection()
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        connection.driver_connection.execute("DELETE FROM dpflow_slot")
+    connection.close()

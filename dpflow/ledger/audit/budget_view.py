@@ -1,0 +1,529 @@
+"""`BudgetView`: a ledger as pages show it, read without its anchor. Nothing here is proved: who has
+the anchor verifies, and a signed checkpoint says how far that went.
+
+No result, answer or secret state is read: they are encrypted under keys that a page has not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpflow.core.accounting.privacy_filters import CLOSED, Capacity, Cost
+from dpflow.errors import DpflowError, InvalidInput
+from dpflow.ledger.audit.history_index import HistoryIndex, Unsettled
+from dpflow.ledger.audit.recheck import read_body
+from dpflow.ledger.audit.signed_notes import SignedNote, read_notes
+from dpflow.ledger.books import charges, grants
+from dpflow.ledger.books.records import Entry, GrantProposal, Scope, make_slot, stored_json
+from dpflow.ledger.history.state import LedgerState
+from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.read_only import ReadOnlyDatabase
+from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns, prepare_lookup
+
+#: A block that used so much is near its end.
+NEAR_END = 0.8
+#: Seconds after which a charge without a result is called an orphan: no task draws for so long.
+ORPHAN_AGE = 3600
+_CHUNK = 2_000  # entries that are indexed in one go, about 20 ms
+_PATIENCE = 0.15  # seconds that a page waits for the index; the rest is read behind it
+
+_E, _A, _R, _S = schema.entry.c, schema.account.c, schema.release.c, schema.scope.c
+_LIMIT = sa.bindparam("limit", type_=sa.Integer)
+_NEWEST = Prepared(sa.select(_E.seq).order_by(_E.seq.desc()).limit(sa.literal_column("1")))
+_HASH_AT = Prepared(sa.select(_E.hash).where(match_columns(_E.seq)))
+_NEXT = Prepared(
+    sa.select(schema.entry)
+    .where(_E.seq > sa.bindparam("after", type_=sa.BigInteger))
+    .order_by(_E.seq)
+    .limit(_LIMIT)
+)
+_SCOPES = Prepared(
+    sa.select(schema.scope)
+    .where(_S.name > sa.bindparam("after", type_=sa.Text))
+    .order_by(_S.name)
+    .limit(_LIMIT)
+)
+_ENTRIES = prepare_lookup(list(schema.entry.columns), [_E.seq])
+#: What a page shows of a release; the others are large, or nobody's business.
+_SHOWN = [
+    _R[name]
+    for name in (
+        *("id", "scope", "dag_id", "task_id", "run_identity", "state", "attempts", "principal"),
+        *("blocks", "event", "request", "name", "seq", "exclusive"),
+    )
+]
+_RELEASES = prepare_lookup(_SHOWN, [_R.id])
+_SLOTS = prepare_lookup([schema.slot.c.release_id], [schema.slot.c.run])
+_SETTLED = Prepared(
+    sa.select(_E.seq, _E.at)
+    .where(
+        _E.seq > sa.bindparam("after", type_=sa.BigInteger),
+        _E.seq <= sa.bindparam("until", type_=sa.BigInteger),
+        match_columns(_E.release_id, _E.kind),
+    )
+    .order_by(_E.seq)
+    .limit(sa.literal_column("1"))
+)
+_REACH = 20_000  # entries behind a charge in which the one that settled it is looked for
+
+
+def _used(greatest: Any, least: Any) -> Any:
+    """As `Scope.used_share`: of the path that has most left its fuller sum, as parts of what the
+    parameters are the inverses of.
+    """
+
+    def share(column: sa.Column[Any], inverse: str) -> Any:
+        return sa.cast(column, sa.Float) * sa.bindparam(inverse, type_=sa.Float)
+
+    def path(sums: Any, deltas: Any, closed: str) -> Any:
+        # A closed path counts as twice full: the other one has more left.
+        return greatest(sums, deltas) + sa.bindparam(closed, type_=sa.Float)
+
+    return least(
+        path(share(_A.epsilon, "epsilon"), share(_A.delta, "delta"), "no_epsilon"),
+        path(share(_A.renyi, "renyi"), share(_A.delta, "renyi_delta"), "no_renyi"),
+    )
+
+
+_OF_SCOPE = match_columns(_A.scope)
+
+
+def _count_near(used: Any) -> Any:
+    near = sa.func.sum(sa.case((used >= sa.literal_column(str(NEAR_END)), 1), else_=0))
+    return sa.select(sa.func.count().label("blocks"), near.label("near")).where(_OF_SCOPE)
+
+
+def _select_fullest(used: Any) -> Any:
+    return (
+        sa.select(schema.account)
+        .where(_OF_SCOPE)
+        .order_by(used.desc(), _A.block.desc())
+        .limit(sa.literal_column("1"))
+    )
+
+
+# What compares two values has a name of its own in each database.
+_BOTH = _used(sa.func.max, sa.func.min), _used(sa.func.greatest, sa.func.least)
+_COUNTS, _FULLEST = Prepared(*map(_count_near, _BOTH)), Prepared(*map(_select_fullest, _BOTH))
+_BLOCKS = sa.select(schema.account).where(_OF_SCOPE).order_by(_A.block.desc()).limit(_LIMIT)
+_LAST_BLOCKS = Prepared(_BLOCKS)
+_EARLIER_BLOCKS = Prepared(_BLOCKS.where(_A.block < sa.bindparam("before", type_=sa.Text)))
+_BLOCK = Prepared(sa.select(schema.account).where(match_columns(_A.scope, _A.block)))
+
+
+@dataclass(frozen=True)
+class BudgetState:
+    """One block of a scope, or a scope without blocks.
+
+    Attributes:
+        spent: all that was charged, what is reserved among it.
+        reserved: charged for releases that have no result yet.
+        daily: by day (UTC), what was charged.
+    """
+
+    scope: Scope
+    block: str
+    spent: Cost
+    reserved: Cost
+    daily: dict[str, Cost]
+
+
+@dataclass(frozen=True)
+class ScopeSummary:
+    """A scope, its fullest block, how many blocks were charged, and how many are near their end."""
+
+    fullest: BudgetState
+    blocks: int
+    near_end: int
+
+    @property
+    def scope(self) -> Scope:
+        """The scope itself."""
+        return self.fullest.scope
+
+
+@dataclass(frozen=True)
+class ShownRelease:
+    """The public side of a release or session.
+
+    Attributes:
+        dag_id: empty outside Airflow.
+        charges: scope, block and cost of each budget that paid.
+        run: its run identity: a data interval, a partition, or a name and revision.
+        run_id: Airflow's run that charged it; "" outside Airflow.
+        params: what its mechanism was given, as far as it is asked for by everybody who plans.
+        answers: of a session, how often it answered.
+    """
+
+    release_id: str
+    seq: int
+    at: str
+    name: str
+    mechanism: str
+    table: str
+    state: str
+    scope: str
+    blocks: tuple[str, ...]
+    event: dict[str, Any]
+    dag_id: str
+    task_id: str
+    run: str
+    run_id: str
+    principal: str
+    attempts: int
+    is_gate: bool
+    charges: tuple[tuple[str, str, Cost], ...]
+    params: dict[str, Any]
+    answers: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the history was read for the pages that list it: ``seq`` of ``newest`` entries."""
+
+    seq: int
+    newest: int
+    at: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it was."""
+        return self.seq >= self.newest
+
+
+class BudgetView:
+    """A ledger in a SQLite file or a PostgreSQL database, for pages. It holds no key and cannot
+    write. Safe to use from many threads.
+
+    Args:
+        target: a path, or a ``postgresql+psycopg://`` URL whose login may be a ``dpflow_reader``.
+        checkpoints: a folder of signed checkpoints, or one of them; None shows none.
+        keys: verifier keys of who signs them.
+
+    Raises:
+        InvalidInput: there is no ledger, or the target is no place of one.
+        LedgerUnavailable: out of reach, or of an earlier schema version (retryable).
+        LedgerCorrupt: not a ledger, or of a later version.
+    """
+
+    def __init__(
+        self, target: str | Path, *, checkpoints: Path | None = None, keys: Sequence[str] = ()
+    ) -> None:
+        self._database = ReadOnlyDatabase(target)
+        self._checkpoints, self._keys = checkpoints, tuple(keys)
+        self._lock = threading.Lock()
+        self._index = HistoryIndex()
+        self._reader: threading.Thread | None = None
+        self.check()
+
+    def __repr__(self) -> str:
+        return f"BudgetView({self._database!r})"
+
+    def check(self) -> None:
+        """Whether there is a ledger of this version; raises as the class says."""
+        if not self._database.exists():
+            raise InvalidInput(
+                f"there is no ledger at {self._database!r}; name the right place, or make one with dpflow ledger grant"
+            )
+
+    # --- the index --------------------------------------------------------------------------------
+
+    def catch_up(self) -> Progress:
+        """Read on in the history for a moment; what is left then is read in the background."""
+        end = time.monotonic() + _PATIENCE
+        progress = self._read_chunk()
+        while not progress.complete:
+            if time.monotonic() >= end:
+                self._read_behind()
+                break
+            progress = self._read_chunk()
+        return progress
+
+    def _read_chunk(self) -> Progress:
+        with self._lock, self._database.begin_reading() as transaction:
+            index = self._index
+            if index.seq:
+                stored = transaction.first(_HASH_AT, seq=index.seq)
+                # Another ledger is in its place now, or entries were lost.
+                if stored is None or stored.hash != index.hash:
+                    index = self._index = HistoryIndex()
+            for row in transaction.rows(_NEXT, after=index.seq, limit=_CHUNK):
+                index.add_entry(row)
+            newest = transaction.first(_NEWEST)
+            return Progress(index.seq, newest.seq if newest else 0, index.at)
+
+    def _read_behind(self) -> None:
+        with self._lock:
+            if self._reader is None or not self._reader.is_alive():
+                self._reader = threading.Thread(target=self._read_all, daemon=True)
+                self._reader.start()
+
+    def _read_all(self) -> None:
+        # What fails here fails again in the page that asks next, and is told there.
+        with contextlib.suppress(DpflowError):
+            while not self._read_chunk().complete:
+                time.sleep(0.001)  # pages that wait for the lock come first
+
+    # --- budgets ----------------------------------------------------------------------------------
+
+    def scopes(self, after: str = "", limit: int = 50) -> list[ScopeSummary]:
+        """Granted scopes behind ``after``, by name."""
+        with self._read() as (transaction, index):
+            return [
+                self._summarise(transaction, index, charges.read_scope(row))
+                for row in transaction.rows(_SCOPES, after=after, limit=limit)
+            ]
+
+    def scope(self, name: str) -> ScopeSummary:
+        """One scope. Raises `UnknownName`."""
+        with self._read() as (transaction, index):
+            scope = charges.get_scope(LedgerState(transaction, ""), name)
+            return self._summarise(transaction, index, scope)
+
+    def _summarise(
+        self, transaction: Transaction, index: HistoryIndex, scope: Scope
+    ) -> ScopeSummary:
+        limits = _limits(scope.capacity)
+        counts = transaction.first(_COUNTS, scope=scope.scope, **limits)
+        row = transaction.first(_FULLEST, scope=scope.scope, **limits)
+        budget = _make_budget(scope, "" if row is None else row.block, row, index)
+        return ScopeSummary(budget, counts.blocks, counts.near or 0)
+
+    def budgets(self, name: str, before: str | None = None, limit: int = 50) -> list[BudgetState]:
+        """The blocks of a scope that were charged, the last by name first. Raises `UnknownName`.
+
+        Args:
+            before: only those before this one.
+        """
+        with self._read() as (transaction, index):
+            scope = charges.get_scope(LedgerState(transaction, ""), name)
+            rows = (
+                transaction.rows(_LAST_BLOCKS, scope=name, limit=limit)
+                if before is None
+                else transaction.rows(_EARLIER_BLOCKS, scope=name, before=before, limit=limit)
+            )
+            reserved = index.reserved(name)
+            return [_make_budget(scope, row.block, row, index, reserved) for row in rows]
+
+    def budget(self, name: str, block: str) -> BudgetState:
+        """One block of a scope, also one that nobody charged. Raises `UnknownName`."""
+        with self._read() as (transaction, index):
+            scope = charges.get_scope(LedgerState(transaction, ""), name)
+            row = transaction.first(_BLOCK, scope=name, block=block)
+            return _make_budget(scope, block, row, index)
+
+    def proposals(self) -> list[GrantProposal]:
+        """Grants that wait for a second principal."""
+        with self._read() as (transaction, _):
+            return grants.list_proposals(LedgerState(transaction, ""))
+
+    # --- releases and history ---------------------------------------------------------------------
+
+    def releases(
+        self,
+        scope: str | None = None,
+        dags: Collection[str] | None = None,
+        before: int = 2**62,
+        limit: int = 50,
+    ) -> list[ShownRelease]:
+        """Releases and sessions charged by entries below ``before``, the newest first.
+
+        Args:
+            scope: only those of this scope and the quotas below it.
+            dags: only those of these DAGs; None for all, and for those outside Airflow.
+        """
+        with self._read() as (transaction, index):
+            numbers = index.find_charges(scope, dags, before, limit)
+            return _show_releases(transaction, index, numbers)
+
+    def releases_of_run(
+        self, dag_id: str, run_id: str, task_id: str | None = None
+    ) -> list[ShownRelease]:
+        """What the tasks of a run of Airflow's charged or were given again, the newest first."""
+        with self._read() as (transaction, index):
+            tasks = index.tasks_of(dag_id) if task_id is None else [task_id]
+            runs = [{"run": make_slot(dag_id, run_id, task).run} for task in tasks]
+            if not runs:
+                return []
+            ids = {row.release_id for row in transaction.rows(_SLOTS, rows=runs)}
+            rows = transaction.rows(_RELEASES, rows=[{"id": i} for i in ids]) if ids else []
+            return _show_releases(transaction, index, sorted((r.seq for r in rows), reverse=True))
+
+    def release(self, release_id: str) -> ShownRelease | None:
+        """One release or session; None if there is none of this id."""
+        with self._read() as (transaction, index):
+            rows = transaction.rows(_RELEASES, rows=[{"id": release_id}])
+            releases = _show_releases(transaction, index, [rows[0].seq]) if rows else []
+            return releases[0] if releases else None
+
+    def settled_at(self, release: ShownRelease) -> str | None:
+        """When a release was settled, in UTC; None if it is not, or was long after its charge."""
+        with self._read() as (transaction, _):
+            until = release.seq + _REACH
+            row = transaction.first(
+                _SETTLED,
+                after=release.seq,
+                until=until,
+                release_id=release.release_id,
+                kind="settle",
+            )
+            return None if row is None else str(row.at)
+
+    def sessions(
+        self, dags: Collection[str] | None = None, before: int = 2**62, limit: int = 50
+    ) -> list[ShownRelease]:
+        """Gates and other sessions, the newest first; arguments as of `releases`."""
+        with self._read() as (transaction, index):
+            charged = _visible(index.sessions.values(), dags)
+            numbers = sorted((h.seq for h in charged if h.seq < before), reverse=True)[:limit]
+            return _show_releases(transaction, index, numbers)
+
+    def orphans(self, dags: Collection[str] | None = None, limit: int = 50) -> list[ShownRelease]:
+        """Charged longer ago than `ORPHAN_AGE` and not settled, the oldest first."""
+        latest = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=ORPHAN_AGE)
+        until = latest.isoformat(timespec="seconds")
+        with self._read() as (transaction, index):
+            charged = [h for h in _visible(index.orphans.values(), dags) if h.at < until]
+            numbers = sorted(h.seq for h in charged)[:limit]
+            return _show_releases(transaction, index, numbers)[::-1]
+
+    def history(
+        self,
+        scope: str | None = None,
+        dags: Collection[str] | None = None,
+        before: int = 2**62,
+        limit: int = 50,
+    ) -> list[Entry]:
+        """Entries below ``before``, the newest first; arguments as of `releases`, and what is about
+        the ledger itself, such as grants, is among them.
+        """
+        with self._read() as (transaction, index):
+            numbers = index.find_entries(scope, dags, before, limit)
+            names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
+            return [
+                Entry(**{n: getattr(row, n) for n in names}, body=stored_json(row.body))
+                for row in _find_entries(transaction, numbers)
+            ]
+
+    def faults(self) -> list[int]:
+        """Entries that do not follow the one before them."""
+        with self._lock:
+            return list(self._index.faults)
+
+    def checkpoints(self) -> list[SignedNote]:
+        """Signed checkpoints, the newest first, each with what is wrong with it."""
+        if self._checkpoints is None:
+            return []
+        with self._read() as (transaction, _):
+
+            def hash_at(seq: int) -> str | None:
+                row = transaction.first(_HASH_AT, seq=seq)
+                return None if row is None else str(row.hash)
+
+            return read_notes(self._checkpoints, self._keys, hash_at)
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[tuple[Transaction, HistoryIndex]]:
+        with self._lock, self._database.begin_reading() as transaction:
+            yield transaction, self._index
+
+
+def _limits(capacity: Capacity) -> dict[str, float]:
+    """The parameters of `_used`."""
+
+    def invert(limit: int) -> float:
+        # Where nothing was granted of an amount, its first unit uses the path up.
+        return 1 / limit if limit > 0 else 1.0
+
+    names = ("epsilon", "delta", "renyi", "renyi_delta")
+    closed = {f"no_{n}": 2.0 * (getattr(capacity, n) == CLOSED) for n in ("epsilon", "renyi")}
+    return {n: invert(getattr(capacity, n)) for n in names} | closed
+
+
+def _make_budget(
+    scope: Scope,
+    block: str,
+    row: Any,
+    index: HistoryIndex,
+    reserved: dict[str, Cost] | None = None,
+) -> BudgetState:
+    charged = index.reserved(scope.scope) if reserved is None else reserved
+    spent = Cost() if row is None else Cost(row.epsilon, row.delta, row.renyi)
+    daily = dict(index.daily_spend(scope.scope, block))
+    return BudgetState(scope, block, spent, charged.get(block, Cost()), daily)
+
+
+def _visible(charged: Collection[Unsettled], dags: Collection[str] | None) -> list[Unsettled]:
+    return [one for one in charged if dags is None or one.dag_id in dags]
+
+
+def _find_entries(transaction: Transaction, numbers: Sequence[int]) -> list[Any]:
+    if not numbers:
+        return []
+    rows = transaction.rows(_ENTRIES, rows=[{"seq": seq} for seq in numbers])
+    return sorted(rows, key=lambda row: -row.seq)
+
+
+def _show_releases(
+    transaction: Transaction, index: HistoryIndex, numbers: Sequence[int]
+) -> list[ShownRelease]:
+    """The releases that these entries charged, the newest first."""
+    entries = _find_entries(transaction, numbers)
+    if not entries:
+        return []
+    wanted = [{"id": entry.release_id} for entry in entries]
+    rows = {row.id: row for row in transaction.rows(_RELEASES, rows=wanted)}
+    releases = []
+    for entry in entries:
+        # A row that somebody deleted by hand: `dpflow ledger verify` says so.
+        if (row := rows.get(entry.release_id)) is None:
+            continue
+        body, request = read_body(entry), stored_json(row.request)
+        session = index.sessions.get(row.id)
+        releases.append(
+            ShownRelease(
+                release_id=row.id,
+                seq=entry.seq,
+                at=entry.at,
+                name=row.name,
+                mechanism=str(request.get("mechanism", "")),
+                table=str(request.get("table", "")),
+                state=row.state,
+                scope=row.scope,
+                blocks=tuple(stored_json(row.blocks)),
+                event=stored_json(row.event),
+                dag_id=row.dag_id or _dag_of(row.principal),
+                task_id=row.task_id,
+                run=row.run_identity,
+                run_id=_run_of(body["slot"]) if row.dag_id else "",
+                principal=row.principal,
+                attempts=row.attempts,
+                is_gate=bool(row.exclusive),
+                charges=tuple((at, b, Cost(*units)) for at, b, *units in body["charges"]),
+                params=dict(request.get("params") or {}),
+                answers=session.answers if session else 0,
+            )
+        )
+    return releases
+
+
+def _run_of(slot: Sequence[str] | None) -> str:
+    """Airflow's run id in a slot that `make_slot` wrote; version 5 wrote slots otherwise."""
+    try:
+        return str(json.loads(slot[0])[1]) if slot else ""
+    except (ValueError, IndexError, TypeError):
+        return ""
+
+
+def _dag_of(principal: str) -> str:
+    return principal.removeprefix("airflow:") if principal.startswith("airflow:") else ""

@@ -1,0 +1,81 @@
+"""Signed checkpoints as files, held against a history without its anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpflow.errors import InvalidInput, LedgerCorrupt
+from dpflow.ledger.history.checkpoint import Checkpoint, open_note
+
+_MOST_FILES = 100  # of a folder, the newest
+_MOST_BYTES = 20_000_000
+
+
+@dataclass(frozen=True)
+class SignedNote:
+    """A checkpoint in a file.
+
+    Attributes:
+        file: its name, without its folder.
+        signer: whose trusted key signed it; None if no verifier key was named.
+        problem: why it does not vouch for the history here; "" if it does.
+    """
+
+    file: str
+    size: int
+    at: str
+    head: str
+    signer: str | None
+    problem: str
+
+
+def read_notes(
+    place: Path, keys: Sequence[str], hash_at: Callable[[int], str | None]
+) -> list[SignedNote]:
+    """The checkpoints of a folder, or the one of a file: that of most entries first.
+
+    Args:
+        keys: verifier keys that are trusted; without one no signature is checked.
+        hash_at: the hash of an entry by its number, None if there is none.
+
+    Raises:
+        InvalidInput: the place cannot be read.
+    """
+    try:
+        files = [f for f in place.iterdir() if f.is_file()] if place.is_dir() else [place]
+        files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+        texts = [
+            (file.name, file.read_text(encoding="utf-8", errors="replace"))
+            for file in files[:_MOST_FILES]
+            if file.stat().st_size <= _MOST_BYTES
+        ]
+    except OSError as error:
+        raise InvalidInput(
+            f"the checkpoints in {place} cannot be read ({error.strerror}); name a folder of signed notes"
+        ) from None
+    notes = [_read_note(name, text, keys, hash_at) for name, text in texts]
+    return sorted(notes, key=lambda note: -note.size)
+
+
+def _read_note(
+    name: str, note: str, keys: Sequence[str], hash_at: Callable[[int], str | None]
+) -> SignedNote:
+    signer, problem = None, ""
+    text = note.rpartition("\n\n")[0] + "\n"
+    try:
+        point = Checkpoint.parse(text)
+    except InvalidInput:
+        return SignedNote(name, 0, "", "", None, "this file is no checkpoint of a ledger")
+    if keys:
+        try:
+            _, signer = open_note(note, keys)
+        except (LedgerCorrupt, InvalidInput) as error:
+            problem = str(error)
+    if not problem and hash_at(point.size) != point.head:
+        problem = (
+            f"the history does not hold the entry {point.size} that was signed: entries were dropped or replaced, "
+            f"or this is another ledger's checkpoint"
+        )
+    return SignedNote(name, point.size, point.at, point.head, signer, problem)

@@ -1,0 +1,551 @@
+"""The pages, each a function of the ledger, of who reads, and of what the address asks for."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
+from dpflow.core.accounting.privacy_filters import SATURATED, Filter
+from dpflow.errors import InvalidInput
+from dpflow.ledger import BudgetState, BudgetView, Entry, ScopeSummary, ShownRelease
+from dpflow.ledger.books.records import stored_json, units_text
+from dpflow.ui import markup
+from dpflow.ui.figures import burn_down, describe_event, make_figures
+from dpflow.ui.markup import Markup, element, join, link, table
+
+PAGE = 50  # rows of a table
+_MOST_SCOPES = 1000  # that alarms look at
+_NEWEST = 2**62
+_OLD = dt.timedelta(days=7)  # of a checkpoint
+
+
+class Missing(InvalidInput):
+    """What an address names is not there, or not for who asks: the two read the same."""
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Who reads, and which DAGs' releases, sessions and entries they may see; None for all, and for
+    those outside Airflow.
+    """
+
+    dags: Collection[str] | None = None
+
+    def may_see(self, dag_id: str) -> bool:
+        """Whether they may see what a DAG did."""
+        return self.dags is None or dag_id in self.dags
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One request for a page.
+
+    Attributes:
+        query: of the address.
+        task_address: where the task of a release is shown, if anywhere.
+    """
+
+    view: BudgetView
+    audience: Audience
+    query: Mapping[str, str]
+    task_address: Callable[[ShownRelease], str] | None = None
+
+    def number(self, name: str) -> int:
+        """A number of the query; the largest if it has none. Raises `InvalidInput`."""
+        given = self.query.get(name, "")
+        if not given:
+            return _NEWEST
+        if not given.isdecimal() or len(given) > 18:
+            raise InvalidInput(f"{name} is no number of an entry; follow the links of the page")
+        return int(given)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page says: its title, what of the menu it belongs to, and its parts."""
+
+    title: str
+    menu: str
+    parts: tuple[object, ...]
+
+
+def show_budgets(visit: Visit) -> Page:
+    """All scopes: granted, spent, reserved, remaining."""
+    after, every = visit.query.get("after", ""), visit.view.scopes(limit=_MOST_SCOPES)
+    # Alarms need all of them: the first page asks for none twice.
+    summaries = visit.view.scopes(after, PAGE + 1) if after else every[: PAGE + 1]
+    rows = [_scope_row(summary) for summary in summaries[:PAGE]]
+    more = summaries[PAGE - 1].scope.scope if len(summaries) > PAGE else None
+    alarms = len(find_alarms(visit, every))
+    told = (
+        element("p", f"{alarms} alarm{'' if alarms == 1 else 's'}: ", link("see them", "alarms"), ".", class_="alarm")
+        if alarms
+        else element("p", "No alarms.", class_="none")
+    )  # fmt: skip
+    return Page(
+        "Privacy budgets",
+        "",
+        (
+            told,
+            table("Scopes", _SCOPE_HEADS, rows, "Nothing was granted yet: dpflow ledger grant."),
+            link("More scopes", "", after=more) if more else "",
+            _KEY if rows else "",
+            element(
+                "p",
+                "A scope with blocks is shown by its fullest block. Amounts are exact, and those of dpflow ledger show.",
+            ),
+        ),
+    )
+
+
+_SCOPE_HEADS = ("=Scope", "=Used", "#Granted", "#Spent", "#Reserved", "#Remaining", "Of", "#Delta left", "Blocks", "Protects")  # fmt: skip
+_KEY = Markup(
+    '<p class="key">In a bar:<span class="spent"></span>spent<span class="reserved"></span>reserved'
+    '<span class="left"></span>remaining</p>'
+)
+
+
+def _scope_row(summary: ScopeSummary) -> tuple[object, ...]:
+    scope, budget = summary.scope, summary.fullest
+    figures = make_figures(budget)
+    blocks: object = "none"
+    if scope.blocks:
+        blocks = f"{summary.blocks} charged"
+        if budget.block:
+            fullest = link(budget.block, "scope", name=scope.scope, block=budget.block)
+            blocks = join(blocks, ", fullest ", fullest)
+    name: object = link(scope.scope, "scope", name=scope.scope)
+    if scope.closed:
+        name = join(name, " (closed)")
+    return (
+        name,
+        _usage(figures),
+        *(figures.granted, figures.spent, figures.reserved, figures.left),
+        figures.unit,
+        figures.delta_left,
+        blocks,
+        scope.protects or "nothing named",
+    )
+
+
+def _usage(figures: Any) -> Markup:
+    share = f"{100 * figures.used:.0f} %"
+    label = f"{share} used: spent {figures.spent}, reserved {figures.reserved} of {figures.granted}"
+    return join(markup.bar(figures.spent_share, figures.reserved_share, label), " ", share)
+
+
+def show_scope(visit: Visit) -> Page:
+    """One scope: how its budget burns down, and its blocks."""
+    name = visit.query.get("name", "")
+    summary = visit.view.scope(name)
+    block = visit.query.get("block", summary.fullest.block)
+    chosen = visit.view.budget(name, block)
+    today = dt.datetime.now(dt.UTC).date()
+    figures, burn = make_figures(chosen), burn_down(chosen, today)
+    scope = summary.scope
+    facts = [
+        ("Protects", scope.protects or "nothing named"),
+        ("Grant", f"epsilon {exact_text(scope.epsilon)}, delta {exact_text(scope.filter.delta)}, filter {scope.filter.name}"),
+        ("Counted in", figures.unit),
+        ("Granted", figures.granted),
+        ("Spent", figures.spent),
+        ("Reserved", figures.reserved),
+        ("Remaining", f"{figures.left}, delta {figures.delta_left}"),
+        ("Used", _usage(figures)),
+        ("Forecast", burn.sentence),
+    ]  # fmt: skip
+    if scope.closed:
+        facts.insert(
+            0, ("Closed", "entries were lost that may have charged it; its owner grants it again")
+        )
+    about = f"Block {block}" if scope.blocks and block else "Budget"
+    label = f"{about}: {100 * (1 - figures.used):.0f} % left. {burn.sentence}"
+    parts: list[object] = [
+        _description(facts),
+        element("h2", f"{about}: what was left, by day"),
+        markup.chart(burn.points, burn.end, label) if chosen.daily else element("p", "Nothing was charged yet.", class_="none"),
+    ]  # fmt: skip
+    if scope.blocks:
+        parts += _block_table(visit, name, today)
+    others = (
+        link("Releases of this scope", "releases", scope=name),
+        " · ",
+        link("History of this scope", "history", scope=name),
+    )
+    return Page(f"Scope {name}", "", (*parts, element("p", *others)))
+
+
+def _block_table(visit: Visit, name: str, today: dt.date) -> list[object]:
+    budgets = visit.view.budgets(name, visit.query.get("before") or None, PAGE + 1)
+    rows = [(link(one.block, "scope", name=name, block=one.block), *_block_row(one, today)) for one in budgets[:PAGE]]  # fmt: skip
+    heads = (
+        "Block",
+        "Used",
+        "#Granted",
+        "#Spent",
+        "#Reserved",
+        "#Remaining",
+        "Last charge",
+        "Used up",
+    )
+    parts: list[object] = [table("Blocks", heads, rows, "No block was charged yet.")]
+    if len(budgets) > PAGE:
+        parts.append(link("Earlier blocks", "scope", name=name, before=budgets[PAGE - 1].block))
+    return parts
+
+
+def _block_row(budget: BudgetState, today: dt.date) -> tuple[object, ...]:
+    figures, burn = make_figures(budget), burn_down(budget, today)
+    end = burn.end or ("used up" if figures.used >= 1 else "not forecast")
+    amounts = figures.granted, figures.spent, figures.reserved, figures.left
+    return _usage(figures), *amounts, max(budget.daily, default=""), end
+
+
+def show_releases(visit: Visit) -> Page:
+    """Releases and sessions with what they cost, the newest first."""
+    query = {n: visit.query.get(n, "").strip() for n in ("scope", "dag_id", "run_id", "task_id")}
+    scope, dag_id, run_id, task_id = query.values()
+    if scope:
+        visit.view.scope(scope)  # a name that is none would read as a scope without releases
+    dags = visit.audience.dags
+    if dag_id:
+        dags = {dag_id} if visit.audience.may_see(dag_id) else set()
+    if dag_id and run_id:
+        found = visit.view.releases_of_run(dag_id, run_id, task_id or None)
+        releases = [r for r in found if visit.audience.may_see(r.dag_id)][: PAGE * 4]
+        more = None
+    else:
+        before = visit.number("before")
+        releases, more = _find_releases(visit, scope or None, dags, task_id, before)
+    form = element(
+        "form",
+        *(
+            element("label", label, " ", Markup(f'<input name="{name}" value="{markup.text(query[name])}">'))
+            for name, label in (("scope", "Scope"), ("dag_id", "DAG"), ("task_id", "Task"), ("run_id", "Run"))
+        ),
+        element("button", "Filter"),
+        action="releases",
+        role="search",
+    )  # fmt: skip
+    return Page(
+        "Releases",
+        "releases",
+        (
+            form,
+            table("Releases and sessions, the newest first", _RELEASE_HEADS, map(_release_row, releases)),
+            link("Older releases", "releases", **query, before=more) if more else "",
+        ),
+    )  # fmt: skip
+
+
+def _find_releases(
+    visit: Visit, scope: str | None, dags: Collection[str] | None, task_id: str, before: int
+) -> tuple[list[ShownRelease], int | None]:
+    """A page of releases, and the number that the next page begins below."""
+    releases: list[ShownRelease] = []
+    # A task's are picked from its DAG's: after so many the reader goes on by the link.
+    for _ in range(10 if task_id else 1):
+        found = visit.view.releases(scope, dags, before, PAGE)
+        releases += [r for r in found if not task_id or r.task_id == task_id]
+        if len(found) < PAGE:
+            return releases, None
+        before = found[-1].seq
+        if len(releases) >= PAGE:
+            break
+    return releases, before
+
+
+_RELEASE_HEADS = ("=Charged (UTC)", "Release", "Mechanism", "Scope", "Blocks", "=Cost", "State", "Task", "Run")  # fmt: skip
+
+
+def _release_row(release: ShownRelease) -> tuple[object, ...]:
+    return (
+        _time(release.at),
+        link(release.name or release.release_id, "release", id=release.release_id),
+        release.mechanism,
+        link(release.scope, "scope", name=release.scope),
+        _shorten_blocks(release.blocks),
+        describe_event(release.event),
+        release.state,
+        _task_name(release),
+        release.run_id or release.run,
+    )
+
+
+def _task_name(release: ShownRelease) -> str:
+    if not release.dag_id:
+        return "outside Airflow"
+    return f"{release.dag_id}.{release.task_id}" if release.task_id else release.dag_id
+
+
+def _shorten_blocks(blocks: tuple[str, ...]) -> str:
+    return ", ".join(blocks[:3]) + (f" and {len(blocks) - 3} more" if len(blocks) > 3 else "")
+
+
+def _time(at: str) -> str:
+    return at[:19].replace("T", " ")
+
+
+def show_release(visit: Visit) -> Page:
+    """A release's receipt: what was charged where, and what became of it. Never its result."""
+    release = visit.view.release(visit.query.get("id", ""))
+    if release is None or not visit.audience.may_see(release.dag_id):
+        raise Missing("there is no such release here, or you may not read its DAG")
+    settled = visit.view.settled_at(release) if release.state == "settled" else None
+    task: object = _task_name(release)
+    if visit.task_address is not None and release.run_id:
+        # In a new page: within Airflow this one stands in a frame.
+        task = Markup(
+            f'<a href="{markup.text(visit.task_address(release))}" target="_blank" rel="noopener">{markup.text(task)}</a>'
+        )
+    facts: list[tuple[str, object]] = [
+        ("Release", element("code", release.release_id)),
+        ("Mechanism", release.mechanism),
+        ("Table", release.table),
+        ("Scope", link(release.scope, "scope", name=release.scope)),
+        ("Blocks", ", ".join(release.blocks) or "none"),
+        ("Cost", describe_event(release.event)),
+        ("State", _STATES.get(release.state, release.state)),
+        ("Charged", f"{_time(release.at)} UTC, entry {release.seq}"),
+        ("Settled", f"{_time(settled)} UTC" if settled else "no"),
+        ("Tries", release.attempts),
+        ("Principal", release.principal),
+        ("Task", task),
+        ("Run", release.run_id or release.run),
+    ]
+    if release.run_id:
+        facts.append(("Run identity", release.run))
+    costs = [
+        (
+            link(at, "scope", name=at, block=block),
+            block or "all rows",
+            _cost_text(cost.epsilon),
+            units_text(cost.delta, DELTA_UNIT),
+            _cost_text(cost.renyi),
+        )
+        for at, block, cost in release.charges[: PAGE * 4]
+    ]
+    heads = ("Scope", "Block", "#Epsilon", "#Delta", "#Renyi divergence")
+    return Page(
+        f"Release {release.name or release.release_id}",
+        "releases",
+        (
+            _description(facts),
+            table("What each budget paid", heads, costs, "Nothing."),
+            element("p", "The result is not releases: the ledger holds it encrypted, and this page has no key."),
+        ),
+    )  # fmt: skip
+
+
+_STATES = {
+    "settled": "settled: its result is stored",
+    "reserved": "reserved: charged, and no result yet",
+    "fenced": "fenced by an owner: its charge stays",
+    "open": "an open session",
+    "closed": "a closed session",
+}
+
+
+def _cost_text(units: int) -> str:
+    return "not payable here" if units >= SATURATED else units_text(units, EPSILON_UNIT)
+
+
+def show_sessions(visit: Visit) -> Page:
+    """Gates and other sessions, the newest first."""
+    sessions = visit.view.sessions(visit.audience.dags, visit.number("before"), PAGE + 1)
+    more = sessions[PAGE - 1].seq if len(sessions) > PAGE else None
+    gates = [_session_row(one) for one in sessions[:PAGE] if one.mechanism == "reusable_holdout"]
+    others = [_session_row(one) for one in sessions[:PAGE] if one.mechanism != "reusable_holdout"]
+    return Page(
+        "Sessions",
+        "sessions",
+        (
+            element("h2", "Holdout gates"),
+            table("Gates", (*_SESSION_HEADS, "#Looks taken", "#Looks left", "#Failures allowed"), gates),
+            element("h2", "Predictions and other sessions"),
+            table("Sessions", (*_SESSION_HEADS, "#Answers stored", "#Asked for at most", ""), others),
+            link("Older sessions", "sessions", before=more) if more else "",
+            element(
+                "p",
+                "Verdicts, failures so far and predictions left are in the session's encrypted state. Who has the key "
+                "asks: dpflow gate status, or dpflow ask; in Airflow they are what the gate's task returned.",
+            ),
+        ),
+    )  # fmt: skip
+
+
+_SESSION_HEADS = ("=Opened (UTC)", "Session", "Mechanism", "Scope", "=Cost", "State")
+
+
+def _session_row(session: ShownRelease) -> tuple[object, ...]:
+    most = session.params.get("queries", session.params.get("predictions", ""))
+    left: object = ""
+    if isinstance(most, int):
+        left = max(most - session.answers, 0) if session.state == "open" else 0
+    is_gate = session.mechanism == "reusable_holdout"
+    return (
+        _time(session.at),
+        link(session.name or session.release_id, "release", id=session.release_id),
+        session.mechanism,
+        link(session.scope, "scope", name=session.scope),
+        describe_event(session.event),
+        session.state,
+        session.answers,
+        *((left, session.params.get("failures", "")) if is_gate else (most, "")),
+    )
+
+
+def find_alarms(visit: Visit, summaries: Iterable[ScopeSummary]) -> list[tuple[str, object]]:
+    """What somebody should look at: a word, and what is true with what to do.
+
+    Args:
+        summaries: of the scopes that it is about.
+    """
+    view, alarms = visit.view, list[tuple[str, object]]()
+    for seq in view.faults()[:10]:
+        alarms.append(
+            ("history", f"Entry {seq} does not follow the one before it. Run dpflow ledger verify.")
+        )
+    notes = view.checkpoints()
+    alarms += [("checkpoint", f"{note.file}: {note.problem}.") for note in notes if note.problem][
+        :10
+    ]
+    good = [note for note in notes if not note.problem]
+    if good and dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(good[0].at) > _OLD:
+        alarms.append(
+            (
+                "checkpoint",
+                f"The newest checkpoint is of {_time(good[0].at)}. Run dpflow ledger checkpoint.",
+            )
+        )
+    for release in view.orphans(visit.audience.dags):
+        name = link(release.name or release.release_id, "release", id=release.release_id)
+        alarms.append(
+            ("orphan", join(
+                f"Charged at {_time(release.at)} and never settled: ", name, f" ({_task_name(release)}). Clear its task, "
+                "or run ", element("code", f"dpflow ledger resolve {release.release_id}"), "."))
+        )  # fmt: skip
+    for summary in summaries:
+        alarms += _scope_alarms(summary)
+    for proposal in view.proposals():
+        alarms.append(("proposal", f"A grant for {proposal.terms.scope} by {proposal.principal} waits for a second principal: "
+                       f"dpflow ledger approve {proposal.terms.scope} {proposal.seq}."))  # fmt: skip
+    return alarms
+
+
+def _scope_alarms(summary: ScopeSummary) -> Iterable[tuple[str, object]]:
+    scope = summary.scope
+    name = link(scope.scope, "scope", name=scope.scope)
+    if scope.closed:
+        yield (
+            "closed",
+            join(name, " is closed: entries were lost that may have charged it. Grant it again."),
+        )
+    elif summary.near_end and scope.blocks:
+        yield (
+            "near exhaustion",
+            join(
+                f"{summary.near_end} of {summary.blocks} blocks of ",
+                name,
+                " are used by 80 % or more.",
+            ),
+        )
+    elif summary.near_end:
+        used = make_figures(summary.fullest).used
+        yield "near exhaustion", join(name, f" is used by {100 * used:.0f} %.")
+
+
+def show_alarms(visit: Visit) -> Page:
+    """What somebody should look at."""
+    alarms = find_alarms(visit, visit.view.scopes(limit=_MOST_SCOPES))
+    parts = [
+        element("p", element("strong", kind), ": ", what, class_="alarm") for kind, what in alarms
+    ]
+    return Page("Alarms", "alarms", tuple(parts) or (element("p", "No alarms.", class_="none"),))
+
+
+def show_checkpoints(visit: Visit) -> Page:
+    """What signed checkpoints vouch for."""
+    notes = visit.view.checkpoints()
+    rows = [
+        (
+            note.file,
+            note.size,
+            _time(note.at),
+            note.signer or "not checked: no key was named",
+            note.problem or "the history holds what was signed",
+        )
+        for note in notes
+    ]
+    heads = ("File", "#Entries", "=Of (UTC)", "Signed by", "State")
+    about = "This page verifies nothing: it has no key. A checkpoint was verified by who signed it, up to its entry."
+    empty = "No checkpoints were named. Write them with dpflow ledger checkpoint, and name their folder."
+    return Page(
+        "Checkpoints",
+        "checkpoints",
+        (element("p", about), table("Checkpoints", heads, rows, empty)),
+    )
+
+
+def show_history(visit: Visit) -> Page:
+    """The entries, the newest first."""
+    scope = visit.query.get("scope", "")
+    if scope:
+        visit.view.scope(scope)
+    entries = visit.view.history(scope or None, visit.audience.dags, visit.number("before"), PAGE)
+    more = entries[-1].seq if len(entries) == PAGE and entries[-1].seq > 1 else None
+    heads = ("#Entry", "=At (UTC)", "Kind", "Scope", "Release", "Principal", "What")
+    return Page(
+        f"History of {scope}" if scope else "History",
+        "history",
+        (
+            table("Entries, the newest first", heads, map(_entry_row, entries)),
+            link("Older entries", "history", scope=scope, before=more) if more else "",
+        ),
+    )
+
+
+def _entry_row(entry: Entry) -> tuple[object, ...]:
+    release = entry.release_id and link(entry.release_id, "release", id=entry.release_id)
+    scope = entry.scope and link(entry.scope, "scope", name=entry.scope)
+    return (
+        entry.seq,
+        _time(entry.at),
+        entry.kind,
+        scope,
+        release,
+        entry.principal,
+        _explain_entry(entry),
+    )
+
+
+def _explain_entry(entry: Entry) -> str:
+    """What an owner decided; of other entries nothing but their kind is shown."""
+    if entry.kind in ("grant", "propose"):
+        rule = Filter.from_json(stored_json(entry.body["filter"]))
+        return f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}, filter {rule.name}"
+    if entry.kind in ("resolve", "recover", "reanchor"):
+        decision = entry.body.get("decision")
+        return f"{f'{decision}: ' if decision else ''}{entry.body.get('reason', '')}"
+    return ""
+
+
+def _description(facts: Iterable[tuple[str, object]]) -> Markup:
+    return element(
+        "dl", *(join(element("dt", name), element("dd", value)) for name, value in facts)
+    )
+
+
+PAGES: Mapping[str, Callable[[Visit], Page]] = {
+    "": show_budgets,
+    "scope": show_scope,
+    "releases": show_releases,
+    "release": show_release,
+    "sessions": show_sessions,
+    "alarms": show_alarms,
+    "checkpoints": show_checkpoints,
+    "history": show_history,
+}

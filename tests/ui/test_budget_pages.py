@@ -1,0 +1,421 @@
+"""What the pages show is what the ledger says, and nothing that nobody may see."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from dpflow.core.accounting.amounts import EPSILON_UNIT, exact_text
+from dpflow.ledger import BudgetView, Ledger
+from dpflow.ledger.books.records import Remaining
+from dpflow.ui.pages import PAGES
+
+if TYPE_CHECKING:
+    from budget_books import Books
+
+SECRETS = ("8675309", "4711", "verdict-of-nobody", "0.271828")
+
+
+def crawl(visitor: Any) -> dict[str, str]:
+    """All pages that links lead to."""
+    pages, waiting = {}, [""]
+    while waiting:
+        address = waiting.pop()
+        if address not in pages:
+            pages[address] = visitor.get(address)
+            links = re.findall(r'<a href="([^"#]*)">', pages[address])
+            waiting += [link.replace("&amp;", "&").removeprefix("./") for link in links]
+    return pages
+
+
+def test_scopes_are_the_ledgers(books: Books, visit: Any) -> None:
+    """Granted, spent with reserved, remaining and used of each scope are those of `dpflow ledger
+    show`, whatever its filter.
+    """
+    shown = {row["Scope"]: row for row in visit().read_tables("")["Scopes"]}
+    assert [*shown] == ["flights", "survey", "visits", "visits/team-a"]
+    for scope, row in shown.items():
+        budgets = books.ledger.remaining(scope).rows()
+        fullest = max(budgets, key=lambda budget: budget["used"])
+        path = "epsilon" if row["Of"] == "epsilon" else "renyi"
+        assert row["Remaining"] == fullest[f"{path}_left"]
+        assert row["Delta left"] == fullest["delta_left"]
+        assert row["Used"] == f"{100 * fullest['used']:.0f} %"
+        if path == "epsilon":
+            assert row["Granted"] == fullest["epsilon_granted"]
+    assert shown["flights"] | {"Used": ""} == {
+        "Scope": "flights", "Used": "", "Granted": "2", "Spent": "0.5", "Reserved": "0.25", "Remaining": "1.25",
+        "Of": "epsilon", "Delta left": "0.000001", "Blocks": "2 charged, fullest 2026-01-02", "Protects": "rows of flights",
+    }  # fmt: skip
+    assert shown["survey"]["Of"].startswith("Renyi divergence, order ")
+
+
+def test_blocks_are_the_ledgers(books: Books, visit: Any) -> None:
+    """Each block with its own amounts, the last first; its page says the same."""
+    shown = visit().read_tables("scope?name=flights")["Blocks"]
+    stored = {row["block"]: row for row in books.ledger.remaining("flights").rows()}
+    assert [row["Block"] for row in shown] == sorted(stored, reverse=True)
+    assert [row["Remaining"] for row in shown] == [
+        stored[row["Block"]]["epsilon_left"] for row in shown
+    ]
+    assert [(row["Spent"], row["Reserved"]) for row in shown] == [("0.5", "0.25"), ("0.5", "0")]
+    assert "<dt>Reserved</dt><dd>0.25</dd>" in visit().get("scope?name=flights&block=2026-01-02")
+    assert "Nothing was charged yet." in visit().get("scope?name=flights&block=2026-01-03")
+
+
+def test_releases_and_receipts_are_the_ledgers(books: Books, visit: Any) -> None:
+    """Every release with its cost and state; a receipt has what each budget paid."""
+    visitor = visit()
+    shown = visitor.read_tables("releases")["Releases and sessions, the newest first"]
+    assert len(shown) == len(books.ledger.releases()) == 8
+    assert [row["Release"] for row in shown][::-1][:3] == ["departures", "departures", "delays"]
+    assert shown[-3]["State"] == "reserved" and shown[-3]["Cost"] == "epsilon 0.25, delta 0"
+    assert shown[-3]["Task"] == "daily.task_delays" and shown[-3]["Run"] == "scheduled__2026-01-02"
+    (team,) = [r for r in books.ledger.releases() if r.scope == "visits/team-a"]
+    paid = visitor.read_tables(f"release?id={team.release_id}")["What each budget paid"]
+    assert [(row["Scope"], row["Epsilon"]) for row in paid] == [
+        ("visits", "0.85"),
+        ("visits/team-a", "0.85"),
+    ]
+    assert "Settled</dt><dd>20" in visitor.get(f"release?id={team.release_id}")
+    assert "Settled</dt><dd>no" in visitor.get(f"release?id={books.orphan}")
+
+
+def test_sessions_show_looks_and_no_state(visit: Any) -> None:
+    """How often a gate answered and what is left of its looks."""
+    tables = visit().read_tables("sessions")
+    (gate,), (other,) = tables["Gates"], tables["Sessions"]
+    assert (gate["Looks taken"], gate["Looks left"], gate["Failures allowed"]) == ("3", "17", "3")
+    assert (other["Answers stored"], other["Asked for at most"]) == ("3", "1000")
+
+
+def test_no_page_has_anything_private(visit: Any) -> None:
+    """Results, states, answers and thresholds are on none of all pages; nothing is loaded, and no
+    script stands there.
+    """
+    pages = crawl(visit())
+    assert len(pages) > 20
+    for address, page in pages.items():
+        assert not [secret for secret in SECRETS if secret in page], address
+        assert not re.search(
+            r"<script|\son\w+=|(src|href)=[\"']?(https?:)?//|@import|url\(", page
+        ), address
+        assert "<h1>" in page and 'lang="en"' in page and 'class="skip"' in page
+
+
+def test_headers_forbid_whatever_a_page_does_not_need(visit: Any) -> None:
+    """No script, no image, no other host, no cache; frames of the same host only."""
+    headers = visit().client.get("/").headers
+    assert headers["content-security-policy"].startswith(
+        "default-src 'none'; style-src 'unsafe-inline';"
+    )
+    assert "frame-ancestors 'self'" in headers["content-security-policy"]
+    assert headers["cache-control"] == "no-store" and headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_nothing_can_be_sent(visit: Any, method: str) -> None:
+    assert visit().client.request(method, "/").status_code == 405
+
+
+def test_who_reads_one_dag_sees_its_rows_alone(books: Books, visit: Any) -> None:
+    """Two users: releases, receipts, sessions, entries and orphans of a DAG that one may not read are
+    not shown to them, nor what was released outside Airflow; budgets are.
+    """
+    one, other = visit({"daily"}), visit({"team_a", "models"})
+    names = [
+        {
+            row["Release"]
+            for row in visitor.read_tables("releases")["Releases and sessions, the newest first"]
+        }
+        for visitor in (one, other)
+    ]
+    assert names == [{"departures", "delays"}, {"team count", "gauss", "holdout", "answers"}]
+    assert "never settled" not in one.get("alarms")  # it is young
+    for visitor, hidden in ((one, ("team_a", "models", "ann")), (other, ("daily", "ann"))):
+        pages = crawl(visitor)
+        assert not [
+            (name, address) for address, page in pages.items() for name in hidden if name in page
+        ]
+    assert one.read_tables("")["Scopes"] == other.read_tables("")["Scopes"]
+    unseen = other.get(f"release?id={books.orphan}", 404)
+    assert unseen == other.get("release?id=0123456789abcdef", 404)  # the two read the same
+    assert one.get(f"release?id={books.orphan}") and books.gate not in one.get("sessions")
+    assert "departures" not in other.get("releases?dag_id=daily")
+    assert "departures" not in other.get("releases?dag_id=daily&run_id=scheduled__2026-01-02")
+    nobody = visit(set())
+    assert "None." in nobody.get("releases") and "grant" in nobody.get("history")
+
+
+def test_a_run_and_a_task_have_their_releases(visit: Any) -> None:
+    """As the page stands beside a run or task of Airflow's."""
+    visitor, caption = visit(), "Releases and sessions, the newest first"
+    of_run = visitor.read_tables("releases?dag_id=daily&run_id=scheduled__2026-01-02")[caption]
+    assert [row["Release"] for row in of_run] == ["delays", "departures"]
+    of_task = visitor.read_tables(
+        "releases?dag_id=daily&run_id=scheduled__2026-01-02&task_id=task_delays"
+    )[caption]
+    assert [row["Release"] for row in of_task] == ["delays"]
+    assert visitor.read_tables("releases?dag_id=daily&task_id=task_delays")[caption] == of_task
+    assert "None." in visitor.get("releases?dag_id=daily&run_id=manual__never")
+
+
+HOSTILE = """manual__"><script>alert(1)</script>&x=%2e%2e/../?#'é"""
+
+
+def test_hostile_names_stay_text(books: Books, visit: Any) -> None:
+    """A run id and a name that would end an attribute, an element or an address."""
+    released = books.release("visits", HOSTILE, "0.01", dag="daily", run_id=HOSTILE)
+    visitor = visit(
+        task_address=lambda release: (
+            f"/dags/{quote(release.dag_id, safe='')}/runs/{quote(release.run_id, safe='')}"
+        )
+    )
+    row = visitor.read_tables("releases")["Releases and sessions, the newest first"][0]
+    assert row["Release"] == row["Run"] == HOSTILE
+    query = urlencode({"dag_id": "daily", "run_id": HOSTILE})
+    assert (
+        len(visitor.read_tables(f"releases?{query}")["Releases and sessions, the newest first"])
+        == 1
+    )
+    page = visitor.get(f"release?id={released}")
+    assert "<script" not in page
+    assert f'href="/dags/daily/runs/{quote(HOSTILE, safe="")}"'.replace("'", "&#x27;") in page
+    for address in ("scope?name=", "scope?name=flights&block=", "releases?scope=", "release?id="):
+        response = visitor.client.get(f"/{address}{quote(HOSTILE)}")
+        assert response.status_code in (200, 404) and "<script" not in response.text
+
+
+@pytest.mark.parametrize("query", ["before=x", "before=-1", "before=" + "9" * 30, "before=²"])
+def test_a_number_that_is_none_is_refused(visit: Any, query: str) -> None:
+    assert "is no number of an entry" in visit().get(f"history?{query}", 422)
+
+
+def test_lists_are_paged(books: Books, visit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row once, however many pages there are."""
+    monkeypatch.setattr("dpflow.ui.pages.PAGE", 3)
+    for number in range(7):
+        books.ledger.grant(f"s{number}", 1, 0, table=None, filter="basic", principal="owner")
+        books.release("flights", f"r{number}", "0.01", block=f"2026-02-0{number + 1}", dag="daily")
+    visitor, entries = visit(), len(books.ledger.history(limit=1000))
+    for address, label, caption, head, number in (
+        ("", "More scopes", "Scopes", "Scope", 11),
+        (
+            "releases",
+            "Older releases",
+            "Releases and sessions, the newest first",
+            "Charged (UTC)",
+            15,
+        ),
+        ("scope?name=flights", "Earlier blocks", "Blocks", "Block", 9),
+        ("history", "Older entries", "Entries, the newest first", "Entry", entries),
+    ):
+        pages = [
+            visitor.read_tables(page).get(caption, []) for page in visitor.follow(address, label)
+        ]
+        rows = [row[head] for page in pages for row in page]
+        assert len(rows) == number and all(len(page) <= 3 for page in pages), address
+        if head != "Charged (UTC)":
+            assert len({*rows}) == number
+
+
+def test_nothing_but_the_file_is_needed(books: Books, visit: Any) -> None:
+    """No anchor, and no right to write. What is opened so cannot write."""
+    shutil.rmtree(books.ledger.anchor_folder)
+    books.place.chmod(0o400)
+    assert "flights" in visit().get("")
+    with closing(BudgetView(books.place)._database._make_engine().connect()) as connection:
+        with pytest.raises(Exception, match="readonly"):
+            connection.exec_driver_sql("DELETE FROM dpflow_account")
+
+
+def test_an_index_goes_on_where_it_was(books: Books, visit: Any) -> None:
+    """What is charged while the page is open is on it the next time."""
+    visitor = visit()
+    assert "later" not in visitor.get("releases")
+    books.release("visits", "later", "0.1")
+    assert "later" in visitor.get("releases")
+    books.ledger.resolve(books.orphan, reason="lost", principal="owner")
+    shown = {row["Scope"]: row for row in visitor.read_tables("")["Scopes"]}
+    assert shown["flights"]["Reserved"] == "0" and shown["flights"]["Spent"] == "0.75"
+
+
+def test_a_long_history_is_read_behind_the_page(
+    books: Books, visit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first page says how far it is and loads itself again; budgets are there at once."""
+    monkeypatch.setattr("dpflow.ledger.audit.budget_view._CHUNK", 1)
+    monkeypatch.setattr("dpflow.ledger.audit.budget_view._PATIENCE", 0)
+    monkeypatch.setattr(
+        "dpflow.ledger.audit.budget_view.BudgetView._read_behind", lambda self: None
+    )
+    visitor = visit()
+    first = visitor.get("")
+    assert "The history is being read: 1 of " in first and 'http-equiv="refresh"' in first
+    assert visitor.read_tables("")["Scopes"][0]["Remaining"] == "1.25"
+    monkeypatch.undo()
+    assert "being read" not in visitor.get("")
+
+
+def test_alarms(books: Books, visit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near its end, an orphan, a grant that waits."""
+    monkeypatch.setattr("dpflow.ledger.audit.budget_view.ORPHAN_AGE", -5)
+    books.ledger.grant(
+        "survey",
+        2,
+        "1e-6",
+        table=None,
+        filter="renyi",
+        protects="rows of survey",
+        approvals=2,
+        principal="owner",
+    )
+    page = visit().get("alarms")
+    assert f"dpflow ledger resolve {books.orphan}" in page and "never settled" in page
+    assert re.search("visits/team-a</a> is used by 85 %", page)
+    assert "A grant for survey by owner waits" in page
+    assert "3 alarms" in visit().get("")
+    assert "never settled" not in visit({"team_a"}).get("alarms")
+
+
+def test_checkpoints_say_what_they_vouch_for(books: Books, visit: Any) -> None:
+    """A good one; one whose signer nobody named; one of another ledger; a file that is none."""
+    folder = books.folder / "notes"
+    folder.mkdir()
+    (folder / "good.txt").write_text(books.ledger.checkpoint())
+    key = books.ledger.signer.public_text
+    other = Ledger(books.folder / "other.sqlite", anchor=books.folder / "other", create=True)
+    other.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+    (folder / "other.txt").write_text(other.checkpoint())
+    (folder / "none.txt").write_text("hello")
+
+    def read(**options: Any) -> dict[str, str]:
+        rows = visit(view={"checkpoints": folder, **options}).read_tables("checkpoints")[
+            "Checkpoints"
+        ]
+        return {row["File"]: f"{row['Signed by']}; {row['State']}" for row in rows}
+
+    signed = read(keys=[key])
+    assert signed["good.txt"].startswith("dpflow.ledger/") and signed["good.txt"].endswith(
+        "holds what was signed"
+    )
+    assert "no trusted key signed" in signed["other.txt"] and "no checkpoint" in signed["none.txt"]
+    unsigned = read()
+    assert (
+        unsigned["good.txt"] == "not checked: no key was named; the history holds what was signed"
+    )
+    assert "does not hold the entry" in unsigned["other.txt"]
+    assert "other.txt" in visit(view={"checkpoints": folder}).get("alarms")
+    assert "No checkpoints were named" in visit().get("checkpoints")
+    assert "cannot be read" in visit(view={"checkpoints": folder / "nowhere"}).get(
+        "checkpoints", 422
+    )
+
+
+def test_a_cut_history_is_an_alarm(books: Books, visit: Any) -> None:
+    """Somebody dropped an entry by hand: the checkpoint and the next entry both tell."""
+    folder = books.folder / "notes"
+    folder.mkdir()
+    (folder / "good.txt").write_text(books.ledger.checkpoint())
+    with closing(sqlite3.connect(books.place)) as connection:
+        connection.execute("DROP TRIGGER dpflow_entry_no_delete")
+        (size,) = connection.execute("SELECT max(seq) FROM dpflow_entry").fetchone()
+        connection.execute("DELETE FROM dpflow_entry WHERE seq IN (3, ?)", (size,))
+        connection.commit()
+    page = visit(view={"checkpoints": folder}).get("alarms")
+    assert "Entry 4 does not follow the one before it" in page
+    assert f"does not hold the entry {size}" in page
+
+
+def move_files(source: Path, target: Path) -> None:
+    """A SQLite file with its log."""
+    for file in source.glob("ledger.sqlite*"):
+        file.rename(target / file.name)
+
+
+def test_a_ledger_out_of_reach_comes_back(books: Books, visit: Any) -> None:
+    """The page says what is wrong, and shows the ledger when it is there again; one that another took
+    the place of is read from its beginning.
+    """
+    visitor = visit()
+    away = books.folder / "away"
+    away.mkdir()
+    move_files(books.folder, away)
+    assert "There is no ledger at" in visitor.get("", 422)
+    books.place.write_text("not a database, and long enough to be looked at by SQLite" * 20)
+    assert "is not a ledger" in visitor.get("", 500)
+    books.place.unlink()
+    move_files(away, books.folder)
+    assert "departures" in visitor.get("releases")
+    for file in books.folder.glob("ledger.sqlite*"):
+        file.unlink()
+    other = Ledger(books.place, anchor=books.folder / "other", create=True)
+    other.grant("other", 1, 0, table=None, filter="basic", principal="owner")
+    assert "departures" not in visitor.get("releases") and "other" in visitor.get("")
+    assert "No alarms" in visitor.get("alarms")
+
+
+@pytest.mark.parametrize(("version", "status", "says"), [
+    ("6", 503, "dpflow ledger upgrade"), ("99", 500, "use the dpflow that made it"),
+])  # fmt: skip
+def test_a_ledger_of_another_version_is_not_read(
+    books: Books, visit: Any, version: str, status: int, says: str
+) -> None:
+    with closing(sqlite3.connect(books.place)) as connection:
+        connection.execute("UPDATE dpflow_meta SET value = ? WHERE name = 'schema'", (version,))
+        connection.commit()
+    assert says in visit().get("", status)
+
+
+def test_a_scope_that_is_gone(visit: Any) -> None:
+    """An old link: the page says which scopes there are."""
+    assert "did you mean &#x27;flights&#x27;" in visit().get("scope?name=flight", 404)
+    assert "There is no granted scope" in visit().get("history?scope=gone", 404)
+
+
+@pytest.mark.parametrize("prefix", ["/budget", "budget/", "//budget//", "/a/b"])
+def test_any_prefix(visit: Any, prefix: str) -> None:
+    """Behind a proxy that takes the prefix away and behind one that does not; a slash too many leads
+    to the same page, and links stay below the prefix.
+    """
+    visitor = visit(prefix=prefix)
+    below = "/" + prefix.strip("/")
+    for address in ("", "releases", "scope?name=flights"):
+        page = visitor.get(address)
+        assert visitor.get(f"{below.lstrip('/')}/{address}") == page
+        assert visitor.client.get(f"{below}//{address}").text == page
+        assert not re.search(r'(href|action)="/', page)
+    bare = visitor.client.get(below, follow_redirects=False)
+    assert bare.headers["location"] == f"{below.rpartition('/')[2]}/"
+    slash = visitor.client.get(f"{below}/history/?scope=flights", follow_redirects=False)
+    assert slash.headers["location"] == "../history?scope=flights"
+    assert visitor.client.get(f"{below}x/releases").status_code == 404
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_is_found_by_its_name(books: Books, visit: Any, name: str) -> None:
+    query = {"scope": "?name=flights", "release": f"?id={books.orphan}"}.get(name, "")
+    response = visit().client.get(f"/{name}{query}")
+    assert response.status_code == 200 and response.headers["server-timing"].startswith("page;dur=")
+
+
+def test_unknown_failures_say_nothing(visit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the page nor the log has the text of an error that is not ours."""
+    monkeypatch.setattr(BudgetView, "scopes", lambda *_, **__: 1 / 0)
+    page = visit().get("", 500)
+    assert "division" not in page and "the log of the web process" in page
+
+
+def test_capacity_is_shown_as_it_is_compared(books: Books, visit: Any) -> None:
+    """Under Renyi accounting what is granted is the capacity that the ledger compares with."""
+    (row,) = [r for r in visit().read_tables("")["Scopes"] if r["Scope"] == "survey"]
+    left = books.ledger.remaining("survey")
+    assert isinstance(left, Remaining)
+    assert row["Granted"] == exact_text(left.scope.capacity.renyi * EPSILON_UNIT)
