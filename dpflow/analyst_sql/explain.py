@@ -112,6 +112,7 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
             f"bound contributions: one {query.table.privacy_unit.column} counts with {reach}; "
             f"{part.part.mechanism}{f' by {by}' if by else ''}: {names}"
         )
+    yield from plan.levels
     yield f"compute from what was released, at no cost: {_describe_output(plan.query)}"
 
 
@@ -202,6 +203,11 @@ def _trace_leaf(query: ReleasedQuery, leaf: OutputExpression) -> Iterator[Statis
 def _describe_width(
     aggregate: SqlAggregate, select: SelectQuery, plan: SqlPlan, together: int
 ) -> str:
+    for level in plan.added:
+        if aggregate in level.part.measures and select in level.part.queries:
+            row = Row("", level.part.measures[aggregate], None)
+            below = make_width(plan.parts[level.source].plan, row, level.cells)
+            return f"+- {below(together):g} in {level.name}"
     for part, stored in zip(plan.parts, plan.stored):
         if aggregate not in part.part.measures or select not in part.part.queries:
             continue

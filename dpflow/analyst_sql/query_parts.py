@@ -78,10 +78,15 @@ class QueryPart:
 
 @dataclass(frozen=True)
 class PartPlan:
-    """A part with the plan that answers it."""
+    """A part with the plan that answers it.
+
+    Attributes:
+        cells: the most numbers of it that are added up for another part.
+    """
 
     part: QueryPart
     plan: Plan = field(repr=False)
+    cells: int = 1
 
 
 def release_name(table: Table) -> str:

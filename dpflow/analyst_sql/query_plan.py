@@ -9,6 +9,12 @@ from typing import Any
 
 from dpflow.analyst_sql.answers import Origin, SqlAnswer, compute_answer
 from dpflow.analyst_sql.cells import Cells, read_cells
+from dpflow.analyst_sql.grouping_levels import (
+    AddedLevel,
+    PlannedParts,
+    add_level,
+    plan_levels,
+)
 from dpflow.analyst_sql.nearest_query import find_nearest
 from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, list_parts, price_parts
 from dpflow.analyst_sql.query_reader import read_query
@@ -45,6 +51,8 @@ class SqlPlan:
 
     Attributes:
         stored: for each part the stored release that answers it, or None.
+        added: levels of a ROLLUP and the like that are added up from a part's answer.
+        levels: for each level what is done for it, and why.
         unpaid: why a part is paid although a finer release is there.
     """
 
@@ -53,6 +61,8 @@ class SqlPlan:
     parts: tuple[PartPlan, ...]
     stored: tuple[Stored | None, ...]
     source: SourceText = field(repr=False)
+    added: tuple[AddedLevel, ...] = ()
+    levels: tuple[str, ...] = ()
     unpaid: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -106,7 +116,7 @@ def plan_sql(
     registry = registry or Registry.load()
     refusal: Refusal | None = None
     try:
-        query, parts = _read_query(source, settings, find_table, parameters, registry)
+        query, planned = _read_query(source, settings, find_table, parameters, registry)
     except Refusal as error:
         refusal = error
     if refusal is not None:
@@ -122,16 +132,26 @@ def plan_sql(
             ),
         )
         source.refuse(refusal, nearest)
-    stored: list[Stored | None] = [None] * len(parts)
+    stored: list[Stored | None] = [None] * len(planned.parts)
     unpaid: list[str] = []
     if ledger is not None and look_up:
         releases = _LookUp(ledger, settings, registry)
-        stored = [releases.find(part) for part in parts]
+        stored = [releases.find(part) for part in planned.parts]
         if not all(stored) and (other := _use_moments(query, settings, releases, registry)):
-            query, parts, stored = other
-        reasons = (releases.explain(part) for part, one in zip(parts, stored) if one is None)
+            query, planned, stored = other
+        unanswered = (part for part, one in zip(planned.parts, stored) if one is None)
+        reasons = (releases.explain(part) for part in unanswered)
         unpaid = [reason for reason in dict.fromkeys(reasons) if reason]
-    return SqlPlan(query, settings, tuple(parts), tuple(stored), source, tuple(unpaid))
+    return SqlPlan(
+        query,
+        settings,
+        tuple(planned.parts),
+        tuple(stored),
+        source,
+        planned.added,
+        planned.levels,
+        tuple(unpaid),
+    )
 
 
 class _LookUp:
@@ -164,7 +184,7 @@ def _read_query(
     find_table: Callable[[str], Table],
     parameters: Mapping[str, Any] | Sequence[Any],
     registry: Registry,
-) -> tuple[Query, list[PartPlan]]:
+) -> tuple[Query, PlannedParts]:
     """Raises `Refusal`."""
     query = read_query(source.parse(parameters), find_table)
     if settings.blocks:
@@ -174,14 +194,14 @@ def _read_query(
     return query, plan_parts(query, settings, registry)
 
 
-def plan_parts(query: Query, settings: Settings, registry: Registry) -> list[PartPlan]:
+def plan_parts(query: Query, settings: Settings, registry: Registry) -> PlannedParts:
     """Its releases at the price or target that is asked for. Raises `Refusal`."""
     parts = list_parts(list_queries(query))
     revision = settings.revision or 1
 
-    def plan_at(epsilon: Any) -> list[PartPlan]:
-        price = settings.price(epsilon)
-        return price_parts(parts, price, settings.scope, registry, revision)
+    def plan_at(epsilon: Any) -> PlannedParts:
+        price, scope = settings.price(epsilon), settings.scope
+        return plan_levels(parts, lambda some: price_parts(some, price, scope, registry, revision))
 
     if settings.target is not None:
         return find_epsilon(settings.target, plan_at)
@@ -195,17 +215,17 @@ def plan_parts(query: Query, settings: Settings, registry: Registry) -> list[Par
 
 def _use_moments(
     query: Query, settings: Settings, releases: _LookUp, registry: Registry
-) -> tuple[Query, list[PartPlan], list[Stored | None]] | None:
+) -> tuple[Query, PlannedParts, list[Stored | None]] | None:
     """The query with its means as sums by numbers of values, if stored releases answer all of that."""
     rewritten = replace_selects(query, replace_means)
     if rewritten == query:
         return None
     try:
-        parts = plan_parts(rewritten, settings, registry)
+        planned = plan_parts(rewritten, settings, registry)
     except Refusal:
         return None
-    stored = [releases.find(part) for part in parts]
-    return (rewritten, parts, stored) if all(stored) else None
+    stored = [releases.find(part) for part in planned.parts]
+    return (rewritten, planned, stored) if all(stored) else None
 
 
 def answer_sql(
@@ -253,6 +273,14 @@ def answer_sql(
                 f"another revision pays for a new draw"
             )
         answered.append((part.part, found))
+    for level in plan.added:
+        part_below, cells = answered[level.source]
+        groups = part_below.queries[0].groups
+        answered.append((level.part, add_level(level.part, cells, groups)))
+        notes.append(
+            f"level {level.name} is added up from release {origins[level.source].release_id}; rows without declared keys "
+            f"are not in it"
+        )
     known: dict[int, Cells] = {}
 
     def cells_of(query: SelectQuery) -> Cells:

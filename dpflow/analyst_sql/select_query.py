@@ -115,6 +115,7 @@ class SelectQuery:
         blocks: the blocks that are read, in order; none if all are.
         groups: what rows are grouped by, in canonical order.
         columns: names and expressions of the answer's columns.
+        levels: all grouping sets of the query, where it is the answer of one of several.
     """
 
     table: Table
@@ -126,6 +127,7 @@ class SelectQuery:
     order: tuple[Order, ...] = ()
     limit: int | None = None
     offset: int = 0
+    levels: tuple[tuple[Node, ...], ...] = ()
 
     def outputs(self) -> list[OutputExpression]:
         """All that is computed after noise."""

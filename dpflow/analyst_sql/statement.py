@@ -9,6 +9,7 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.aggregate_reader import AggregateReader
+from dpflow.analyst_sql.grouping_levels import list_sets, make_levels
 from dpflow.analyst_sql.output_reader import (
     MOST_COLUMNS,
     MOST_DEPTH,
@@ -19,6 +20,7 @@ from dpflow.analyst_sql.output_reader import (
     take_arguments,
 )
 from dpflow.analyst_sql.private_rows import PrivateRows
+from dpflow.analyst_sql.released_query import Query
 from dpflow.analyst_sql.row_reader import RowReader
 from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery
 from dpflow.analyst_sql.source_text import Refusal
@@ -102,8 +104,8 @@ class SelectReader(OutputReader):
         self._groups: tuple[Node, ...] = ()
         self._key_kinds: set[type] = set()
 
-    def read(self) -> SelectQuery:
-        """All clauses. Raises `Refusal`."""
+    def read(self) -> Query:
+        """All clauses; of several grouping sets one SELECT for each. Raises `Refusal`."""
         parsed = self._parsed
         items, where, group, having, order, limit, offset = take_arguments(
             parsed, *CLAUSES, ignore=SOURCES
@@ -111,8 +113,8 @@ class SelectReader(OutputReader):
         if len(items) > MOST_COLUMNS:
             raise Refusal("length", f"it has more than {MOST_COLUMNS} columns", items[-1])
         conditions, blocks = read_where(where, self._source)
-        group_parts = self._list_groups(group, items)
-        nodes = {str(node): (node, part) for node, part in self._read_groups(group_parts)}
+        levels = [list(self._read_groups(one)) for one in self._list_groups(group, items)]
+        nodes = {str(node): (node, part) for level in levels for node, part in level}
         self._groups = tuple(nodes[text][0] for text in sorted(nodes))
         # A name of the grouping is a key wherever it stands outside an aggregate.
         self._key_kinds = {type(strip_brackets(part)) for _, part in nodes.values()}
@@ -130,7 +132,7 @@ class SelectReader(OutputReader):
         )
         if not query.aggregates():
             self._refuse_rows(items)
-        return query
+        return make_levels(query, [[node for node, _ in level] for level in levels])
 
     def _refuse_rows(self, items: Sequence[Any]) -> None:
         inner = next((one for item in items for one in item.find_all(exp.Subquery)), None)
@@ -149,23 +151,28 @@ class SelectReader(OutputReader):
 
     # --- groups -------------------------------------------------------------------------------------------------
 
-    def _list_groups(self, group: Any, items: Sequence[Any]) -> list[Any]:
-        """What rows are grouped by, as parsed: numbers and names of columns of the answer stand for
-        their expressions.
+    def _list_groups(self, group: Any, items: Sequence[Any]) -> list[list[Any]]:
+        """What rows are grouped by, as parsed, for each grouping set: numbers and names of columns of the
+        answer stand for their expressions.
         """
         if group is None:
-            return []
+            return [[]]
         parts, everything = take_arguments(group, "expressions", "all")
         if everything:
             return [
-                inner
-                for item in items
-                if not any(isinstance(p, exp.AggFunc | exp.Filter) for p in item.walk())
-                if not isinstance(inner := strip_alias(item), exp.Literal | exp.Star | exp.Subquery)
+                [
+                    inner
+                    for item in items
+                    if not any(isinstance(p, exp.AggFunc | exp.Filter) for p in item.walk())
+                    if not isinstance(
+                        inner := strip_alias(item), exp.Literal | exp.Star | exp.Subquery
+                    )
+                ]
             ]
-        if len(parts) > MOST_COLUMNS:
+        sets = list_sets(parts)
+        if max(map(len, sets)) > MOST_COLUMNS:
             raise Refusal("length", f"it groups by more than {MOST_COLUMNS} expressions", group)
-        return [self._find_item(part, items) for part in parts]
+        return [[self._find_item(part, items) for part in one] for one in sets]
 
     def _find_item(self, part: Any, items: Sequence[Any]) -> Any:
         """The expression that ``1`` or an alias means."""
@@ -181,10 +188,6 @@ class SelectReader(OutputReader):
 
     def _read_groups(self, parts: Sequence[Any]) -> Iterator[tuple[Node, Any]]:
         for part in parts:
-            if isinstance(part, exp.Rollup | exp.Cube | exp.GroupingSets):
-                raise Refusal(
-                    "grouping-sets", "ROLLUP, CUBE and GROUPING SETS stand alone in GROUP BY", part
-                )
             if self._rows.is_unit(strip_brackets(part)) and not self._rows.is_declared(part):
                 raise Refusal(
                     "unit-groups",
@@ -197,11 +200,22 @@ class SelectReader(OutputReader):
     # --- what is computed of released numbers -------------------------------------------------------------------
 
     def find_leaf(self, found: Any) -> OutputExpression | None:
-        """A grouping expression, or an aggregate of rows."""
+        """A grouping expression, an aggregate of rows, or what says that a key stands for all."""
         position = self._find_key(found)
         if position is not None:
             return OutputExpression("key", (position,))
+        if isinstance(found, exp.Grouping | exp.GroupingId):
+            return self._read_grouping(found)
         return self._aggregates.read(found)
+
+    def _read_grouping(self, found: Any) -> OutputExpression:
+        (parts,) = take_arguments(found, "expressions")
+        items = self._parsed.expressions
+        keys = (self._find_item(strip_brackets(part), items) for part in parts)
+        positions = tuple(self._find_key(strip_brackets(key)) for key in keys)
+        if not positions or len(positions) > 60 or any(one is None for one in positions):
+            raise Refusal("grouped-columns", "GROUPING takes expressions of GROUP BY", found)
+        return OutputExpression("grouping", positions)
 
     def _find_key(self, found: Any) -> int | None:
         """The position of a group that an expression is; None if it is none."""

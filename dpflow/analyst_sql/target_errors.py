@@ -6,25 +6,27 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from dpflow.analyst_sql.cells import find_measure, find_release
+from dpflow.analyst_sql.cells import find_measure, find_release, make_width
+from dpflow.analyst_sql.grouping_levels import PlannedParts
 from dpflow.analyst_sql.query_parts import PartPlan
 from dpflow.analyst_sql.settings import Target
 from dpflow.analyst_sql.source_text import Refusal
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import Row
 from dpflow.core.toolbox.moments import Measure
 
 #: Epsilons that are tried: no guarantee above the last is worth its name.
 _LEAST, _MOST = 1e-4, 20.0
 
 
-def find_epsilon(target: Target, plan_at: Callable[[Fraction], list[PartPlan]]) -> list[PartPlan]:
+def find_epsilon(target: Target, plan_at: Callable[[Fraction], PlannedParts]) -> PlannedParts:
     """Plans at the least epsilon, to three digits, that keeps every error within the target.
 
     Raises `Refusal` if none does, or if an error is not known before spending.
     """
     low, high = math.log(_LEAST), math.log(_MOST)
     best = plan_at(_three_digits(_MOST))
-    if _worst_share(target, best) > 1:
+    if _worst_share(target, best.parts) > 1:
         raise Refusal(
             "target",
             f"no epsilon up to {_MOST:g} keeps this error; allow a larger one, or a larger group",
@@ -32,7 +34,7 @@ def find_epsilon(target: Target, plan_at: Callable[[Fraction], list[PartPlan]]) 
     while high - low > 1 / 256:
         middle = (low + high) / 2
         plans = plan_at(_three_digits(math.exp(middle)))
-        if _worst_share(target, plans) <= 1:
+        if _worst_share(target, plans.parts) <= 1:
             best, high = plans, middle
         else:
             low = middle
@@ -68,6 +70,9 @@ def _share(target: Target, part: PartPlan) -> float:
                 )
             measure = measure.model_copy(update={"size": target.rows})
         error = release.query.error_bound(measure, release.tails(measure))
+        if part.cells > 1:
+            # Of a level that is added up from it.
+            error = make_width(part.plan, Row("", label, None), part.cells)(1) or error
         allowed = float(target.size)
         if target.relative:
             assert target.rows is not None
