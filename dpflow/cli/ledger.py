@@ -424,16 +424,22 @@ def write_report(
     until: Annotated[
         str | None, typer.Option(help="To before an entry's number, or before a date or time.")
     ] = None,
+    checkpoint: Annotated[
+        list[Path] | None,
+        typer.Option(help="A checkpoint that the history should extend; may be repeated."),
+    ] = None,
+    key: KeysOption = None,
     ledger: LedgerOption = None,
 ) -> None:
     """Verify everything, then write a page about a scope and a period: grants, spend by DAG and
-    principal, orphans, decisions of owners.
+    principal, refusals, orphans, decisions of owners, checkpoints.
     """
     points = {
         name: None if text is None else _parse_point(name, text)
         for name, text in (("since", since), ("until", until))
     }
-    page = open_ledger(ledger).report(scope, **points)
+    notes = [_read_text(file) for file in checkpoint or ()]
+    page = open_ledger(ledger).report(scope, **points, checkpoints=notes, keys=key or ())
     if file is None:
         print(page, end="")
         return

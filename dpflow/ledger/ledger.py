@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from dpflow.core.accounting import amounts
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import InvalidInput
+from dpflow.errors import BudgetExceeded, DpflowError, InvalidInput
 from dpflow.ledger.audit.audited_ledger import AuditedLedger
 from dpflow.ledger.audit.recheck import RESERVED_KINDS
 from dpflow.ledger.books import charges, data_claims, grants, releases, sessions
@@ -247,7 +248,7 @@ class Ledger(AuditedLedger):
             InvalidInput: on PostgreSQL this login is a superuser, owns the tables, can delete rows,
                 or can write grants or change the history, and does not say that it is the owner.
             PlanRefused: a scope that pays protects something else.
-            BudgetExceeded: a scope or block cannot pay; nothing was charged.
+            BudgetExceeded: a scope or block cannot pay; nothing was charged, and an entry says so.
             RetryConflict: this slot released something else before, or an owner closed the release.
             SessionClosed: an open gate session closes the data to other releases.
         """
@@ -264,18 +265,22 @@ class Ledger(AuditedLedger):
         """
         self._require_spender()
         reservations: dict[ReleaseKey, Reservation] = {}
-        with self._begin_writing(ReadAhead(releases.wanted_rows(asks))) as writer:
-            for ask in releases.sort_known_first(writer.state, asks):
-                if ask.key in reservations:
-                    continue
-                row = releases.find_release(writer, ask)
-                held = (
-                    Reservation(releases.charge_release(writer, ask), 1, False, key=ask.key)
-                    if row is None
-                    else releases.take_over(writer, row, ask)
-                )
-                reservations[ask.key] = held
-            fault_points.pass_point("reserve.before-commit")
+        try:
+            with self._begin_writing(ReadAhead(releases.wanted_rows(asks))) as writer:
+                for ask in releases.sort_known_first(writer.state, asks):
+                    if ask.key in reservations:
+                        continue
+                    row = releases.find_release(writer, ask)
+                    held = (
+                        Reservation(releases.charge_release(writer, ask), 1, False, key=ask.key)
+                        if row is None
+                        else releases.take_over(writer, row, ask)
+                    )
+                    reservations[ask.key] = held
+                fault_points.pass_point("reserve.before-commit")
+        except BudgetExceeded as refusal:
+            self._note_refusal(ask, refusal)
+            raise
         if any(held.attempt > 1 and not held.settled for held in reservations.values()):
             self._database.empty_log()
         fault_points.pass_point("reserve.after-commit")
@@ -418,22 +423,26 @@ class Ledger(AuditedLedger):
         ask = ReleaseCharge(key, **terms)
         self._require_spender()
         secret = add_salt(releases.encode_ordered(state))
-        with self._begin_writing(ReadAhead(releases.wanted_rows([ask]))) as writer:
-            row, resumed = releases.find_release(writer, ask), False
-            if row is None:
-                name = releases.charge_release(
-                    writer,
-                    ask,
-                    state="open",
-                    exclusive=exclusive,
-                    secret=secret,
-                    commitment=sessions.seal_state(self._anchor, secret),
-                )
-                session = SessionRecord(name, 0, False, stored_json(strip_salt(secret)))
-            else:
-                session = self._make_session(writer.state, row.id)
-                resumed = not session.closed
-            fault_points.pass_point("session.before-commit")
+        try:
+            with self._begin_writing(ReadAhead(releases.wanted_rows([ask]))) as writer:
+                row, resumed = releases.find_release(writer, ask), False
+                if row is None:
+                    name = releases.charge_release(
+                        writer,
+                        ask,
+                        state="open",
+                        exclusive=exclusive,
+                        secret=secret,
+                        commitment=sessions.seal_state(self._anchor, secret),
+                    )
+                    session = SessionRecord(name, 0, False, stored_json(strip_salt(secret)))
+                else:
+                    session = self._make_session(writer.state, row.id)
+                    resumed = not session.closed
+                fault_points.pass_point("session.before-commit")
+        except BudgetExceeded as refusal:
+            self._note_refusal(ask, refusal)
+            raise
         if resumed:
             self._database.empty_log()
         fault_points.pass_point("session.after-commit")
@@ -543,6 +552,14 @@ class Ledger(AuditedLedger):
         """All answers of a session, in the order they were given. Raises `UnknownName`."""
         with self._begin_reading() as state:
             return sessions.list_answers(self._cipher, state, session_id)
+
+    def _note_refusal(self, ask: ReleaseCharge, refusal: BudgetExceeded) -> None:
+        """Write down what a budget refused, for auditors."""
+        told = {name: ask.public[name] for name in ("dag_id", "task_id", "run_identity", "event")}
+        body = told | {"name": ask.name, "account": [refusal.scope, refusal.block or ""]}
+        # It is refused whether or not this can be written.
+        with contextlib.suppress(DpflowError), self._begin_writing() as writer:
+            writer.add_entry("refuse", ask.key.scope, "", ask.principal, body)
 
     # --- history ------------------------------------------------------------------------------------------------
 

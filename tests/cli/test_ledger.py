@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import datetime as dt
 import json
 import os
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from dpflow.cli import app
 from dpflow.errors import (
+    BudgetExceeded,
     DpflowError,
     GrantConflict,
     InvalidAmount,
@@ -24,6 +26,7 @@ from dpflow.errors import (
     UnknownName,
 )
 from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -411,6 +414,38 @@ def test_a_report_is_one_page_for_an_auditor(tiny: Tiny, run: Run) -> None:
         run("report", "vists")
     with pytest.raises(InvalidInput, match="until is 'soon'"):
         run("report", "visits", "--until", "soon")
+
+
+def test_a_report_shows_refusals_and_checkpoints(tiny: Tiny, run: Run) -> None:
+    """What a budget refused in the period, and whether the history extends what was signed."""
+    with pytest.raises(BudgetExceeded):
+        charge(tiny, "too <much>", epsilon="99")
+    charge(tiny, "one")
+    page = run("report", "visits")
+    refused = page.partition("a budget refused")[2].partition("</table>")[0]
+    assert "too &lt;much&gt;" in refused and "&quot;epsilon&quot;:&quot;99&quot;" in refused
+    assert "<td>visits, block 2020-01-01</td><td>spender</td>" in refused
+    number = run("history", "--json")[-2]["seq"]
+    later = run("report", "visits", "--since", number + 1)
+    assert "None." in later.partition("a budget refused")[2].partition("<h2>")[0]
+    assert "None." in page.partition("Checkpoints")[2].partition("<h2>")[0]
+    public = run("key", "nightly.key", "--name", "example.org/nightly").strip().splitlines()[-1]
+    Path("owner.txt").write_text(run("checkpoint"))
+    Path("witness.txt").write_text(run("checkpoint", "--key", "nightly.key"))
+    charge(tiny, "two")
+    words = ["report", "visits", "--checkpoint", "owner.txt", "--checkpoint", "witness.txt"]
+    with pytest.raises(LedgerCorrupt, match="no trusted key"):
+        run(*words)
+    table = run(*words, "--key", public).partition("Checkpoints")[2].partition("</table>")[0]
+    assert table.count("<td>yes</td>") == 2 and "<td>example.org/nightly</td>" in table
+    # Of a history that this one is not: an entry was replaced.
+    witness = Signer.parse(Path("nightly.key").read_text())
+    text = open_note(Path("witness.txt").read_text(), [public])[0]
+    point = Checkpoint.parse(text)
+    forged = dataclasses.replace(point, head="0" * 64)
+    Path("witness.txt").write_text(witness.sign(forged.text))
+    table = run(*words, "--key", public).partition("Checkpoints")[2].partition("</table>")[0]
+    assert table.count("<td>yes</td>") == 1 and "<td>NO: entries were dropped" in table
 
 
 def test_a_report_shows_the_paths_that_count(tiny: Tiny, run: Run) -> None:

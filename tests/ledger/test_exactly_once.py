@@ -139,7 +139,7 @@ def test_many_are_reserved_and_settled_whole(ledger, ask):
         ledger.settle_many([(held[1], {}, None), (Reservation("feed", 1, False), {}, None)])
     assert ledger.reserve_many(asks[:3]) == settled and ask.spent(ledger) == {"": "0.9"}
     kinds = [entry.kind for entry in ledger.history()]
-    assert kinds == ["grant", *["reserve"] * 3, *["settle"] * 3] and ledger.verify().ok
+    assert kinds == ["grant", "refuse", *["reserve"] * 3, *["settle"] * 3] and ledger.verify().ok
 
 
 def test_a_snapshot_is_a_text(ledger, ask):

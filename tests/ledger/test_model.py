@@ -225,7 +225,9 @@ class Machine(RuleBasedStateMachine):
         return self.places() or Path(self.folder.name) / f"ledger-{next(self.numbers)}"
 
     def both(self, ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
-        """The same answer, or the same kind of refusal; a refusal changes nothing."""
+        """The same answer, or the same kind of refusal, which changes nothing but leaves a note where a
+        budget refused.
+        """
         before, outcomes = copy.deepcopy(self.model.__dict__), []
         for verb in (theirs, ours):
             try:
@@ -234,6 +236,7 @@ class Machine(RuleBasedStateMachine):
                 outcomes.append(type(error))
                 if verb is theirs:
                     self.model.__dict__ = before
+                    self.model.lines += ["refuse"] * isinstance(error, BudgetExceeded)
         assert outcomes[1] == outcomes[0]
 
     def terms(self, name: str, tenths: int, blocks: set[str], slot: str | None) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.html_page import begin_page
 from dpflow.ledger.books.records import Entry, Point, path_of, units_text
+from dpflow.ledger.history.anchor import NOTHING
+from dpflow.ledger.history.checkpoint import Checkpoint
 
 #: Owners' acts on the whole ledger.
 _ACTS = ("import", "recover", "reanchor", "rotate", "upgrade")
@@ -45,10 +47,20 @@ class AuditPage:
     Args:
         scope: what the page is about; its quotas' charges are among its own.
         since, until: the period, from the first on and before the second; None is no bound.
+        checkpoints: signed ones, with whose key signed each.
     """
 
-    def __init__(self, scope: str, since: Point | None, until: Point | None) -> None:
+    def __init__(
+        self,
+        scope: str,
+        since: Point | None,
+        until: Point | None,
+        checkpoints: Sequence[tuple[Checkpoint, str]] = (),
+    ) -> None:
         self._scope, self._since, self._until = scope, since, until
+        self._checkpoints = checkpoints
+        # Number and hash of entries that checkpoints are of, or that a recovery took over.
+        self._witnessed = {NOTHING}
         self._grants: list[Entry] = []
         self._in_force: dict[str, Entry] = {}  # the newest grant of each scope before the period
         self._spends = {name: _Spend() for name in ("DAG", "principal", "scope that asked")}
@@ -56,12 +68,18 @@ class AuditPage:
         self._counted_by: Filter | None = None
         self._pending: dict[str, Entry] = {}
         self._decisions: list[Entry] = []
+        self._refusals: list[Entry] = []
         self._entries, self._newest = 0, "none"
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
         """Read the history, which must have been verified."""
         for entry in entries:
             self._newest = f"entry {entry.seq}, {entry.at}, hash {entry.hash}"
+            if any(point.head == entry.hash for point, _ in self._checkpoints):
+                self._witnessed.add((entry.seq, entry.hash))
+            if entry.kind == "recover" and entry.body["checkpoint"]:
+                _, size, head, _ = entry.body["checkpoint"]
+                self._witnessed.add((size, head))
             if self._until is not None and not entry.precedes(self._until):
                 continue
             within = self._since is None or not entry.precedes(self._since)
@@ -96,6 +114,8 @@ class AuditPage:
             self._pending.pop(entry.release_id, None)
         if entry.kind in ("resolve", "propose") and within:
             self._decisions.append(entry)
+        if entry.kind == "refuse" and within:
+            self._refusals.append(entry)
 
     def render_html(self) -> str:
         """The page: every text escaped, nothing loaded from elsewhere."""
@@ -112,8 +132,8 @@ class AuditPage:
                 begin_page(title, width="70rem", style=_STYLE),
                 f"<p>{escape(period)}</p>\n",
                 f"<p>The whole history was verified for this page. Newest: {escape(self._newest)}. ",
-                "Compare it with a signed checkpoint: <code>dpflow ledger verify --since</code>.</p>\n",
-                "<p>Refusals are not in the ledger: whoever is refused leaves no entry.</p>\n",
+                "The page is not signed: compare it with a signed checkpoint.</p>\n",
+                _render_table("Checkpoints", _CHECKPOINT, self._checkpoint_rows()),
                 _render_table("Grants", _GRANT, self._grant_rows()),
                 *(self._render_spend(name, spend) for name, spend in self._spends.items()),
                 _render_table(
@@ -122,6 +142,7 @@ class AuditPage:
                     sums,
                 ),
                 _render_table("Charged and not settled at its end", _ENTRY, self._pending_rows()),
+                _render_table("Charges that a budget refused", _REFUSAL, self._refusal_rows()),
                 _render_table(
                     "Decisions of owners",
                     ("entry", "at", "kind", "release", "principal", "reason"),
@@ -152,11 +173,22 @@ class AuditPage:
             protects = entry.body["protects"] + (", in every block" * bool(entry.body["blocks"]))
             yield entry.seq, entry.at, entry.scope, *amounts, protects, entry.principal
 
+    def _checkpoint_rows(self) -> Iterable[tuple[object, ...]]:
+        for point, signer in self._checkpoints:
+            extends = (point.size, point.head) in self._witnessed
+            told = "yes" if extends else "NO: entries were dropped or replaced"
+            yield point.size, point.at, point.head, signer, told
+
     def _pending_rows(self) -> Iterable[tuple[object, ...]]:
         for e in self._pending.values():
             what = "orphan, or still running" if e.kind == "reserve" else "open session"
-            task = f"{e.body['dag_id']}.{e.body['task_id']}" if e.body["dag_id"] else ""
-            yield e.seq, e.at, what, e.scope, e.release_id, e.principal, task
+            yield e.seq, e.at, what, e.scope, e.release_id, e.principal, _name_task(e)
+
+    def _refusal_rows(self) -> Iterable[tuple[object, ...]]:
+        for e in self._refusals:
+            asked, (scope, block) = (e.body["name"], e.body["event"]), e.body["account"]
+            by = f"{scope}, block {block}" if block else scope
+            yield e.seq, e.at, e.scope, *asked, by, e.principal, _name_task(e)
 
     def _render_spend(self, name: str, spend: _Spend) -> str:
         rows = [(g, n, *self._amounts(spend.largest(g))) for g, n in sorted(spend.releases.items())]
@@ -166,7 +198,14 @@ class AuditPage:
 
 _PERIOD_AMOUNTS = ("epsilon", "delta", "Renyi divergence")
 _GRANT = ("entry", "at", "scope", "epsilon", "delta", "filter", "protects", "principal")
+_CHECKPOINT = ("entry", "at", "hash", "signed by", "the history extends it")
+_REFUSAL = ("entry", "at", "scope", "name", "event", "refused by", "principal", "task")
 _ENTRY = ("entry", "at", "what", "scope", "release", "principal", "task")
+
+
+def _name_task(entry: Entry) -> str:
+    body = entry.body
+    return f"{body['dag_id']}.{body['task_id']}" if body["dag_id"] else ""
 
 
 def _explain_decision(entry: Entry) -> str:

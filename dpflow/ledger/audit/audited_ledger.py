@@ -114,23 +114,34 @@ class AuditedLedger(SealedDatabase):
             run = [row.dag_id, row.task_id, row.run_identity]
             return Settlement(dt.datetime.fromisoformat(entry.at), "/".join(filter(None, run)))
 
-    def report(self, scope: str, *, since: Point | None = None, until: Point | None = None) -> str:
-        """One HTML page for an auditor: grants, spend, orphans and decisions of a scope in a period.
+    def report(
+        self,
+        scope: str,
+        *,
+        since: Point | None = None,
+        until: Point | None = None,
+        checkpoints: Sequence[str] = (),
+        keys: Sequence[str] = (),
+    ) -> str:
+        """One HTML page for an auditor: grants, spend, refusals, orphans and decisions of a scope in a
+        period, and whether the history extends checkpoints.
 
         Args:
             scope: a granted scope; the quotas below it are part of it.
             since, until: from this entry or time on, and before that one; no bound if None.
+            checkpoints: signed ones, and ``keys`` that may have signed them beside the owner's own.
 
         Raises:
             UnknownName: nobody granted the scope.
-            LedgerCorrupt: the ledger does not verify.
+            LedgerCorrupt: the ledger does not verify, or no trusted key signed a checkpoint.
         """
         with self._begin_reading() as state:
             charges.get_scope(state, scope)
         checked = self.verify()
         if not checked.ok:
             raise LedgerCorrupt(f"nothing is reported that does not verify: {checked.problems[0]}")
-        page = AuditPage(scope, since, until)
+        points = [self._open_checkpoint(note, keys) for note in checkpoints]
+        page = AuditPage(scope, since, until, points)
         # What was written since was not verified.
         page.add_entries(itertools.islice(self.stream_history(), checked.entries))
         return page.render_html()

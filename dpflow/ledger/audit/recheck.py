@@ -33,7 +33,7 @@ from dpflow.ledger.history.state import TABLES
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
 RESERVED_KINDS = frozenset(
     {"grant", "propose",
-     "reserve", "session", "join", "retry", "settle", "resolve", "answer", "import", "upgrade", "reanchor", "recover", "rotate"}
+     "reserve", "refuse", "session", "join", "retry", "settle", "resolve", "answer", "import", "upgrade", "reanchor", "recover", "rotate"}
 )  # fmt: skip
 
 #: What an entry of version 5 calls otherwise.
@@ -310,6 +310,9 @@ class Recheck:
         _require(expected == after.keys() and expected, "does not charge its whole path")
         for (name, block), total in after.items():
             self.accounts.setdefault(name, {})[block] = total
+
+    def _apply_refuse(self, entry: Any, body: dict[str, Any]) -> None:
+        """Nothing was charged. Others may have charged since, so it is not held against the sums."""
 
     # --- what may follow a charge -------------------------------------------------------------
 

@@ -15,9 +15,12 @@ from dpflow.errors import (
     GrantConflict,
     InvalidAmount,
     InvalidInput,
+    LedgerUnavailable,
     PlanRefused,
     UnknownName,
 )
+from dpflow.ledger import ReleaseCharge
+from dpflow.ledger.history.chain import Writer
 
 
 def test_budget_is_spent_to_the_unit(ledger, ask):
@@ -42,6 +45,46 @@ def test_quota_and_dataset_pay_together(ledger, ask):
     ask.reserve(ledger, "c", "0.9")
     with pytest.raises(BudgetExceeded, match="scope 'flights' cannot"):
         ask.reserve(ledger, "d", scope="flights/team")
+
+
+def test_what_a_budget_refuses_leaves_an_entry(ledger, ask, monkeypatch):
+    """Who asked for what, and which budget refused: of a release, of one in a list, and of a session.
+    It stays refused where nothing can be written.
+    """
+    ledger.grant("flights/team", "0.2", 0, table=None, filter="basic", principal="owner")
+    terms = ask.terms("0.15", request={"name": "late"}, principal="airflow:nightly")
+    asks = [ReleaseCharge(ask.key(name, scope="flights/team"), **terms) for name in "ab"]
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve_many(asks)
+    with pytest.raises(BudgetExceeded):
+        ledger.open_session(ask.key("s"), **ask.terms("1.1"), state={"left": 1}, exclusive=True)
+    first, second = ledger.history(limit=2)
+    assert (first.kind, first.scope, first.principal) == (
+        "refuse",
+        "flights/team",
+        "airflow:nightly",
+    )
+    assert first.body == {
+        "dag_id": "dag",
+        "task_id": "t",
+        "run_identity": "o",
+        "event": '{"epsilon":"0.15","kind":"pure.v1"}',
+        "name": "late",
+        "account": ["flights/team", ""],
+    }
+    assert (second.kind, second.body["account"]) == ("refuse", ["flights", ""])
+    assert ledger.verify().ok and ask.spent(ledger) == {"": "0"}
+    add_entry = Writer.add_entry
+
+    def fail(writer, kind, *rest):
+        if kind == "refuse":
+            raise LedgerUnavailable("the disk is full")
+        add_entry(writer, kind, *rest)
+
+    monkeypatch.setattr(Writer, "add_entry", fail)
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve_many(asks)
+    assert len(ledger.history()) == 4 and ledger.verify().ok
 
 
 def test_blocks_have_accounts_of_their_own(place, ask):

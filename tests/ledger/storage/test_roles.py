@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dpflow.errors import InvalidInput
+from dpflow.errors import BudgetExceeded, InvalidInput
 from dpflow.ledger import BudgetView, Ledger
 from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage import schema
@@ -130,6 +130,9 @@ def test_those_who_spend_release(owner, login, tmp_path: Path, ask, role):
     assert ask.reserve(ledger, "orphan").attempt == 2
     ledger.record("contract", {"ok": True}, principal="airflow", scope="flights")
     assert ask.spent(ledger) == {"": "0.5"} and ledger.check("flights", [], []) is None
+    with pytest.raises(BudgetExceeded):
+        ask.reserve(ledger, "too much", "9")
+    assert ledger.history(limit=1)[0].kind == "refuse"
     assert (
         len(ledger.releases()) == 5
         and len(ledger.history("flights")) >= 8
