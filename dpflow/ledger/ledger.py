@@ -555,8 +555,8 @@ class Ledger(AuditedLedger):
 
     def _note_refusal(self, ask: ReleaseCharge, refusal: BudgetExceeded) -> None:
         """Write down what a budget refused, for auditors."""
-        told = {name: ask.public[name] for name in ("dag_id", "task_id", "run_identity", "event")}
-        body = told | {"name": ask.name, "account": [refusal.scope, refusal.block or ""]}
+        key = {name: ask.public[name] for name in ("dag_id", "task_id", "run_identity", "event")}
+        body = key | {"name": ask.name, "account": [refusal.scope, refusal.block or ""]}
         # It is refused whether or not this can be written.
         with contextlib.suppress(DpflowError), self._begin_writing() as writer:
             writer.add_entry("refuse", ask.key.scope, "", ask.principal, body)

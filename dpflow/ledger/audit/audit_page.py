@@ -176,8 +176,8 @@ class AuditPage:
     def _checkpoint_rows(self) -> Iterable[tuple[object, ...]]:
         for point, signer in self._checkpoints:
             extends = (point.size, point.head) in self._witnessed
-            told = "yes" if extends else "NO: entries were dropped or replaced"
-            yield point.size, point.at, point.head, signer, told
+            text = "yes" if extends else "NO: entries were dropped or replaced"
+            yield point.size, point.at, point.head, signer, text
 
     def _pending_rows(self) -> Iterable[tuple[object, ...]]:
         for e in self._pending.values():
@@ -186,9 +186,10 @@ class AuditPage:
 
     def _refusal_rows(self) -> Iterable[tuple[object, ...]]:
         for e in self._refusals:
-            asked, (scope, block) = (e.body["name"], e.body["event"]), e.body["account"]
-            by = f"{scope}, block {block}" if block else scope
-            yield e.seq, e.at, e.scope, *asked, by, e.principal, _name_task(e)
+            scope, block = e.body["account"]
+            account = f"{scope}, block {block}" if block else scope
+            request = e.body["name"], e.body["event"], account
+            yield e.seq, e.at, e.scope, *request, e.principal, _name_task(e)
 
     def _render_spend(self, name: str, spend: _Spend) -> str:
         rows = [(g, n, *self._amounts(spend.largest(g))) for g, n in sorted(spend.releases.items())]
