@@ -1,8 +1,10 @@
 """``python -m checks.audit_table``: audits every mechanism and writes docs/research/audits.md.
 
 ``--seconds N`` gives each mechanism so much CPU time, 50 by default; names audit only these, print
-their lines, and leave the page. ``--certify KEY`` signs what is not refuted, with this private key, into
-``dpflow/certificates.json``: wheels that are built afterwards ship it.
+their lines, and leave the page. ``--ship`` writes what is not refuted into ``audits.json`` of each
+package, unsigned: wheels that are built afterwards ship it, and owners accept it. ``--certify KEY`` signs
+the same with this private key into ``dpflow/certificates.json``, for whoever builds for others who know
+the key.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dpflow.engine.releases.certificates import PASSED, SHIPPED, MechanismCertificate, write_notes
+from dpflow.engine.releases.certificates import (
+    PASSED,
+    SHIPPED,
+    MechanismCertificate,
+    shipped_audits_file,
+    write_audits,
+    write_notes,
+)
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.registry import Registry
 from dpflow.testing.corpus import CONTROLS
@@ -73,10 +82,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seconds", type=float, default=50)
     parser.add_argument("--certify", type=Path, metavar="KEY")
+    parser.add_argument("--ship", action="store_true")
     chosen = parser.parse_args()
     signer = chosen.certify and Signer.parse(chosen.certify.read_text(encoding="utf-8"))
     registry = Registry.load()
-    lines, notes, refuted, begun = [], [], False, time.process_time()
+    lines, refuted, begun = [], False, time.process_time()
+    shipped: dict[Path, list[MechanismCertificate]] = {}
     for name in chosen.names or registry.mechanisms:
         mechanism, examples = (
             registry.find_mechanism(name),
@@ -92,15 +103,19 @@ def main() -> int:
         refuted |= any(audit.refuted for audit in audits.values())
         # A certificate is about all forms: the one that shows least speaks for the others.
         weakest = max(audits.values(), key=lambda one: (one.verdict != PASSED, one.weakened or 0))
-        if signer and weakest.verdict == PASSED:
-            certificate = MechanismCertificate.of_audit(
+        if weakest.verdict == PASSED:
+            passed = MechanismCertificate.of_audit(
                 mechanism, registry.origin[name], weakest.to_json()
             )
-            notes.append(certificate.sign(signer))
+            shipped.setdefault(shipped_audits_file(mechanism), []).append(passed)
         print("\n".join(lines[-len(audits) :]), flush=True)
     spent = f"{len(lines)} lines, {len(registry.mechanisms)} mechanisms, in {time.process_time() - begun:.0f} s of CPU time"
     print(spent)
+    for file, audits in shipped.items() if chosen.ship else ():
+        file.write_text(write_audits(audits), encoding="utf-8")
+        print(f"{len(audits)} audits in {file}")
     if signer:
+        notes = [one.sign(signer) for audits in shipped.values() for one in audits]
         SHIPPED.write_text(write_notes(notes), encoding="utf-8")
         print(f"{len(notes)} certificates, signed by {signer.public_text}")
     if not chosen.names:

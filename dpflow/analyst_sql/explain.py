@@ -27,7 +27,7 @@ from dpflow.analyst_sql.select_query import (
 )
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import Row
-from dpflow.engine.releases.execute import check_scope
+from dpflow.engine.releases.execute import check_scope, require_certified
 from dpflow.errors import TableError
 from dpflow.ledger import Ledger
 from dpflow.tables import PrivateTable
@@ -74,6 +74,7 @@ def _forecast(plan: SqlPlan, ledger: Ledger | None) -> tuple[str, list[dict[str,
     to_pay = plan.to_pay
     for one in to_pay:
         check_scope(one, ledger)
+        require_certified(one, ledger)
     budgets = ledger.remaining(plan.settings.scope).rows()
     if not to_pay:
         return "free: stored releases answer it", budgets

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dpflow.cli.console import LedgerOption, open_ledger, open_output
 from dpflow.engine.releases.certificates import (
+    CERTIFICATES,
     PASSED,
     MechanismCertificate,
     read_notes,
+    read_shipped_audit,
     write_notes,
 )
 from dpflow.errors import InvalidInput
@@ -21,11 +25,22 @@ from dpflow.registry import Registry
 
 
 def command(
-    names: Annotated[list[str], typer.Argument(help="Mechanisms that are installed.")],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Mechanisms that are installed; with --accept all, if left out."),
+    ] = None,
     out: Annotated[
-        Path,
-        typer.Option(help="The file of certificates; it keeps those of other mechanisms."),
-    ],
+        Path | None,
+        typer.Option(
+            help="The file of certificates, which keeps those of other mechanisms; beside the ledger's keys if left out."
+        ),
+    ] = None,
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept", help="Sign the audits that distributions ship instead of auditing here."
+        ),
+    ] = False,
     key: Annotated[
         Path | None,
         typer.Option(help="Private key that signs (dpflow ledger key FILE); else the owner's."),
@@ -35,30 +50,22 @@ def command(
 ) -> None:
     """Audit mechanisms, and sign what was found about the code that is installed here.
 
-    A mechanism that is refuted, or of which the audit saw nothing, gets no certificate.
+    A mechanism that is refuted, or of which the audit saw nothing, gets no certificate. Nor does one
+    whose shipped audit is about other code, version or distribution.
     """
-    with require_extra("testing", "an audit"):
-        import scipy  # noqa: F401  the bounds of counted draws
-
-        from dpflow.testing.examples import read_examples
-        from dpflow.testing.mechanism_audit import audit_mechanism
-    signer = _read_signer(key) if key is not None else open_ledger(ledger).signer
-    registry = Registry.load()
-    mechanisms = [registry.find_mechanism(name) for name in names]
-    signed = {}
-    for mechanism in mechanisms:
-        examples = read_examples(registry.collect_examples(mechanism.name))
-        audit = audit_mechanism(mechanism, examples, seconds)
-        if audit.verdict != PASSED:
-            raise InvalidInput(
-                f"the audit of {mechanism.name} says: {audit.verdict}; nothing was signed, so see dpflow audit {mechanism.name}"
-            )
-        certificate = MechanismCertificate.of_audit(
-            mechanism, registry.origin[mechanism.name], audit.to_json()
+    if not names and not accept:
+        raise InvalidInput(
+            "nothing was named; name mechanisms, or sign the audits of all: dpflow certify --accept"
         )
-        signed[mechanism.name] = certificate.sign(signer)
-        weaker = f"noise of 1/{audit.weakened} would be caught"
-        print(f"{mechanism.name}: {audit.method}, {audit.share:.0%} of epsilon measured, {weaker}")
+    registry = Registry.load()
+    mechanisms = [registry.find_mechanism(name) for name in names or registry.mechanisms]
+    signer, out = _find_signer(key, out, ledger)
+    certificates = (
+        _accept_shipped(mechanisms, registry, skip=not names)
+        if accept
+        else _audit_all(mechanisms, registry, seconds)
+    )
+    signed = {one.mechanism: one.sign(signer) for one in certificates}
     others = read_notes(out) if out.exists() else []
     # An older certificate of the same mechanism and key is replaced.
     kept = [
@@ -69,7 +76,73 @@ def command(
     ]
     with open_output(out) as file:
         file.write(write_notes([*kept, *signed.values()]))
-    print(f"signed by {signer.public_text}")
+    print(f"{len(signed)} signed by {signer.public_text}, in {out}")
+
+
+def _accept_shipped(
+    mechanisms: Sequence[Any], registry: Registry, skip: bool
+) -> list[MechanismCertificate]:
+    """What distributions ship; those that cannot be accepted are named, or skipped. Raises
+    `InvalidInput`.
+    """
+    accepted, refusals = [], []
+    for mechanism in mechanisms:
+        try:
+            one = read_shipped_audit(mechanism, registry.origin[mechanism.name])
+        except InvalidInput as refusal:
+            if not skip:
+                raise
+            refusals.append(refusal)
+            continue
+        print(f"{one.mechanism}: {_describe(one)}; accepted")
+        accepted.append(one)
+    for reason in refusals:
+        print(f"not accepted: {reason}", file=sys.stderr)
+    if not accepted:
+        raise InvalidInput(
+            "no installed distribution ships an audit of the code that is installed; audit it here: dpflow certify NAME"
+        )
+    return accepted
+
+
+def _audit_all(
+    mechanisms: Sequence[Any], registry: Registry, seconds: float
+) -> list[MechanismCertificate]:
+    """Audit now. Raises `InvalidInput` for a mechanism that does not pass."""
+    with require_extra("testing", "an audit"):
+        import scipy  # noqa: F401  the bounds of counted draws
+
+        from dpflow.testing.examples import read_examples
+        from dpflow.testing.mechanism_audit import audit_mechanism
+    certificates = []
+    for mechanism in mechanisms:
+        examples = read_examples(registry.collect_examples(mechanism.name))
+        audit = audit_mechanism(mechanism, examples, seconds)
+        if audit.verdict != PASSED:
+            raise InvalidInput(
+                f"the audit of {mechanism.name} says: {audit.verdict}; nothing was signed, so see dpflow audit {mechanism.name}"
+            )
+        certificate = MechanismCertificate.of_audit(
+            mechanism, registry.origin[mechanism.name], audit.to_json()
+        )
+        print(f"{mechanism.name}: {_describe(certificate)}")
+        certificates.append(certificate)
+    return certificates
+
+
+def _describe(certificate: MechanismCertificate) -> str:
+    share = certificate.measured_epsilon / certificate.epsilon if certificate.epsilon else 0
+    weaker = f"noise of 1/{certificate.weakened} would be caught"
+    return f"{certificate.method}, {share:.0%} of epsilon measured, {weaker}"
+
+
+def _find_signer(key: Path | None, out: Path | None, ledger: str | None) -> tuple[Signer, Path]:
+    """Who signs, and into which file. The ledger is opened only where it is needed for one."""
+    if key is not None and out is not None:
+        return _read_signer(key), out
+    book = open_ledger(ledger)
+    signer = book.signer if key is None else _read_signer(key)
+    return signer, out or book.anchor_folder / CERTIFICATES
 
 
 def _read_signer(file: Path) -> Signer:

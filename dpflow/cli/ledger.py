@@ -56,6 +56,20 @@ ApprovalsOption = Annotated[
         help="2: this grant and later ones wait until another principal approves them; as before if left out.",
     ),
 ]  # fmt: skip
+CertifiedOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--require-certified/--no-require-certified",
+        help="Pay only for mechanisms that the owner or a --certifier has certified; as before if left out.",
+    ),
+]
+CertifiersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--certifier",
+        help="With --require-certified: a verifier key to trust instead of the owner's; may be repeated.",
+    ),
+]
 SinceOption = Annotated[
     str | None,
     typer.Option(
@@ -88,6 +102,8 @@ def grant(
         bool, typer.Option("--no-table", help="The scope belongs to no declared table.")
     ] = False,
     approvals: ApprovalsOption = None,
+    require_certified: CertifiedOption = None,
+    certifier: CertifiersOption = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -105,6 +121,7 @@ def grant(
     declaration = load_table(table) if table else None
     book = open_ledger(ledger, create=True)
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
+    terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
     told = book.grant(
         scope, epsilon, delta, table=declaration, principal=current_principal(), **terms
     )
@@ -137,14 +154,17 @@ def quota(
     ] = None,
     tail_share: ShareOption = None,
     approvals: ApprovalsOption = None,
+    require_certified: CertifiedOption = None,
+    certifier: CertifiersOption = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a scope below another a budget inside that one. What it spends, every scope above it
     spends too.
     """
-    terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     book = open_ledger(ledger)
+    terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
+    terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
     _show_grant(book.quota(scope, epsilon, delta, principal=current_principal(), **terms), as_json)
 
 
@@ -519,6 +539,21 @@ def _scope_names(book: Ledger, scope: str | None) -> list[str]:
     return [scope] if scope else [granted.scope for granted in book.scopes()]
 
 
+def _read_certifiers(
+    book: Ledger, require_certified: bool | None, keys: list[str] | None
+) -> list[str] | None:
+    """Whose certificates a grant asks for; None keeps what an earlier grant said. Raises
+    `InvalidInput`.
+    """
+    if keys and not require_certified:
+        raise InvalidInput(
+            "a --certifier is trusted only where --require-certified is given; add it"
+        )
+    if require_certified is None:
+        return None
+    return (keys or [book.signer.public_text]) if require_certified else []
+
+
 def _describe_grant(told: Scope | GrantProposal) -> dict[str, Any]:
     granted = told.terms if isinstance(told, GrantProposal) else told
     about = {"scope": granted.scope, "protects": granted.protects, "blocks": granted.blocks}
@@ -535,8 +570,10 @@ def _show_grant(told: Scope | GrantProposal, as_json: bool) -> None:
     rule = granted.filter
     extent = " in every block" if granted.blocks else ""
     protects = f", protecting {granted.protects}" if granted.protects else ""
+    certified = ", for certified mechanisms only" if rule.certified_by else ""
     print(
         f"{granted.scope}: epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}{extent} ({rule.name}){protects}"
+        f"{certified}"
     )
     if isinstance(told, GrantProposal):
         print(

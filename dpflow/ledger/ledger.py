@@ -69,6 +69,7 @@ class Ledger(AuditedLedger):
         blocks: bool = False,
         tail_share: object | None = None,
         approvals: int | None = None,
+        certified_by: Sequence[str] | None = None,
         principal: str,
     ) -> Scope | GrantProposal:
         """Give a scope a budget, raise it, or lower it to no less than what any of its blocks
@@ -87,6 +88,9 @@ class Ledger(AuditedLedger):
             approvals: 2 has this grant and all later ones of the scope wait until another principal
                 approves (`approve`); 1 ends that, once it is approved itself. By default 1, or what
                 an earlier grant said.
+            certified_by: verifier keys. The scope then pays only for mechanisms that one of them
+                has certified, as they are installed where they run; so do quotas below it. None
+                keeps what an earlier grant said, and an empty list ends it.
 
         Returns:
             The scope; or the proposal that waits. The same grant proposed again adds nothing.
@@ -105,7 +109,7 @@ class Ledger(AuditedLedger):
         grants.checked_scope(scope)
         checked_name("what is protected", protects, empty=True, longest=1000)
         principal = checked_principal(principal)
-        terms = grants.Terms.parse_terms(filter, epsilon, delta, tail_share)
+        terms = grants.Terms.parse_terms(filter, epsilon, delta, tail_share, certified_by)
         with self._begin_writing() as writer:
             return grants.store_grant(
                 writer,
@@ -127,6 +131,7 @@ class Ledger(AuditedLedger):
         filter: FilterName | None = None,
         tail_share: object | None = None,
         approvals: int | None = None,
+        certified_by: Sequence[str] | None = None,
         principal: str,
     ) -> Scope | GrantProposal:
         """Give a scope below another, such as ``flights/team-a``, a budget of its own inside that
@@ -135,7 +140,7 @@ class Ledger(AuditedLedger):
         What is charged to a quota is charged to every scope above it, too. It protects what the
         scope above protects, by the same blocks, and counts by the same filter unless ``filter``
         says otherwise. Several quotas may add up to more than the scope above: then the first to
-        spend is served. ``approvals`` is the quota's own, as for `grant`.
+        spend is served. ``approvals`` and ``certified_by`` are the quota's own, as for `grant`.
 
         Raises:
             GrantConflict: the scope above has no grant or a smaller one; else as for `grant`.
@@ -151,7 +156,7 @@ class Ledger(AuditedLedger):
                 )
             before = charges.find_scope(writer.state, scope)
             name = filter or (before or above).filter.name
-            terms = grants.Terms.parse_terms(name, epsilon, delta, tail_share)
+            terms = grants.Terms.parse_terms(name, epsilon, delta, tail_share, certified_by)
             grants.require_inside(scope, terms, above)
             return grants.store_grant(
                 writer, scope, terms, above.protects, above.blocks, principal, approvals=approvals

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -88,3 +91,27 @@ def test_plugins_need_the_distribution_in_a_range() -> None:
         assert isinstance(needs, list)
         assert f"{name}>=0.{minor},<0.{minor + 1}" in needs
         assert read_project(folder)["name"] == folder.name
+
+
+def test_a_wheel_ships_the_audits_that_were_made(tmp_path: Path) -> None:
+    """`make certificates` leaves them beside the code, where git ignores them and the build must not.
+    The control is a file that git ignores, too.
+    """
+    folder = tmp_path / "plugin"
+    shutil.copytree(
+        ROOT / "plugins" / "dpflow-stable-median",
+        folder,
+        ignore=shutil.ignore_patterns("*.egg-info"),
+    )
+    shutil.copy(ROOT / ".gitignore", folder)
+    for name in ("audits.json", ".env"):
+        (folder / "dpflow_stable_median" / name).write_text("{}")
+    options = ["--wheel", "--offline", "--no-build-isolation", "--python", sys.executable]
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "build", "--quiet", *options, "--out-dir", tmp_path, folder], check=True)
+    names = wheel_names(tmp_path, folder)
+    assert "dpflow_stable_median/audits.json" in names
+    assert not any(name.endswith(".env") for name in names)
+    for other in FOLDERS:
+        build = tomllib.loads((other / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+        assert "audits.json" in build["artifacts"]

@@ -83,6 +83,9 @@ class Filter:
         tail_delta: the part of delta spent on converting Renyi divergence; the rest is for the
         mechanisms' own deltas.
         conversion: the form of that conversion, see `renyi.penalty`.
+        certified_by: verifier keys. Unless there are none, only mechanisms that one of these has
+            certified are paid for. It changes no sum; it is sealed with the rule because
+            whoever does not know of it must not charge.
     """
 
     name: FilterName
@@ -91,6 +94,7 @@ class Filter:
     order: Fraction | None = None
     tail_delta: Fraction = Fraction(0)
     conversion: Conversion = "tight"
+    certified_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.name not in ("basic", "renyi", "hybrid") or self.conversion not in (
@@ -169,9 +173,12 @@ class Filter:
         return basic or (total.renyi <= capacity.renyi and total.delta <= capacity.renyi_delta)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that was fixed, amounts as exact strings."""
-        return {
-            "version": 1,
+        """Everything that was fixed, amounts as exact strings. Version 2 is what version 1 was, with
+        the keys of those who certify.
+        """
+        certified = {"certified_by": list(self.certified_by)} if self.certified_by else {}
+        return certified | {
+            "version": 2 if certified else 1,
             "name": self.name,
             "epsilon": amounts.exact_text(self.epsilon),
             "delta": amounts.exact_text(self.delta),
@@ -186,9 +193,18 @@ class Filter:
         `InvalidAmount`.
         """
         names = {"version", "name", "epsilon", "delta", "order", "tail_delta", "conversion"}
-        if not isinstance(data, Mapping) or set(data) != names or data["version"] != 1:
+        keys = data.get("certified_by", ()) if isinstance(data, Mapping) else ()
+        present = names | {"certified_by"} if keys else names
+        if (
+            not isinstance(data, Mapping)
+            or set(data) != present
+            or data["version"] != (2 if keys else 1)
+            or not isinstance(keys, (list, tuple))
+            or not all(isinstance(key, str) for key in keys)
+        ):
             raise InvalidDeclaration(
-                f"not a filter of version 1: it has exactly the fields {', '.join(sorted(names))}."
+                f"not a filter of version 1 or 2: it has exactly the fields {', '.join(sorted(names))}, "
+                f"and in version 2 certified_by."
             )
         return cls(
             data["name"],
@@ -197,6 +213,7 @@ class Filter:
             None if data["order"] is None else amounts.parse_exact("order", data["order"]),
             amounts.check_delta(data["tail_delta"]),
             data["conversion"],
+            tuple(keys),
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpflow.core.contract.interactive import InteractiveMechanism
-from dpflow.engine.releases.execute import check_scope
+from dpflow.engine.releases.execute import check_scope, require_certified
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.ledger import Ledger
@@ -19,6 +19,7 @@ def forecast(plan: Plan, ledger: Ledger) -> str:
     if stored is not None:
         return "already paid: running it again is free"
     check_scope(plan, ledger)
+    require_certified(plan, ledger)
     refusal = ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)
     return refusal or "the ledger would accept it now"
 
@@ -42,7 +43,8 @@ def check_run(
 
     Raises:
         BudgetExceeded: the sum of what is still to pay is above what remains.
-        PlanRefused: a scope without a grant, or granted to protect something else.
+        PlanRefused: a scope without a grant, granted to protect something else, or for certified
+        mechanisms only.
     """
     # Together, in one look at the ledger: each alone may fit where their sum does not.
     owed: dict[Any, Plan] = {}
@@ -50,6 +52,7 @@ def check_run(
         check_scope(one.plan, ledger)
         # Equal releases of one task are one release.
         if not is_paid(one, ledger, run_identity):
+            require_certified(one.plan, ledger)
             same = number if one.task_id is None else (one.task_id, one.plan.digest, one.ordinal)
             owed.setdefault(same, one.plan)
     ledger.require(

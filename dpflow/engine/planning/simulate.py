@@ -24,7 +24,7 @@ from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
-from dpflow.engine.releases.execute import check_protection
+from dpflow.engine.releases.execute import check_protection, find_certifiers
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.released_bounds import suppose_bounds
 from dpflow.engine.releases.request import ReleaseRequest, load_request
@@ -290,6 +290,7 @@ def forecast_schedule(
         for name in line.scope_path:
             if name in granted:
                 check_protection(line.plan, granted[name])
+                find_certifiers(line.plan, granted[name], ledger)
     spent = {
         name: dict(ledger.remaining(name).spent)
         for name in granted

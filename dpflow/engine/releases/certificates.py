@@ -1,8 +1,12 @@
 """Certificates: signed statements that a mechanism's code, as it is, passed an audit.
 
-A table whose declaration has ``require_certified`` takes no plan of a mechanism without one. A
-certificate names the mechanism, its version, digests of the code that draws and of dpflow's core,
-and what the audit found. A change of any of these files ends it.
+A table whose declaration has ``require_certified`` takes no plan of a mechanism without one, and a
+scope that was granted with keys of certifiers pays for none. A certificate names the mechanism, its
+version, digests of the code that draws and of dpflow's core, and what the audit found. A change of
+any of these files ends it.
+
+Distributions ship what audits found unsigned (`AUDITS`), since no key of a builder means anything to
+an owner. ``dpflow certify --accept`` compares it with the code that is installed and signs it.
 
 It protects against mistakes: another version installed, a patch that nobody audited, a plugin that
 was never looked at. It does not protect against hostile code: whoever can run code in this process
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -29,6 +34,10 @@ from dpflow.ledger.history.checkpoint import Signer, open_note
 _FIRST_LINE = "dpflow.certificate/v1\n"
 #: Certificates that came with dpflow, where it was built with some (``make certificates``).
 SHIPPED = Path(__file__).parents[2] / "certificates.json"
+#: The same beside a ledger's keys, where ``dpflow certify`` writes them.
+CERTIFICATES = "certificates.json"
+#: What audits found about a package's mechanisms, unsigned, among its files.
+AUDITS = "audits.json"
 #: The verdict of an audit that may be certified.
 PASSED = "not refuted"
 
@@ -196,6 +205,96 @@ def write_notes(notes: Iterable[str]) -> str:
     )
 
 
+def shipped_audits_file(mechanism: Any) -> Path:
+    """Where the distribution of a mechanism ships what audits found about it."""
+    return Path(str(import_module(package_of(type(mechanism))).__file__)).with_name(AUDITS)
+
+
+def read_shipped_audit(mechanism: Any, distribution: str) -> MechanismCertificate:
+    """What its distribution ships about a mechanism, if that is about the code that is installed.
+
+    Args:
+        mechanism: the instance.
+        distribution: as `dpflow.registry.Registry.origin` has it.
+
+    Raises:
+        InvalidInput: nothing is shipped, or it is about something else; says what, and what to run.
+    """
+    file, name = shipped_audits_file(mechanism), mechanism.name
+    next_step = f"audit it here: dpflow certify {name}"
+    try:
+        listed = json.loads(file.read_text(encoding="utf-8"))["audits"]
+        audits = [MechanismCertificate(**one) for one in listed]
+    except FileNotFoundError:
+        raise InvalidInput(f"{distribution} ships no audit of {name}; {next_step}") from None
+    except (OSError, ValueError, TypeError, KeyError):
+        raise InvalidInput(f"{file.name} of {distribution} cannot be read; {next_step}") from None
+    found = next((one for one in audits if one.mechanism == name), None)
+    if found is None:
+        raise InvalidInput(f"{distribution} ships no audit of {name}; {next_step}")
+    differences = found.list_differences(mechanism)
+    if found.distribution != distribution:
+        differences.append("its distribution")
+    if found.verdict != PASSED:
+        differences.append("its verdict")
+    if differences:
+        raise InvalidInput(
+            f"the audit that came with {name} is about something else: {', '.join(differences)} changed since; {next_step}"
+        )
+    return found
+
+
+def write_audits(audits: Iterable[MechanismCertificate]) -> str:
+    """The text of a file of audits, for a distribution to ship."""
+    return json.dumps({"audits": [asdict(one) for one in audits]}, indent=1) + "\n"
+
+
+def list_certifiers(
+    about: str, mechanism: Any, keys: Sequence[str], files: Sequence[Path], next_step: str
+) -> tuple[str, ...]:
+    """The keys, of those that are trusted, that have certified a mechanism as it is installed.
+
+    Args:
+        about: who asks for certificates, as the head of a sentence.
+        mechanism: the instance.
+        keys: verifier keys that are trusted.
+        files: where certificates may be; one that is not there has none.
+        next_step: what to run where none fits.
+
+    Raises:
+        PlanRefused: there is none that a trusted key signed, or it is about other code.
+    """
+    next_step = f"audit and sign what is installed: {next_step}"
+    try:
+        notes = [note for file in files if os.path.exists(file) for note in read_notes(file)]
+    except InvalidInput as error:
+        raise PlanRefused(f"{about}, and {error}") from None
+    matching = [
+        (key, one)
+        for note in notes
+        for key in keys
+        if (one := MechanismCertificate.open(note, [key])) and one.mechanism == mechanism.name
+    ]
+    if not matching:
+        raise PlanRefused(
+            f"{about}, and no key that it names has signed a certificate of {mechanism.name}; {next_step}"
+        )
+    differences = [
+        one.list_differences(mechanism) or ([] if one.verdict == PASSED else ["its verdict"])
+        for _, one in matching
+    ]
+    certifiers = {
+        key for (key, _), different in zip(matching, differences, strict=True) if not different
+    }
+    if not certifiers:
+        nearest = min(differences, key=len)
+        raise PlanRefused(
+            f"{about}, and the certificate of {mechanism.name} is about something else: "
+            f"{', '.join(nearest)} changed since; {next_step}"
+        )
+    return tuple(sorted(certifiers))
+
+
 def require_certificate(table: Table, mechanism: Any) -> None:
     """Refuse a mechanism without a certificate, where the table's declaration asks for one.
 
@@ -205,28 +304,7 @@ def require_certificate(table: Table, mechanism: Any) -> None:
     rule = table.require_certified
     if rule is None:
         return
-    file = rule.file or SHIPPED
-    next_step = (
-        f"audit and sign what is installed: dpflow certify {mechanism.name} --out {file.name}"
-    )
     about = f"table {table.name!r} takes certified mechanisms only"
-    try:
-        notes = read_notes(file)
-    except InvalidInput as error:
-        raise PlanRefused(f"{about}, and {error}") from None
-    opened = [MechanismCertificate.open(note, rule.keys) for note in notes]
-    matching = [one for one in opened if one is not None and one.mechanism == mechanism.name]
-    if not matching:
-        raise PlanRefused(
-            f"{about}, and no key that it names has signed a certificate of {mechanism.name}; {next_step}"
-        )
-    differences = [
-        one.list_differences(mechanism) or ([] if one.verdict == PASSED else ["its verdict"])
-        for one in matching
-    ]
-    if all(differences):
-        nearest = sorted(differences, key=len)[0]
-        raise PlanRefused(
-            f"{about}, and the certificate of {mechanism.name} is about something else: "
-            f"{', '.join(nearest)} changed since; {next_step}"
-        )
+    file = rule.file or SHIPPED
+    command = f"dpflow certify {mechanism.name} --out {file.name}"
+    list_certifiers(about, mechanism, rule.keys, [file], command)

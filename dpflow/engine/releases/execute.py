@@ -25,6 +25,7 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
+from dpflow.engine.releases.certificates import CERTIFICATES, SHIPPED, list_certifiers
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.result_table import ResultTable, make_table
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -32,6 +33,7 @@ from dpflow.error_boundary import errors_end_here
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger, ReleaseCharge, ReleaseRecord, Reservation, Scope
 from dpflow.ledger.books.data_claims import JOINED
+from dpflow.ledger.books.records import path_of
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable, PublishedRelease, publish
 
@@ -166,13 +168,16 @@ def release_all(
         return
     with ExitStack() as open_tables:
         checked = [
-            (plan, run, _check_table(plan, ledger.find(run.key(plan)), ledger, open_tables))
+            _check_table(plan, ledger.find(run.key(plan)), ledger, open_tables)
             for plan, run in planned
         ]
         reservations = ledger.reserve_many(
-            [_make_charge(plan, run, ledger, spend_again) for plan, run in planned]
+            [
+                _make_charge(plan, run, ledger, spend_again, certifiers)
+                for (plan, run), (_, certifiers) in zip(planned, checked)
+            ]
         )
-        for (plan, run, private), reservation in zip(checked, reservations):
+        for (plan, run), (private, _), reservation in zip(planned, checked, reservations):
             # Somebody may have settled this key since we looked.
             replayed = reservation.result is not None
             settled = (
@@ -190,8 +195,10 @@ def release_all(
 
 def _check_table(
     plan: Plan, stored: ReleaseRecord | None, ledger: Ledger, open_tables: ExitStack
-) -> PrivateTable:
-    """The plan's table, checked, and open if it will be read: what was checked is what is read."""
+) -> tuple[PrivateTable, tuple[str, ...]]:
+    """The plan's table, checked, and open if it will be read: what was checked is what is read. And
+    who has certified what will draw, where its scope asks for that.
+    """
     if not isinstance(plan.mechanism, Mechanism):
         raise PlanRefused(
             f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session"
@@ -200,18 +207,24 @@ def _check_table(
     private = PrivateTable(
         plan.table, plan.request.where, lambda data: ledger.commitment(data, "partial")
     )
+    certifiers: tuple[str, ...] = ()
     # A stored result is returned without a look at the table, which may be gone by now.
     if stored is None or not stored.settled:
+        certifiers = require_certified(plan, ledger)
         for name, warning in plan.coarse_grids().items():
             log.warning("%s reads column %s%s", plan.request.name, name, warning)
         open_tables.enter_context(private.hold_open())
         statistic = plan.mechanism.data_request(plan.params, plan.table)
         private.check_request(statistic, plan.request.blocks)
-    return private
+    return private, certifiers
 
 
 def _make_charge(
-    plan: Plan, run_identity: RunIdentity, ledger: Ledger, spend_again: bool
+    plan: Plan,
+    run_identity: RunIdentity,
+    ledger: Ledger,
+    spend_again: bool,
+    certifiers: tuple[str, ...],
 ) -> ReleaseCharge:
     return ReleaseCharge(
         run_identity.key(plan),
@@ -225,6 +238,7 @@ def _make_charge(
         request=plan.ledger_entry(),
         data=data_names(plan, ledger),
         protects=plan.table.protection_text,
+        certified_by=certifiers,
     )
 
 
@@ -247,6 +261,38 @@ def check_protection(plan: Plan, scope: Scope) -> None:
             f"scope {scope.scope!r} was granted to protect {scope.protects}, but table {plan.table.name!r} declares "
             f"{plan.table.protection_text}; use a scope granted for this declaration"
         )
+
+
+def require_certified(plan: Plan, ledger: Ledger) -> tuple[str, ...]:
+    """Refuse what no certificate covers, where a scope that pays asks for one.
+
+    Returns:
+        the verifier keys that the charge names: whose certificates of the code that will draw every
+        such scope trusts.
+
+    Raises:
+        PlanRefused: there is none, or it is about other code.
+    """
+    keys: set[str] = set()
+    for name in path_of(plan.request.scope):
+        keys |= {*find_certifiers(plan, ledger.scope(name), ledger)}
+    return tuple(sorted(keys))
+
+
+def find_certifiers(plan: Plan, scope: Scope, ledger: Ledger | None) -> tuple[str, ...]:
+    """The same for one scope, which may be supposed only; none where it asks for none."""
+    if not scope.filter.certified_by:
+        return ()
+    rule = plan.table.require_certified
+    named = [] if rule is None or rule.file is None else [rule.file]
+    own = [] if ledger is None else [ledger.anchor_folder / CERTIFICATES]
+    return list_certifiers(
+        f"scope {scope.scope!r} pays for certified mechanisms only",
+        plan.mechanism,
+        scope.filter.certified_by,
+        [*own, *named, SHIPPED],
+        f"dpflow certify {plan.mechanism.name} (with --accept, to sign the audit that it ships with)",
+    )
 
 
 def data_names(plan: Plan, ledger: Ledger) -> list[str]:

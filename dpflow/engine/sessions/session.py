@@ -27,7 +27,12 @@ from dpflow.core.contract.requests import GroupValues, UnitScores
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_before_rows, draw_or_none
-from dpflow.engine.releases.execute import check_scope, data_names, draw_result
+from dpflow.engine.releases.execute import (
+    check_scope,
+    data_names,
+    draw_result,
+    require_certified,
+)
 from dpflow.engine.releases.plan import Plan, digest
 from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -59,6 +64,8 @@ def charge_session(
         raise PlanRefused(f"{mechanism.name} is a release, not a session; run it with release")
     run_identity = run_identity or RunIdentity.of_request(plan.request)
     check_scope(plan, ledger)
+    # Whoever resumes draws answers, too.
+    certifiers = require_certified(plan, ledger)
     session = ledger.open_session(
         run_identity.key(plan),
         event=plan.event,
@@ -74,6 +81,7 @@ def charge_session(
         data=data_names(plan, ledger),
         partition=_group_partition(plan),
         protects=plan.table.protection_text,
+        certified_by=certifiers,
     )
     return session.session_id, run_identity.principal
 
@@ -371,6 +379,8 @@ class Session:
         the result "none".
         """
         assert isinstance(inner.mechanism, Mechanism)
+        # The gate was certified when it was opened; this is another mechanism.
+        require_certified(inner, self._ledger)
         state, left = nested_release.spend_reserve(self._plan, inner, held.state)
         private = PrivateTable(inner.table, inner.request.where)
         statistic = inner.mechanism.data_request(inner.params, inner.table)

@@ -303,6 +303,9 @@ class Recheck:
             paid = cost.epsilon >= least.epsilon and cost.renyi >= least.renyi
             _require(paid and cost.delta >= least.delta, "charges less than its event costs")
             total = self.accounts.get(name, {}).get(block, _NOTHING) + cost
+            trusted = _parse_filter(granted["filter"])[0].certified_by
+            certified = not trusted or set(trusted) & set(body.get("certified_by", ()))
+            _require(certified, f"charges for what scope {name} trusts no certificate of")
             fits = Filter.admits(_parse_filter(granted["filter"])[1], total)
             _require(fits, f"charges more than scope {name} was granted")
             after[name, block] = total

@@ -143,6 +143,19 @@ def require_protection(bill: Sequence[Charge], protects: str | None) -> None:
             )
 
 
+def require_certified(bill: Sequence[Charge], keys: Sequence[str]) -> None:
+    """Raises `PlanRefused` if a scope that pays trusts none of the keys that have certified what
+    will draw. Whoever compares code with certificates says which keys those are.
+    """
+    for charge in bill:
+        trusted = charge.scope.filter.certified_by
+        if trusted and not set(trusted) & set(keys):
+            raise PlanRefused(
+                f"scope {charge.scope.scope!r} pays for certified mechanisms only, and this charge names no key "
+                f"that it trusts; audit and sign what is installed: dpflow certify"
+            )
+
+
 def merge_charges(charges: Sequence[Charge]) -> list[Charge]:
     """The same charges with one per budget."""
     sums: dict[tuple[str, str], Charge] = {}

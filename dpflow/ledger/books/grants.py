@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -26,6 +27,7 @@ from dpflow.ledger.books.records import (
     stored_json,
 )
 from dpflow.ledger.history.chain import Writer, canonical_json
+from dpflow.ledger.history.checkpoint import parse_public_key
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
@@ -45,22 +47,35 @@ def checked_scope(name: str) -> str:
 
 @dataclass(frozen=True)
 class Terms:
-    """A grant's amounts before they meet what was granted earlier; ``tail_share`` None keeps what
-    an earlier grant said.
+    """A grant's amounts before they meet what was granted earlier; None of ``tail_share`` and
+    ``certified_by`` keeps what an earlier grant said.
     """
 
     name: FilterName
     epsilon: Fraction
     delta: Fraction
     tail_share: Fraction | None
+    certified_by: tuple[str, ...] | None = None
 
     @classmethod
     def parse_terms(
-        cls, name: FilterName, epsilon: object, delta: object, tail_share: object | None
+        cls,
+        name: FilterName,
+        epsilon: object,
+        delta: object,
+        tail_share: object | None,
+        certified_by: Sequence[str] | None = None,
     ) -> Terms:
-        """Validated terms. Raises `InvalidAmount` or `InvalidDeclaration`."""
+        """Validated terms. Raises `InvalidAmount`, `InvalidDeclaration` or `InvalidInput`."""
         share = None if tail_share is None else amounts.parse_exact("tail_share", tail_share)
-        terms = cls(name, amounts.check_epsilon(epsilon), amounts.check_delta(delta), share)
+        if certified_by is not None:
+            for key in certified_by:
+                parse_public_key(key)
+            # A set has no order, and a filter is compared by its text.
+            certified_by = tuple(sorted({key.strip() for key in certified_by}))
+        terms = cls(
+            name, amounts.check_epsilon(epsilon), amounts.check_delta(delta), share, certified_by
+        )
         # Built for its checks only: amounts that no filter can hold are refused before the turn.
         terms.build_filter(None)
         return terms
@@ -70,9 +85,16 @@ class Terms:
         share = self.tail_share
         if share is None and known is not None and known.order is not None:
             share = known.tail_delta / known.delta
-        return make_filter(
+        built = make_filter(
             self.name, self.epsilon, self.delta, tail_share=Fraction(1) if share is None else share
         )
+        return self.add_certifiers(built, known)
+
+    def add_certifiers(self, filter: Filter, known: Filter | None) -> Filter:
+        """The filter with whom these terms trust, or with whom an earlier filter did."""
+        before = () if known is None else known.certified_by
+        keys = before if self.certified_by is None else self.certified_by
+        return replace(filter, certified_by=keys)
 
 
 def find_parent(state: LedgerState, scope: str) -> Scope | None:
@@ -138,7 +160,7 @@ def store_grant(
         )
     # While nothing is spent, the Renyi order may still follow the new amounts.
     if before is not None and any(cost != Cost() for _, cost in used):
-        filter = _change_amounts(before, terms)
+        filter = terms.add_certifiers(_change_amounts(before, terms), before.filter)
     else:
         filter = terms.build_filter(None if before is None else before.filter)
     granted = Scope(scope, filter, protects, blocks, approvals=approvals or stays)

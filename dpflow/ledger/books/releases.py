@@ -67,6 +67,7 @@ class ChargeTerms(TypedDict):
     data: NotRequired[Sequence[str]]
     partition: NotRequired[str]
     protects: NotRequired[str | None]
+    certified_by: NotRequired[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class ReleaseCharge:
             first one says so for all later ones.
         protects: what its table's privacy unit is. Every scope that pays must have been granted to
             protect just this, or nothing named. None: the caller asks for no such check.
+        certified_by: verifier keys that have certified what will draw. A scope that asks for
+            certificates pays only if it trusts one of them.
     """
 
     key: ReleaseKey
@@ -102,6 +105,7 @@ class ReleaseCharge:
     data: Sequence[str] = ()
     partition: str = ""
     protects: str | None = None
+    certified_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "principal", checked_principal(self.principal))
@@ -261,6 +265,7 @@ def charge_release(
     claims = data_claims.require_access(books, ask.key.scope, ask.data, ask.partition)
     bill = charges.make_bill(books, ask.key.scope, [ask.event], ask.blocks)
     charges.require_protection(bill, ask.protects)
+    charges.require_certified(bill, ask.certified_by)
     charges.debit_accounts(books, bill)
     # Drawn, not counted: ids that follow each other would tell how much others release.
     release_id = secrets.token_hex(8)
@@ -289,6 +294,8 @@ def charge_release(
         "data": list(ask.data),
         "partition": ask.partition,
     }
+    if ask.certified_by:
+        body["certified_by"] = sorted(ask.certified_by)
     writer.add_entry(
         "reserve" if state == "reserved" else "session",
         ask.key.scope,

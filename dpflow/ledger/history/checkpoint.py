@@ -109,7 +109,7 @@ def open_note(note: str, public_texts: Sequence[str]) -> tuple[str, str]:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    trusted = [_parse_public(text) for text in public_texts]
+    trusted = [parse_public_key(text) for text in public_texts]
     text, _, signatures = note.rpartition("\n\n")
     for line in signatures.splitlines():
         name, _, signature = line.removeprefix(_DASH).partition(" ")
@@ -129,7 +129,8 @@ def open_note(note: str, public_texts: Sequence[str]) -> tuple[str, str]:
     )
 
 
-def _parse_public(text: str) -> tuple[str, bytes]:
+def parse_public_key(text: str) -> tuple[str, bytes]:
+    """The name and key of a verifier key. Raises `InvalidInput`."""
     try:
         name, number, data = text.strip().split("+", 2)
         key = base64.b64decode(data, validate=True)
