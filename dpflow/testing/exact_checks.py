@@ -21,7 +21,8 @@ from typing import Any
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism, State
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.requests import Answer, Groups, Records
+from dpflow.core.contract.results import Result
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
 from dpflow.errors import InvalidInput
 from dpflow.testing import exact_divergence, harness
@@ -37,6 +38,7 @@ from dpflow.testing.examples import (
     validate_model,
 )
 from dpflow.testing.harness import epsilon_delta, require
+from dpflow.testing.leaks import name_exact_leak, name_transcript
 from dpflow.testing.neighbours import (
     SmallTable,
     answer_fingerprint,
@@ -87,6 +89,7 @@ class ExactComparison:
         passed: whether no pair refutes the guarantee; the tails that were left out are granted.
         laws: the output distributions of the pair that needs the largest epsilon.
         params: the parameters that were compared, as in a release file.
+        refuted: laws and, of a release, answers of the pair that breaks the guarantee.
     """
 
     epsilon: float
@@ -98,6 +101,9 @@ class ExactComparison:
     passed: bool = True
     laws: tuple[Law, Law] | None = field(default=None, repr=False)
     params: Mapping[str, Any] = field(default_factory=dict)
+    refuted: tuple[tuple[Law, Law], tuple[Answer, Answer] | None] | None = field(
+        default=None, repr=False
+    )
 
 
 def tiny_examples(mechanism: AnyMechanism) -> list[Example]:
@@ -134,6 +140,7 @@ def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> 
     tail = slack / (20 * questions) * math.exp(-min(epsilon, 40))
     worst_delta, worst_epsilon, pairs, obstacle = 0.0, 0.0, 0, ""
     worst: tuple[Law, Law] | None = None
+    refuted: tuple[tuple[Law, Law], tuple[Answer, Answer] | None] | None = None
     end = time.thread_time() + seconds
     laws = (
         _session_laws(mechanism, example, params, tail, end)
@@ -141,7 +148,7 @@ def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> 
         else _release_laws(mechanism, example, params, tail, end)
     )
     try:
-        for first, second in laws:
+        for first, second, answers in laws:
             pairs += 1
             worst = worst or (first, second)
             worst_delta = max(worst_delta, exact_divergence.divergence(first, second, epsilon))
@@ -150,7 +157,8 @@ def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> 
                 worst_epsilon = exact_divergence.smallest_epsilon(first, second, delta + slack)
                 worst = first, second
             if worst_delta > delta + slack:
-                break  # refuted
+                refuted = (first, second), answers
+                break
     except NotEnumerable as error:
         obstacle = str(error)
     return ExactComparison(
@@ -163,6 +171,7 @@ def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> 
         worst_delta <= delta + slack,
         worst,
         example.params,
+        refuted,
     )
 
 
@@ -171,11 +180,29 @@ def guarantee_holds_exactly(mechanism: AnyMechanism, example: Example) -> None:
     whole result.
     """
     found = compare_exactly(mechanism, example, SECONDS * harness.effort)
+    if found.passed:
+        return
     require(
-        found.passed,
+        False,
         f"at epsilon {found.epsilon:g} the output distributions need delta {found.delta_found:.4g}, "
-        f"where the event states {found.delta:.4g}; epsilon is at least {found.epsilon_found:.4g}",
+        f"where the event states {found.delta:.4g}; epsilon is at least {found.epsilon_found:.4g}. "
+        f"What leaks: {_name_leak(mechanism, example, found)}",
     )
+
+
+def _name_leak(mechanism: AnyMechanism, example: Example, found: ExactComparison) -> str:
+    assert found.refuted is not None
+    laws, answers = found.refuted
+    if answers is None or isinstance(mechanism, InteractiveMechanism):
+        return name_transcript(laws, found.epsilon)
+    params, _ = plan_mechanism(mechanism, example.table, found.params)
+
+    def draw_from(answer: Answer) -> Callable[[Source], Result]:
+        return lambda source: mechanism.draw(params, example.table, answer, source)
+
+    draws = [draw_from(answer) for answer in answers]
+    tail = SLACK / 20 * math.exp(-min(found.epsilon, 40))
+    return name_exact_leak(draws, found.epsilon, found.delta + SLACK, tail, 20 * SECONDS)
 
 
 def randomness_has_a_law(mechanism: AnyMechanism, example: Example) -> None:
@@ -240,8 +267,8 @@ def _widen_epsilon(mechanism: AnyMechanism, example: Example) -> Iterator[dict[s
 
 def _release_laws(
     mechanism: Mechanism[Any], example: Example, params: Any, tail: float, end: float
-) -> Iterator[tuple[Law, Law]]:
-    """Output distributions on neighbouring answers; equal answers are left out."""
+) -> Iterator[tuple[Law, Law, tuple[Answer, Answer] | None]]:
+    """Output distributions on neighbouring answers, with these; equal answers are left out."""
     request = mechanism.data_request(params, example.table)
     laws: dict[Any, Law] = {}
 
@@ -263,7 +290,7 @@ def _release_laws(
         names = [answer_fingerprint(answer) for answer in pair]
         if names[0] != names[1] and frozenset(names) not in compared:
             compared.add(frozenset(names))
-            yield output_law(names[0], pair[0]), output_law(names[1], pair[1])
+            yield output_law(names[0], pair[0]), output_law(names[1], pair[1]), pair
 
 
 def _neighbouring_pairs(request: Any, table: Table) -> Iterator[tuple[Answer, Answer]]:
@@ -313,7 +340,7 @@ def _session_laws(
     params: Any,
     tail: float,
     end: float,
-) -> Iterator[tuple[Law, Law]]:
+) -> Iterator[tuple[Law, Law, tuple[Answer, Answer] | None]]:
     """Distributions of whole transcripts: every game on all neighbours, one question more in each
     round, as long as time allows.
     """
@@ -322,6 +349,7 @@ def _session_laws(
         [_SessionSide(mechanism, example.table, params, pick, tail, end) for pick in picks]
         for picks in neighbouring_sides(mechanism, example)
     ]
+    yield from _searched_laws(queries[0], sides)
     walks = [
         [side.walk_game(queries, game) for side in pair]
         for pair in sides
@@ -330,7 +358,33 @@ def _session_laws(
     for _ in range(LONGEST):
         for walk in walks:
             first, second = (next(side) for side in walk)
-            yield first, second
+            yield first, second, None
+
+
+#: Times that a searched question is asked.
+SEARCHED = 4
+
+
+def _searched_laws(
+    query: Any, sides: Sequence[Sequence[_SessionSide]]
+) -> Iterator[tuple[Law, Law, tuple[Answer, Answer] | None]]:
+    """Transcripts of a question whose numbers are searched: where the answers of the two sides lie
+    a session's noise shows most, wherever its author's examples ask.
+    """
+    numbers = [name for name, value in query if type(value) is int]
+    for pair in sides:
+        counts = sorted({side.count_rows(query) for side in pair})
+        if len(counts) < 2:
+            continue
+        for value in (counts[0], sum(counts) // 2, counts[1]):
+            try:
+                near = query.model_validate(query.model_dump() | dict.fromkeys(numbers, value))
+            except ValueError:
+                continue
+            walks = [side.walk_game([near], lambda asked, verdicts: asked[0]) for side in pair]
+            for _ in range(SEARCHED if numbers else 0):
+                first, second = (next(walk) for walk in walks)
+                yield first, second, None
 
 
 class _SessionSide:
@@ -378,6 +432,11 @@ class _SessionSide:
             for (_, _, verdicts), mass in paths.items():
                 transcripts[verdicts] += mass
             yield transcripts
+
+    def count_rows(self, query: Any) -> int:
+        """How many rows this side answers a query with; 0 if its answer is no count."""
+        answer = self._pick(self._mechanism.data_request(self._params, query, self._table))
+        return int(answer.rows.sum()) if isinstance(answer, Groups) else 0
 
     def _open_session(self) -> Mapping[Any, float]:
         def draw_state(source: Source) -> str:

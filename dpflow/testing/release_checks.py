@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -40,12 +42,22 @@ from dpflow.testing.harness import (
     forbid_hidden_randomness,
     require,
 )
+from dpflow.testing.leaks import name_drawn_leak
 from dpflow.testing.outcomes import Path, choose_paths, list_features, make_outcome
 
 #: Draws per side of an audit, and for an error bound.
 DRAWS = 2000
 #: CPU seconds of drawing, for the audits of one example.
 SECONDS = 1.5
+
+
+#: Draws of either side that are timed, nanoseconds that a clock outside can notice, and CPU seconds for
+#: the pairs of an example.
+TIMED, NOTICEABLE, TIMING_SECONDS = 5, 2_000_000, 0.2
+
+
+class TimeTells(UserWarning):
+    """How long a draw takes depends on rows."""
 
 
 def draw_never_raises(mechanism: Mechanism[Any], example: Example) -> None:
@@ -194,7 +206,50 @@ def guarantee_survives_audit(mechanism: Mechanism[Any], example: Example) -> Non
                 a, int(DRAWS * harness.effort), SECONDS * harness.effort / len(pairs)
             ),
         )
-        require(audit.passed, f"neighbouring answers {number}: {audit}")
+        if not audit.passed:
+            raise NotConformant(
+                f"neighbouring answers {number}: {audit}. "
+                f"What differs most: {_name_leak(mechanism, example, number, epsilon)}"
+            )
+
+
+def _name_leak(mechanism: Mechanism[Any], example: Example, number: int, epsilon: float) -> str:
+    params, _ = plan_mechanism(mechanism, example.table, example.params)
+    request, source = mechanism.data_request(params, example.table), SystemSource()
+    answers = list_pairs(request, example)[number]
+    draws = [
+        [mechanism.draw(params, example.table, answer, source) for _ in range(200)]
+        for answer in answers
+    ]
+    return name_drawn_leak(draws, epsilon)
+
+
+def time_is_public(mechanism: Mechanism[Any], example: Example) -> None:
+    """A draw takes as long on one table as on its neighbour; another time is a warning, for clocks
+    are no part of the contract.
+    """
+    params, _ = plan_mechanism(mechanism, example.table, example.params)
+    request, source = mechanism.data_request(params, example.table), SystemSource()
+    end = time.thread_time() + TIMING_SECONDS * harness.effort
+    for answers in list_pairs(request, example):
+        if time.thread_time() > end:
+            return
+        times: tuple[list[int], list[int]] = ([], [])
+        for _ in range(TIMED):
+            for answer, taken in zip(answers, times, strict=True):
+                begun = time.thread_time_ns()
+                mechanism.draw(params, example.table, answer, source)
+                taken.append(time.thread_time_ns() - begun)
+        # Noise takes time, too: the quickest draw of the slower side against all of the other's.
+        slow, quick = sorted(times, key=min, reverse=True)
+        if min(slow) > 2 * max(quick) and min(slow) - max(quick) > NOTICEABLE:
+            warnings.warn(
+                f"{mechanism.name}: the time of a draw tells neighbouring answers apart: {min(slow) / 1e6:.1f} ms "
+                f"at least, and {max(quick) / 1e6:.1f} ms at most; whoever sees clocks learns of a unit",
+                TimeTells,
+                stacklevel=2,
+            )
+            return
 
 
 def neighbouring_results(
@@ -240,6 +295,7 @@ ONE_SHOT = (
     randomness_is_the_source,
     error_bound_holds,
     guarantee_survives_audit,
+    time_is_public,
 )
 
 

@@ -1,0 +1,90 @@
+"""A stranger's plugin passes the suite; with one of 24 mistakes it is refused by the name of what
+leaks.
+
+The plugin is written from the page for authors alone (`strangers_plugin`). The first twelve mistakes
+once passed the suite; the other twelve are those that it always found.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import strangers_plugin as plugin
+
+from dpflow.testing.conformance import NotConformant, conformance_checks
+from dpflow.testing.examples import AnyMechanism
+from dpflow.testing.harness import spend_effort
+from dpflow.testing.release_checks import TimeTells
+
+_EXACT, _NEVER, _LAW = "guarantee_holds_exactly", "draw_never_raises", "randomness_has_a_law"
+
+#: Mechanism, the check that refuses it, and what its message says.
+MISTAKES: list[tuple[type[AnyMechanism], str, str]] = [
+    (plugin.RowsInDocument, _EXACT, r"What leaks: the document, at fitted_on"),
+    (plugin.RowsInSynthetic, _EXACT, r"What leaks: the number of synthetic rows"),
+    (plugin.RowsInError, _EXACT, r"What leaks: the stated error of 'count'"),
+    (
+        plugin.OverwrittenRow,
+        _EXACT,
+        r"What leaks: the value of 'count', row 1 of several with this name",
+    ),
+    (plugin.NumberOfRows, _EXACT, r"What leaks: the number of rows"),
+    (
+        plugin.LessNoise,
+        _EXACT,
+        r"epsilon is at least (4\.4|13\.3)\d*\. What leaks: the value of 'count'",
+    ),
+    (plugin.RowsByKey, _EXACT, r"What leaks: (the number of rows|which keys have rows)"),
+    (plugin.FloatLaplace, _LAW, r"raw random words were drawn in strangers_plugin\.noisy"),
+    (plugin.FloatGaussian, _LAW, r"raw random words were drawn in strangers_plugin\.noisy"),
+    (plugin.SessionOfHalfTheNoise, _EXACT, r"What leaks: \d answers together"),
+    (plugin.SessionThatNeverCounts, _EXACT, r"What leaks: ([3-9]|\d\d) answers together"),
+    (plugin.HalfNoise, _EXACT, r"What leaks: the value of 'count'"),
+    (plugin.OneRow, _EXACT, r"What leaks: the value of 'count'"),
+    (plugin.NoNoise, _EXACT, r"epsilon is at least inf\. What leaks: the value of 'count'"),
+    (plugin.NumpyNoise, "randomness_is_the_source", r"numpy\.random\.default_rng was called"),
+    (plugin.NoSource, "randomness_is_the_source", r"no noise, or a fixed seed"),
+    (plugin.Prints, _NEVER, r"draw printed, logged, warned or opened a file"),
+    (plugin.Logs, _NEVER, r"draw printed, logged, warned or opened a file"),
+    (plugin.Raises, _NEVER, r"draw raised ZeroDivisionError"),
+    (plugin.Remembers, _NEVER, r"draw must not keep anything in the mechanism"),
+    (plugin.ChangesAnswer, _NEVER, r"draw changed the answer"),
+    (plugin.SmallError, "error_bound_holds", r"the noise left the promised half-width of .*count"),
+    (plugin.MoreRows, "request", r"rows_per_group must be at most \d by the declaration"),
+    (plugin.OrderOfRows, "order_is_public", r"in the order of declared keys, or sorted"),
+]
+
+
+def run_checks(mechanism: AnyMechanism, named: str) -> None:
+    checks = [one for one in conformance_checks(mechanism) if named in one.name]
+    assert checks
+    for check in checks:
+        check.run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "says"), MISTAKES, ids=[kind.__name__ for kind, *_ in MISTAKES]
+)
+def test_a_mistake_is_refused_by_name(kind: type[AnyMechanism], check: str, says: str) -> None:
+    effort = 4 if issubclass(kind, plugin.AskRows) else 1
+    with pytest.raises(NotConformant) as refusal, spend_effort(effort):
+        run_checks(kind(), check)
+    assert re.search(says, str(refusal.value)), str(refusal.value)
+
+
+def test_time_that_follows_rows_is_a_warning() -> None:
+    """Clocks are no part of the contract, so nothing is refused; the control is the sound plugin."""
+    with pytest.warns(TimeTells, match="the time of a draw tells neighbouring answers apart"):
+        run_checks(plugin.TimeByData(), "time_is_public")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TimeTells)
+        run_checks(plugin.NoisyRows(), "time_is_public")
+
+
+@pytest.mark.parametrize("kind", [plugin.NoisyRows, plugin.AskRows])
+def test_the_sound_plugin_passes(kind: type[AnyMechanism]) -> None:
+    """The same plugin without a mistake: what is refused is the mistake."""
+    for check in conformance_checks(kind()):
+        check.run()
