@@ -70,15 +70,15 @@ def name_transcript(laws: Sequence[Mapping[Hashable, float]], epsilon: float) ->
             excess[transcript] = max(excess[transcript], mass - factor * second.get(transcript, 0))
     worst = max(excess, key=lambda one: excess[one])
     answers = list(worst) if isinstance(worst, tuple) else [worst]
-    told = ", ".join(str(one) for one in answers)
-    return f"{len(answers)} answers together, such as {told[:300]}"
+    text = ", ".join(str(one) for one in answers)
+    return f"{len(answers)} answers together, such as {text[:300]}"
 
 
 def _name_worst(
     sides: Sequence[Sequence[tuple[Features, float]]], epsilon: float, delta: float
 ) -> str:
     paths = dict.fromkeys(path for side in sides for features, _ in side for path in features)
-    found = []
+    leaking = []
     for path in paths:
         laws = [Counter[Hashable]() for _ in sides]
         for law, side in zip(laws, sides, strict=True):
@@ -87,10 +87,10 @@ def _name_worst(
         if path != _WHOLE and max(map(len, laws)) <= MOST_VALUES:
             here = divergence(laws[0], laws[1], epsilon)
             if here > delta:
-                found.append((-smallest_epsilon(laws[0], laws[1], delta), _rank(path), path))
-    if not found:
+                leaking.append((-smallest_epsilon(laws[0], laws[1], delta), _rank(path), path))
+    if not leaking:
         return "all numbers of the result together"
-    worst = min(found)[2]
+    worst = min(leaking)[2]
     repeated = any(
         path[:3] == worst[:3] and path != worst for path in paths if worst[0] in ("row", "error")
     )

@@ -229,19 +229,19 @@ def read_shipped_audit(mechanism: Any, distribution: str) -> MechanismCertificat
         raise InvalidInput(f"{distribution} ships no audit of {name}; {next_step}") from None
     except (OSError, ValueError, TypeError, KeyError):
         raise InvalidInput(f"{file.name} of {distribution} cannot be read; {next_step}") from None
-    found = next((one for one in audits if one.mechanism == name), None)
-    if found is None:
+    shipped = next((one for one in audits if one.mechanism == name), None)
+    if shipped is None:
         raise InvalidInput(f"{distribution} ships no audit of {name}; {next_step}")
-    differences = found.list_differences(mechanism)
-    if found.distribution != distribution:
+    differences = shipped.list_differences(mechanism)
+    if shipped.distribution != distribution:
         differences.append("its distribution")
-    if found.verdict != PASSED:
+    if shipped.verdict != PASSED:
         differences.append("its verdict")
     if differences:
         raise InvalidInput(
             f"the audit that came with {name} is about something else: {', '.join(differences)} changed since; {next_step}"
         )
-    return found
+    return shipped
 
 
 def write_audits(audits: Iterable[MechanismCertificate]) -> str:
