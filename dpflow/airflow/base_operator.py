@@ -5,12 +5,13 @@ task, documentation, and an end at once for a template that no retry can fill.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, BaseOperatorLink
 
+from dpflow.airflow.links import BudgetPageLink
 from dpflow.airflow.task_context import AirflowFailException
 from dpflow.errors import DpflowError
 
@@ -26,6 +27,7 @@ class PrivacyOperator(BaseOperator):
 
     #: The argument that says what is charged; None for operators that charge nothing.
     request_field: str | None = None
+    operator_extra_links: Sequence[BaseOperatorLink] = (BudgetPageLink(),)
     label_field: str | None = None  #: what names a mapped task, where it is another argument
 
     def __init__(self, **kwargs: Any) -> None:

@@ -8,12 +8,16 @@ from typing import Any
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Provider metadata: the connection type that says where a ledger is."""
+    """Provider metadata: the connection type that says where a ledger is, and links of tasks."""
     return {
         "package-name": "dpflow-privacy",
         "name": "dpflow",
         "description": "Differential privacy as a workflow primitive.",
         "versions": ["0.1.0"],
+        "extra-links": [
+            "dpflow.airflow.links.BudgetPageLink",
+            "dpflow.airflow.links.ReceiptLink",
+        ],
         "connection-types": [
             {
                 "connection-type": "dpflow_ledger",

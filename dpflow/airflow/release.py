@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.base_operator import PrivacyOperator
+from dpflow.airflow.links import BudgetPageLink, ReceiptLink
 from dpflow.airflow.task_context import (
     dag_folder,
     identify_run,
@@ -83,6 +84,9 @@ class ReleaseOperator(PrivacyOperator):
 
     template_fields: Sequence[str] = ("release", "blocks")
     request_field = "release"  #: the argument that says what is charged; `dpflow plan` reads it
+    operator_extra_links = (ReceiptLink(), BudgetPageLink())
+    #: Of the one release of a task that has run; read by its link.
+    receipt_id: str | None = None
     ui_color = "#d7e8f5"
 
     def __init__(
@@ -141,6 +145,7 @@ class ReleaseOperator(PrivacyOperator):
                 )
             waiting.append((plan, run))
         release_waiting()
+        self.receipt_id = receipts[0]["release_id"] if len(receipts) == 1 else None
         for scope in dict.fromkeys(receipt["scope"] for receipt in receipts):
             blocks = {
                 b for receipt in receipts if receipt["scope"] == scope for b in receipt["blocks"]

@@ -1,0 +1,62 @@
+"""Where the budget page is inside Airflow, and the links of a task to it: a worker writes them when the
+task has run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from airflow.configuration import conf
+from airflow.sdk import BaseOperatorLink
+
+#: Below Airflow's own address.
+ROUTE = "/dpflow"
+
+
+def airflow_path() -> str:
+    """The path of Airflow's address, such as ``/airflow`` behind a proxy; "" for none."""
+    address = conf.get("api", "base_url", fallback="") or ""
+    return "".join(f"/{part}" for part in urlsplit(address).path.split("/") if part)
+
+
+def page_path(page: str) -> str:
+    """Where a page is, below Airflow's host."""
+    return f"{airflow_path()}{ROUTE}/{page}"
+
+
+def task_path(dag_id: str, run_id: str, task_id: str) -> str:
+    """Where Airflow shows a task of a run; whatever characters its ids have."""
+    dag, run, task = (quote(part, safe="") for part in (dag_id, run_id, task_id))
+    return f"{airflow_path()}/dags/{dag}/runs/{run}/tasks/{task}"
+
+
+class BudgetPageLink(BaseOperatorLink):
+    """The budget page: the scope of a task that is about one, else what the task charged."""
+
+    name = "Privacy budget"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """The address below Airflow's host; ids are quoted, whatever characters they have."""
+        scope = getattr(operator, "scope", None)
+        if isinstance(scope, str) and scope:
+            return page_path(f"scope?{urlencode({'name': scope})}")
+        return _task_releases(ti_key)
+
+
+class ReceiptLink(BaseOperatorLink):
+    """The receipt of a task's release; for several of them their list."""
+
+    name = "Privacy receipt"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """As `BudgetPageLink.get_link`."""
+        release_id = getattr(operator, "receipt_id", None)
+        if release_id is None:
+            return _task_releases(ti_key)
+        return page_path(f"release?{urlencode({'id': release_id})}")
+
+
+def _task_releases(ti_key: Any) -> str:
+    ids = {"dag_id": ti_key.dag_id, "run_id": ti_key.run_id, "task_id": ti_key.task_id}
+    return page_path(f"releases?{urlencode(ids)}")
