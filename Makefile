@@ -4,10 +4,12 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 STAMP := .venv/.dpflow-installed
 PACKAGES := $(wildcard plugins/*/dpflow_*)
+INTEGRATION := integrations/dpflow-dbt
 DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+DBT_STAMP := .venv-dbt/.dpflow-installed
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint names slow audit certificates browser docs wheels compat bench experiments oracle lock clean
+.PHONY: setup demo up down test lint names slow audit certificates browser docs wheels compat dbt bench experiments oracle lock clean
 
 setup: $(STAMP)
 
@@ -35,7 +37,7 @@ test: setup
 
 # Hours on a busy machine with two cores. Deaths at every line take most of them: on the engine 14 minutes for each life on
 # SQLite and 19 to 36 on PostgreSQL, on the ledger 3 to 6; 200 deaths at random times take 6, each 1,000 rounds of the adversary 9.
-slow: setup
+slow: setup $(DBT_STAMP)
 	$(BIN)/pytest -p no:cacheprovider -q -m slow --timeout 7200 --timeout-method signal
 
 audit: setup  # about a minute for each mechanism; writes docs/research/audits.md
@@ -54,12 +56,21 @@ docs: setup
 
 wheels: setup  # wheels and sdists of all distributions, by the build backend in .venv: no network
 	rm -rf dist
-	for folder in $(DISTRIBUTIONS); do \
+	for folder in $(DISTRIBUTIONS) $(INTEGRATION); do \
 		$(BIN)/uv build --quiet --offline --no-build-isolation --python $(BIN)/python --out-dir dist $$folder || exit 1; \
 	done
 
 compat: wheels  # the oldest and newest versions that the ranges allow, each in an environment of its own
 	$(BIN)/python -m checks.compat
+
+$(DBT_STAMP): $(STAMP) $(INTEGRATION)/requirements.lock $(INTEGRATION)/pyproject.toml
+	test -x .venv-dbt/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python .venv-dbt
+	VIRTUAL_ENV=.venv-dbt $(BIN)/uv pip sync --quiet --compile-bytecode $(INTEGRATION)/requirements.lock
+	VIRTUAL_ENV=.venv-dbt $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable . --editable $(INTEGRATION)
+	@touch $@
+
+dbt: $(DBT_STAMP)  # the example project under dbt itself, in an environment of its own beside Airflow; two minutes
+	$(BIN)/pytest -p no:cacheprovider -q -m "slow or not slow" $(INTEGRATION)/tests
 
 bench: setup
 	$(BIN)/python -m bench
@@ -76,6 +87,7 @@ lint: setup
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(if $(PACKAGES),$(BIN)/mypy $(PACKAGES))
+	$(BIN)/mypy $(INTEGRATION)/dpflow_dbt
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m checks.rooms
 	$(BIN)/python -m checks.names
@@ -86,8 +98,11 @@ names: setup
 lock: setup
 	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file requirements.lock
+	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --extra airflow --group $(INTEGRATION)/pyproject.toml:environment \
+		--override $(INTEGRATION)/overrides.txt --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file $(INTEGRATION)/requirements.lock
 
 clean: down
-	rm -rf .venv .venv-compat demo build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-compat .venv-dbt demo build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

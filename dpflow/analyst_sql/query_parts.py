@@ -89,9 +89,11 @@ class PartPlan:
     cells: int = 1
 
 
-def release_name(table: Table) -> str:
-    """What all ad-hoc queries of a table are called in the ledger, so that they are found again."""
-    return f"sql {table.name}"
+def release_name(table: Table, asker: str = "") -> str:
+    """What all queries of a table are called in the ledger, so that they are found again: those of
+    people, or of one ``asker`` such as a dbt model.
+    """
+    return f"sql {table.name} for {asker}" if asker else f"sql {table.name}"
 
 
 def find_grouping(query: SelectQuery) -> tuple[Table, str | None, bool]:
@@ -220,6 +222,7 @@ def price_parts(
     scope: str,
     registry: Registry,
     revision: int = 1,
+    asker: str = "",
 ) -> list[PartPlan]:
     """Plans of all parts, which divide the price by how many aggregates each has. Raises `Refusal`."""
     plans = []
@@ -243,7 +246,7 @@ def price_parts(
             cost["delta"] = exact_text(delta)
         if part.private:
             cost["min_units"] = price.min_units
-        plans.append(plan_part(part, cost, scope, registry, revision))
+        plans.append(plan_part(part, cost, scope, registry, revision, asker))
     return plans
 
 
@@ -253,12 +256,13 @@ def plan_part(
     scope: str,
     registry: Registry,
     revision: int,
+    asker: str = "",
 ) -> PartPlan:
     """The plan of one part at a cost. Raises `Refusal`."""
     query = part.queries[0]
     try:
         request = ReleaseRequest(
-            name=release_name(query.table),
+            name=release_name(query.table, asker),
             mechanism=part.mechanism,
             table=Path(query.table.name),
             scope=scope,

@@ -100,18 +100,21 @@ def plan_sql(
     registry: Registry | None = None,
     folder: Path | None = None,
     look_up: bool = True,
+    asker: str = "",
 ) -> SqlPlan:
     """Parse and plan a query; reads no row and charges nothing.
 
     Args:
         look_up: look for stored releases that answer it.
+        asker: who asks again and again, such as a dbt model: it pays for draws of its own, and only
+            its own stored answers serve. Empty: people, who share theirs.
 
     Raises:
         SqlRefused: it is outside of what can be answered.
         InvalidInput: options that are no options.
     """
     source = read_source(text)
-    settings = read_settings(merge_options(source.options, options), folder)
+    settings = replace(read_settings(merge_options(source.options, options), folder), asker=asker)
     find_table = make_finder(tables, folder)
     registry = registry or Registry.load()
     refusal: Refusal | None = None
@@ -164,8 +167,9 @@ class _LookUp:
     def _open(self, part: QueryPart) -> StoredReleases:
         query = part.queries[0]
         if id(query) not in self._known:
+            given = self._settings
             self._known[id(query)] = StoredReleases(
-                query, self._ledger, self._settings.scope, self._registry, self._settings.revision
+                query, self._ledger, given.scope, self._registry, given.revision, given.asker
             )
         return self._known[id(query)]
 
@@ -200,8 +204,10 @@ def plan_parts(query: Query, settings: Settings, registry: Registry) -> PlannedP
     revision = settings.revision or 1
 
     def plan_at(epsilon: Any) -> PlannedParts:
-        price, scope = settings.price(epsilon), settings.scope
-        return plan_levels(parts, lambda some: price_parts(some, price, scope, registry, revision))
+        price, scope, asker = settings.price(epsilon), settings.scope, settings.asker
+        return plan_levels(
+            parts, lambda some: price_parts(some, price, scope, registry, revision, asker)
+        )
 
     if settings.target is not None:
         return find_epsilon(settings.target, plan_at)

@@ -49,6 +49,7 @@ class Settings:
         blocks: those that options name.
         revision: None: any stored answer may serve, and a new one is the first.
         name: of the view in the published file; None: none is made.
+        asker: whose stored answers may serve, such as a dbt model's; empty: those of all people.
     """
 
     scope: str
@@ -59,6 +60,7 @@ class Settings:
     revision: int | None
     name: str | None
     min_units: int
+    asker: str = ""
 
     def price(self, epsilon: Fraction) -> Price:
         """What may be spent."""

@@ -85,7 +85,7 @@ def split_nodes(node: Node | None) -> Iterator[Node]:
 
 
 class StoredReleases:
-    """The settled releases of ad-hoc queries of one table and scope, the newest first."""
+    """The settled releases of one asker's queries of one table and scope, the newest first."""
 
     def __init__(
         self,
@@ -94,12 +94,13 @@ class StoredReleases:
         scope: str,
         registry: Registry,
         revision: int | None,
+        asker: str = "",
     ) -> None:
         self._query, self._ledger, self._scope = query, ledger, scope
+        self._name = release_name(query.table, asker)
         self._registry, self._revision = registry, revision
         self._plans: dict[str, Plan | None] = {}
-        table = query.table
-        records = ledger.releases_by_name(scope, release_name(table))
+        records = ledger.releases_by_name(scope, self._name)
         self._records = [one for one in reversed(records) if one.scope == scope and one.settled]
 
     def find(self, part: QueryPart, asked: PartPlan) -> Stored | None:
@@ -226,7 +227,7 @@ class StoredReleases:
                         table, parse_row_expression(name, self._query.table)
                     )
             request = ReleaseRequest(
-                name=release_name(self._query.table),
+                name=self._name,
                 mechanism=part.mechanism,
                 table=Path(table.name),
                 scope=self._scope,

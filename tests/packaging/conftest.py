@@ -1,4 +1,4 @@
-"""The five distributions as their users get them: built, and installed outside the repository.
+"""The distributions as their users get them: built, and installed outside the repository.
 
 Environments hold links to the third-party packages of .venv, only those that an extra asks for, so
 that nothing is downloaded and nothing is there that was not asked for.
@@ -22,6 +22,8 @@ from dpflow.extras import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+#: Distributions that need packages which are not installed here.
+INTEGRATIONS = sorted(path.parent for path in ROOT.glob("integrations/*/pyproject.toml"))
 PYTHON = Path(sys.executable)
 
 
@@ -30,7 +32,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `make wheels` builds: a wheel, by way of an sdist, for each distribution."""
     folder = tmp_path_factory.mktemp("dist")
     options = ["--quiet", "--offline", "--no-build-isolation", "--python", str(PYTHON)]
-    for source in FOLDERS:
+    for source in (*FOLDERS, *INTEGRATIONS):
         run_uv("build", *options, "--out-dir", str(folder), str(source))
     return folder
 

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+FOLDERS = [
+    ROOT,
+    *sorted(
+        path.parent
+        for pattern in ("plugins", "integrations")
+        for path in ROOT.glob(f"{pattern}/*/pyproject.toml")
+    ),
+]
 #: Beside modules, what dpflow reads when it runs.
 DATA = (
     "dpflow/py.typed",

@@ -1,0 +1,45 @@
+{#- A model whose table is a differentially private answer. The query never runs on dbt's connection: the plugin plans
+    it, charges it unless an answer of this model is stored, and writes the answer to a table of its own. From then on
+    it is a table like others, put in place of the last one by names alone. -#}
+{% materialization dp_release, adapter="duckdb", supported_languages=["sql"] %}
+  {%- if flags.EMPTY -%}
+    {{ exceptions.raise_compiler_error(
+        "dp_release: an answer without rows would be paid like one with rows; leave this model out of --empty") }}
+  {%- endif -%}
+  {%- set target = this.incorporate(type="table") -%}
+  {%- set existing = load_cached_relation(this) -%}
+  {%- set answer = make_temp_relation(target, "__dpflow_answer") -%}
+  {%- set next = make_intermediate_relation(target) -%}
+  {%- set last = make_backup_relation(target, "table" if existing is none else existing.type) -%}
+
+  {{ run_hooks(pre_hooks, inside_transaction=False) }}
+
+  {#- Before dbt's transaction begins, so that it sees the answer. After a crash the next run finds it in the ledger. -#}
+  {%- do adapter.store_relation("dpflow_dbt", answer, [], "", "table", {
+      "id": model.unique_id,
+      "sql": sql,
+      "options": config.get("meta", {}).get("dpflow", {}),
+  }) -%}
+
+  {{ drop_relation_if_exists(load_cached_relation(next)) }}
+  {{ drop_relation_if_exists(load_cached_relation(last)) }}
+  {{ run_hooks(pre_hooks, inside_transaction=True) }}
+  {% call statement("main") -%}
+    {{ create_table_as(False, next, "select * from " ~ answer) }}
+  {%- endcall %}
+  {%- if existing is not none -%}
+    {%- do drop_indexes_on_relation(existing) -%}
+    {{ adapter.rename_relation(existing, last) }}
+  {%- endif -%}
+  {{ adapter.rename_relation(next, target) }}
+  {% do create_indexes(target) %}
+  {{ run_hooks(post_hooks, inside_transaction=True) }}
+  {% do apply_grants(target, config.get("grants"), should_revoke=should_revoke(existing, full_refresh_mode=True)) %}
+  {% do persist_docs(target, model) %}
+  {{ adapter.commit() }}
+
+  {{ drop_relation_if_exists(last) }}
+  {{ drop_relation_if_exists(answer) }}
+  {{ run_hooks(post_hooks, inside_transaction=False) }}
+  {{ return({"relations": [target]}) }}
+{% endmaterialization %}

@@ -1,0 +1,139 @@
+"""The dbt-duckdb plugin that answers a model's query from the private table and stores the answer.
+
+dbt's connection is to the file of results. The private file is opened by dpflow alone, in its own
+sandbox, and is never attached here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dbt.adapters.duckdb.plugins import BasePlugin
+from dbt.adapters.events.logging import AdapterLogger
+from dbt_common.exceptions import DbtRuntimeError
+
+from dpflow.analyst_sql.answers import SqlAnswer
+from dpflow.analyst_sql.query_plan import SqlPlan, answer_sql, plan_sql
+from dpflow.api import open_ledger
+from dpflow.catalogue import locate_ledger
+from dpflow.engine.releases.request import require_public
+from dpflow.errors import DpflowError, InvalidInput
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+
+log = AdapterLogger("dpflow")
+
+#: What ``meta.dpflow`` of a model may hold: options of `dpflow.sql`, and values of ``$name``.
+_OPTIONS = ("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "min_units")
+
+
+class Plugin(BasePlugin):
+    """Stores private answers; made by dbt-duckdb from ``plugins: [{module: dpflow_dbt}]``.
+
+    Its ``config`` in ``profiles.yml`` may name the ``ledger``, the ``tables`` (declarations) and the
+    ``folder`` in which the search for ``dpflow.yml`` begins; the dbt project's own if left out.
+    """
+
+    def initialize(self, plugin_config: dict[str, Any]) -> None:
+        """Called once, by the base class."""
+        self._folder = Path(plugin_config.get("folder") or ".")
+        self._ledger: str | None = plugin_config.get("ledger")
+        self._tables = [self._folder / one for one in plugin_config.get("tables") or ()]
+        # Threads of dbt share this plugin; a private table is read by one release at a time.
+        self._turn = threading.Lock()
+        self._connection: Any = None
+
+    def configure_connection(self, conn: Any) -> None:
+        """Keep dbt's connection to the output file."""
+        self._connection = conn
+
+    def store(self, target_config: Any) -> None:
+        """Answer the query of a model, and write the answer to ``target_config.relation``.
+
+        A model that was answered before gets its stored answer, at no cost, unless it asks for less
+        noise or for another revision. Raises `DbtRuntimeError` with dpflow's message.
+        """
+        failure = ""
+        try:
+            with self._turn:
+                self._store_answer(target_config.relation, target_config.config)
+        except DpflowError as error:
+            failure = str(error)
+        if failure:
+            # Outside of the handler, so that no traceback of dpflow's reaches dbt's logs.
+            raise DbtRuntimeError(f"dpflow: {failure}")
+
+    def _store_answer(self, relation: Any, model: Mapping[str, Any]) -> None:
+        options = dict(model.get("options") or {})
+        parameters = options.pop("parameters", ())
+        if unknown := sorted(set(options) - set(_OPTIONS)):
+            raise InvalidInput(
+                f"meta.dpflow of {model['id']} has {', '.join(unknown)}, which is no option; the options are: "
+                f"{', '.join((*_OPTIONS, 'parameters'))}"
+            )
+        registry, ledger = Registry.load(), self._open_ledger()
+        plan = plan_sql(
+            model["sql"],
+            options,
+            self._tables,
+            parameters,
+            ledger,
+            registry,
+            self._folder,
+            asker=model["id"],
+        )
+        self._check_plan(plan)
+        answer = answer_sql(plan, ledger, registry)
+        write_answer(self._connection.cursor(), str(relation), answer)
+        for one in answer.origins:
+            paid = (
+                f"charged epsilon {one.epsilon}, delta {one.delta} to scope {plan.settings.scope}"
+            )
+            log.info(
+                f"{model['id']}: {'stored answer, nothing charged' if one.stored else paid}; "
+                f"release {one.release_id}"
+            )
+
+    def _open_ledger(self) -> Ledger:
+        place, anchor = locate_ledger(self._ledger, self._folder)
+        return open_ledger(Ledger(place, anchor=anchor))
+
+    def _check_plan(self, plan: SqlPlan) -> None:
+        """Refuse, before anything is charged, what could not be stored beside public tables."""
+        if plan.source.explain:
+            raise InvalidInput(
+                "the model begins with EXPLAIN, which charges nothing and has no rows; take EXPLAIN out, or ask with "
+                "dpflow sql what it would cost"
+            )
+        if plan.settings.name is not None:
+            raise InvalidInput(
+                "the query has a name, and dbt's model is what its table is called; take name out of its options"
+            )
+        with self._connection.cursor() as cursor:
+            files = cursor.execute("SELECT path FROM duckdb_databases() WHERE path IS NOT NULL")
+            for (file,) in files.fetchall():
+                for table in plan.tables:
+                    require_public(Path(file), table, "dbt's models and databases")
+
+
+def write_answer(cursor: Any, relation: str, answer: SqlAnswer) -> None:
+    """Write an answer as a table, whole, in the place of one of this name: its columns with their noise
+    intervals, and when it was released.
+
+    Args:
+        relation: the table's name, already quoted.
+    """
+    columns = [
+        *answer.list_columns(intervals=True),
+        ("released_at", "TIMESTAMP", [answer.released_at] * len(answer.rows)),
+    ]
+    names = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}" {kind}' for name, kind, _ in columns)
+    places = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind, _ in columns)
+    with cursor:
+        cursor.execute(f"CREATE OR REPLACE TABLE {relation} ({names})")
+        if answer.rows:
+            values = [list(values) for _, _, values in columns]
+            cursor.execute(f"INSERT INTO {relation} SELECT {places}", values)

@@ -1,0 +1,174 @@
+"""The plugin as dbt-duckdb calls it, without dbt: a stand-in for its base class, and a real DuckDB file."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import duckdb
+import pytest
+
+from dpflow.ledger import Ledger
+from dpflow.tables.access.declarations import load_table
+
+DECLARATION = """
+name: visits
+database: private.duckdb
+privacy_unit: {column: person}
+contribution_bounds: {rows: 20}
+columns: {city: {public_keys: [Oslo, Rome]}, age: {lower: 0, upper: 100}}
+"""
+MODEL = 'SELECT city, COUNT(*) AS n, AVG(age) AS "Mean ""age" FROM visits GROUP BY city ORDER BY n'
+
+
+class BasePlugin:
+    """What dbt-duckdb 1.11 does with a plugin: a name, its configuration, then one connection."""
+
+    def __init__(self, name: str, plugin_config: dict[str, Any], credentials: Any = None) -> None:
+        self.name, self.creds = name, credentials
+        self.initialize(plugin_config)
+
+
+class DbtRuntimeError(RuntimeError):
+    pass
+
+
+class Project:
+    """A private table, its budget, and the plugin on a connection to the file of results."""
+
+    def __init__(self, folder: Path, plugin: Any) -> None:
+        self.folder = folder
+        with duckdb.connect(str(folder / "private.duckdb")) as connection:
+            connection.execute(
+                "CREATE TABLE visits AS SELECT i % 400 AS person, ['Oslo', 'Rome'][1 + i % 2] AS city, "
+                "i % 90 AS age FROM range(8000) t(i)"
+            )
+        (folder / "visits.yml").write_text(DECLARATION)
+        (folder / "dpflow.yml").write_text(
+            "{ledger: ledger.sqlite, scope: visits, tables: {visits: visits.yml}}"
+        )
+        self.ledger = Ledger(folder / "ledger.sqlite", create=True)
+        self.ledger.grant(
+            "visits",
+            "10",
+            "0",
+            filter="basic",
+            table=load_table(folder / "visits.yml"),
+            principal="owner",
+        )
+        self.published = duckdb.connect(str(folder / "published.duckdb"))
+        self.plugin = plugin.Plugin("dpflow_dbt", {"folder": str(folder)})
+        self.plugin.configure_connection(self.published)
+
+    def store(self, sql: str = MODEL, model: str = "model.p.a", **options: Any) -> list[Any]:
+        config = {"id": model, "sql": sql, "options": {"epsilon": 0.5} | options}
+        self.plugin.store(SimpleNamespace(relation='"main"."a b"', config=config))
+        return self.published.execute('FROM main."a b" ORDER BY ALL').fetchall()
+
+    def spent(self) -> str:
+        return str(self.ledger.remaining("visits").rows()[0]["epsilon_spent"])
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    def log(name: str) -> Any:
+        return SimpleNamespace(info=lambda text: None)
+
+    for name, words in (
+        ("dbt.adapters.duckdb.plugins", {"BasePlugin": BasePlugin}),
+        ("dbt.adapters.events.logging", {"AdapterLogger": log}),
+        ("dbt_common.exceptions", {"DbtRuntimeError": DbtRuntimeError}),
+    ):
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
+        stand_in = ModuleType(name)
+        stand_in.__dict__.update(words)
+        monkeypatch.setitem(sys.modules, name, stand_in)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    for name in ("dpflow_dbt", "dpflow_dbt.plugin"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    plugin = importlib.import_module("dpflow_dbt.plugin")
+    yield Project(tmp_path, plugin)
+    for name in ("dpflow_dbt", "dpflow_dbt.plugin"):
+        sys.modules.pop(name, None)
+
+
+def test_a_model_is_charged_once_for_its_id_and_its_query(project: Project) -> None:
+    """Not again for another spelling, order or a lower price; but for another query, another model,
+    less noise and a new revision.
+    """
+    first = project.store()
+    assert [row[0] for row in first] == ["Oslo", "Rome"]
+    names = [one[0] for one in project.published.execute('FROM main."a b" LIMIT 0').description]
+    assert names[:4] == ["city", "n", "n_low", "n_high"]
+    assert names[4] == 'Mean "age' and names[-1] == "released_at"
+    spelling = MODEL.lower().replace('"mean ""age"', '"Mean ""age"') + " limit 2"
+    for sql, options in ((MODEL, {}), (spelling, {}), (MODEL, {"epsilon": "0.25"})):
+        assert project.store(sql, **options) == first
+    assert project.spent() == "0.5"
+    assert project.store(epsilon="0.75") != first
+    assert project.spent() == "1.25"
+    project.store(MODEL.replace("GROUP", "WHERE age > 30 GROUP"))
+    assert project.spent() == "1.75"
+    project.store(model="model.p.b")
+    assert project.spent() == "2.25"
+    assert project.store(revision=2) != first
+    assert project.spent() == "2.75"
+
+
+def test_people_and_models_do_not_share_answers(project: Project) -> None:
+    """A model's key has its id in it: what a person asked is no answer of it, nor the other way."""
+    import dpflow
+
+    given = {"epsilon": "0.5", "ledger": project.ledger, "scope": "visits"}
+    tables = [project.folder / "visits.yml"]
+    for _ in range(2):
+        dpflow.sql(MODEL, tables=tables, **given)
+        project.store()
+    assert project.spent() == "1"
+
+
+@pytest.mark.parametrize(
+    ("sql", "options", "reason"),
+    [
+        ("SELECT * FROM visits", {}, "no-star"),
+        ("EXPLAIN " + MODEL, {}, "EXPLAIN"),
+        (MODEL, {"epsilon": "100"}, "exhausted|left"),
+        (MODEL, {"price": 1}, "price, which is no option"),
+        ("-- dp: epsilon=1\n" + MODEL, {}, "given twice"),
+        ("-- dp: name=x\n" + MODEL, {}, "take name out"),
+        ('SELECT COUNT(*) FROM "published"."main"."visits"', {}, "allow-list"),
+    ],
+)
+def test_what_is_refused_costs_nothing_and_leaves_the_table(
+    project: Project, sql: str, options: dict[str, Any], reason: str
+) -> None:
+    """dbt gets dpflow's message, without a cause that would be printed as a traceback."""
+    project.published.execute('CREATE TABLE "a b" AS SELECT 1 AS x')
+    with pytest.raises(DbtRuntimeError, match=reason) as caught:
+        project.store(sql, **options)
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    assert project.spent() == "0"
+    assert project.published.execute('FROM "a b"').fetchall() == [(1,)]
+
+
+def test_a_value_stays_one_literal(project: Project) -> None:
+    text = "SELECT COUNT(*) AS n FROM visits WHERE city = $city"
+    rows = project.store(text, parameters={"city": "Oslo' OR 'a' = 'a"})
+    assert abs(rows[0][0]) < 1000
+
+
+def test_the_private_file_is_neither_attached_nor_written(project: Project, tmp_path: Path) -> None:
+    """Not by the plugin; and where somebody attached it, nothing is charged. Under another name, too."""
+    project.store()
+    paths = project.published.execute("SELECT path FROM duckdb_databases()").fetchall()
+    assert [path for (path,) in paths if path] == [str(tmp_path / "published.duckdb")]
+    (tmp_path / "other.duckdb").symlink_to(tmp_path / "private.duckdb")
+    project.published.execute(f"ATTACH '{tmp_path / 'other.duckdb'}' AS p (READ_ONLY)")
+    with pytest.raises(DbtRuntimeError, match="private table's file"):
+        project.store(revision=2)
+    assert project.spent() == "0.5"
