@@ -28,6 +28,8 @@ from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
 
 Context = Mapping[str, Any]
+#: Queries of one task whose plans are kept.
+_MOST_QUERIES = 1000
 
 
 def read_dags(
@@ -175,9 +177,6 @@ def _make_run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> 
     return Run(when, name_run(context, partition_key, run_id), context)
 
 
-#: Of tasks that answer SQL: they are named, and never counted as free.
-_SQL_NOTE = "answers SQL, which no forecast counts yet: dpflow sql EXPLAIN prints its privacy cost"
-
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
@@ -187,8 +186,6 @@ def _read_task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
     field = getattr(getattr(operator, "operator_class", type(operator)), "request_field", None)
     if field is None:
         return None
-    if field == "sql":
-        return Task(operator.task_id, lambda run: [], _SQL_NOTE)
     instances, note = _read_arguments(operator, field)
     # A table's own contract is not charged.
     if field == "contract" and not note and all(not given.get(field) for given in instances):
@@ -196,11 +193,14 @@ def _read_task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
     if any(True for _ in operator.iter_mapped_task_groups()):
         note = "in a mapped task group: each of its instances charges this"
     folder = Path(dag.fileloc).parent
-    make = _contract_maker if field == "contract" else _request_maker
-    makers = [
-        make(dag, operator, arguments.get(field), arguments, folder, files)
-        for arguments in instances
-    ]
+    if field == "sql":
+        makers = [_query_maker(dag, operator, arguments, folder) for arguments in instances]
+    else:
+        make = _contract_maker if field == "contract" else _request_maker
+        makers = [
+            make(dag, operator, arguments.get(field), arguments, folder, files)
+            for arguments in instances
+        ]
     return Task(
         operator.task_id, lambda run: [one for make in makers for one in make(run.variables)], note
     )
@@ -220,9 +220,7 @@ def list_downstream(operator: Any, context: Context) -> list[tuple[str, PlannedR
     if unknown or not tasks:
         what = "no task downstream releases"
         if unknown:
-            is_sql = unknown[0].note == _SQL_NOTE
-            reason = "answers SQL" if is_sql else "is mapped over what only a run knows"
-            what = f"task {unknown[0].name!r} downstream {reason}"
+            what = f"task {unknown[0].name!r} downstream is mapped over what only a run knows"
         raise PlanRefused(
             f"{operator.task_id!r} cannot tell what this run will spend: {what}; name it in releases"
         )
@@ -234,9 +232,12 @@ def _read_arguments(operator: Any, field: str) -> tuple[list[dict[str, Any]], st
     """The arguments of each task instance, as far as they are written in the DAG file, and what is
     not.
     """
+    from dpflow.airflow.sql_release import QUERY_FIELDS
+
     expand = getattr(operator, "expand_input", None)
     if expand is None:
-        return [{name: getattr(operator, name, None) for name in (field, "blocks", "ordinal")}], ""
+        names = QUERY_FIELDS if field == "sql" else (field, "blocks", "ordinal")
+        return [{name: getattr(operator, name, None) for name in names}], ""
     fixed, mapped = dict(operator.partial_kwargs), expand.value
     if isinstance(mapped, Sequence):
         if all(isinstance(arguments, Mapping) for arguments in mapped):
@@ -252,7 +253,9 @@ def _read_arguments(operator: Any, field: str) -> tuple[list[dict[str, Any]], st
             # A stand-in that differs from run to run, as the real blocks would.
             fixed["blocks"] = ["some block of {{ run_id }}"]
         fixed |= {name: value for name, value in mapped.items() if isinstance(value, str | Mapping)}
-    if field not in fixed:
+    # Whatever else a run decides about a query may change what it charges.
+    whole = not isinstance(mapped, Mapping) or bool(mapped.keys() - fixed.keys() - {"blocks"})
+    if field not in fixed or (field == "sql" and whole):
         return [], "mapped over releases that only a run knows: privacy cost unknown"
     return [fixed], "mapped over what only a run knows: each instance charges this"
 
@@ -346,6 +349,46 @@ def _contract_maker(
             return []
         listed = requests.setdefault(f"{read!r}", [one for one, _ in list_requests(read, ())])
         return [PlannedRelease(request, blocks, n) for n, request in enumerate(listed)]
+
+    return make_requests
+
+
+def _query_maker(
+    dag: Any, operator: Any, arguments: Mapping[str, Any], folder: Path
+) -> Callable[[Context], list[PlannedRelease]]:
+    """As `_request_maker`, for a query: the releases that answer it in a run."""
+    # Not at the top: Airflow must not be imported before `_use_temporary_home` was called.
+    from dpflow.airflow.sql_release import plan_query
+    from dpflow.registry import Registry
+
+    environment, registry = dag.get_template_env(), Registry.load()
+    fields = dict(arguments)
+    if str(fields["sql"]).endswith(".sql"):
+        fields["sql"], _, _ = environment.loader.get_source(environment, fields["sql"])
+    fill, _ = _template_filler(
+        {name: fields.get(name) for name in ("sql", "parameters", "blocks")}, environment, operator
+    )
+    # The same request objects for all runs that ask the same: the forecast plans each object once.
+    requests: dict[str, list[ReleaseRequest]] = {}
+
+    def make_requests(context: Context) -> list[PlannedRelease]:
+        filled = fill(context)
+        blocks = filled["blocks"]
+        blocks = (blocks,) if isinstance(blocks, str) else tuple(map(str, blocks or ()))
+        text = repr((filled["sql"], filled["parameters"]))
+        if text not in requests:
+            # A query that names its blocks differs from run to run, and runs may have no end.
+            if len(requests) >= _MOST_QUERIES:
+                requests.clear()
+            try:
+                plan = plan_query({**fields, **filled, "blocks": blocks}, folder, registry)
+            except InvalidInput as error:
+                raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
+            requests[text] = [
+                one.plan.request.with_declaration(one.part.table) for one in plan.parts
+            ]
+        ordinal = int(fields.get("ordinal") or 0)
+        return [PlannedRelease(one, blocks or one.blocks, ordinal) for one in requests[text]]
 
     return make_requests
 

@@ -3,11 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import dag_folder, identify_run, map_failures, open_ledger
 from dpflow.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dpflow.analyst_sql.query_plan import SqlPlan
+    from dpflow.registry import Registry
+
+
+#: Arguments of the operator that decide what it charges.
+QUERY_FIELDS = (
+    *("sql", "parameters", "blocks", "epsilon", "delta", "scope", "tables", "output_table"),
+    "ordinal",
+)
+
+
+def plan_query(arguments: Mapping[str, Any], folder: Path, registry: Registry) -> SqlPlan:
+    """The plan of one task's query in one run, which draws for itself: stored answers of others are
+    not looked for.
+
+    Args:
+        arguments: `QUERY_FIELDS` of the operator, with their templates filled in.
+
+    Raises:
+        InvalidInput: a query that is refused, or that no task may ask.
+    """
+    from dpflow.analyst_sql.publish_answer import find_output
+    from dpflow.analyst_sql.query_plan import plan_sql
+
+    output = arguments.get("output_table")
+    options = {name: arguments.get(name) for name in ("epsilon", "delta", "scope")}
+    options |= {"blocks": arguments.get("blocks") or (), "name": output}
+    plan = plan_sql(
+        arguments["sql"],
+        options,
+        [folder / table for table in arguments.get("tables") or ()],
+        arguments.get("parameters") or (),
+        None,
+        registry,
+        folder,
+        look_up=False,
+    )
+    if plan.source.explain:
+        raise InvalidInput(
+            "the query begins with EXPLAIN, which charges nothing, and this task pays for an answer; take "
+            "EXPLAIN out, or ask with dpflow sql what it would cost"
+        )
+    if plan.settings.revision is not None:
+        raise InvalidInput(
+            "the query names a revision, and in a task each run draws for itself; leave revision out, and "
+            "use ordinal for a second draw in one run"
+        )
+    if output is not None:
+        find_output(plan, output, folder)
+    return plan
 
 
 class SqlReleaseOperator(PrivacyOperator):
@@ -74,42 +127,13 @@ class SqlReleaseOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Answer the query; see the class."""
-        from dpflow.analyst_sql.publish_answer import find_output, publish_answer
-        from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
+        from dpflow.analyst_sql.publish_answer import publish_answer
+        from dpflow.analyst_sql.query_plan import answer_sql
         from dpflow.registry import Registry
 
         registry, folder = Registry.load(), dag_folder(context)
-        options = {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "scope": self.scope,
-            "blocks": self.blocks or (),
-            "name": self.output_table,
-        }
-        tables = [folder / table for table in self.tables]
         ledger = open_ledger(self.ledger_conn_id, folder)
-        plan = plan_sql(
-            self.sql,
-            options,
-            tables,
-            self.parameters or (),
-            ledger,
-            registry,
-            folder,
-            look_up=False,
-        )
-        if plan.source.explain:
-            raise InvalidInput(
-                "the query begins with EXPLAIN, which charges nothing, and this task pays for an answer; take "
-                "EXPLAIN out, or ask with dpflow sql what it would cost"
-            )
-        if plan.settings.revision is not None:
-            raise InvalidInput(
-                "the query names a revision, and in a task each run draws for itself; leave revision out, and "
-                "use ordinal for a second draw in one run"
-            )
-        if self.output_table is not None:
-            find_output(plan, self.output_table, folder)
+        plan = plan_query(vars(self), folder, registry)
         answer = answer_sql(
             plan,
             ledger,

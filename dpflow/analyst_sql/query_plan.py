@@ -167,9 +167,14 @@ class _LookUp:
     def _open(self, part: QueryPart) -> StoredReleases:
         query = part.queries[0]
         if id(query) not in self._known:
-            given = self._settings
+            settings = self._settings
             self._known[id(query)] = StoredReleases(
-                query, self._ledger, given.scope, self._registry, given.revision, given.asker
+                query,
+                self._ledger,
+                settings.scope,
+                self._registry,
+                settings.revision,
+                settings.asker,
             )
         return self._known[id(query)]
 

@@ -15,13 +15,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sql_world import World
 
 from dpflow.airflow.dag_jobs import read_dags
 from dpflow.core.accounting.privacy_filters import make_filter
+from dpflow.engine.planning.precheck import PlanInRun, is_paid
 from dpflow.engine.planning.report import describe_forecast
 from dpflow.engine.planning.simulate import Job, forecast_schedule
+from dpflow.engine.releases.plan import make_plan
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidInput, PlanRefused
-from dpflow.ledger import Ledger, Scope
+from dpflow.ledger import Ledger, Scope, make_slot
 from dpflow.registry import Registry
 
 if TYPE_CHECKING:
@@ -357,3 +361,112 @@ def test_equal_releases_of_one_task_are_one(tiny: Tiny, read: Any) -> None:
         ("t", "a", ("b",)), ("t", "c", ()), ("u", "a", ()), ("v", "a", ())
     ]  # fmt: skip
     assert seen.outlooks["visits"].burn[-1][1] == 0.5
+
+
+SQL_DAGS = """
+from dpflow.airflow import BudgetCheckOperator, SqlReleaseOperator
+TEXT = "SELECT city, COUNT(*) AS n, MEDIAN(age) AS m FROM visits WHERE city <> $city GROUP BY city"
+with DAG("queries", **DAILY):
+    given = {"parameters": {"city": "{{ params.get('city', 'Rome') }}"}}
+    BudgetCheckOperator(task_id="check") >> SqlReleaseOperator(task_id="text", sql=TEXT, epsilon="0.5", **given)
+    SqlReleaseOperator(task_id="file", sql="query.sql", output_table="cities")
+    SqlReleaseOperator.partial(task_id="two", sql=TEXT, epsilon="0.25").expand(parameters=[{"city": "Oslo"}, {"city": "Bern"}])
+"""
+
+
+@pytest.fixture
+def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World(tmp_path)
+    (tmp_path / "dpflow.yml").write_text(
+        "{ledger: ledger.sqlite, scope: visits, tables: {visits: visits.yml}, output: {database: out.duckdb}}"
+    )
+    (tmp_path / "query.sql").write_text(
+        "-- dp: epsilon=1\nSELECT COUNT(*) AS n FROM visits WHERE age > {{ 20 + 10 }}"
+    )
+    (tmp_path / "dags.py").write_text(HEAD + SQL_DAGS)
+    monkeypatch.delenv("DPFLOW_LEDGER", raising=False)
+    return world
+
+
+def find_task(job: Job, name: str) -> Any:
+    (task,) = [one for one in job.tasks if one.name == name]
+    return task
+
+
+def test_queries_are_forecast_at_what_their_tasks_charge(queries: World) -> None:
+    """Texts, files and mapped parameters; the plans are those of the task, so what a run has paid is
+    free.
+    """
+    ((job,), _) = read_dags(
+        queries.folder / "dags.py", start=dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    )
+    run = next(job.runs())
+    asks = {task.name: task.asks(run) for task in job.tasks}
+    assert {name: len(found) for name, found in asks.items()} == {"text": 2, "file": 1, "two": 4}
+    seen = forecast_schedule([job], Registry.load(), queries.ledger, until=run.when)
+    costs = {}
+    for line in seen.lines:
+        costs[line.task.name] = costs.get(line.task.name, 0) + Fraction(line.plan.privacy_cost()[0])
+    assert costs == {"text": Fraction("0.5"), "file": 1, "two": Fraction("0.5")}
+    # A second look at a run asks with the same objects, which are planned once.
+    later = find_task(job, "text").asks(next(itertools.islice(job.runs(), 5, None)))
+    assert [one.request for one in later] == [one.request for one in asks["text"]]
+    assert all(a.request is b.request for a, b in zip(later, asks["text"]))
+    # What the operator pays in this run is what the forecast finds paid.
+    from dpflow.airflow import SqlReleaseOperator
+
+    text = SQL_DAGS.split('TEXT = "')[1].split('"\n')[0]
+    context = {
+        "dag": SimpleNamespace(fileloc=str(queries.folder / "dags.py")),
+        "ti": SimpleNamespace(dag_id="queries", task_id="text", run_id="r", map_index=-1),
+        "dag_run": SimpleNamespace(partition_key=None),
+    } | {k: v for k, v in run.variables.items() if k.startswith(("logical", "data"))}
+    SqlReleaseOperator(
+        task_id="text", sql=text, epsilon="0.5", parameters={"city": "Rome"}
+    ).execute(context)
+    spent = queries.spent()
+    assert spent == "0.5"
+    identity = RunIdentity("queries", "", run.occurrence, make_slot("queries"), "")
+    for name, paid in (("text", True), ("file", False), ("two", False)):
+        for ask in asks[name]:
+            plan = make_plan(ask.request, Registry.load(), ask.request.load_declaration())
+            assert is_paid(PlanInRun(plan, name, ask.ordinal), queries.ledger, identity) == paid
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ('SqlReleaseOperator(task_id="t", sql="SELECT * FROM visits", epsilon=1)', "no-star"),
+        (
+            'SqlReleaseOperator(task_id="t", sql="EXPLAIN SELECT COUNT(*) FROM visits", epsilon=1)',
+            "EXPLAIN",
+        ),
+        ('SqlReleaseOperator(task_id="t", sql="{{ conf.x }}", epsilon=1)', "template"),
+        ('SqlReleaseOperator(task_id="t", sql=TEXT, epsilon=1)', "parameter 'city' has no value"),
+    ],
+)
+def test_a_query_that_its_task_would_refuse_is_no_forecast(
+    queries: World, task: str, reason: str
+) -> None:
+    head = SQL_DAGS.split("with DAG")[0]
+    (queries.folder / "dags.py").write_text(f'{HEAD}{head}with DAG("q", **DAILY):\n    {task}\n')
+    ((job,), _) = read_dags(queries.folder / "dags.py")
+    with pytest.raises((InvalidInput, PlanRefused), match=reason):
+        job.tasks[0].asks(next(job.runs()))
+
+
+def test_what_only_a_run_knows_of_a_query_is_not_guessed(queries: World) -> None:
+    """Mapped parameters may hold anything: the task is named, and budget checks refuse it."""
+    body = """
+    @task
+    def ages():
+        return [{"city": "Oslo"}]
+    with DAG("q", **DAILY):
+        BudgetCheckOperator(task_id="check") >> SqlReleaseOperator.partial(
+            task_id="t", sql=TEXT, epsilon="1").expand(parameters=ages())
+    """
+    head = SQL_DAGS.split("with DAG")[0]
+    (queries.folder / "dags.py").write_text(HEAD + head + textwrap.dedent(body))
+    ((job,), _) = read_dags(queries.folder / "dags.py")
+    (one,) = [task for task in job.tasks if task.name == "t"]
+    assert one.asks(next(job.runs())) == [] and "unknown" in one.note

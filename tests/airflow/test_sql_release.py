@@ -166,9 +166,9 @@ def test_a_query_says_what_it_paid(world: World, monkeypatch: pytest.MonkeyPatch
     assert lines[3].startswith("left in visits: epsilon ") and len(lines) == 4
 
 
-def test_no_forecast_takes_a_query_for_free(world: World) -> None:
-    """`dpflow plan` names a query's task with where to find its cost, and a budget check above it
-    refuses to guess.
+def test_no_forecast_takes_a_query_for_free(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dpflow plan` counts what a query's task charges, and a budget check above it takes or refuses
+    it.
     """
     from airflow_names import AirflowFailException
 
@@ -186,10 +186,20 @@ def test_no_forecast_takes_a_query_for_free(world: World) -> None:
     )
     (job,) = read_dags(file)[0]
     (task,) = job.tasks
-    assert task.name == "t" and "dpflow sql EXPLAIN" in task.note
+    assert task.name == "t" and not task.note and len(task.asks(next(job.runs()))) == 1
+    monkeypatch.setattr(
+        "dpflow.airflow.budget_check.open_ledger", lambda conn_id, folder: world.ledger
+    )
     names: dict[str, Any] = {}
     exec(compile(file.read_text(), str(file), "exec"), names)
     check = names["dag"].get_task("check")
     assert isinstance(check, BudgetCheckOperator)
-    with pytest.raises(AirflowFailException, match="task 't' downstream answers SQL"):
-        check.execute(context(world.folder) | {"dag": names["dag"]})
+    running = context(world.folder) | {"dag": names["dag"]}
+    names["dag"].fileloc = str(file)
+    assert check.execute(running) == {"planned": 1, "to_pay": 1}
+    world.ledger.grant(
+        "visits", "0.25", "0.1", filter="basic", table=world.table, principal="owner"
+    )
+    with pytest.raises(AirflowFailException, match="BudgetExceeded"):
+        check.execute(running)
+    assert world.spent() == "0"

@@ -197,13 +197,14 @@ class PlanCache:
 
     def plan_exactly(self, request: ReleaseRequest, blocks: tuple[str, ...]) -> Plan:
         """The plan of this request with exactly these blocks."""
-        if request.table not in self._tables:
-            self._tables[request.table] = request.load_declaration()
+        table = request.declaration or self._tables.get(request.table)
+        if table is None:
+            table = self._tables[request.table] = request.load_declaration()
         exact_request = request.model_copy(update={"blocks": blocks})
         return make_plan(
             exact_request,
             self._registry,
-            suppose_bounds(exact_request, self._ledger, table=self._tables[request.table]),
+            suppose_bounds(exact_request, self._ledger, table=table),
         )
 
 

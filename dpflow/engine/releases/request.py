@@ -8,7 +8,7 @@ import datetime as dt
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
 
 from dpflow.catalogue import fill_request, locate_declaration
 from dpflow.core.contract.declaration import Table
@@ -79,10 +79,22 @@ class ReleaseRequest(Strict):
     ] = ()
     revision: Annotated[int, Field(ge=1)] = 1
     publish: Publish | None = None
+    _declaration: Table | None = PrivateAttr(default=None)
+
+    @property
+    def declaration(self) -> Table | None:
+        """The declaration that it carries; None if it is to be loaded."""
+        return self._declaration
+
+    def with_declaration(self, table: Table) -> ReleaseRequest:
+        """This request with a declaration that no file has, such as one with computed columns."""
+        carrying = self.model_copy()
+        carrying._declaration = table
+        return carrying
 
     def load_declaration(self) -> Table:
-        """The declared table this request names."""
-        return load_table(self.table)
+        """The declared table this request names, or the one that it carries."""
+        return self._declaration or load_table(self.table)
 
 
 def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -> ReleaseRequest:

@@ -17,7 +17,6 @@ from dbt_common.exceptions import DbtRuntimeError
 
 from dpflow.analyst_sql.answers import SqlAnswer
 from dpflow.analyst_sql.query_plan import SqlPlan, answer_sql, plan_sql
-from dpflow.api import open_ledger
 from dpflow.catalogue import locate_ledger
 from dpflow.engine.releases.request import require_public
 from dpflow.errors import DpflowError, InvalidInput
@@ -98,8 +97,8 @@ class Plugin(BasePlugin):
             )
 
     def _open_ledger(self) -> Ledger:
-        place, anchor = locate_ledger(self._ledger, self._folder)
-        return open_ledger(Ledger(place, anchor=anchor))
+        location, anchor = locate_ledger(self._ledger, self._folder)
+        return Ledger(location, anchor=anchor)
 
     def _check_plan(self, plan: SqlPlan) -> None:
         """Refuse, before anything is charged, what could not be stored beside public tables."""
