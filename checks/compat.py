@@ -28,6 +28,8 @@ SETS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "newest": ("highest", ("apache-airflow==3.3.*", "sqlalchemy==2.1.*")),
 }
+#: An S3 server and its file system, which the tests of stores need.
+STORES = ("s3fs>=2025.9", "moto[server]>=5.1.18")
 #: Operators and tables, and whatever else calls SQLAlchemy, cryptography, MLflow, scikit-learn or Great
 #: Expectations itself.
 TESTS = (
@@ -46,9 +48,20 @@ def build_environment(name: str) -> Path:
     home, pins, constraints = HOME / name, HOME / f"{name}.txt", HOME / f"{name}.constraints"
     HOME.mkdir(exist_ok=True)
     constraints.write_text("\n".join(versions))
+    stores = HOME / "stores.in"
+    stores.write_text("\n".join(STORES))
     run = f"{sys.version_info[0]}.{sys.version_info[1]}"
     _uv(
-        *("pip", "compile", "pyproject.toml", "--all-extras", "--group", "test", "--quiet"),
+        *(
+            "pip",
+            "compile",
+            "pyproject.toml",
+            str(stores),
+            "--all-extras",
+            "--group",
+            "test",
+            "--quiet",
+        ),
         *("--python-version", run, "--no-header", "--no-annotate", "--resolution", resolution),
         *("--constraint", str(constraints), "--upgrade", "--output-file", str(pins)),
     )

@@ -21,7 +21,9 @@ from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
 from dpflow.tables.access.column_roles import ColumnRoles, list_columns, list_tables
 from dpflow.tables.access.declarations import load_table
-from dpflow.tables.access.file_list import is_list
+from dpflow.tables.access.file_list import SUFFIX, is_list
+from dpflow.tables.access.local_files import require_local_place
+from dpflow.tables.access.object_stores import is_object
 
 #: One sentence for each thing that only the owner knows.
 WHY = {
@@ -36,10 +38,11 @@ WHY = {
 
 
 def command(
-    source: Annotated[
-        Path,
+    database: Annotated[
+        str,
         typer.Argument(
-            help="A private DuckDB file, or a list of Parquet files; make one with dpflow load."
+            metavar="SOURCE",
+            help="A private DuckDB file, or a list of Parquet files; make one with dpflow load.",
         ),
     ],
     relation: Annotated[
@@ -81,6 +84,7 @@ def command(
 
     Reads names and types, never values. Everything is asked in a terminal, or given by options.
     """
+    source = _find_source(database)
     relation = _choose_table(source, relation)
     columns = {c.name: c for c in list_columns(source, relation)}
     name = proposals.require_table_name(name or relation.rpartition(".")[2])
@@ -120,6 +124,17 @@ def command(
         print(
             f"grant a budget with: dpflow ledger grant {name} --epsilon 1 --delta 1e-6 --table {name}"
         )
+
+
+def _find_source(database: str) -> Path:
+    """The file that is meant. Raises `InvalidInput` for objects of a store, which a list names."""
+    if is_object(database):
+        raise InvalidInput(
+            f"objects of a store are read by a list of those that were verified; write it first: "
+            f"dpflow load {database} --in-place, then: dpflow init NAME{SUFFIX}"
+        )
+    require_local_place(database, "the source")
+    return Path(database)
 
 
 def _choose_table(source: Path, relation: str | None) -> str:

@@ -14,18 +14,19 @@ from dpflow.catalogue import is_table_name
 from dpflow.cli.console import JsonOption, open_output, show_json, show_table
 from dpflow.errors import InvalidInput
 from dpflow.tables.access.file_list import SUFFIX
-from dpflow.tables.access.local_files import require_local_place
 from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.report import LoadReport
-from dpflow.tables.loading.source_names import open_source
-from dpflow.tables.loading.sources import CsvFormat, expand_files, find_root
+from dpflow.tables.loading.source_names import find_sources, open_source
+from dpflow.tables.loading.sources import CsvFormat
 
 
 def command(
     source: Annotated[
         list[str],
-        typer.Argument(help="Files, or globs in quotes: .csv, .json (also .gz), .parquet."),
+        typer.Argument(
+            help="Files, or globs in quotes: .csv, .json (also .gz), .parquet; also s3://bucket/..."
+        ),
     ],
     server_table: Annotated[
         str | None, typer.Option("--from", help="PostgreSQL: the table, such as public.visits.")
@@ -134,16 +135,13 @@ def command(
 
 def _list_in_place(names: Sequence[str], into: str | None, as_json: bool) -> None:
     """Verify Parquet files and write their list."""
-    for source in names:
-        require_local_place(source, "the source")
-    files = [file for pattern in names for file in expand_files(pattern)]
-    unlike = [file for file in files if file.suffix.lower() not in (".parquet", ".pq")]
+    files, root = find_sources(names)
+    unlike = [file for file in files if Path(file).suffix.lower() not in (".parquet", ".pq")]
     if unlike:
         raise InvalidInput(
             f"{unlike[0]} is no Parquet file, so it must be loaded; leave --in-place out"
         )
-    root = find_root(names)
-    target = Path(into or f"{root.resolve().name}{SUFFIX}")
+    target = Path(into or f"{Path(root).resolve().name}{SUFFIX}")
     name = target.name.removesuffix(SUFFIX)
     if not is_table_name(name) or not target.name.endswith(SUFFIX):
         raise InvalidInput(

@@ -23,6 +23,7 @@ import duckdb
 
 from dpflow.errors import TableBusy, TableError, TableUnreadable
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.object_stores import ObjectStore, is_object
 from dpflow.tables.access.sql import match_name
 
 T = TypeVar("T")
@@ -33,21 +34,34 @@ _VERSION = 1
 _VARIABLE = "dpflow_files"
 
 
+#: What tells that a file is as it was; any change changes one part. Of a file: device, inode, size and time; of
+#: an object: size and version.
+FileState = tuple[int | str, ...]
+
+
 @dataclass(frozen=True)
 class ListedFile:
-    """A file as it was when every value in it was read: any change changes one of these."""
+    """A file, or a URL of an object, as it was when every value in it was read."""
 
     path: str
-    device: int
-    inode: int
-    size: int
-    changed: int
+    state: FileState
 
-    @classmethod
-    def look_at(cls, path: str) -> ListedFile:
-        """The file as it is now. Raises `OSError`."""
-        state = os.stat(path)
-        return cls(path, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+
+def find_states(paths: Sequence[str]) -> dict[str, FileState]:
+    """The states of those that are there.
+
+    Raises:
+        TableBusy: they are objects of a store that cannot be reached.
+        TableUnreadable: the store refuses to tell.
+    """
+    if paths and is_object(paths[0]):
+        return ObjectStore.open(paths).find_states(paths)
+    states: dict[str, FileState] = {}
+    for path in paths:
+        with suppress(OSError):
+            status = os.stat(path)
+            states[path] = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return states
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ class FileList:
         name: the relation's name, which declarations say.
         columns: names and types, the same in all files; then those that folders name.
         partitions: columns that folders name, such as ``day=2013-01-01``; they are texts.
-        files: with absolute paths.
+        files: with absolute paths, or URLs of one store.
     """
 
     name: str
@@ -78,7 +92,7 @@ class FileList:
                 {str(name): str(kind) for name, kind in data["columns"].items()},
                 tuple(map(str, data["partitions"])),
                 tuple(
-                    ListedFile(os.path.join(file.parent.resolve(), path), *map(int, state))
+                    ListedFile(_join(file.parent.resolve(), path), tuple(state))
                     for path, *state in data["files"]
                 ),
             )
@@ -94,20 +108,15 @@ class FileList:
 
     def to_json(self, folder: Path) -> str:
         """The text of the list, with paths relative to its folder."""
-        files = [
-            [os.path.relpath(f.path, folder.resolve()), f.device, f.inode, f.size, f.changed]
-            for f in self.files
-        ]
+        files = [[_relative(f.path, folder.resolve()), *f.state] for f in self.files]
         data: dict[str, Any] = {"version": _VERSION, "name": self.name, "columns": self.columns}
         data |= {"partitions": list(self.partitions), "files": files}
         return json.dumps(data, indent=None, ensure_ascii=False) + "\n"
 
     def is_unchanged(self) -> bool:
-        """Whether every file is as it was when it was listed."""
-        try:
-            return all(ListedFile.look_at(file.path) == file for file in self.files)
-        except OSError:
-            return False
+        """Whether every file is as it was when it was listed. Raises as `find_states` does."""
+        states = {file.path: file.state for file in self.files}
+        return find_states(list(states)) == states
 
     def relation_sql(self) -> str:
         """All rows, by the variable that `open_list` sets: a list of many files would be a long text."""
@@ -119,6 +128,14 @@ class FileList:
             else "hive_partitioning = false"
         )
         return f"(SELECT {columns} FROM read_parquet(getvariable('{_VARIABLE}'), {options}))"
+
+
+def _join(folder: Path, path: str) -> str:
+    return path if is_object(path) else os.path.join(folder, path)
+
+
+def _relative(path: str, folder: Path) -> str:
+    return path if is_object(path) else os.path.relpath(path, folder)
 
 
 def is_list(database: Path) -> bool:
@@ -160,6 +177,10 @@ class ListConnection(sandbox.Connection):
     def fetch_arrays(self, query: str, parameters: list[Any] | None = None) -> dict[str, Any]:
         """As its base; raises `TableBusy` if a file changed."""
         return self._read(lambda: super(ListConnection, self).fetch_arrays(query, parameters))
+
+    def bind_fields(self, relation: str, columns: str = "*") -> dict[str, sql.Field]:
+        """As its base, which reads the files' footers."""
+        return self._read(lambda: super(ListConnection, self).bind_fields(relation, columns))
 
     def _read(self, action: Callable[[], T]) -> T:
         failure: TableError | None = None
@@ -205,6 +226,8 @@ def open_session(paths: Sequence[str]) -> Iterator[duckdb.DuckDBPyConnection]:
         try:
             raw.execute("SET TimeZone = 'UTC'")
             raw.execute("SET enable_progress_bar = false")
+            if paths and is_object(paths[0]):
+                raw.register_filesystem(ObjectStore.open(paths).files)
             texts = "[" + ", ".join(map(sql.quote_text, paths)) + "]"
             raw.execute(f"SET VARIABLE {_VARIABLE} = {texts}")
             # Before the door is closed: afterwards no path can be added.
@@ -219,12 +242,9 @@ def open_session(paths: Sequence[str]) -> Iterator[duckdb.DuckDBPyConnection]:
 def list_identity(file: Path, what: str) -> bytes:
     """Identity of the rows: which files there are, and their states."""
     listed = FileList.read(file, what)
-    states = []
-    for one in listed.files:
-        # A file that is gone is another state, too.
-        with suppress(OSError):
-            states.append(repr(ListedFile.look_at(one.path)))
-    return (repr(listed.columns) + "/".join(states)).encode()
+    # A file that is gone is another state, too.
+    states = find_states([file.path for file in listed.files])
+    return (repr(listed.columns) + "/".join(map(repr, states.items()))).encode()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dpflow.errors import InvalidInput
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SERVERS = ("postgres", "postgresql")
 #: In the folder of a table that keeps files of deleted rows beside the others.
-_LOGS = {"_delta_log": "Delta"}
+LOGS = {"_delta_log": "Delta"}
 
 
 def require_local_place(place: str, what: str) -> None:
@@ -25,10 +25,12 @@ def require_local_place(place: str, what: str) -> None:
     way = (
         "copy the rows with: dpflow load postgresql://user@host/name --from TABLE"
         if scheme.partition("+")[0] in _SERVERS
+        else "read Parquet files of an S3 store with: dpflow load FILES --in-place; load others with: dpflow load FILES"
+        if scheme == "s3"
         else "copy the files to this machine, then: dpflow load FILES, or dpflow load FILES --in-place"
     )
     raise InvalidInput(
-        f"{what} names a {scheme}:// place, and releases read files of this machine only; {way}"
+        f"{what} names a {scheme}:// place, and that is no file of this machine; {way}"
     )
 
 
@@ -37,7 +39,7 @@ def require_plain_files(files: Sequence[Path]) -> None:
     that were deleted.
     """
     for folder in {parent for file in files for parent in file.absolute().parents}:
-        for log, kind in _LOGS.items():
+        for log, kind in LOGS.items():
             if (folder / log).is_dir():
                 raise InvalidInput(
                     f"{folder} is a {kind} table, whose log says which of its files count; write the "

@@ -12,8 +12,9 @@ import duckdb
 
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.tables.access import sandbox, sql
-from dpflow.tables.access.file_list import FileList, ListedFile, open_session
+from dpflow.tables.access.file_list import FileList, ListedFile, find_states, open_session
 from dpflow.tables.access.local_files import require_plain_files
+from dpflow.tables.access.object_stores import ObjectStore, is_object
 from dpflow.tables.loading.column_types import normalize_type
 
 _SCHEMA = """
@@ -23,11 +24,11 @@ FROM parquet_schema(getvariable('dpflow_files')) GROUP BY file_name
 """
 
 
-def list_files(files: Sequence[Path], root: Path, name: str, target: Path) -> FileList:
+def list_files(files: Sequence[Path | str], root: Path | str, name: str, target: Path) -> FileList:
     """Read every value of the files once, and write their list, whole or not at all.
 
     Args:
-        files: Parquet files of the same columns.
+        files: Parquet files of the same columns, or URLs of objects of one store.
         root: the folder that all of them are in, also when links are followed; names of folders
             below it, such as ``day=2013-01-01``, are a column.
         name: what the relation is called.
@@ -41,26 +42,25 @@ def list_files(files: Sequence[Path], root: Path, name: str, target: Path) -> Fi
     """
     if not files:
         raise InvalidInput("there are no files to list; give Parquet files")
-    require_plain_files(files)
-    real_root = root.resolve()
-    for file in files:
-        if not file.resolve().is_relative_to(real_root):
-            raise InvalidInput(
-                f"{file} leads out of {root}; a private source is in one folder, so put the file there, or list it by itself"
-            )
-    partitions = _find_partitions(files, root)
-    paths = [str(file.absolute()) for file in files]
-    try:
-        states = tuple(map(ListedFile.look_at, paths))
-    except OSError:
-        raise InvalidInput("a file cannot be looked at; give files that you may read") from None
+    paths = [str(file) if is_object(str(file)) else str(Path(file).absolute()) for file in files]
+    if any(map(is_object, paths)):
+        ObjectStore.open(paths).require_plain_objects(paths)
+    else:
+        _require_inside(list(map(Path, files)), Path(root))
+    partitions = _find_partitions(paths, str(root))
+    states = find_states(paths)
+    if len(states) < len(paths):
+        raise InvalidInput("a file cannot be looked at; give files that you may read")
 
     def verify() -> dict[str, str]:
         with open_session(paths) as raw:
             return _verify_files(raw, files, partitions)
 
     columns = sandbox.scrub_errors(verify, f"{files[0]} or another of the files")
-    listed = FileList(name, columns | dict.fromkeys(partitions, "VARCHAR"), partitions, states)
+    columns |= dict.fromkeys(partitions, "VARCHAR")
+    listed = FileList(
+        name, columns, partitions, tuple(ListedFile(path, states[path]) for path in paths)
+    )
     if not listed.is_unchanged():
         raise TableBusy(
             "a file was written while it was read; list the files when all are complete"
@@ -69,8 +69,18 @@ def list_files(files: Sequence[Path], root: Path, name: str, target: Path) -> Fi
     return listed
 
 
+def _require_inside(files: Sequence[Path], root: Path) -> None:
+    """Raises `InvalidInput` for files of a table with a log, or outside of the folder."""
+    require_plain_files(files)
+    for file in files:
+        if not file.resolve().is_relative_to(root.resolve()):
+            raise InvalidInput(
+                f"{file} leads out of {root}; a private source is in one folder, so put the file there, or list it by itself"
+            )
+
+
 def _verify_files(
-    raw: duckdb.DuckDBPyConnection, files: Sequence[Path], partitions: Sequence[str]
+    raw: duckdb.DuckDBPyConnection, files: Sequence[Path | str], partitions: Sequence[str]
 ) -> dict[str, str]:
     """Columns and types, after each value was read; columns of other types are left out."""
     schemas = raw.execute(_SCHEMA).fetchall()
@@ -104,18 +114,18 @@ def _verify_files(
     return columns
 
 
-def _find_partitions(files: Sequence[Path], root: Path) -> tuple[str, ...]:
+def _find_partitions(files: Sequence[str], root: str) -> tuple[str, ...]:
     """Names of columns in folders below the root; raises `InvalidInput` where they differ."""
-    found = set()
+    columns = set()
     for file in files:
         parts = Path(os.path.relpath(file, root)).parts[:-1]
-        found.add(tuple(part.partition("=")[0] for part in parts if "=" in part))
-    if len(found) > 1:
+        columns.add(tuple(part.partition("=")[0] for part in parts if "=" in part))
+    if len(columns) > 1:
         raise InvalidInput(
             f"some files are in folders such as day=2013-01-01 below {root}, and others in other ones; put all into "
             f"folders of the same columns"
         )
-    (names,) = found
+    (names,) = columns
     if len({name.casefold() for name in names}) < len(names):
         raise InvalidInput(f"folders below {root} name a column twice; name each once")
     return names

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from dpflow.catalogue import is_table_name
 from dpflow.errors import InvalidInput
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.access.local_files import require_local_place, require_plain_files
+from dpflow.tables.access.object_stores import ObjectStore, find_object_root, is_object
 from dpflow.tables.loading.column_types import parse_columns, write_columns
 from dpflow.tables.loading.load_rows import find_columns
 from dpflow.tables.loading.postgres import copy_postgres
@@ -20,6 +22,7 @@ from dpflow.tables.loading.sources import (
     LoadSource,
     ParquetSource,
     expand_files,
+    find_root,
     parquet_columns,
     read_header,
 )
@@ -45,7 +48,8 @@ def open_source(
     """What is loaded, the private file, and the table in it.
 
     Args:
-        names: files and globs, or one server ``postgresql://user@host/name``.
+        names: files and globs, objects ``s3://bucket/...``, or one server
+            ``postgresql://user@host/name``.
         server_table: the table on that server.
         into: ``FILE:TABLE``, a table's name in ``dpflow.yml``, or None for the source's own name.
         columns: declared types as SQL writes them; those of the table that is there if None.
@@ -71,12 +75,37 @@ def open_source(
         with copy_postgres(names[0], server_table, stored, by=by, blocks=blocks) as copied:
             yield copied, database, table
         return
+    with TemporaryDirectory(prefix="dpflow-") as copies:
+        if any(map(is_object, names)):
+            store = ObjectStore.open(names)
+            objects = [path for pattern in names for path in store.expand(pattern)]
+            store.require_plain_objects(objects)
+            files = store.copy(objects, Path(copies))
+        else:
+            for name in names:
+                require_local_place(name, "the source")
+            files = [file for pattern in names for file in expand_files(str(folder / pattern))]
+            require_plain_files(files)
+        database, table = _parse_target(into, files[0], folder)
+        source = _open_files(files, columns, find_columns(database, table), form)
+        if any(map(is_object, names)):
+            source.name = ", ".join(names)
+        yield source, database, table
+
+
+def find_sources(names: Sequence[str]) -> tuple[list[Path] | list[str], Path | str]:
+    """The files, or objects of a store, that these names and globs mean, and the folder that all are in.
+
+    Raises:
+        InvalidInput: none, or at a place that cannot be read.
+        TableBusy: a store cannot be reached.
+    """
+    if any(map(is_object, names)):
+        store = ObjectStore.open(names)
+        return [path for name in names for path in store.expand(name)], find_object_root(names)
     for name in names:
         require_local_place(name, "the source")
-    files = [file for pattern in names for file in expand_files(str(folder / pattern))]
-    require_plain_files(files)
-    database, table = _parse_target(into, files[0], folder)
-    yield _open_files(files, columns, find_columns(database, table), form), database, table
+    return [file for name in names for file in expand_files(name)], find_root(names)
 
 
 def _parse_target(into: str | None, first: Path, folder: Path) -> tuple[Path, str]:

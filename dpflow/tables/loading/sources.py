@@ -186,7 +186,7 @@ class CsvSource:
     def count_rejects(
         self, connection: duckdb.DuckDBPyConnection, rows: int
     ) -> tuple[int, tuple[Rejects, ...]]:
-        found = connection.execute(
+        counted = connection.execute(
             "SELECT s.file_path, coalesce(e.column_name, ''), CAST(e.error_type AS VARCHAR), count(*), "
             f"list_sort(list(e.line))[:{_MOST_LINES}] "
             "FROM reject_errors e JOIN reject_scans s USING (scan_id, file_id) GROUP BY ALL ORDER BY ALL"
@@ -201,7 +201,7 @@ class CsvSource:
             )
         return rejected, tuple(
             Rejects(file, column, self._describe_kind(column, kind), count, tuple(lines))
-            for file, column, kind, count, lines in found
+            for file, column, kind, count, lines in counted
         )
 
     def _describe_kind(self, column: str, kind: str) -> str:
@@ -311,8 +311,10 @@ class CastSource:
     ) -> tuple[int, tuple[Rejects, ...]]:
         faults = self._faults()
         counts = ", ".join(f"count(*) FILTER (WHERE {fault})" for fault in faults.values())
-        found = connection.execute(f"SELECT count(*), {counts} FROM {self._relation()}").fetchone()
-        total, *by_column = found or (rows,)
+        counted = connection.execute(
+            f"SELECT count(*), {counts} FROM {self._relation()}"
+        ).fetchone()
+        total, *by_column = counted or (rows,)
         kinds = {name: f"not {kind}" for name, kind in self.columns.items()} | {"": "not JSON"}
         return total - rows, tuple(
             Rejects(self.name, column, kinds[column], count)
