@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dpflow.engine.releases.execute import Receipt as Receipt
     from dpflow.engine.releases.plan import Plan as Plan
     from dpflow.engine.releases.run_identity import RunIdentity as RunIdentity
+    from dpflow.engine.sessions.model_gate import ModelGate as ModelGate
     from dpflow.engine.sessions.session import Session as Session
     from dpflow.hookspecs import hookimpl as hookimpl
     from dpflow.ledger import Ledger as Ledger

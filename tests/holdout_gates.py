@@ -47,6 +47,7 @@ class MemoryRegistry:
         self.champion: Champion | None = None
         self.records: list[Mapping[str, str]] = []
         self.promoted: set[tuple[str, str]] = set()
+        self.replaced: Champion | None = None
 
     def find_champion(self) -> Champion | None:
         return self.champion
@@ -55,7 +56,13 @@ class MemoryRegistry:
         return (digest, session) in self.promoted
 
     def promote(self, candidate: Any, record: Mapping[str, str]) -> None:
-        text = candidate.submission.model_dump_json()
+        text, self.replaced = candidate.submission.model_dump_json(), self.champion
         self.champion = Champion(str(len(self.records) + 1), candidate.digest, text)
         self.records.append(record)
         self.promoted.add((candidate.digest, record["session"]))
+
+    def find_replaced(self) -> Champion | None:
+        return self.replaced
+
+    def roll_back(self, former: Champion, record: Mapping[str, str]) -> None:
+        self.champion, self.replaced = former, None

@@ -25,8 +25,8 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
     """Say for each candidate whether its claimed score is plausible on fresh data; promote those
     that are and improve.
 
-    :param session: the gate as a release mapping or file with mechanism ``reusable_holdout``
-        (templated). The session is opened and charged once, whatever run comes first; its name and
+    :param session: the gate as a release mapping or file with mechanism ``reusable_holdout`` or
+        ``thresholdout`` (templated). The session is opened and charged once, whatever run comes first; its name and
         revision identify it.
     :param candidates: a list of submissions: name, file, label, features, claim, estimator
         (templated; usually an XCom). They are answered in order, in this one task, and each once:
@@ -81,6 +81,7 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
         """Answer the candidates in order, then branch; see the class."""
         from dpflow.engine import insert_bounds, make_plan
         from dpflow.engine.sessions.holdout_gate import join_verdicts, judge_all, require_metrics
+        from dpflow.engine.sessions.model_gate import submit_candidate
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
 
@@ -101,7 +102,7 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
             promoter = Promoter(**self.promote)
         # Opened, and charged, only when the gate before it is used up.
         sessions = [partial(Session.open, plan, ledger, registry) for plan in plans]
-        verdicts = judge_all(sessions, self.candidates, promoter)
+        verdicts = judge_all(sessions, self.candidates, promoter, submit_candidate)
         for scope, blocks in {plan.request.scope: plan.charged_blocks for plan in plans}.items():
             self.log_remaining(ledger, scope, blocks)
         if self.branches is not None:

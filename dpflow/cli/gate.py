@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -15,7 +15,8 @@ from dpflow.cli.ask import read_queries
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.sessions.holdout_gate import Promotes, join_verdicts, judge, require_metrics
+from dpflow.engine.sessions.holdout_gate import join_verdicts, require_metrics, review_champion
+from dpflow.engine.sessions.model_gate import submit_candidate
 from dpflow.engine.sessions.query_list import resolve_paths
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused
@@ -39,8 +40,11 @@ class GateCommands(TyperGroup):
             raise
 
 
+if TYPE_CHECKING:
+    from dpflow.engine.sessions.model_promotion import Promoter
+
 app = typer.Typer(
-    cls=GateCommands, help="A holdout gate: plan, open, submit candidates, and see what is left."
+    cls=GateCommands, help="A holdout gate: plan, open, submit candidates, review the champion."
 )
 
 FileArgument = Annotated[
@@ -48,6 +52,13 @@ FileArgument = Annotated[
     typer.Argument(
         help="A release file (YAML) whose mechanism is reusable_holdout or thresholdout."
     ),
+]
+ModelOption = Annotated[
+    str | None, typer.Option(help="A registered MLflow model, whose alias moves on a yes.")
+]
+AliasOption = Annotated[str, typer.Option(help="The alias that points at the champion.")]
+TrackingOption = Annotated[
+    str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where the model is registered.")
 ]
 #: What a pipeline branches on. An error after which a retry helps is 75, as for every command.
 EXIT_CODES = {"yes": 0, "no": 1, "error": 2, "exhausted": 3}
@@ -121,14 +132,9 @@ def submit(
     candidates: Annotated[
         Path, typer.Argument(help="A YAML file with a list of candidates: name, claim, model.")
     ],
-    model: Annotated[
-        str | None, typer.Option(help="A registered MLflow model, whose alias moves on a yes.")
-    ] = None,
-    alias: Annotated[str, typer.Option(help="The alias that points at the champion.")] = "champion",
-    tracking_uri: Annotated[
-        str | None,
-        typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where the model is registered."),
-    ] = None,
+    model: ModelOption = None,
+    alias: AliasOption = "champion",
+    tracking_uri: TrackingOption = None,
     better_by: Annotated[
         str, typer.Option(help="By how much a challenger has to beat the champion.")
     ] = "0",
@@ -146,19 +152,14 @@ def submit(
         raise InvalidInput(
             f"{candidates} holds {len(bad)} entries that are no candidates; each has a name, a claim and a model"
         )
-    promoter: Promotes | None = None
+    promoter = None
     if model is not None:
         require_metrics([plan])
-        if not tracking_uri:
-            raise InvalidInput(
-                "say where the model is registered: --tracking-uri, or MLFLOW_TRACKING_URI"
-            )
-        from dpflow.engine.sessions.model_promotion import Promoter
-
-        promoter = Promoter(model, alias, tracking_uri, better_by)
+        promoter = _make_promoter(model, alias, tracking_uri, better_by)
     session = _open(plan, book)
     verdicts = [
-        judge(session, resolve_paths(one, candidates.parent), promoter) for one in submissions
+        submit_candidate(session, resolve_paths(one, candidates.parent), promoter)
+        for one in submissions
     ]
     if as_json:
         show_json({"session": session.id, "verdicts": verdicts, "left": session.remaining()})
@@ -167,6 +168,41 @@ def submit(
             show_table(str(verdict["name"]), ("", ""), verdict.items())
         _show_left(session.id, session.remaining(), as_json)
     sys.exit(EXIT_CODES[join_verdicts(verdicts)])
+
+
+@app.command("review")
+def review(
+    file: FileArgument,
+    model: Annotated[str, typer.Option(help="The registered MLflow model.")],
+    alias: AliasOption = "champion",
+    tracking_uri: TrackingOption = None,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at the champion again on a gate's fresh rows, and roll back if they speak against it.
+
+    Exit code: 0 if it stays, 1 if not, 3 if the gate is exhausted; an error is 2, or 75 if a retry
+    helps.
+    """
+    plan, book = _load(file, ledger)
+    require_metrics([plan])
+    promoter = _make_promoter(model, alias, tracking_uri, "0")
+    verdict = review_champion(_open(plan, book), promoter)
+    if as_json:
+        show_json(verdict)
+    else:
+        show_table(f"champion of {model}", ("", ""), verdict.items())
+    sys.exit(EXIT_CODES.get(verdict["verdict"], 1))
+
+
+def _make_promoter(model: str, alias: str, tracking_uri: str | None, better_by: str) -> Promoter:
+    if not tracking_uri:
+        raise InvalidInput(
+            "say where the model is registered: --tracking-uri, or MLFLOW_TRACKING_URI"
+        )
+    from dpflow.engine.sessions.model_promotion import Promoter
+
+    return Promoter(model, alias, tracking_uri, better_by)
 
 
 def _load(file: Path, ledger: str | None) -> tuple[Plan, Ledger]:

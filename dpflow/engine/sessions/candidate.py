@@ -71,7 +71,8 @@ class Submission(Strict):
     """One candidate as an analyst hands it in.
 
     One of ``file`` (a scikit-learn estimator saved by skops), ``model`` (an MLflow URI such as
-    ``models:/name/3`` or ``models:/name@alias``, with its ``tracking_uri``) and ``predictions``.
+    ``models:/name/3``, ``models:/name@alias`` or a run's ``runs:/id/path``, with its ``tracking_uri``)
+    and ``predictions``.
     ``features``: numeric columns, in the order a model was fitted on. ``label``: the column it
     predicts. ``claim``: the score the analyst says it has. ``estimator``: what scores it, with
     ``options`` and, for groups on which it fails, a ``default``. ``rival``: a second estimator file
@@ -276,9 +277,23 @@ def _make_scorer(submission: Submission, model: Any) -> Callable[[Rows], Any]:
     return score_rows
 
 
+def find_version(client: Any, uri: str) -> Any:
+    """The registered version that ``models:/name/version`` or ``models:/name@alias`` names.
+
+    Raises `ValueError` for another URI, and what the client raises.
+    """
+    match = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@(.+))", uri)
+    if match is None:
+        raise ValueError(uri)
+    model, version, alias = match.groups()
+    if version:
+        return client.get_model_version(model, version)
+    return client.get_model_version_by_alias(model, alias)
+
+
 def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
-    """The skops file of a registered model. Raises `InvalidInput` if the registry has none in
-    reach.
+    """The skops file of a registered version or of a run's artefacts. Raises `InvalidInput` if there
+    is none in reach.
     """
     from urllib.parse import unquote, urlparse
 
@@ -286,24 +301,22 @@ def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
-    match = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@(.+))", uri)
-    if match is None:
-        raise InvalidInput(
-            f"candidate {name}: {uri!r} is no model; write models:/name/version or models:/name@alias"
-        )
+    run = re.fullmatch(r"runs:/([^/]+)/(.+)", uri)
     client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
     try:
-        model, version, alias = match.groups()
-        registered = (
-            client.get_model_version(model, version)
-            if version
-            else client.get_model_version_by_alias(model, alias)
-        )
+        if run is not None:
+            source = f"{client.get_run(run.group(1)).info.artifact_uri}/{run.group(2)}"
+        else:
+            source = str(find_version(client, uri).source)
+    except ValueError:
+        raise InvalidInput(
+            f"candidate {name}: {uri!r} is no model; write models:/name/version, models:/name@alias or runs:/id/path"
+        ) from None
     except MlflowException:
         raise InvalidInput(
             f"candidate {name}: the registry has no {uri}; register it, or correct name and version"
         ) from None
-    location = urlparse(str(registered.source))
+    location = urlparse(source)
     path = Path(unquote(location.path))
     files = [path] if path.is_file() else sorted(path.rglob("*.skops")) if path.is_dir() else []
     # An artifact store elsewhere would have to be downloaded by code that this gate does not check.

@@ -54,8 +54,18 @@ class Promotes(Protocol):
         """Point the alias at a candidate, whose version is made if it is missing.
 
         Args:
-            record: what is kept beside it: session, metric, guarantee, snapshot, and the commitment
-            to the verdict.
+            record: what is kept beside it: session, guarantee, snapshot, the commitment to the
+            verdict, and the version that it replaced.
+        """
+
+    def find_replaced(self) -> Champion | None:
+        """The version that the promoted one replaced, or None."""
+
+    def roll_back(self, former: Champion, record: Mapping[str, str]) -> None:
+        """Point the alias at a version again that was promoted before.
+
+        Args:
+            record: the session whose answer spoke against the present one.
         """
 
 
@@ -84,6 +94,9 @@ def judge(
     if promoter is not None:
         require_metrics([session.plan])
     fields = {name: submission[name] for name in Submission.model_fields if name in submission}
+    if asks_for_champions(session.plan):
+        # Nobody asks what it claims, and what it is must not depend on that.
+        fields["claim"] = "0"
     try:
         parsed = session.canonical_query(Submission.model_validate(session.fill_metric(fields)))
     except ValidationError as error:
@@ -92,11 +105,10 @@ def judge(
         ) from None
     candidate = _load_public(session, parsed)
     # Said with every verdict, also with one that was never given.
-    about: dict[str, Any] = {
-        "name": parsed.name,
-        "claim": str(parsed.claim),
-        "candidate": candidate.digest,
-    }
+    about: dict[str, Any] = {"name": parsed.name, "candidate": candidate.digest}
+    if asks_for_champions(session.plan):
+        return {**about, "session": session.id, **_judge_challenger(session, candidate, promoter)}
+    about["claim"] = str(parsed.claim)
     try:
         answer = session.ask(candidate.query(), candidate)
     except SessionClosed:
@@ -137,41 +149,129 @@ def _promote(
     if standing is None:
         promoter.promote(candidate, record)
         return {"promoted": True, "promotion": "first"}
+    return _challenge_champion(session, candidate, promoter, standing, record)[1]
+
+
+def asks_for_champions(plan: Plan) -> bool:
+    """Whether a session says which of two candidates is better, and nothing about claims."""
+    return getattr(plan.params, "question", "claim") == "champion"
+
+
+def _judge_challenger(
+    session: Session, candidate: Candidate, promoter: Promotes | None
+) -> dict[str, Any]:
+    """The verdict of a gate that compares only: yes if the alias points at the candidate now."""
+    if promoter is None:
+        raise InvalidInput(
+            f"{session.plan.request.name} says whether a candidate is better than the champion; name the registered model "
+            f"whose alias points at it (promote, or --model)"
+        )
+    standing, none = promoter.find_champion(), {"guarantee": "none"}
+    if standing is None:
+        # Nothing to compare with, so nothing is asked and nothing is said about it.
+        promoter.promote(candidate, {"session": session.id, **none})
+        return {"verdict": "yes", "promoted": True, "promotion": "first", **none}
+    if standing.digest == candidate.digest:
+        return {"verdict": "yes", "promoted": True, "promotion": "it is the champion", **none}
+    if promoter.was_promoted(candidate.digest, session.id):
+        why = "it was promoted, and then replaced"
+        return {"verdict": "no", "promoted": False, "promotion": why, **none}
+    record = {"session": session.id}
+    answer, promoted = _challenge_champion(session, candidate, promoter, standing, record)
+    if promoted.get("promotion") == "exhausted":
+        return {"verdict": "exhausted", **promoted, **none}
+    return {"verdict": "no", **none, **answer, **promoted}
+
+
+def _find_standing(session: Session, standing: Champion) -> Candidate | None:
+    """A promoted version as a candidate, or None if its files are not what they were."""
     try:
-        champion = _load_public(session, Submission.model_validate_json(standing.submission))
-        found = champion.digest == standing.digest
+        found = _load_public(session, Submission.model_validate_json(standing.submission))
     except (ValidationError, InvalidInput):
-        found = False
-    if not found:
+        return None
+    return found if found.digest == standing.digest else None
+
+
+def _challenge_champion(
+    session: Session,
+    candidate: Candidate,
+    promoter: Promotes,
+    standing: Champion,
+    record: Mapping[str, str],
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The answer, if one was given, and whether the alias moved and why or why not."""
+    champion = _find_standing(session, standing)
+    if champion is None:
         why = f"the champion, version {standing.version}, is not where it was, so nothing compares the two"
-        return {"promoted": False, "promotion": why}
+        return {}, {"promoted": False, "promotion": why}
     try:
         answer = session.challenge(candidate, champion, promoter.better_by)
     except SessionClosed:
-        return {"promoted": False, "promotion": "exhausted"}
+        return {}, {"promoted": False, "promotion": "exhausted"}
     if answer["verdict"] != "yes":
-        return {"promoted": False, "promotion": f"not better than version {standing.version}"}
+        why = f"not better than version {standing.version}"
+        return answer, {"promoted": False, "promotion": why}
     if answer["champion"] != standing.digest:
         why = "it beat another champion than the one of now; submit it to another session"
-        return {"promoted": False, "promotion": why}
+        return answer, {"promoted": False, "promotion": why}
     # Comparing took long: meanwhile another team may have promoted a model that this one never met.
     if promoter.find_champion() != standing:
         why = "another champion was promoted meanwhile; submit it to another session"
-        return {"promoted": False, "promotion": why}
+        return answer, {"promoted": False, "promotion": why}
     # The version's guarantee is that of what moved the alias.
     proof = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
     compared = session.commitment({"candidate": candidate.digest, **answer})
-    promoter.promote(candidate, dict(record) | proof | {"comparison": compared})
-    return {"promoted": True, "promotion": f"better than version {standing.version}"}
+    moved = {"comparison": compared, "replaced": standing.version}
+    promoter.promote(candidate, dict(record) | proof | moved)
+    return answer, {"promoted": True, "promotion": f"better than version {standing.version}"}
+
+
+def review_champion(session: Session, promoter: Promotes) -> dict[str, Any]:
+    """Look at the champion again on fresh rows, and roll back if they speak against it.
+
+    A gate on claims is asked about the champion's claim: a no rolls back. A gate on champions is
+    asked whether the version that it replaced is better: a yes rolls back.
+
+    Returns: verdict ("yes" if the champion stays, "no", "exhausted"), version, session, and
+        ``rolled_back`` with the version that the alias points at now, or None.
+
+    Raises `InvalidInput` where there is no champion, or none that can be rolled back.
+    """
+    standing, former = promoter.find_champion(), promoter.find_replaced()
+    champion = None if standing is None else _find_standing(session, standing)
+    if standing is None or champion is None:
+        raise InvalidInput("there is no champion that can be scored again; submit candidates first")
+    about = {"version": standing.version, "session": session.id, "rolled_back": None}
+    try:
+        if asks_for_champions(session.plan):
+            predecessor = None if former is None else _find_standing(session, former)
+            if predecessor is None:
+                raise InvalidInput(
+                    f"version {standing.version} replaced none that can be scored again, so nothing can be compared with it"
+                )
+            answer = session.challenge(predecessor, champion, promoter.better_by)
+            fell = answer["verdict"] == "yes"
+        else:
+            answer = session.ask(champion.query(), champion)
+            fell = answer["verdict"] == "no"
+    except SessionClosed:
+        return {**about, "verdict": "exhausted", "guarantee": "none"}
+    # Another team may have moved it meanwhile, and a retry finds it moved.
+    if fell and former is not None and promoter.find_champion() == standing:
+        promoter.roll_back(former, {"session": session.id})
+        about["rolled_back"] = former.version
+    verdict = answer["verdict"] if answer["verdict"] == "none" else "no" if fell else "yes"
+    return {**answer, **about, "verdict": verdict}
 
 
 def judge_all(
     sessions: Sequence[Callable[[], Session]],
     submissions: Sequence[Mapping[str, Any]],
     promoter: Promotes | None = None,
+    judge_one: Callable[..., dict[str, Any]] = judge,
 ) -> list[dict[str, Any]]:
     """Verdicts in order. A submission that one session has no answer left for goes to the next,
-    which is then opened.
+    which is then opened. ``judge_one`` is `judge`, or does more with each verdict.
 
     Sessions are asked from the first one, every time: what they answered before they repeat for
     nothing, so a retry goes the same way.
@@ -183,15 +283,15 @@ def judge_all(
         for number, opening in enumerate(sessions):
             if number == len(open_sessions):
                 open_sessions.append(opening())
-            verdict = judge(open_sessions[number], submission, promoter)
+            verdict = judge_one(open_sessions[number], submission, promoter)
             if verdict["verdict"] != "exhausted":
                 break
         log.info(
-            "candidate %d of %d, %s, claims %.4f: %s%s",
+            "candidate %d of %d, %s%s: %s%s",
             len(verdicts) + 1,
             len(submissions),
             verdict["name"],
-            Fraction(verdict["claim"]),
+            f", claims {float(Fraction(verdict['claim'])):.4f}" if "claim" in verdict else "",
             verdict["verdict"],
             ", promoted" if verdict["promoted"] else "",
         )

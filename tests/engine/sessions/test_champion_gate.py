@@ -1,0 +1,213 @@
+"""Gates that ask for champions: who replaces whom, what a registry hears, rollback, and `dpflow.ModelGate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+import yaml
+from holdout_gates import MemoryRegistry
+from typer.testing import CliRunner
+
+from dpflow import ModelGate, Session, plan
+from dpflow.cli import app
+from dpflow.engine.sessions.holdout_gate import judge, judge_all, review_champion
+from dpflow.errors import InvalidInput, NotPublished
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smallworld import Tiny
+
+#: 2,000 people; b is right more often than a, and c less; in the second table it is the other way.
+ROWS = """
+CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS sick,
+       CASE WHEN i % 10 < {a} THEN i % 2 ELSE 1 - i % 2 END AS a,
+       CASE WHEN i % 10 < {b} THEN i % 2 ELSE 1 - i % 2 END AS b,
+       CASE WHEN i % 10 < 2 THEN i % 2 ELSE 1 - i % 2 END AS c, i AS id
+FROM range(2000) t(i)
+"""
+BIT = {"lower": 0, "upper": 1}
+PARAMS: dict[str, Any] = {
+    "metric": {"estimator": "column_agreement"},
+    "threshold": "0.05",
+    "epsilon": "40",
+    "queries": 20,
+    "failures": 4,
+}
+DUEL = PARAMS | {"question": "champion", "better_by": "0.05"}
+
+
+@pytest.fixture
+def table(tiny: Tiny) -> Path:
+    tiny.fill(ROWS.format(a=6, b=8))
+    columns = {"sick": BIT, "a": BIT, "b": BIT, "c": BIT, "id": {}}
+    path = tiny.declare(
+        protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True
+    )
+    declared = PrivateTable.load(path).declaration
+    Ledger(tiny.ledger).grant("gate", 200, 0, filter="basic", table=declared, principal="owner")
+    return path
+
+
+def open_gate(tiny: Tiny, name: str = "gate", **params: Any) -> Session:
+    planned = plan("thresholdout", tiny.folder / "visits.yml", name=name, scope="gate", **params)
+    return Session.open(planned, Ledger(tiny.ledger), Registry.load())
+
+
+def about(column: str, **more: Any) -> dict[str, Any]:
+    return {"name": column, "features": ["sick", column], **more}
+
+
+def test_only_the_better_one_replaces_the_champion(tiny: Tiny, table: Path) -> None:
+    """The first becomes champion, a worse and an equal one do not, a better one does; a retry moves
+    nothing, and only a yes is paid for.
+    """
+    session, registry = open_gate(tiny, **DUEL), MemoryRegistry()
+    asked = [about("a"), about("c"), about("b"), about("a", claim="0.99")]
+    said = judge_all([lambda: session], asked, registry)
+    assert [v["verdict"] for v in said] == ["yes", "no", "yes", "no"]
+    assert [v["promotion"] for v in said] == [
+        "first", "not better than version 1", "better than version 1", "it was promoted, and then replaced",
+    ]  # fmt: skip
+    assert "claim" not in said[0] and said[2]["failures_left"] == 3
+    again = [judge(session, one, registry) for one in asked]
+    assert again[1]["promotion"].startswith("not better") and not again[1]["promoted"]
+    assert again[2]["promotion"] == "it is the champion"
+    assert len(registry.records) == 2 and registry.records[1]["replaced"] == "1"
+    with pytest.raises(InvalidInput, match="name the registered model"):
+        judge(session, about("a"))
+
+
+def test_fresh_rows_roll_back(tiny: Tiny, table: Path) -> None:
+    """A champion that its predecessor beats on fresh rows falls; one that stays better stays."""
+    registry = MemoryRegistry()
+    judge_all([lambda: open_gate(tiny, **DUEL | {"queries": 2, "failures": 1})], [about("a"), about("b")], registry)  # fmt: skip
+    champion = registry.champion
+    stays = review_champion(
+        open_gate(tiny, "second", **DUEL | {"queries": 1, "failures": 1}), registry
+    )
+    assert (stays["verdict"], stays["rolled_back"], registry.champion) == ("yes", None, champion)
+    tiny.fill(ROWS.format(a=8, b=5))
+    falls = review_champion(
+        open_gate(tiny, "third", **DUEL | {"queries": 1, "failures": 1}), registry
+    )
+    assert (falls["verdict"], falls["rolled_back"]) == ("no", "1")
+    assert registry.champion is not None and registry.champion.version == "1"
+
+
+def test_a_claim_that_fails_on_fresh_rows_rolls_back(tiny: Tiny, table: Path) -> None:
+    registry, once = MemoryRegistry(), PARAMS | {"queries": 3, "failures": 2}
+    session = open_gate(tiny, **once)
+    said = judge_all(
+        [lambda: session], [about("a", claim="0.6"), about("b", claim="0.8")], registry
+    )
+    assert [v["promoted"] for v in said] == [True, True]
+    tiny.fill(ROWS.format(a=8, b=5))
+    fresh = open_gate(tiny, "fresh", **PARAMS)
+    assert review_champion(fresh, registry)["rolled_back"] == "1"
+    with pytest.raises(InvalidInput, match="no champion that can be scored"):
+        review_champion(fresh, MemoryRegistry())
+
+
+def _registered(tiny: Tiny, uri: str) -> dict[str, Any]:
+    """A model that says what column a says, logged and registered."""
+    import mlflow
+    from sklearn.tree import DecisionTreeClassifier
+
+    mlflow.set_tracking_uri(uri)
+    experiment = mlflow.create_experiment("x", artifact_location=(tiny.folder / "runs").as_uri())
+    with mlflow.start_run(experiment_id=experiment) as run:
+        import skops.io
+
+        file = tiny.folder / "model" / "model.skops"
+        file.parent.mkdir()
+        skops.io.dump(DecisionTreeClassifier().fit([[0.0], [1.0]], [0, 1]), file)
+        mlflow.log_artifact(str(file), "model")
+    client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client.create_registered_model("late")
+    source = f"{run.info.artifact_uri}/model"
+    client.create_model_version("late", source=source, run_id=run.info.run_id)
+    return {"run": run.info.run_id, "client": client}
+
+
+def test_a_registered_version_hears_its_verdict(
+    tiny: Tiny, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By version or by run: tags and an artefact. While the registry is down the verdict stays, and a
+    retry costs nothing and moves the alias once.
+    """
+    import mlflow
+
+    uri = f"sqlite:///{tiny.folder}/mlflow.db"
+    made = _registered(tiny, uri)
+    given = PARAMS | {"metric": "accuracy", "epsilon": "40", "count_epsilon": "1"}
+    shared = {"label": "sick", "features": ["a"], "tracking_uri": uri}
+    session = open_gate(tiny, **given)
+    gate = ModelGate(session, defaults=shared)
+    verdict = gate.submit("models:/late/1", 0.6)
+    assert verdict["verdict"] == "yes" and gate.submit("models:/late/1", 0.6) == verdict
+    client = made["client"]
+    tags = client.get_model_version("late", "1").tags
+    assert tags["dpflow.verdict"] == "yes" and tags["dpflow.session"] == verdict["session"]
+    assert tags["dpflow.commitment"] == verdict["commitment"] and "dpflow.interval" in tags
+    listed = [one.path for one in client.list_artifacts(made["run"], "dpflow")]
+    assert len(listed) == 1 and listed[0].startswith("dpflow/verdict-")
+    assert gate.submit(f"runs:/{made['run']}/model", "0.9")["verdict"] == "no"
+    assert client.get_run(made["run"]).data.tags["dpflow.verdict"] == "no"
+    left = gate.status()["queries_left"]
+
+    from dpflow.engine.sessions.model_promotion import Promoter
+
+    promoter = Promoter("champions", "champion", uri)
+    once = ModelGate(session, promoter, shared)
+    original = mlflow.MlflowClient.set_registered_model_alias
+
+    def refuse(*args: Any, **more: Any) -> None:
+        raise mlflow.exceptions.MlflowException("postgresql://user:secret@host is down")
+
+    monkeypatch.setattr(mlflow.MlflowClient, "set_registered_model_alias", refuse)
+    with pytest.raises(NotPublished, match="costs nothing") as down:
+        once.submit("models:/late/1", 0.61)
+    assert down.value.retryable and "secret" not in str(down.value)
+    monkeypatch.setattr(mlflow.MlflowClient, "set_registered_model_alias", original)
+    assert once.submit("models:/late/1", 0.61)["promoted"]
+    assert once.submit("models:/late/1", 0.61)["promoted"]
+    assert gate.status()["queries_left"] == left - 1
+    assert len(client.search_model_versions("name = 'champions'")) == 1
+    with pytest.raises(InvalidInput, match="say which score"):
+        gate.submit("models:/late/1")
+    with pytest.raises(InvalidInput, match="is no model"):
+        gate.submit("models:/late", 0.5)
+
+
+def test_a_pipeline_reviews_the_champion(tiny: Tiny, table: Path) -> None:
+    """`dpflow gate review` ends with 0 while the champion stays, and with 1 when it fell."""
+    uri = f"sqlite:///{tiny.folder}/mlflow.db"
+    moves = ("--model", "late", "--tracking-uri", uri, "--ledger", str(tiny.ledger), "--json")
+
+    def run(*words: object) -> Any:
+        return CliRunner().invoke(app, ["gate", *map(str, words), *moves])
+
+    def write(name: str) -> Path:
+        path, once = tiny.folder / f"{name}.yml", DUEL | {"queries": 2, "failures": 1}
+        content = {
+            "name": name,
+            "mechanism": "thresholdout",
+            "table": "visits.yml",
+            "scope": "gate",
+        }
+        path.write_text(yaml.safe_dump(content | {"params": once}))
+        return path
+
+    asked = tiny.folder / "candidates.yml"
+    asked.write_text(yaml.safe_dump([about("a"), about("b")]))
+    assert run("submit", write("one"), asked).exit_code == 0
+    with duckdb.connect(str(tiny.database)) as connection:
+        connection.execute("UPDATE visits SET a = sick, b = 1 - sick")
+    done = run("review", write("two"))
+    assert done.exit_code == 1 and '"rolled_back": "1"' in done.stdout, done.output
