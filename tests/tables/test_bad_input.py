@@ -188,6 +188,19 @@ def test_a_parquet_file_or_glob_is_no_database(make: Any, tmp_path: Path) -> Non
         make(view).check_request(REQUESTS[0])
 
 
+@pytest.mark.parametrize("part", [0.0, 0.02, 0.5])
+def test_half_a_database(make: Any, part: float) -> None:
+    """Refused before a row is read, without the library's own text."""
+    private = make(
+        "CREATE TABLE data AS SELECT i AS u, 'a' AS k, i % 9 AS v FROM range(100000) t(i)"
+    )
+    file = private.declaration.database
+    content = file.read_bytes()
+    file.write_bytes(content[: int(part * len(content))])
+    with pytest.raises(TableUnreadable, match="cannot be read|withheld"):
+        private.check_request(REQUESTS[0])
+
+
 #: Numbers that DuckDB's timestamps can be and no date stands for: what a file or a frame brings,
 #: not what SQL writes.
 NO_DATES = {

@@ -70,7 +70,7 @@ def memory_bytes() -> int:
 #: What usually stands behind an error's kind.
 _HINTS = {
     duckdb.CatalogException: "the file has no such table or column",
-    duckdb.IOException: "give a DuckDB file of this version that may be read",
+    duckdb.IOException: "give whole files that may be read, and of DuckDB one of this version",
     duckdb.OutOfMemoryException: "raise DPFLOW_MEMORY_LIMIT, or read fewer blocks",
     MemoryError: "read fewer blocks, or use a machine with more memory",
 }

@@ -7,12 +7,16 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
+from dpflow import PrivateTable
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.tables.loading.column_types import parse_columns, write_columns
 from dpflow.tables.loading.load_rows import load_rows
@@ -337,3 +341,56 @@ def test_a_glob_that_matches_nothing_is_refused(tmp_path: Path) -> None:
         expand_files(str(tmp_path / "*.csv"))
     write(tmp_path, "b.csv", GOOD), write(tmp_path, "a.csv", GOOD)
     assert [f.name for f in expand_files(str(tmp_path / "*.csv"))] == ["a.csv", "b.csv"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_half_a_packed_file_is_refused(tmp_path: Path, kind: str) -> None:
+    """Wherever it ends: rows that could be unpacked are not loaded without the rest."""
+    lines = [f"p{i},Oslo,{i % 90}" for i in range(20_000)]
+    if kind == "json":
+        lines = [json.dumps({"person": f"p{i}", "age": i % 90}) for i in range(20_000)]
+    text = "\n".join(["person,city,age"][: kind == "csv"] + lines) + "\n"
+    whole = gzip.compress(text.encode())
+    file = tmp_path / f"visits.{kind}.gz"
+    for end in (1000, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:end])
+        with pytest.raises(TableUnreadable, match="give whole files"):
+            load(
+                tmp_path,
+                CsvSource([file], VISITS) if kind == "csv" else JsonSource([file], VISITS),
+            )
+    with duckdb.connect(str(tmp_path / "visits.duckdb"), read_only=True) as connection:
+        assert connection.execute("SHOW TABLES").fetchall() == []
+
+
+def test_packed_and_plain_files_are_one_source(tmp_path: Path) -> None:
+    """Each says by its name how it is packed."""
+    files = [write(tmp_path, name, GOOD) for name in ("a.csv", "b.csv.gz")]
+    assert load(tmp_path, CsvSource(files, VISITS)).rows == 6
+    assert rows(tmp_path / "visits.duckdb", "SELECT count(*), sum(age) FROM visits") == [(6, 14)]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+def test_times_do_not_depend_on_where_they_are_loaded(
+    tmp_path: Path, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An offset in a file counts, and a time without one is in UTC; so is a release's day."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        content = "person,seen\np1,2026-01-01 00:30:00+02\np2,2026-01-01 00:30:00\np3,2026-01-01T23:30:00-05:00\n"
+        columns = {"person": "VARCHAR", "seen": "TIMESTAMP WITH TIME ZONE"}
+        load(tmp_path, CsvSource([write(tmp_path, "visits.csv", content)], columns))
+        declared = {
+            "name": "visits",
+            "database": tmp_path / "visits.duckdb",
+            "privacy_unit": {"column": "person"},
+            "contribution_bounds": {"rows": 1},
+            "columns": {"seen": {}, "day": {"expression": "date_trunc('day', seen)"}},
+        }
+        request = GroupedSums("day", None, 1, 1)
+        groups = PrivateTable(Table.model_validate(declared)).answer(request, ())
+        assert [key[:10] for key in groups.keys] == ["2025-12-31", "2026-01-01", "2026-01-02"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
