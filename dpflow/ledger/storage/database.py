@@ -59,12 +59,16 @@ _ON_DISK = """SELECT CASE WHEN pg_is_in_recovery() THEN true ELSE current_settin
 # several privileges, of which one is enough.
 _POWERS = """SELECT CASE WHEN r.rolsuper THEN 'is a superuser'
     WHEN pg_has_role(r.oid, c.relowner, 'MEMBER') THEN 'owns ' || c.relname
+    WHEN pg_has_role(r.oid, n.nspowner, 'MEMBER') OR pg_has_role(r.oid, d.datdba, 'MEMBER')
+    THEN 'owns the schema or database of ' || c.relname
+    WHEN has_table_privilege(r.oid, c.oid, 'TRIGGER') THEN 'can put triggers on ' || c.relname
     WHEN has_table_privilege(r.oid, c.oid, 'DELETE, TRUNCATE') THEN 'can delete rows of ' || c.relname
     WHEN c.relname = 'dpflow_entry' AND has_any_column_privilege(r.oid, c.oid, 'UPDATE')
         OR c.relname IN ('dpflow_scope', 'dpflow_proposal') AND has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE')
     THEN 'can write ' || c.relname END AS power
-    FROM pg_roles r, pg_class c, unnest(string_to_array($1, ' ')) t(name)
+    FROM pg_roles r, pg_class c, pg_namespace n, pg_database d, unnest(string_to_array($1, ' ')) t(name)
     WHERE pg_has_role(session_user, r.oid, 'MEMBER') AND c.oid = to_regclass(t.name)
+        AND n.oid = c.relnamespace AND d.datname = current_database()
     ORDER BY r.rolsuper DESC, power DESC NULLS LAST LIMIT 1"""
 _UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
 

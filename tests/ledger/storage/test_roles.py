@@ -79,6 +79,10 @@ def nobody_says_owner(monkeypatch: pytest.MonkeyPatch) -> None:
 POWERS = {
     "is a superuser": "ALTER ROLE {0} SUPERUSER",
     "owns dpflow_slot": "ALTER TABLE dpflow_slot OWNER TO {0}",
+    # Either may drop the tables, and a trigger acts with the rights of whoever writes.
+    "owns the schema or database of dpflow_slot": "ALTER SCHEMA public OWNER TO {0}",
+    "owns the schema or database of dpflow_slot ": "ALTER DATABASE {1} OWNER TO {0}",
+    "can put triggers on dpflow_account": "GRANT TRIGGER ON dpflow_account TO {0}",
     "can delete rows of dpflow_node": "GRANT DELETE ON dpflow_node TO {0}",
     "can delete rows of dpflow_data": "GRANT TRUNCATE ON dpflow_data TO PUBLIC",
     "can write dpflow_entry": "GRANT UPDATE (body) ON dpflow_entry TO {0}",
@@ -101,7 +105,7 @@ def test_who_can_do_more_than_spend_says_so(postgres, tmp_path, ask, power):
         name = f"{connection.info.dbname}_more"
         connection.execute(f"CREATE ROLE {name} LOGIN IN ROLE dpflow_interactive")
         ask.reserve(Ledger(_as(url, name), anchor=tmp_path / "anchor"), "spends")
-        connection.execute(POWERS[power].format(name))
+        connection.execute(POWERS[power].format(name, connection.info.dbname))
     before = everything(owner)
     ledger = Ledger(_as(url, name), anchor=tmp_path / "anchor")
     for charge in (
