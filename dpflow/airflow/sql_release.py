@@ -77,7 +77,7 @@ class SqlReleaseOperator(PrivacyOperator):
     :param blocks: the blocks it reads, e.g. ``"{{ data_interval_start | ds }}"`` (templated); WHERE
         may name them, too.
     :param tables: declarations, relative to the DAG file; those of ``dpflow.yml`` if left out.
-    :param output_table: what the table of the answer is called in the published file of ``dpflow.yml``;
+    :param output_table: what the view of the answer is called in the published file of ``dpflow.yml``;
         none is written if left out.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
     :param ordinal: number among equal queries of one run.
@@ -152,7 +152,7 @@ class SqlReleaseOperator(PrivacyOperator):
                 "nothing was charged: this run paid for it before" if one.stored else paid,
                 one.release_id,
             )
-        self.log.info("%d rows; published in %s", len(answer.rows), published or "no table")
+        self.log.info("%d rows; published in %s", len(answer.rows), published or "no view")
         blocks = {block for part in plan.parts for block in part.plan.charged_blocks}
         self.log_remaining(ledger, plan.settings.scope, blocks)
         return {

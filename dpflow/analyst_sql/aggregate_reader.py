@@ -44,6 +44,8 @@ class AggregateReader:
 
     def __init__(self, table: Table, rows: RowReader) -> None:
         self._table, self._rows = table, rows
+        #: The part of the text that each aggregate stands in first.
+        self.parsed: dict[SqlAggregate, Any] = {}
 
     def read(self, found: Any) -> OutputExpression | None:
         """An aggregate with its FILTER; None for anything else. Raises `Refusal`."""
@@ -66,6 +68,7 @@ class AggregateReader:
         output = self._read_call(call, kind, condition)
         for aggregate in output.aggregates():
             self._check(aggregate, call)
+            self.parsed.setdefault(aggregate, found)
         return output
 
     def _check_nesting(self, call: Any) -> None:

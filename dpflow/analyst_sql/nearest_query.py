@@ -29,6 +29,8 @@ def find_nearest(source: SourceText, refusal: Refusal, try_query: Try) -> str | 
         return None
     if refusal.option is not None:
         return _try_option(source.text.strip(), refusal, try_query)
+    if refusal.text is not None:
+        return _try_text(refusal.text, try_query)
     if refusal.node is None:
         return None
     # First by what each rule proposes, then by leaving parts out.
@@ -80,6 +82,14 @@ def _try_option(text: str, refusal: Refusal, try_query: Try) -> str | None:
     except Exception:  # noqa: BLE001  as above
         return None
     return f"-- dp: {name}={value}\n{text}"
+
+
+def _try_text(text: str, try_query: Try) -> str | None:
+    try:
+        try_query(text, {})
+    except Exception:  # noqa: BLE001  as above
+        return None
+    return text
 
 
 def drop_part(node: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Answers in the published file: one table for each query that has a name, so that BI tools read it."""
+"""Answers in the published file: one view for each query that has a name, so that BI tools read it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpflow.catalogue import find_catalogue
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.request import require_public
 from dpflow.errors import InvalidInput
-from dpflow.tables.public.named_tables import publish_table
+from dpflow.tables.public.named_tables import publish_view
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -33,7 +33,7 @@ def publish_answer(plan: SqlPlan, answer: SqlAnswer, folder: Path | None = None)
         *answer.list_columns(intervals=True),
         ("released_at", "TIMESTAMP", [answer.released_at] * len(answer.rows)),
     ]
-    publish_table(database, name, columns)
+    publish_view(database, name, columns)
     return f"{database.name}:{name}"
 
 

@@ -12,8 +12,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from sqlglot import exp
 
 from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate, join_conditions
 from dpflow.analyst_sql.source_text import Refusal, refusal_of
@@ -175,13 +178,23 @@ def _list_parts(queries: tuple[SelectQuery, ...]) -> list[QueryPart]:
         shares = sorted({aggregate.share for aggregate in labels if aggregate.share})
         params = {"column": name, "by": by, "quantiles": [exact_text(one) for one in shares]}
         parts.append(QueryPart(queries, "quantiles", with_column, params, labels, where))
-    if private and any(not part.private for part in parts):
-        raise Refusal(
-            "public-keys",
-            "quantiles, MODE, HISTOGRAM and filtered units are released for public keys only, and "
-            f"{', '.join(map(str, query.groups))} has private ones; declare its public_keys, or leave these out",
-        )
+    for part in parts if private else ():
+        if not part.private:
+            aggregate = next(iter(part.measures))
+            part_of_text = query.parsed.get(aggregate)
+            raise Refusal(
+                "public-keys",
+                "quantiles, MODE, HISTOGRAM and filtered units are released for public keys only, and "
+                f"{', '.join(map(str, query.groups))} has private ones; declare its public_keys, or leave these out",
+                part_of_text,
+                None if part_of_text is None else partial(_replace_by_count, part_of_text),
+            )
     return parts
+
+
+def _replace_by_count(found: Any) -> None:
+    """A near query: how many rows a group has."""
+    found.replace(exp.Count(this=exp.Star()))
 
 
 def _add_part(parts: list[QueryPart], part: QueryPart) -> None:
@@ -208,6 +221,7 @@ def _single_part(
         raise Refusal(
             "grouped-mode",
             f"{aggregate.kind.upper()} is of the whole table; to have it by group, group by its column, too, and count",
+            queries[0].parsed.get(aggregate),
         )
     assert aggregate.value is not None
     name = ".".join(aggregate.value.args[0])
@@ -239,6 +253,7 @@ def price_parts(
                 "private-keys",
                 f"{', '.join(map(str, part.queries[0].groups))} has private keys, and selecting them needs a delta: the chance that "
                 f"a key of one unit shows; add -- dp: delta=1e-6, or declare public_keys",
+                _find_private_part(part),
                 option=("delta", "1e-6"),
             )
         cost: dict[str, Any] = {"epsilon": exact_text(epsilon)}
@@ -248,6 +263,16 @@ def price_parts(
             cost["min_units"] = price.min_units
         plans.append(plan_part(part, cost, scope, registry, revision, asker))
     return plans
+
+
+def _find_private_part(part: QueryPart) -> Any:
+    """Where the text groups by a key that is in the rows alone."""
+    query = part.queries[0]
+    for node in query.groups:
+        declared, name = declare_groups(query.table, str(node))
+        if is_private(declared, name):
+            return query.parsed.get(node)
+    return None
 
 
 def plan_part(

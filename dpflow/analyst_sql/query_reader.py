@@ -32,10 +32,10 @@ from dpflow.analyst_sql.released_query import (
 from dpflow.analyst_sql.released_reader import NamedColumn, ReleasedRowReader, read_released
 from dpflow.analyst_sql.row_reader import RowReader
 from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery
-from dpflow.analyst_sql.source_text import Refusal
+from dpflow.analyst_sql.source_text import Refusal, rename_part
 from dpflow.analyst_sql.statement import CLAUSES, SOURCES, SelectReader, read_where
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, UnknownName
 from dpflow.tables.language.nodes import Node
 
 #: How deeply queries may stand inside each other, and how many private SELECTs one may have.
@@ -228,7 +228,8 @@ class _QueryReader:
         try:
             table = self._find_table(name.name)
         except InvalidInput as error:
-            raise Refusal("declared-table", str(error), found) from None
+            repair = rename_part(found, error) if isinstance(error, UnknownName) else None
+            raise Refusal("declared-table", str(error), found, repair) from None
         return PrivateRows.of_table(table, qualifier), qualifier
 
     def _join_rows(self, source: PrivateRows, join: Any, scope: Scope) -> PrivateRows:

@@ -98,7 +98,8 @@ class RowComputer:
         """One row for each group that was released."""
         cells = self._cells(query)
         keys = list(cells)
-        typed = type_keys([[key[n] for key in keys] for n in range(len(query.groups))])
+        texts = [[key[n] for key in keys] for n in range(len(query.groups))]
+        typed = type_keys(query.groups, texts)
         groups: list[CellOf] = []
         for key in keys:
             values = [exact(typed[position][text]) for position, text in enumerate(key)]

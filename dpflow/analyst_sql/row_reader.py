@@ -7,8 +7,9 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpflow.analyst_sql.output_reader import take_arguments
 from dpflow.analyst_sql.private_rows import PrivateRows
-from dpflow.analyst_sql.source_text import Refusal, refusal_of
+from dpflow.analyst_sql.source_text import Refusal, refusal_of, rename_part
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused, UnknownName
 from dpflow.tables.language.conditions import Reader
@@ -85,7 +86,7 @@ class RowReader(Reader):
 
     def resolve(self, found: Any) -> str:
         """The column that a name means. Raises `Refusal`."""
-        self._take_arguments(found, "this", "table")
+        take_arguments(found, "this", "table")
         if not isinstance(found.this, exp.Identifier):
             raise Refusal("declared-columns", "* is no column; name the columns", found)
         source = self._source
@@ -98,8 +99,7 @@ class RowReader(Reader):
             matches = [one for one in source.columns if one.casefold() == full.casefold()]
             if matches:
                 return matches[0]
-            error = UnknownName(f"column of the query {source.alias!r}", full, source.columns)
-            raise refusal_of(error, found, "declared-columns")
+            raise _unknown_column(found, f"the query {source.alias!r}", full, list(source.columns))
         if full in self._table.columns:
             return full
         matches = [one for one in self._table.columns if one.casefold() == full.casefold()]
@@ -115,9 +115,14 @@ class RowReader(Reader):
                 lambda: _qualify(found, matches[0]),
             )
         if not matches:
-            error = UnknownName(f"column of table {self._table.name!r}", full, self._table.columns)
-            raise refusal_of(error, found, "declared-columns")
+            columns = list(self._table.columns)
+            raise _unknown_column(found, f"table {self._table.name!r}", full, columns)
         return matches[0]
+
+
+def _unknown_column(found: Any, of: str, name: str, columns: list[str]) -> Refusal:
+    error = UnknownName(f"column of {of}", name, columns)
+    return Refusal("declared-columns", str(error), found, rename_part(found, error))
 
 
 def _qualify(found: Any, name: str) -> None:

@@ -4,8 +4,8 @@ everything else is computed from released numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -116,6 +116,7 @@ class SelectQuery:
         groups: what rows are grouped by, in canonical order.
         columns: names and expressions of the answer's columns.
         levels: all grouping sets of the query, where it is the answer of one of several.
+        parsed: parts of the text by what was made of them, for the places of refusals.
     """
 
     table: Table
@@ -128,6 +129,9 @@ class SelectQuery:
     limit: int | None = None
     offset: int = 0
     levels: tuple[tuple[Node, ...], ...] = ()
+    parsed: Mapping[SqlAggregate | Node, Any] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def outputs(self) -> list[OutputExpression]:
         """All that is computed after noise."""

@@ -5,6 +5,7 @@ each part stands.
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from dpflow.errors import InvalidInput, PlanRefused, SqlRefused
+from dpflow.errors import InvalidInput, PlanRefused, SqlRefused, UnknownName
 from dpflow.tables.language.conditions import is_unicode, parse_strictly
 
 #: The longest query in characters: the parser's time and stack grow with it.
@@ -37,6 +38,7 @@ class Refusal(Exception):
         node: the part, by which its position is known.
         repair: changes the parsed query into one that keeps the rule, if there is a near one.
         option: what keeps the rule if the comment says it.
+        text: a query that may keep it.
     """
 
     def __init__(
@@ -46,15 +48,35 @@ class Refusal(Exception):
         node: Any = None,
         repair: Callable[[], Any] | None = None,
         option: tuple[str, str] | None = None,
+        text: str | None = None,
     ) -> None:
         super().__init__(what)
         self.rule, self.what, self.node, self.repair = rule, what, node, repair
-        self.option = option
+        self.option, self.text = option, text
         # Before anything is repaired.
         self.start = find_start(node)
 
 
 _RULE = re.compile(r"the SQL breaks the rule '(?P<rule>[^']+)': (?P<what>.*)", re.DOTALL)
+
+
+def rename_part(found: Any, error: UnknownName) -> Callable[[], Any] | None:
+    """What puts a name that exists in the place of one that does not; None if none is near."""
+    known = {name.casefold(): name for name in error.known}
+    close = difflib.get_close_matches(error.name.casefold(), known, n=1, cutoff=0.5)
+    if not close and isinstance(found, exp.Table) and len(known) == 1:
+        close = list(known)
+    if not close:
+        return None
+    relation, _, name = known[close[0]].rpartition(".")
+    plain = re.fullmatch(r"[A-Za-z_]\w*", name) is not None
+
+    def rename() -> None:
+        found.set("this", exp.to_identifier(name, quoted=not plain))
+        if relation:
+            found.set("table", exp.to_identifier(relation))
+
+    return rename
 
 
 def refusal_of(error: InvalidInput, node: Any, rule: str = "plan") -> Refusal:
@@ -107,7 +129,9 @@ class SourceText:
         )
 
     def parse(self, parameters: Mapping[str, Any] | Sequence[Any] = ()) -> exp.Expression:
-        """The one statement, with parameters as literals. Raises `SqlRefused`."""
+        """The one statement, with parameters as literals. Raises `SqlRefused`, or `Refusal` where a near query
+        is known.
+        """
         problem: tuple[str, str, int] | None = None
         statements: list[Any] = []
         try:
@@ -126,13 +150,18 @@ class SourceText:
             problem = "syntax", "this is not SQL as DuckDB has it", 0
         if problem is not None:
             self.refuse_at(*problem)
-        statements = [one for one in statements if one is not None]
+        # A comment behind the ; is a statement of its own for the parser.
+        statements = [one for one in statements if one and not isinstance(one, exp.Semicolon)]
         if len(statements) != 1:
-            self.refuse_at(
-                "one-statement",
-                f"there are {len(statements)} statements; write one query, at most one ; at its end",
-                self.text.find(";") + 1 if statements else 0,
+            start = self.text.find(";") + 1 if statements else 0
+            what = (
+                f"there are {len(statements)} statements; write one query, at most one ; at its end"
             )
+            if not statements:
+                self.refuse_at("one-statement", what, start)
+            refusal = Refusal("one-statement", what, text=self.text[: start - 1].strip())
+            refusal.start = start
+            raise refusal
         statement: exp.Expression = _insert_parameters(statements[0], parameters, self)
         return statement
 
@@ -241,21 +270,16 @@ def _insert_parameters(
         else:
             known = name.isdecimal() and 1 <= int(name[:9]) <= len(parameters)
             value = parameters[int(name[:9]) - 1] if known else None
-        if not known:
-            source.refuse(
-                Refusal(
-                    "parameters", f"parameter {name[:40]!r} has no value; give it one", position
-                )
-            )
+        what = "has no value; give it one"
         literal = _make_literal(value)
-        if literal is None:
-            source.refuse(
-                Refusal(
-                    "parameters",
-                    f"parameter {name[:40]!r} is neither a number, a text, a date nor a truth value",
-                    position,
-                )
-            )
+        if known and literal is None:
+            what = "is neither a number, a text, a date nor a truth value"
+        if not known or literal is None:
+            refusal = Refusal("parameters", f"parameter {name[:40]!r} {what}", position)
+            # Its node has no position.
+            mark = re.search(rf"[$:]{re.escape(name)}(?!\w)", source.text) if name else None
+            refusal.start = mark.start() if mark else refusal.start
+            source.refuse(refusal)
         position.replace(literal)
     return statement
 

@@ -129,6 +129,7 @@ class SelectReader(OutputReader):
             tuple(self.read_order(order, columns)),
             self.read_number(limit, "LIMIT"),
             self.read_number(offset, "OFFSET") or 0,
+            parsed=dict([*nodes.values(), *self._aggregates.parsed.items()]),
         )
         if not query.aggregates():
             self._refuse_rows(items)

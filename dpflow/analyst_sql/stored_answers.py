@@ -222,7 +222,7 @@ class StoredReleases:
             if (by := params.get("by")) is not None and by not in table.columns:
                 table, _ = declare_groups(table, by)
             for name in _columns_of(params):
-                if name not in table.columns:
+                if name not in self._query.table.columns:
                     table, _ = declare_computed(
                         table, parse_row_expression(name, self._query.table)
                     )

@@ -56,14 +56,18 @@ def declare_computed(table: Table, node: Node) -> tuple[Table, str]:
     `PlanRefused`.
     """
     name = str(node)
-    if name in table.columns:
+    grouped = table.columns.get(name)
+    if grouped is not None and grouped.lower is not None:
         return table, name
     if node.op == "CASE" and node.args[1:] == (_ONE, _ZERO):
         # 1 where a row counts, else 0; never NULL.
-        column = Column(expression=name, **_FLAG)
+        bounds = _FLAG
     else:
         low, high, step = _find_bounds(node, table)
-        column = Column(expression=name, lower=low, upper=high, step=step)
+        bounds = {"lower": low, "upper": high, "step": step}
+    # What rows are grouped by, too, keeps its keys.
+    keys = {} if grouped is None else {"public_keys": grouped.public_keys}
+    column = Column(expression=name, **bounds, **keys)
     return table.model_copy(update={"columns": {**table.columns, name: column}}), name
 
 

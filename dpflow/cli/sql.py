@@ -48,7 +48,7 @@ def command(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Also write the answer to this table of the output of dpflow.yml."),
+        typer.Option(help="Also publish the answer as this view in the output of dpflow.yml."),
     ] = None,
     ledger: LedgerOption = None,
     intervals: Annotated[

@@ -128,21 +128,38 @@ def test_fields_are_templated(tmp_path: Path) -> None:
 def test_another_table_is_never_replaced(world: World) -> None:
     """Only what is an answer of a query gives way to the next one."""
     from dpflow.errors import TableUnreadable
-    from dpflow.tables.public.named_tables import publish_table
+    from dpflow.tables.public.named_tables import publish_view
 
     with duckdb.connect(str(world.folder / "out.duckdb")) as connection:
         connection.execute("CREATE TABLE Cities AS SELECT 1 AS mine")
     with pytest.raises(TableUnreadable, match="another name"):
-        publish_table(world.folder / "out.duckdb", "cities", [("n", "BIGINT", [1])])
+        publish_view(world.folder / "out.duckdb", "cities", [("n", "BIGINT", [1])])
     for number in (1, 2):
-        publish_table(
+        publish_view(
             world.folder / "out.duckdb",
             "ours",
             [("Größe", "BIGINT", [number]), ("b", "DATE", [None])],
         )
     with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
         assert connection.execute("FROM ours").fetchall() == [(2, None)]
+        views = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal")
+        assert views.fetchall() == [("ours",)]
         assert connection.execute("FROM Cities").fetchall() == [(1,)]
+
+
+def test_a_table_of_an_earlier_version_becomes_a_view(world: World) -> None:
+    """Answers were tables before; the next one takes their place."""
+    from dpflow.tables.public.named_tables import publish_view
+
+    file = world.folder / "old.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("CREATE TABLE dpflow_named_tables (name VARCHAR PRIMARY KEY)")
+        connection.execute("INSERT INTO dpflow_named_tables VALUES ('ours')")
+        connection.execute("CREATE TABLE Ours AS SELECT 1 AS n")
+    publish_view(file, "ours", [("n", "BIGINT", [2])])
+    publish_view(file, "OURS", [("n", "BIGINT", [3]), ("m", "DOUBLE", [0.5])])
+    with duckdb.connect(str(file), read_only=True) as connection:
+        assert connection.execute("FROM ours").fetchall() == [(3, 0.5)]
 
 
 def test_a_query_says_what_it_paid(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,3 +64,23 @@ def test_a_file_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "visits.duckdb").read_bytes() == before
     answer = json.loads(dpflow(tmp_path, *query, "answer.csv", "--json"))
     assert not answer["free"] and (tmp_path / "answer.csv").exists(), "nothing was paid before"
+
+
+def test_a_listed_file_is_never_overwritten(tmp_path: Path) -> None:
+    """The declaration names the list, and the rows are in the files that it names."""
+    source = tmp_path / "visits.parquet"
+    with duckdb.connect() as connection:
+        connection.execute(ROWS)
+        connection.execute(f"COPY visits TO '{source}' (FORMAT parquet)")
+    dpflow(tmp_path, "load", "visits.parquet", "--in-place", "--into", "visits.files.json")
+    (listed,) = tmp_path.glob("*.files.json")
+    owner = ("--unit", "person", "--rows", "20", "--epsilon", "30", "--delta", "1e-4")
+    dpflow(tmp_path, "init", listed.name, *owner)
+    (tmp_path / "alias.csv").symlink_to(source)
+    before = source.read_bytes()
+    query = ("sql", "SELECT COUNT(*) AS n FROM visits", "--epsilon", "5", "--output")
+    for file in ("visits.parquet", "alias.csv"):
+        assert "private table's file" in dpflow(tmp_path, *query, file, status=1)
+    assert source.read_bytes() == before
+    answer = json.loads(dpflow(tmp_path, *query, "answer.parquet", "--json"))
+    assert not answer["free"], "nothing was paid before"

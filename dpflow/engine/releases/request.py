@@ -15,6 +15,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.access.file_list import is_private_file
 from dpflow.yaml_files import load_yaml
 
 
@@ -131,17 +132,12 @@ def load_request(path: Path | str) -> ReleaseRequest:
 
 
 def require_public(file: Path, table: Table, what: str) -> None:
-    """Raises `PlanRefused` if what should be public is in a private table's file, under whatever
-    name.
+    """Raises `PlanRefused` if what should be public is in a private table's file, or in one that its
+    list names, under whatever name.
 
     It is read without a charge, and whoever may see it could see the rows beside it.
     """
-    try:
-        same = file.samefile(table.database)
-    except OSError:
-        # One of them is missing; whoever opens it says so.
-        same = False
-    if same:
+    if is_private_file(file, table.database):
         raise PlanRefused(
             f"{what} are public, and these are in the private table's file; put them into a file of their own"
         )

@@ -143,6 +143,23 @@ def is_list(database: Path) -> bool:
     return database.name.endswith(SUFFIX)
 
 
+def is_private_file(file: Path, database: Path) -> bool:
+    """Whether a file is a declaration's database or one of the files that it lists, under whatever name."""
+    try:
+        state = os.stat(file)
+        if os.path.samestat(state, os.stat(database)):
+            return True
+        listed = FileList.read(database, "a private table").files if is_list(database) else ()
+    except (OSError, TableUnreadable):
+        # One of them is missing, or no list; whoever opens it says so.
+        return False
+    files = [one for one in listed if not is_object(one.path)]
+    # By device and inode; a file that was replaced since it was listed has its old path.
+    if (state.st_dev, state.st_ino) in {one.state[:2] for one in files}:
+        return True
+    return os.path.realpath(file) in {os.path.realpath(one.path) for one in files}
+
+
 class ListConnection(sandbox.Connection):
     """A connection that reads the listed files and nothing else, and says so if one changes
     meanwhile.

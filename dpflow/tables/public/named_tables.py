@@ -1,5 +1,5 @@
-"""Tables of a published file that have a name of their own, such as answers of queries: each is
-written whole, in the place of the last one.
+"""Views of a published file that have a name of their own, such as answers of queries: rows are in a
+schema of ours, written whole, in the place of the last ones, and the view is what BI tools read.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.tables.access import sql
 from dpflow.tables.public.publish import run_patiently
 
-#: Where the file notes which tables are ours: no other is ever replaced.
+#: Where the file notes which names are ours: no other is ever replaced.
 _NOTES = "dpflow_named_tables"
+#: The schema of the rows.
+_ROWS = "dpflow_answers"
 _TYPES = ("BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN", "DATE", "TIMESTAMP")
 
 
-def publish_table(
+def publish_view(
     database: Path,
     name: str,
     columns: Sequence[tuple[str, str, Sequence[Any]]],
     *,
     deadline: float = 30.0,
 ) -> None:
-    """Write a table in one transaction.
+    """Write rows and their view in one transaction.
 
     Args:
         columns: names, types and values; at least one column.
@@ -41,8 +43,8 @@ def publish_table(
         connection.execute("BEGIN")
         connection.execute(f"CREATE TABLE IF NOT EXISTS {_NOTES} (name VARCHAR PRIMARY KEY)")
         taken = connection.execute(
-            "SELECT table_name FROM information_schema.tables WHERE lower(table_name) = lower(?) AND lower(?) NOT IN "
-            f"(SELECT name FROM {_NOTES})",
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' AND "
+            f"lower(table_name) = lower(?) AND lower(?) NOT IN (SELECT name FROM {_NOTES})",
             [name, name],
         ).fetchone()
         if taken is not None:
@@ -50,14 +52,17 @@ def publish_table(
                 f"{database.name} has a table {name!r} that is no answer of a query; give the query another name"
             )
         definitions = ", ".join(f"{sql.quote_name(column)} {kind}" for column, kind, _ in columns)
-        connection.execute(f"CREATE OR REPLACE TABLE {sql.quote_name(name)} ({definitions})")
+        rows = f"{_ROWS}.{sql.quote_name(name)}"
+        _drop_last(connection, name)
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_ROWS}")
+        connection.execute(f"CREATE OR REPLACE TABLE {rows} ({definitions})")
         connection.execute(f"INSERT OR IGNORE INTO {_NOTES} VALUES (lower(?))", [name])
         places = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind, _ in columns)
         if columns[0][2]:
             connection.execute(
-                f"INSERT INTO {sql.quote_name(name)} SELECT {places}",
-                [list(values) for _, _, values in columns],
+                f"INSERT INTO {rows} SELECT {places}", [list(values) for _, _, values in columns]
             )
+        connection.execute(f"CREATE VIEW {sql.quote_name(name)} AS SELECT * FROM {rows}")
         connection.execute("COMMIT")
 
     try:
@@ -67,3 +72,14 @@ def publish_table(
             f"{database.parent} cannot be created; the releases are settled and paid, so ask again"
         ) from None
     run_patiently(database, deadline, write)
+
+
+def _drop_last(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Drop what has an answer's name: its view, or the table that an earlier version wrote."""
+    last = connection.execute(
+        "SELECT table_type FROM information_schema.tables WHERE table_schema = 'main' AND lower(table_name) = lower(?)",
+        [name],
+    ).fetchone()
+    if last is not None:
+        kind = "VIEW" if last[0] == "VIEW" else "TABLE"
+        connection.execute(f"DROP {kind} {sql.quote_name(name)}")
