@@ -13,8 +13,11 @@ from typer.core import TyperGroup
 
 from dpflow.cli.ask import read_queries
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
-from dpflow.engine import insert_bounds, load_request, make_plan
+from dpflow.cli.gate_power_plot import describe_option, draw_power, write_request
+from dpflow.engine import insert_bounds, make_plan
+from dpflow.engine.planning.gate_design import load_gate_file
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.sessions.holdout_gate import join_verdicts, require_metrics, review_champion
 from dpflow.engine.sessions.model_gate import submit_candidate
 from dpflow.engine.sessions.query_list import resolve_paths
@@ -79,31 +82,52 @@ def show_plan(
             min=0.0, help="Standard deviation of one unit's score; .5 is the most of [0, 1]."
         ),
     ] = 0.5,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the power curve into this .png or .svg file.")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the chosen gate's release file here, for a DAG.")
+    ] = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a gate costs, proves and refuses, before anything is spent.
 
-    The power curve is about a mean of one score for each unit: how often a claim is refused that is
-    too good by so much. It reads no rows: --units is your number, and nothing rests on it.
+    A file that says what is wanted (gate: tolerance, candidates, confidence, units) becomes the
+    cheapest gate that does it. The power curve is about a mean of one score for each unit. No row is
+    read: the number of units is yours, and no guarantee rests on it.
     """
-    plan, _ = _load(file, ledger)
+    request, design = load_gate_file(file, Registry.load())
+    plan, _ = _plan_request(request, file, ledger)
     about: dict[str, Any] = plan.describe()
     params = plan.params
     assert isinstance(params, HoldoutParams | ThresholdoutParams)
     about |= {"looks": params.queries, "paid answers": params.failures}
-    curve = [
-        {"too good by": x, "refused": _refusal_power(plan, x, units, deviation)}
-        for x in (0.0, *EXCESSES)
-        if units is not None and deviation > 0
-    ]
+    event, curve = "refused", list[tuple[float, float]]()
+    if design is not None:
+        chosen = design.chosen
+        about |= {"method": chosen.method, "verdicts": chosen.guarantee}
+        about |= {"intervals": f"+- {design.interval:.3g}, and noise"} if design.interval else {}
+        event = "replaces" if design.wishes.question == "champion" else "refused"
+        curve = list(design.curve)
+    elif units is not None and deviation > 0:
+        curve = [(x, _refusal_power(plan, x, units, deviation)) for x in (0.0, *EXCESSES)]
+    what = "better by" if event == "replaces" else "too good by"
+    if write is not None:
+        write_request(request, write)
+    if plot is not None:
+        draw_power(curve, what, event, plot)
+    compared = [] if design is None else [describe_option(one) for one in design.options]
     if as_json:
-        return show_json({**about, "power": curve})
+        power = [{what: x, event: y} for x, y in curve]
+        return show_json({**about, "power": power, "compared": compared})
     show_table(f"gate {plan.request.name}", ("", ""), about.items())
+    if compared:
+        show_table("methods", tuple(compared[0]), (tuple(one.values()) for one in compared))
     if curve:
-        cells = ((f"{row['too good by']:.2f}", f"{row['refused']:.3f}") for row in curve)
-        title = f"how often a claim is refused, with {units} units and a deviation of {deviation}"
-        show_table(title, ("too good by", "refused"), cells)
+        cells = ((f"{x:.3g}", f"{y:.3f}", "#" * round(40 * y)) for x, y in curve)
+        title = "how often a challenger replaces the champion" if what == "better by" else "how often a claim is refused"  # fmt: skip
+        show_table(title, (what, event, ""), cells)
 
 
 @app.command("open")
@@ -207,7 +231,11 @@ def _make_promoter(model: str, alias: str, tracking_uri: str | None, better_by: 
 
 def _load(file: Path, ledger: str | None) -> tuple[Plan, Ledger]:
     """The plan of a gate, and its ledger. Raises `PlanRefused` for another mechanism."""
-    request, book = load_request(file), open_ledger(ledger, files=[file])
+    return _plan_request(load_gate_file(file, Registry.load())[0], file, ledger)
+
+
+def _plan_request(request: ReleaseRequest, file: Path, ledger: str | None) -> tuple[Plan, Ledger]:
+    book = open_ledger(ledger, files=[file])
     plan = make_plan(request, Registry.load(), insert_bounds(request, book))
     if not isinstance(plan.params, HoldoutParams | ThresholdoutParams):
         raise PlanRefused(

@@ -95,8 +95,8 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
     def note(self, params: ThresholdoutParams, table: Table) -> str:
         """Which of its answers are proven to generalise."""
         if params.is_private:
-            known = params.count_epsilon or table.neighbours == "replace"
-            more = "" if known else "; without count_epsilon verdicts carry no interval"
+            is_counted = params.count_epsilon or table.neighbours == "replace"
+            more = "" if is_counted else "; without count_epsilon verdicts carry no interval"
             return (
                 f"the privacy guarantee is exact, and verdicts are heuristic about fresh data{more}"
             )
@@ -130,6 +130,39 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         engine, move = self.make_engine(params), largest_move(Fraction(score + distance), table)
         scales = (engine.query_scale * move, engine.threshold_scale * move)
         return mean_refusal_probability(distance, units, deviation, scales)
+
+    def recognition_power(
+        self,
+        params: ThresholdoutParams,
+        table: Table,
+        gain: float,
+        units: int,
+        deviation: float,
+        *,
+        width: float = 1.0,
+    ) -> float:
+        """How often a challenger replaces a champion that it is better than by ``gain``.
+
+        Args:
+            gain: as a share of the metric's range.
+            deviation: of one unit's difference, as a share of the range.
+            width: of the metric's range, in its own units.
+        """
+        least = float(params.better_by) / width
+        if not params.is_private:
+            luck = _bernstein_term(deviation**2, units, params)
+            return mean_refusal_probability(gain - least - luck, units, deviation, ())
+        engine, move = self.make_engine(params), largest_move(Fraction(-least), table, -1)
+        margin = float((self.challenge_margin(params)) * move) / units
+        scales = (engine.query_scale * move, engine.threshold_scale * move)
+        return mean_refusal_probability(gain - least - margin, units, deviation, scales)
+
+    def challenge_margin(self, params: ThresholdoutParams) -> int:
+        """What noise alone reaches in a share beta of sessions, all comparisons together, in moves."""
+        failure = float(params.beta) / params.queries
+        # One side only.
+        scale = self.make_engine(params).query_scale
+        return math.ceil(comparison_half_width(scale, min(1.0, 2 * failure)))
 
     def open(self, params: ThresholdoutParams, table: Table, source: Source) -> State:
         """No question asked yet; with noise, that of the first threshold is drawn."""
@@ -166,7 +199,7 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         if failures >= params.failures or asked >= params.queries:
             return _make_verdict("exhausted", params, asked, failures, {"guarantee": "none"}), state
         units = self._learn_number(params, state, answer, source)
-        known = {} if units is None or answer.is_size_public else {"units": units}
+        counted = {} if units is None or answer.is_size_public else {"units": units}
         if query.champion:
             compared = self._compare_challenger(params, table, query, answer)
         else:
@@ -178,7 +211,7 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         if pays and params.correct and not query.champion and units is not None:
             worth |= self._draw_score(params, table, answer, units, source)
         verdict = _make_verdict(word, params, asked + 1, failures, worth)
-        return verdict, State({"asked": asked + 1, **known, **after})
+        return verdict, State({"asked": asked + 1, **counted, **after})
 
     def _learn_number(
         self, params: ThresholdoutParams, state: State, answer: PerUnit, source: Source
@@ -198,10 +231,7 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         width = Fraction(answer.span[1]) - Fraction(answer.span[0])
         least = max(query.better_by, params.better_by) / width
         if params.is_private:
-            scale = self.make_engine(params).query_scale
-            failure = float(params.beta) / params.queries
-            # All noises of the session together reach it once in 1/beta sessions; one side only.
-            margin = math.ceil(comparison_half_width(scale, min(1.0, 2 * failure)))
+            margin = self.challenge_margin(params)
             return [count_shortfall(-answer.shares, -least, table, -1) - margin]
         whole, number = sum_steps(answer.shares, -1)
         if not number:
@@ -308,8 +338,11 @@ def _bernstein_width(
     present = differences[~np.isnan(differences)]
     if number < 2:
         return math.inf
+    return _bernstein_term(float(present.var(ddof=1)), number, params)
+
+
+def _bernstein_term(variance: float, number: int, params: ThresholdoutParams) -> float:
     logs = log_transcripts(params.queries, params.failures) + math.log(2 / float(params.beta))
-    variance = float(present.var(ddof=1))
     return math.sqrt(2 * variance * logs / number) + 2 * 7 * logs / (3 * (number - 1))
 
 

@@ -9,29 +9,45 @@ it, plus discrete Laplace noise, with its threshold. Reporting only: no guarante
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import cache
-from statistics import NormalDist
-
-import numpy as np
-from numpy.typing import NDArray
-
-#: Noise beyond so many scales is left out of the curve.
-MOST_SCALES = 40
-#: The most points that a noise's distribution is written in; a wider one is written more coarsely.
-MOST_POINTS = 4001
+from math import erfc, exp, sqrt
 
 
-def _laplace_weights(scale: float, step: float, points: int) -> NDArray[np.float64]:
-    """Probabilities of Laplace noise in cells of this width around 0."""
-    ends = (np.arange(-points, points + 2) - 0.5) * step
-    below = np.where(
-        ends < 0,
-        0.5 * np.exp(np.minimum(ends, 0) / scale),
-        1 - 0.5 * np.exp(-np.maximum(ends, 0) / scale),
-    )
-    weights: NDArray[np.float64] = np.diff(below)
-    total: NDArray[np.float64] = weights / weights.sum()
-    return total
+def _normal_cdf(x: float) -> float:
+    # Not from 1 + erf, which has no digits left in the lower tail.
+    return erfc(-x / sqrt(2)) / 2
+
+
+def _noisy_cdf(x: float, spread: float, scale: float) -> float:
+    """Pr[Z + L <= x] for normal Z of this spread and Laplace L of this scale."""
+    ratio = spread / scale
+    # Noise of a thirtieth of the spread changes nothing that is reported.
+    if ratio > 30:
+        return _normal_cdf(x / spread)
+
+    def tail(y: float) -> float:
+        """exp(ratio^2/2 + y/scale) Pr[Z > y + spread ratio]."""
+        beyond = erfc((y / spread + ratio) / sqrt(2)) / 2
+        # Where it is not 0 the exponent is no larger than what it falls by.
+        return exp(ratio**2 / 2 + y / scale) * beyond if beyond > 0 else 0.0
+
+    return _normal_cdf(x / spread) + (tail(x) - tail(-x)) / 2
+
+
+def _share_below(x: float, spread: float, scales: tuple[Fraction, ...]) -> float:
+    """Pr[Z + noise <= x] for no noise, one Laplace noise, or two of different scales a and c.
+
+    The sum of two has the law of a mixture: a^2/(a^2 - c^2) of the first, the rest, which is
+    negative, of the second.
+    """
+    if not scales:
+        return _normal_cdf(x / spread)
+    a = float(scales[0])
+    if len(scales) == 1:
+        return _noisy_cdf(x, spread, a)
+    c = float(scales[1])
+    weight = a**2 / (a**2 - c**2)
+    total = weight * _noisy_cdf(x, spread, a) + (1 - weight) * _noisy_cdf(x, spread, c)
+    return min(1.0, max(0.0, total))
 
 
 def refusal_probability(
@@ -41,14 +57,10 @@ def refusal_probability(
 
     Args:
         threshold: the number of groups at which it is refused.
-        scales: of the independent noises that are added; none for methods without noise.
+        scales: of the independent noises that are added, which differ; none for methods without noise.
     """
-    mean, deviation = groups * share, max((groups * share * (1 - share)) ** 0.5, 1e-9)
-    if not scales:
-        return NormalDist(mean, deviation).cdf(threshold + 0.5)
-    law = NormalDist(mean, deviation)
-    points = _sum_laws(scales)
-    return float(sum(w * law.cdf(threshold + 0.5 - x) for w, x in zip(*points)))
+    mean, spread = groups * share, max((groups * share * (1 - share)) ** 0.5, 1e-9)
+    return _share_below(threshold + 0.5 - mean, spread, scales)
 
 
 def mean_refusal_probability(
@@ -59,27 +71,11 @@ def mean_refusal_probability(
     Args:
         distance: of the claim from threshold and expected score, as a share of the range.
         deviation: of one unit's score, as a share of the range.
-        scales: of the independent noises on the sum over units, a unit moving it by 1 at most.
+        scales: of the independent noises on the sum over units, which differ.
     """
-    spread = max(deviation / units**0.5, 1e-9)
-    law = NormalDist(0, spread)
-    if not scales:
-        return law.cdf(distance)
-    return float(sum(w * law.cdf(distance - x / units) for w, x in zip(*_sum_laws(scales))))
-
-
-@cache
-def _sum_laws(scales: tuple[Fraction, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Probabilities of the sum of Laplace noises of these scales, and its values."""
-    widest = float(max(scales)) * MOST_SCALES
-    points = min(int(widest) + 1, MOST_POINTS // 2)
-    step, weights = widest / points, np.ones(1, np.float64)
-    for scale in scales:
-        weights = np.convolve(weights, _laplace_weights(float(scale), step, points))
-    noise = (np.arange(len(weights), dtype=np.float64) - len(weights) // 2) * step
-    return np.asarray(weights, np.float64), noise
+    return _share_below(distance * units, max(deviation * units**0.5, 1e-9), scales)
 
 
 def share_above(excess: float, units_per_group: float, deviation: float) -> float:
     """The share of groups whose mean lies so far above what is expected."""
-    return 1 - NormalDist().cdf(excess * units_per_group**0.5 / deviation)
+    return 1 - _normal_cdf(excess * units_per_group**0.5 / deviation)

@@ -186,10 +186,10 @@ def _judge_challenger(
 def _find_standing(session: Session, standing: Champion) -> Candidate | None:
     """A promoted version as a candidate, or None if its files are not what they were."""
     try:
-        found = _load_public(session, Submission.model_validate_json(standing.submission))
+        candidate = _load_public(session, Submission.model_validate_json(standing.submission))
     except (ValidationError, InvalidInput):
         return None
-    return found if found.digest == standing.digest else None
+    return candidate if candidate.digest == standing.digest else None
 
 
 def _challenge_champion(
