@@ -101,7 +101,7 @@ def show_budgets(visit: Visit) -> Page:
     )
 
 
-_SCOPE_HEADS = ("=Scope", "=Used", "#Granted", "#Spent", "#Reserved", "#Remaining", "Of", "#Delta left", "Blocks", "Protects")  # fmt: skip
+_SCOPE_HEADS = ("=Scope", "=Used", "#Remaining", "#Spent", "#Reserved", "#Granted", "Of", "#Delta left", "=Blocks", "Protects")  # fmt: skip
 _KEY = Markup(
     '<p class="key">In a bar:<span class="spent"></span>spent<span class="reserved"></span>reserved'
     '<span class="left"></span>remaining</p>'
@@ -123,7 +123,7 @@ def _scope_row(summary: ScopeSummary) -> tuple[object, ...]:
     return (
         name,
         _usage(figures),
-        *(figures.granted, figures.spent, figures.reserved, figures.left),
+        *(figures.left, figures.spent, figures.reserved, figures.granted),
         figures.unit,
         figures.delta_left,
         blocks,
@@ -181,16 +181,8 @@ def show_scope(visit: Visit) -> Page:
 def _block_table(visit: Visit, name: str, today: dt.date) -> list[object]:
     budgets = visit.view.budgets(name, visit.query.get("before") or None, PAGE + 1)
     rows = [(link(one.block, "scope", name=name, block=one.block), *_block_row(one, today)) for one in budgets[:PAGE]]  # fmt: skip
-    heads = (
-        "Block",
-        "Used",
-        "#Granted",
-        "#Spent",
-        "#Reserved",
-        "#Remaining",
-        "Last charge",
-        "Used up",
-    )
+    amounts = ("#Remaining", "#Spent", "#Reserved", "#Granted")
+    heads = ("=Block", "=Used", *amounts, "=Last charge", "=Used up")
     parts: list[object] = [table("Blocks", heads, rows, "No block was charged yet.")]
     if len(budgets) > PAGE:
         parts.append(link("Earlier blocks", "scope", name=name, before=budgets[PAGE - 1].block))
@@ -200,7 +192,7 @@ def _block_table(visit: Visit, name: str, today: dt.date) -> list[object]:
 def _block_row(budget: BudgetState, today: dt.date) -> tuple[object, ...]:
     figures, burn = make_figures(budget), burn_down(budget, today)
     end = burn.end or ("used up" if figures.used >= 1 else "not forecast")
-    amounts = figures.granted, figures.spent, figures.reserved, figures.left
+    amounts = figures.left, figures.spent, figures.reserved, figures.granted
     return _usage(figures), *amounts, max(budget.daily, default=""), end
 
 
@@ -527,6 +519,9 @@ def _explain_entry(entry: Entry) -> str:
     if entry.kind in ("grant", "propose"):
         rule = Filter.from_json(stored_json(entry.body["filter"]))
         return f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}, filter {rule.name}"
+    if entry.kind == "refuse":
+        scope, block = entry.body["account"]
+        return f"{scope}{f', block {block},' if block else ''} could not pay"
     if entry.kind in ("resolve", "recover", "reanchor"):
         decision = entry.body.get("decision")
         return f"{f'{decision}: ' if decision else ''}{entry.body.get('reason', '')}"

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from dpflow.core.accounting.amounts import EPSILON_UNIT, exact_text
+from dpflow.errors import BudgetExceeded
 from dpflow.ledger import BudgetView, Ledger
 from dpflow.ledger.books.records import Remaining
 from dpflow.ui.pages import PAGES
@@ -419,3 +420,18 @@ def test_capacity_is_shown_as_it_is_compared(books: Books, visit: Any) -> None:
     left = books.ledger.remaining("survey")
     assert isinstance(left, Remaining)
     assert row["Granted"] == exact_text(left.scope.capacity.renyi * EPSILON_UNIT)
+
+
+def test_refusals_are_for_who_may_read_their_dag(books: Books, visit: Any) -> None:
+    """An entry of what was refused says which budget could not pay; one from outside Airflow is for
+    who may read everything.
+    """
+    for dag in ("daily", ""):
+        with pytest.raises(BudgetExceeded):
+            books.release("visits/team-a", "too much", "1.5", dag=dag)
+    (row, *_) = visit().read_tables("history")["Entries, the newest first"]
+    assert (row["Kind"], row["What"]) == ("refuse", "visits could not pay")
+    seen = [
+        visit(dags).get("history").count("could not pay") for dags in (None, {"daily"}, {"team_a"})
+    ]
+    assert seen == [2, 1, 0]

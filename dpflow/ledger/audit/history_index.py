@@ -23,6 +23,8 @@ from dpflow.ledger.history.chain import FIRST
 
 #: Entries that no DAG wrote: an owner's, or those of a release outside Airflow.
 OUTSIDE = ""
+#: Owners' acts on the ledger itself.
+_ACTS = ("grant", "propose", "import", "upgrade", "reanchor", "recover", "rotate")
 _BY_DAG = "airflow:"  # what the principals of tasks begin with
 
 
@@ -95,7 +97,8 @@ class HistoryIndex:
         charge = self.orphans.get(row.release_id) or self.sessions.get(row.release_id)
         if charge is not None:
             return charge.dag_id
-        return OUTSIDE if row.release_id else None
+        # What is no owner's act is somebody's: refusals and notes name who asked.
+        return None if row.kind in _ACTS and not row.release_id else OUTSIDE
 
     def _add_charge(self, row: Any) -> str:
         body = read_body(row)
