@@ -1,5 +1,5 @@
-"""Shapes that the workloads of `bench.tables` leave out: unit ids of 64 random bits, ten sums in one
-release, four million private keys. Each beside the best un-noised SQL for the same bound.
+"""Shapes that the workloads of `bench.tables` leave out: unit ids of 64 random bits and UUIDs, ten sums in
+one release, four million private keys. Each beside the best un-noised SQL for the same bound.
 
 Ten million rows of a million units, even. `python -m bench shapes` takes some minutes on two cores.
 """
@@ -22,7 +22,8 @@ ROWS, UNITS, KEYS, SUMS = 10_000_000, 1_000_000, 4_000_000, 10
 
 _TABLE = """
 CREATE TABLE shapes AS
-SELECT u AS small, CAST(hash(u) >> 1 AS BIGINT) AS wide, CAST(i % {keys} AS BIGINT) AS key, {amounts}
+SELECT u AS small, CAST(hash(u) >> 1 AS BIGINT) AS wide, CAST(md5(CAST(u AS VARCHAR)) AS UUID) AS id,
+       CAST(i % {keys} AS BIGINT) AS key, {amounts}
 FROM (SELECT i, CAST(hash(i, 77) % {units} AS BIGINT) AS u FROM range({rows}) t(i))
 """
 
@@ -54,6 +55,7 @@ def sum_columns(sums: int) -> GroupedSums:
 CASES: tuple[tuple[str, str, DataRequest, str], ...] = (
     ("count and sum, small unit ids", "small", sum_columns(1), rescaled("small", 1)),
     ("count and sum, unit ids of 64 bits", "wide", sum_columns(1), rescaled("wide", 1)),
+    ("count and sum, UUIDs", "id", sum_columns(1), rescaled("id", 1)),
     ("ten sums", "small", sum_columns(SUMS), rescaled("small", SUMS)),
     ("count by 4 million private keys", "small", GroupedSums("key", None, 3, 2), KEPT),
 )
