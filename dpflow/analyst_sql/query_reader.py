@@ -296,20 +296,31 @@ class _QueryReader:
     def _check_size(self, query: Query, parsed: Any) -> None:
         """Refuse what grows with every CTE that names another one twice."""
         if isinstance(query, UnionAll):
-            size = sum(self._size_of(one) for one in query.branches)
+            rows = self._count_rows(query)
         elif isinstance(query, ReleasedQuery):
-            size = math.prod(self._size_of(one.query) for one in query.sources)
+            rows = math.prod(self._count_rows(one.query) for one in query.sources)
         else:
-            size = _count_groups(query)
-        if size > MOST_ROWS:
+            return
+        if rows > MOST_ROWS:
             raise Refusal(
                 "length", f"its joins and unions look at more than {MOST_ROWS:,} rows", parsed
             )
-        self._sizes[id(query)] = query, size
 
-    def _size_of(self, query: Query) -> int:
+    def _count_rows(self, query: Query) -> int:
+        """The most rows of a query, where its groups are public."""
         entry = self._sizes.get(id(query))
-        return 1 if entry is None else entry[1]
+        if entry is None:
+            if isinstance(query, UnionAll):
+                rows = sum(map(self._count_rows, query.branches))
+            elif isinstance(query, SelectQuery):
+                rows = _count_groups(query)
+            elif query.groups == ():
+                rows = 1
+            else:
+                rows = math.prod(self._count_rows(one.query) for one in query.sources)
+            # With the query itself, so that no other one gets its id.
+            entry = self._sizes[id(query)] = query, rows
+        return entry[1]
 
 
 def _count_groups(query: SelectQuery) -> int:
