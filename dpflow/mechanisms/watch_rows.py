@@ -186,18 +186,29 @@ def dpflow_register_mechanisms() -> list[WatchRows]:
 
 @hookimpl
 def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
-    # One unit more makes a row without a kind: the excess moves by all that it may.
+    # A replaced unit leaves kind b for kind a. Quiet answers about b, whose excess is at the margin of 4,
+    # drive the threshold's noise up, and one alarm about a then costs the rest. Rows have the columns that
+    # the checks compute, too.
     table = {
         "name": "audited",
         "database": "audited.duckdb",
         "privacy_unit": {"column": "user"},
+        "neighbours": "replace",
         "contribution_bounds": {"rows": 1},
-        "columns": {"user": {}, "kind": {"public_keys": ["a"]}},
+        "columns": {"user": {}, "kind": {"public_keys": ["b", "a"]}},
     }
     checks = [
-        {"name": "fewest", "check": "rows", "at_least": 3},
-        {"name": "most", "check": "rows", "at_most": 1},
+        {"name": kind, "check": "violations", "condition": f"kind = '{kind}'", "at_most": "0"}
+        for kind in "ba"
     ]
-    params = {"epsilon": "6", "checks": checks, "questions": 4}
-    queries = [{"check": name} for name in ("fewest", "fewest", "fewest", "most")]
-    return {"watch_rows": [{"table": table, "params": params, "queries": queries}]}
+    in_b, in_a = ({"kind": k, "check_b": k == "b", "check_a": k == "a"} for k in "ba")
+    return {
+        "watch_rows": [
+            {
+                "table": table,
+                "params": {"epsilon": "6", "checks": checks, "questions": 4},
+                "queries": [{"check": kind} for kind in "bbba"],
+                "sides": {"shared": [[4, in_b], [3, in_a]], "left": [in_b], "right": [in_a]},
+            }
+        ]
+    }

@@ -40,6 +40,7 @@ from dpflow.testing.exact_checks import (
 from dpflow.testing.examples import (
     AnyMechanism,
     Example,
+    add_computed_columns,
     examples_for,
     plan_mechanism,
     validate_model,
@@ -90,6 +91,7 @@ def _bind_rules(
 ) -> Iterator[Check]:
     about = f"{mechanism.name}: class_describes_itself"
     yield Check(about, partial(class_describes_itself, mechanism))
+    examples = [add_computed_columns(mechanism, example) for example in examples or ()]
     for number, example in enumerate(examples or examples_for(mechanism)):
         for rule in (*rules, guarantee_holds_exactly) if examples else rules:
             name = f"{mechanism.name}: {rule.__name__} [{number} {example.table.neighbours}]"

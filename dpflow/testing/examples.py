@@ -8,7 +8,7 @@ plans on the example tables. A mechanism with a required field of another name p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -152,6 +152,20 @@ def plan_mechanism(
         mechanism.data_request(params, table)
         mechanism.error_bound(params, table)
     return params, event
+
+
+def add_computed_columns(mechanism: AnyMechanism, example: Example) -> Example:
+    """The example with the columns that its mechanism computes from each row, as plans have them.
+
+    Rows of its ``sides`` hold their values under these columns' names. Raises `InvalidInput` as
+    planning does.
+    """
+    params = validate_model(mechanism.Params, example.params)
+    computed = mechanism.computed_columns(params, example.table)
+    if not computed:
+        return example
+    columns = {**example.table.columns, **computed}
+    return replace(example, table=example.table.model_copy(update={"columns": columns}))
 
 
 def examples_for(

@@ -26,7 +26,13 @@ from dpflow.errors import InvalidInput
 from dpflow.testing import exact_divergence
 from dpflow.testing.audit import Audit, Sampler, affordable_draws, audit_pair, estimate_power
 from dpflow.testing.exact_checks import ExactComparison, compare_exactly, tiny_examples
-from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan_mechanism
+from dpflow.testing.examples import (
+    AnyMechanism,
+    Example,
+    add_computed_columns,
+    examples_for,
+    plan_mechanism,
+)
 from dpflow.testing.harness import epsilon_delta
 from dpflow.testing.release_checks import neighbouring_results
 from dpflow.testing.replay_audit import estimate_power as estimate_replay_power
@@ -119,7 +125,8 @@ def audit_mechanism(
         InvalidInput: there are no standard examples, and none were given.
     """
     begun = time.thread_time()
-    given = list(examples) or examples_for(mechanism)
+    examples = [add_computed_columns(mechanism, example) for example in examples]
+    given = examples or examples_for(mechanism)
     if isinstance(plan_mechanism(mechanism, given[0].table, given[0].params)[1], Unprotected):
         return _state_nothing(mechanism, given[0])
     # Examples of the author's own come first: they say where the guarantee is tight.

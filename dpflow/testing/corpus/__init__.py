@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpflow.testing.corpus import broken_releases, broken_sessions
+from dpflow.testing.corpus import broken_compositions, broken_releases, broken_sessions
 from dpflow.testing.examples import AnyMechanism, Example
 
 
@@ -39,6 +39,9 @@ CONTROLS = (
     Control(broken_releases.OneSeedForAll(), _EXACT),
     Control(broken_releases.AveragesRetries(), _EXACT),
     Control(broken_releases.RedrawsBadOnes(), _EXACT),
+    Control(broken_compositions.StopsByLosses(), _EXACT),
+    Control(broken_compositions.LiteralDistance(), _EXACT),
+    Control(broken_compositions.SeedSharedOverForks(), _EXACT),
     Control(broken_releases.RowsInDocument(), _EXACT),
     Control(broken_releases.RowsInSynthetic(), _EXACT),
     Control(broken_releases.RowsInError(), _EXACT),

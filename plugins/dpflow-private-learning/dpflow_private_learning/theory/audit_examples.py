@@ -66,6 +66,9 @@ def with_public_features(params: dict[str, Any], rows: int = 1) -> dict[str, Any
     return {"table": table, "params": params}
 
 
+#: Forms in which the number of rows is counted with noise; audited apart.
+COUNTED = {"form": "counted"}
+
 #: Of whatever makes labelled rows first.
 LABELLED_ROWS = [
     example(
@@ -118,7 +121,8 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
                 "alpha": "1/2",
             },
             rows=2,
-        ),
+        )
+        | COUNTED,
     ],
     "unimodal_mode": [
         on_sides({"column": "amount", "epsilon": "1", "promise": 10}, AGREE, HERE, THERE),
@@ -168,11 +172,11 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
                 "alpha": "9/10",
             }
         ),
-        example({"column": "few", "epsilon": "60", "delta": "0.4", "alpha": "9/10"}),
+        example({"column": "few", "epsilon": "60", "delta": "0.4", "alpha": "9/10"}) | COUNTED,
     ],
     "sanitize_thresholds": [
         example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/4"}, rows=2),
-        example({"column": "amount", "epsilon": "1", "alpha": "1/4"}, rows=2),
+        example({"column": "amount", "epsilon": "1", "alpha": "1/4"}, rows=2) | COUNTED,
         example(
             {
                 "column": "few",
