@@ -68,10 +68,11 @@ def draw(experiment: Experiment, found: Found) -> str:
     figure, axes = pyplot.subplots(figsize=(6.5, 3.8), layout="constrained")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
+    dashes = iter(("--", ":", "-.") * len(found.curves))
     for (label, points), colour in zip(found.curves.items(), COLOURS * 2):
         predicted = label.startswith("predicted")
         style = (
-            {"linestyle": "--", "color": "#777777"}
+            {"linestyle": next(dashes), "color": "#777777"}
             if predicted
             else {"marker": "o", "color": colour}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -173,16 +174,18 @@ def list_period(block: str, period: str) -> list[str]:
             f"a watch by {period} calls its blocks as {str(day)!r}, and {block!r} is another name; write it so"
         )
     if period == "week":
-        first = day - dt.timedelta(days=day.weekday())
-        after = first + dt.timedelta(days=7)
+        first = last = day.toordinal() - day.weekday()
+        last += 6
     elif period == "month":
-        first = day.replace(day=1)
-        after = (first + dt.timedelta(days=31)).replace(day=1)
+        days = calendar.monthrange(day.year, day.month)[1]
+        first, last = day.replace(day=1).toordinal(), day.replace(day=days).toordinal()
     elif period == "year":
-        first, after = day.replace(month=1, day=1), day.replace(year=day.year + 1, month=1, day=1)
+        first, last = dt.date(day.year, 1, 1).toordinal(), dt.date(day.year, 12, 31).toordinal()
     else:
-        first, after = day, day + dt.timedelta(days=1)
-    return [str(first + dt.timedelta(days=n)) for n in range((after - first).days)]
+        first = last = day.toordinal()
+    # The last week of the calendar is short, and so is its first one.
+    first, last = max(first, dt.date.min.toordinal()), min(last, dt.date.max.toordinal())
+    return [str(dt.date.fromordinal(n)) for n in range(first, last + 1)]
 
 
 def require_blocks(contract: Contract, table: Table, blocks: Sequence[str]) -> None:

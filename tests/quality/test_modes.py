@@ -28,6 +28,7 @@ from dpflow.errors import (
 )
 from dpflow.ledger import Ledger
 from dpflow.quality import Contract, ContractOutcome, parse_contract, run_contract
+from dpflow.quality.contract_file import list_period
 from dpflow.quality.contract_run import plan_contract
 from dpflow.quality.page import write_html
 from dpflow.quality.suggest import suggest_bounds
@@ -554,3 +555,35 @@ def test_the_page_loads_nothing_and_shows_no_row(world: World, mode: str) -> Non
 def test_what_is_no_contract_is_refused(world: World, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidDeclaration, match=words):
         world.contract(**fields)
+
+
+@pytest.mark.parametrize("period", ["day", "week", "month", "year"])
+@pytest.mark.parametrize("block", ["2020-02-29", "9999-12-31", "9999-12-01", "0001-01-01"])
+def test_a_period_ends_where_calendars_do(block: str, period: str) -> None:
+    """The first day after the last one is no date; a watch in it ended in an unforeseen failure."""
+    days = list_period(block, period)
+    least = {"day": 1, "week": 1, "month": 29, "year": 365}[period]
+    assert block in days and days == sorted(days) and least <= len(days) <= 366
+
+
+def test_keys_of_whole_numbers_and_dates_are_known(world: World) -> None:
+    """Declared keys are texts, whatever their column holds."""
+    world.fill(carrier="'AA'")
+    with duckdb.connect(str(world.database)) as connection:
+        connection.execute("ALTER TABLE flights DROP COLUMN carrier")
+        connection.execute("ALTER TABLE flights ADD COLUMN carrier INTEGER DEFAULT 7")
+        connection.execute("ALTER TABLE flights ADD COLUMN since DATE DEFAULT DATE '2020-01-01'")
+    declaration = world.folder / "flights.yml"
+    fields = yaml.safe_load(declaration.read_text())
+    for keys, since, verdict in (
+        (["7", "-1"], ["2020-01-01"], "kept"),
+        (["0", "1"], ["2021-01-01"], "violated"),
+    ):
+        fields["columns"] |= {"carrier": {"public_keys": keys}, "since": {"public_keys": since}}
+        declaration.write_text(yaml.safe_dump(fields))
+        checks = [
+            {"name": name, "check": "unknown_keys", "column": name, "at_most": "0.1"}
+            for name in ("carrier", "since")
+        ]
+        outcome = world.run(checks=checks, name=verdict)
+        assert verdicts(outcome) == {"carrier": verdict, "since": verdict}

@@ -155,6 +155,10 @@ RowChecks = Annotated[
 ]
 
 
+#: A key that a column of whole numbers may have.
+_WHOLE_KEY = re.compile("-?[1-9][0-9]{0,18}|0")
+
+
 def computed_columns(checks: Sequence[RowCheck], table: Table) -> dict[str, Column]:
     """The columns that count violating rows, by name: 1 or 0, in the language of conditions.
 
@@ -185,8 +189,12 @@ def _write_case(check: RowCheck, table: Table) -> str | None:
     if check.check == "nulls":
         return f"CASE WHEN {quoted} IS NULL THEN 1 ELSE 0 END"
     if check.check == "unknown_keys":
-        keys = ", ".join("'" + key.replace("'", "''") + "'" for key in table.public_keys(name))
-        return f"CASE WHEN {quoted} IS NULL OR {quoted} IN ({keys}) THEN 0 ELSE 1 END"
+        listed = table.public_keys(name)
+        keys = ", ".join("'" + key.replace("'", "''") + "'" for key in listed)
+        # Keys are texts, and a column of whole numbers is compared with its keys as they are written.
+        whole = all(_WHOLE_KEY.fullmatch(key) for key in listed)
+        value = f"CAST({quoted} AS VARCHAR)" if whole else quoted
+        return f"CASE WHEN {quoted} IS NULL OR {value} IN ({keys}) THEN 0 ELSE 1 END"
     if check.check == "quantile":
         beyond, within = (">", "<=") if check.at_least is None else ("<", ">=")
         limit = _write_number(check.limit)

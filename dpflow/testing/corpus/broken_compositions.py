@@ -64,7 +64,7 @@ class StopsByLosses(Count):
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         secret, once, twice, loss = bool(answer.rows.any()), 0, 0, 0
-        rows = []
+        rows: list[Row] = []
         while ask := _plan(once, twice, loss)[1]:
             # Randomised response: each answer alone is as private as it says.
             same = secret == bernoulli(Fraction(_RIGHT[ask]).limit_denominator(10**9), source)
