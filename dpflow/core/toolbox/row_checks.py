@@ -189,10 +189,10 @@ def _write_case(check: RowCheck, table: Table) -> str | None:
     if check.check == "nulls":
         return f"CASE WHEN {quoted} IS NULL THEN 1 ELSE 0 END"
     if check.check == "unknown_keys":
-        listed = table.public_keys(name)
-        keys = ", ".join("'" + key.replace("'", "''") + "'" for key in listed)
+        public_keys = table.public_keys(name)
+        keys = ", ".join("'" + key.replace("'", "''") + "'" for key in public_keys)
         # Keys are texts, and a column of whole numbers is compared with its keys as they are written.
-        whole = all(_WHOLE_KEY.fullmatch(key) for key in listed)
+        whole = all(_WHOLE_KEY.fullmatch(key) for key in public_keys)
         value = f"CAST({quoted} AS VARCHAR)" if whole else quoted
         return f"CASE WHEN {quoted} IS NULL OR {value} IN ({keys}) THEN 0 ELSE 1 END"
     if check.check == "quantile":

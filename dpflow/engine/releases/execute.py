@@ -284,13 +284,13 @@ def find_certifiers(plan: Plan, scope: Scope, ledger: Ledger | None) -> tuple[st
     if not scope.filter.certified_by:
         return ()
     rule = plan.table.require_certified
-    named = [] if rule is None or rule.file is None else [rule.file]
-    own = [] if ledger is None else [ledger.anchor_folder / CERTIFICATES]
+    declared_files = [] if rule is None or rule.file is None else [rule.file]
+    ledger_files = [] if ledger is None else [ledger.anchor_folder / CERTIFICATES]
     return list_certifiers(
         f"scope {scope.scope!r} pays for certified mechanisms only",
         plan.mechanism,
         scope.filter.certified_by,
-        [*own, *named, SHIPPED],
+        [*ledger_files, *declared_files, SHIPPED],
         f"dpflow certify {plan.mechanism.name} (with --accept, to sign the audit that it ships with)",
     )
 

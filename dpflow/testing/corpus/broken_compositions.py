@@ -44,10 +44,10 @@ def _plan(once: int, twice: int, loss: int) -> tuple[float, int]:
     """The largest divergence from here on, and the question that leads to it; 0 is to stop."""
     best = _excess(loss), 0
     for m in _MENU:
-        asked = once + (m == 1), twice + (m == 2)
-        if _admits(*asked):
+        counts = once + (m == 1), twice + (m == 2)
+        if _admits(*counts):
             value = sum(
-                share * _plan(*asked, loss + step)[0]
+                share * _plan(*counts, loss + step)[0]
                 for share, step in ((_RIGHT[m], m), (1 - _RIGHT[m], -m))
             )
             best = max(best, (value, m))
@@ -65,11 +65,11 @@ class StopsByLosses(Count):
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         secret, once, twice, loss = bool(answer.rows.any()), 0, 0, 0
         rows: list[Row] = []
-        while ask := _plan(once, twice, loss)[1]:
+        while question := _plan(once, twice, loss)[1]:
             # Randomised response: each answer alone is as private as it says.
-            same = secret == bernoulli(Fraction(_RIGHT[ask]).limit_denominator(10**9), source)
-            once, twice = once + (ask == 1), twice + (ask == 2)
-            loss += ask if same else -ask
+            same = secret == bernoulli(Fraction(_RIGHT[question]).limit_denominator(10**9), source)
+            once, twice = once + (question == 1), twice + (question == 2)
+            loss += question if same else -question
             rows.append(Row("", f"answer {len(rows)}", int(same)))
         return Result(tuple(rows))
 
@@ -106,10 +106,10 @@ class SeedSharedOverForks(Count):
             finally:
                 os._exit(0)
         os.close(writer)
-        own = int(discrete_laplace(scale, 1, source)[0])
-        others = int.from_bytes(os.read(reader, 8), "big", signed=True)
+        drawn = int(discrete_laplace(scale, 1, source)[0])
+        forked = int.from_bytes(os.read(reader, 8), "big", signed=True)
         os.close(reader)
         os.waitpid(worker, 0)
-        noise = (own, others)
+        noise = (drawn, forked)
         keys = zip(answer.keys, answer.rows.tolist())
         return Result(tuple(Row(key, "count", n + noise[i % 2]) for i, (key, n) in enumerate(keys)))
