@@ -150,21 +150,41 @@ def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:
 
 
 def _describe_noise(position: int, plan: SqlPlan) -> str:
-    """The half-widths at 95 % of what a column is computed from; together, where it is of several."""
-    statistics: list[Statistic] = []
-    for one in _trace_column(plan.query, position):
-        if one not in statistics:
-            statistics.append(one)
-    if not statistics:
-        return "none"
+    """The half-widths at 95 % of what a column is computed from; together, where a row's is of several."""
     of_rows = "" if isinstance(plan.query, SelectQuery) else " in each released row"
-    return "; ".join(
+    lines = [
         f"{aggregate} {_describe_width(aggregate, select, plan, len(statistics))}{of_rows}"
+        for statistics in _list_alternatives(plan.query, position)
         for select, aggregate in statistics
-    )
+    ]
+    return "; ".join(dict.fromkeys(lines)) or "none"
 
 
 Statistic = tuple[SelectQuery, SqlAggregate]
+
+
+def _list_alternatives(query: Query, position: int) -> Iterator[list[Statistic]]:
+    """What a column is computed from, in rows of each branch of a union."""
+    if isinstance(query, UnionAll):
+        for branch in query.branches:
+            yield from _list_alternatives(branch, position)
+        return
+    output = query.columns[position][1]
+    if output.op == "input" and isinstance(query, ReleasedQuery):
+        yield from _list_alternatives(*_find_input(query, output))
+        return
+    statistics: list[Statistic] = []
+    for one in _trace_output(query, output):
+        if one not in statistics:
+            statistics.append(one)
+    yield statistics
+
+
+def _find_input(query: ReleasedQuery, leaf: OutputExpression) -> tuple[Query, int]:
+    """The query below that has a column of FROM, and the column's position there."""
+    columns = [(one.query, n) for one in query.sources for n in range(len(one.query.columns))]
+    position: int = leaf.args[0]
+    return columns[position]
 
 
 def _trace_column(query: Query, position: int) -> Iterator[Statistic]:
@@ -197,8 +217,7 @@ def _trace_leaf(query: ReleasedQuery, leaf: OutputExpression) -> Iterator[Statis
     elif leaf.op == "key":
         yield from _trace_output(query, (query.groups or ())[leaf.args[0]])
     else:
-        widths = [(one.query, n) for one in query.sources for n in range(len(one.query.columns))]
-        yield from _trace_column(*widths[leaf.args[0]])
+        yield from _trace_column(*_find_input(query, leaf))
 
 
 def _describe_width(

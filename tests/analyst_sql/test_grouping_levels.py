@@ -50,7 +50,9 @@ def test_the_planner_compares_adding_with_paying(narrow: World) -> None:
     few = "SELECT city, COUNT(*) FROM visits GROUP BY ROLLUP (city)"
     plan = narrow.ask(f"EXPLAIN {few}", epsilon=1)
     assert len(plan.to_pay) == 1 and [level.name for level in plan.added] == ["()"]
-    stages = explain_sql(plan, narrow.ledger)["stages"]
+    view = explain_sql(plan, narrow.ledger)
+    noise = view["columns"][1]["noise"]
+    stages = view["stages"]
     assert 'level ("city") is paid: no level is finer' in stages
     assert any(
         "level () is added up from 3 cells" in one and "paid, it would be" in one for one in stages
@@ -74,6 +76,9 @@ def test_the_planner_compares_adding_with_paying(narrow: World) -> None:
         plan = narrow.ask(f"EXPLAIN {text}", epsilon=1, delta="1e-6")
         assert len(plan.to_pay) == 2 and not plan.added
         assert reason in str(plan.levels), plan.levels
+    # A row is of one level, so its interval is that of one number, as in the answer.
+    widths = [row[1].high - row[1].value for row in narrow.ask(few, epsilon=1).values]
+    assert all(f"+- {width:g} " in noise for width in (widths[0], widths[-1])), (noise, widths)
 
 
 def test_added_levels_cost_nothing(narrow: World) -> None:

@@ -6,11 +6,14 @@ rows they are free, with the error carried along.
 from __future__ import annotations
 
 import contextlib
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
+from smallworld import forbid_reads
 from sql_world import EXACT, close
 
+from dpflow.analyst_sql.explain import explain_sql
 from dpflow.errors import BudgetExceeded, SqlRefused
 
 if TYPE_CHECKING:
@@ -166,3 +169,23 @@ def test_queries_that_grow_are_refused_at_once(world: World) -> None:
     for text in texts[2:]:
         with contextlib.suppress(SqlRefused):
             world.ask(f"EXPLAIN {text}", epsilon=1)
+
+
+def test_explain_reads_no_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all branches, levels and brackets: it says the stages, the noise of each column and the cost."""
+    forbid_reads(monkeypatch)
+    before = world.spent()
+    text = (
+        "WITH t AS (SELECT city, age > 30 AS old, COUNT(*) AS n FROM (SELECT * FROM visits WHERE cost > 2) GROUP BY ROLLUP (city, old)) "
+        "SELECT city, SUM(n) AS s, (SELECT AVG(age) FROM visits) AS a FROM t GROUP BY city HAVING s > 1 UNION ALL "
+        "SELECT 'old', COUNT(DISTINCT person), 0 FROM visits WHERE age > 47"
+    )
+    plan = world.ask(f"EXPLAIN {text}", epsilon=2)
+    view = explain_sql(plan, world.ledger)
+    assert view["forecast"] == "the ledger would accept it now" and "level (" in str(view["stages"])
+    assert sum(Fraction(one["epsilon"]) for one in view["releases"]) == 2
+    noises = [one["noise"] for one in view["columns"]]
+    assert (
+        noises[0] == "none" and "COUNT(*) +-" in noises[1] and "COUNT(DISTINCT unit)" in noises[1]
+    )
+    assert 'AVG("age")' in noises[2] and world.spent() == before
