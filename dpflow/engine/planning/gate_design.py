@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -179,7 +180,8 @@ def _mean_option(
         "question": wishes.question,
     }
     if wishes.question == "champion":
-        params["better_by"] = str(wishes.better_by)
+        luck = Fraction(0) if epsilon is None else luck_margin(wishes) * Fraction(width)
+        params["better_by"] = str(wishes.better_by + luck)
     if epsilon is None:
         params["method"] = "description_length"
     else:
@@ -196,6 +198,16 @@ def _mean_option(
     name = "mean, noisy" if epsilon is not None else "mean, description length"
     right = _rightness(wishes, power, width)
     return GateOption(name, mechanism.name, params, epsilon, right, guarantee, power)
+
+
+def luck_margin(wishes: GateWishes) -> Fraction:
+    """By how much a challenger may seem better by the luck of the holdout's sample, as a share of the
+    range, in a share beta of sessions: noise covers itself only, and without noise the gate measures
+    the spread itself.
+    """
+    beta = 0.05 / wishes.candidates
+    luck = NormalDist().inv_cdf(1 - beta) * float(wishes.deviation) / math.sqrt(wishes.units)
+    return Fraction(math.ceil(luck * 10**4), 10**4)
 
 
 def _group_option(
@@ -225,7 +237,7 @@ def _rightness(wishes: GateWishes, power: Callable[[float], float], width: float
     """The least probability of being right among those asked for."""
     tolerance = float(wishes.tolerance) / width
     if wishes.question == "champion":
-        # Luck never says yes more often than beta, by how the margin is made.
+        # Luck never says yes more often than beta, by how the margins are made.
         return power(float(wishes.better_by) / width + tolerance)
     return min(1 - power(0.0), power(tolerance))
 
