@@ -101,7 +101,7 @@ def show_budgets(visit: Visit) -> Page:
     )
 
 
-_SCOPE_HEADS = ("=Scope", "=Used", "#Remaining", "#Spent", "#Reserved", "#Granted", "Of", "#Delta left", "=Blocks", "Protects")  # fmt: skip
+_SCOPE_HEADS = ("=Scope", "=Used", "#Remaining", "#Spent", "#Reserved", "#Granted", "Of", "#Delta left", "Blocks", "Protects")  # fmt: skip
 _KEY = Markup(
     '<p class="key">In a bar:<span class="spent"></span>spent<span class="reserved"></span>reserved'
     '<span class="left"></span>remaining</p>'
@@ -116,7 +116,7 @@ def _scope_row(summary: ScopeSummary) -> tuple[object, ...]:
         blocks = f"{summary.blocks} charged"
         if budget.block:
             fullest = link(budget.block, "scope", name=scope.scope, block=budget.block)
-            blocks = join(blocks, ", fullest ", fullest)
+            blocks = join(blocks, ", fullest ", element("span", fullest, class_="line"))
     name: object = link(scope.scope, "scope", name=scope.scope)
     if scope.closed:
         name = join(name, " (closed)")

@@ -9,6 +9,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpflow.cli import app
+from dpflow.core.accounting.events import Pure
 from dpflow.errors import (
     BudgetExceeded,
     DpflowError,
@@ -56,8 +58,6 @@ def charge(
     tiny: Tiny, name: str, scope: str = "visits", epsilon: str = "0.1", block: str = "2020-01-01"
 ) -> str:
     """Reserve without settling: an orphan."""
-    from fractions import Fraction
-
     from dpflow.core.accounting.events import Pure
 
     return (
@@ -474,3 +474,42 @@ def test_no_report_of_a_changed_ledger(tiny: Tiny, run: Run) -> None:
     with pytest.raises(LedgerCorrupt, match="nothing is reported that does not verify"):
         run("report", "visits", "page.html")
     assert not Path("page.html").exists() and "reserve" in run("history")
+
+
+@pytest.mark.parametrize(
+    ("grant", "scope", "changed"),
+    [
+        (("grant", "plain", "--epsilon", 1, "--delta", "1e-7", "--no-table"), "plain", {}),
+        (("quota", "visits/team", "--epsilon", "0.3"), "visits/team", {}),
+        ((), "visits", {"DECLARATION": "visits.yml"}),
+    ],
+)
+def test_a_refusal_names_the_grant_that_would_pay(
+    run: Run, tiny: Tiny, grant: tuple[object, ...], scope: str, changed: dict[str, str]
+) -> None:
+    """Its command said no epsilon, and would have set delta to 0. Run as it stands, the same charge
+    passes and nothing else of the scope changes.
+    """
+    if grant:
+        run(*grant)
+    book, block = Ledger(tiny.ledger), "" if scope == "plain" else "2020-01-01"
+    before = book.scope(scope)
+
+    def spend() -> None:
+        book.reserve(
+            ReleaseKey(scope, "", "", "r", "big"), event=Pure(Fraction(5, 4) * before.epsilon), slot=None,
+            blocks=[block] if block else [], family="f", principal="ann", request={"name": "big"},
+        )  # fmt: skip
+
+    with pytest.raises(BudgetExceeded) as refused:
+        spend()
+    words = str(refused.value).partition("dpflow ledger ")[2].split()
+    if scope == "visits/team":  # the scope above pays it, too
+        run("grant", "visits", "--epsilon", 2, "--delta", "1e-6", "--table", "visits.yml")
+    run(*[changed.get(word, word) for word in words])
+    spend()
+    after = book.scope(scope)
+    assert after.epsilon == Fraction(5, 4) * before.epsilon
+    assert (after.filter.delta, after.filter.name, after.protects) == (
+        before.filter.delta, before.filter.name, before.protects,
+    )  # fmt: skip

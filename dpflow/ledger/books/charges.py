@@ -9,8 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from dpflow.core.accounting.amounts import EPSILON_UNIT, exact_text
 from dpflow.core.accounting.events import Event, Unprotected, check_supported
-from dpflow.core.accounting.privacy_filters import Cost, Filter
+from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger.books.records import Remaining, Scope, checked_name, path_of, stored_json
@@ -240,8 +241,21 @@ def _explain_refusal(charge: Charge, used: Cost) -> str:
             f"{account} is closed: entries were lost that may have charged it. Have its owner grant "
             f"it again, knowing what may be spent: dpflow ledger grant {charge.scope.scope}"
         )
-    verb = "quota" if "/" in charge.scope.scope else "grant"
     return (
         f"{account} cannot pay: {', and '.join(paths)} (delta left {row['delta_left']}, filter {charge.scope.filter.name}). "
-        f"Ask for less, or have its owner run: dpflow ledger {verb} {charge.scope.scope}"
+        f"Ask for less, or have its owner run: {_write_command(charge, used)}"
     )
+
+
+def _write_command(charge: Charge, used: Cost) -> str:
+    """The grant that would pay, as a command: all that it must say again, or it would change it."""
+    scope, total, limits = charge.scope, used + charge.cost, charge.scope.capacity
+    is_quota, rule = "/" in scope.scope, scope.filter
+    # Where epsilons are added, the sum is enough; what Renyi divergence takes only a plan says.
+    by_sum = rule.name != "renyi" and total.epsilon < SATURATED and total.delta <= limits.delta
+    epsilon = exact_text(total.epsilon * EPSILON_UNIT) if by_sum else "MORE"
+    command = f"dpflow ledger {'quota' if is_quota else 'grant'} {scope.scope} --epsilon {epsilon}"
+    command += f" --delta {exact_text(rule.delta)} --filter {rule.name}"
+    if not is_quota:
+        command += " --table DECLARATION" if scope.protects else " --no-table"
+    return command
