@@ -14,6 +14,7 @@ from dpflow.engine.sessions.holdout_gate import (
     Champion,
     judge,
 )
+from dpflow.engine.sessions.model_promotion import record_verdict
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
@@ -189,3 +190,38 @@ def test_the_alias_moves_with_the_record(tiny: Tiny) -> None:
     assert "dpflow.comparison" in champion.tags
     with pytest.raises(InvalidInput, match="is negative"):
         Promoter("loss", "champion", uri, better_by="-0.1")
+
+
+def test_a_registry_of_models_sees_verdicts_and_no_row(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tags and artefacts in MLflow are the verdict's; a canary in the rows, in a unit's name and in the
+    environment is in none of them.
+    """
+    import mlflow
+
+    canary = "QX7canary7XQ"
+    monkeypatch.setenv("DPFLOW_CANARY", canary)
+    rows = LOSSES.replace("'p' || i", f"'{canary}' || i").replace(
+        "AS sick", f"AS sick, '{canary}' AS note"
+    )
+    monkeypatch.setitem(globals(), "LOSSES", rows)
+    session, _ = losses(tiny, failures=5)
+    verdict = judge(session, loss_of("good", "0.45"))
+    calls: list[Any] = []
+
+    class Client:
+        def __init__(self, **addresses: str) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: calls.append((name, *given))
+
+    monkeypatch.setattr(mlflow, "MlflowClient", Client)
+    model = {"model": "runs:/abc/model", "tracking_uri": "sqlite:///m.db", "label": "sick"}
+    submission = Submission.model_validate(
+        {"name": "good", "features": ["good"], "claim": "0.45"} | model
+    )
+    record_verdict(submission, verdict)
+    assert ("set_tag", "abc", "dpflow.verdict", "yes") in calls
+    assert any(name == "log_dict" and body == verdict for name, _, body, *_ in calls)
+    assert canary not in repr(calls) and canary not in repr(verdict)
