@@ -108,11 +108,53 @@ class Grammar:
         )
 
     def query(self) -> str:
+        """A SELECT over rows, or one over such queries."""
+        if self.random.random() < 0.75:
+            return self.select()
+        return self.choose(*self.compositions())
+
+    def compositions(self) -> list[str]:
+        """CTEs, brackets, unions, joins of releases, values in brackets and several groupings, with
+        conditions and keys that may be odd.
+        """
+        keys = [self.choose("city", "clinic", "bucket(age, 20)", "tag") for _ in range(2)]
+        one, two = (
+            f"SELECT {key} AS k, {self.aggregate()} AS n FROM visits"
+            f"{self.choose('', f' WHERE {self.condition()}')} GROUP BY {key}"
+            for key in keys
+        )
+        rows = self.choose(
+            f"SELECT * FROM visits WHERE {self.condition()}",
+            f"SELECT *, {self.number()} AS extra FROM visits",
+            f"SELECT city, clinic, age, cost, seen, person FROM visits v WHERE {self.condition()}",
+        )
+        released = self.choose("SUM(n)", "COUNT(*)", "MAX(n)", "AVG(n)", "MEDIAN(n)", "MIN(k)")
+        joined = self.choose("JOIN", "LEFT JOIN", "CROSS JOIN", "FULL JOIN")
+        both = "" if joined == "CROSS JOIN" else f" ON a.k {self.choose('=', '=', '<')} b.k"
+        a, b = keys
+        levels = self.choose(
+            f"ROLLUP ({a}, {b})", f"CUBE ({a}, {b})", f"GROUPING SETS (({a}, {b}), ({a}), ())", f"ROLLUP ({a})"
+        )  # fmt: skip
+        return [
+            f"WITH r AS ({one}) SELECT k, n * 2 AS m FROM r WHERE n > {self.choose('1', 'k', 'NULL')} ORDER BY m LIMIT 2",
+            f"WITH r AS ({one}) SELECT {released} FROM r {self.choose('', 'WHERE n > 0', 'GROUP BY k')}",
+            f"SELECT {released} FROM ({one}) q",
+            f"WITH v AS ({rows}) SELECT {self.choose('city', 'tag')} AS k, {self.aggregate()} FROM v GROUP BY k",
+            f"WITH v AS ({rows}) {self.select('v')}",
+            f"{one} {self.choose('UNION ALL', 'UNION ALL', 'UNION', 'EXCEPT')} {two}",
+            f"WITH a AS ({one}), b AS ({two}) SELECT a.k, a.n / b.n FROM a {joined} b{both}",
+            f"SELECT {self.aggregate()} / (SELECT {self.aggregate()} FROM visits) AS share FROM visits",
+            f"SELECT {self.aggregate()}, GROUPING({a}) FROM visits GROUP BY {levels}",
+            f"SELECT {a} AS k, {b}, {self.aggregate()}, {self.aggregate()} FROM visits GROUP BY {levels}",
+        ]
+
+    def select(self, source: str = "") -> str:
+        """One SELECT over rows."""
         groups = self.random.sample(KEYS, self.random.choice([0, 0, 1, 1, 2]))
         items = [group for group in groups if self.random.random() < 0.8]
         items += [self.output() for _ in range(self.random.choice([1, 1, 2, 3]))]
         items[-1] += self.choose("", " AS n", ' AS "Größe"')
-        text = f"SELECT {', '.join(items)} FROM {self.choose('visits v', 'Visits AS v', 'visits')}"
+        text = f"SELECT {', '.join(items)} FROM {source or self.choose('visits v', 'Visits AS v', 'visits')}"
         if self.random.random() < 0.5:
             text += f" WHERE {self.condition()}"
         if groups:

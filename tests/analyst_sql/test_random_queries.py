@@ -46,6 +46,14 @@ MADE = """
 CREATE TABLE visits(person INTEGER, city VARCHAR, clinic VARCHAR, age INTEGER, cost DOUBLE, seen TIMESTAMP)
 """
 EPSILON = Fraction(2)
+#: Texts that columns of random rows hold.
+VALUES: dict[str, list[str | None]] = {
+    "city": ["a", "b", "c", "d", "é", None],
+    "clinic": ["x", "y", "z1", None],
+    "age": [None, *map(str, [-(2**31), 2**31 - 1, *range(0, 100, 7)])],
+    "cost": [None, "nan", "inf", "-inf", "1e300", "-3", "0.25", "4"],
+    "seen": [None, "2020-01-01 05:00:00", "2020-01-03 23:59:59", "0001-01-01", "infinity"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +118,8 @@ def fill_twins(table: Table, seed: int) -> tuple[Table, Table]:
     rng = random.Random(seed)
     units = rng.randint(2, 6)
     lost = rng.randrange(units)
-    odd = ["nan", "inf", "-inf", "1e300", "-3", "0.25", "4"]
     rows = [
-        [
-            rng.choice([unit] * 15 + [None]),
-            rng.choice(["a", "b", "c", "d", "é", None]),
-            rng.choice(["x", "y", "z1", None]),
-            rng.choice([None, -(2**31), 2**31 - 1, *range(0, 100, 7)]),
-            rng.choice([None, *odd]),
-            rng.choice(
-                [None, "2020-01-01 05:00:00", "2020-01-03 23:59:59", "0001-01-01", "infinity"]
-            ),
-        ]
+        [rng.choice([unit] * 15 + [None]), *(rng.choice(values) for values in VALUES.values())]
         for unit in range(units)
         for _ in range(rng.randint(1, 9))
     ]
@@ -131,6 +129,12 @@ def fill_twins(table: Table, seed: int) -> tuple[Table, Table]:
         place.unlink(missing_ok=True)
         with duckdb.connect(str(place)) as connection:
             connection.execute(MADE)
+            # A nonce chooses a unit's groups by their numbers among all keys. One more unit has every key, so that
+            # both files number them alike, and the same choices are compared.
+            lists = ", ".join("(SELECT unnest(CAST(? AS VARCHAR[])))" for _ in VALUES)
+            connection.execute(
+                f"INSERT INTO visits SELECT 99, * FROM {lists}", list(VALUES.values())
+            )
             for row in kept:
                 connection.execute("INSERT INTO visits VALUES (?, ?, ?, ?, ?, ?)", row)
         twins.append(table.model_copy(update={"database": place}))
