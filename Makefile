@@ -9,7 +9,7 @@ DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.
 DBT_STAMP := .venv-dbt/.dpflow-installed
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint names slow audit certificates browser docs wheels compat dbt bench experiments oracle lock clean
+.PHONY: setup demo up down test lint names slow audit certificates browser docs wheels compat dbt coverage bench experiments oracle lock clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,7 @@ test: setup
 
 # Hours on a busy machine with two cores. Deaths at every line take most of them: on the engine 14 minutes for each life on
 # SQLite and 19 to 36 on PostgreSQL, on the ledger 3 to 6; 200 deaths at random times take 6, each 1,000 rounds of the adversary 9.
+# 100,000 planned random queries take 40 minutes of CPU, 2,000 executed ones 10.
 slow: setup $(DBT_STAMP)
 	$(BIN)/pytest -p no:cacheprovider -q -m slow --timeout 7200 --timeout-method signal
 
@@ -77,6 +78,9 @@ bench: setup
 
 experiments: setup
 	$(BIN)/python -m experiments
+
+coverage: setup  # asks dpflow, Qrlew and SmartNoise the same queries; writes docs/research/sql-coverage.md; five minutes
+	$(BIN)/python -m checks.sql_coverage
 
 oracle: setup  # records what dp-accounting says, in an environment of its own: it does not install beside Airflow
 	$(BIN)/uv run --quiet --isolated --no-project --python $(BIN)/python --with dp-accounting==0.6.0 \

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpflow.analyst_sql.comma_joins import spell_joins
 from dpflow.analyst_sql.declared_joins import add_join
 from dpflow.analyst_sql.output_reader import (
     MOST_DEPTH,
@@ -159,6 +160,7 @@ class _QueryReader:
         source = parsed.args.get("from_")
         if source is None:
             raise Refusal("declared-table", "FROM is missing; name a declared table", parsed)
+        spell_joins(parsed, self._find_table, scope)
         joins = parsed.args.get("joins") or []
         first, alias = self._read_relation(source.this, scope, nested)
 

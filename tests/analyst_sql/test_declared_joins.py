@@ -54,6 +54,9 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> World:
         "SELECT COUNT(*), SUM(p.size) FROM visits AS v INNER JOIN places p ON p.name = v.city WHERE v.age > 3",
         "SELECT COUNT(*), COUNT(p.size) FROM visits v LEFT JOIN places p ON (v.city = p.name)",
         "SELECT p.kind, COUNT(*) AS n FROM visits v LEFT JOIN people p ON v.person = p.id WHERE p.kind IS NOT NULL GROUP BY p.kind ORDER BY n, 1",
+        "SELECT zone, COUNT(*) FROM visits, places WHERE city = places.name AND zone = 'north' GROUP BY zone",
+        "SELECT COUNT(*), SUM(p.size) FROM places p, visits v WHERE v.age > 3 AND (p.name = v.city)",
+        "SELECT p.zone, COUNT(*) AS n FROM places p, visits WHERE name = city AND size > 5 GROUP BY p.zone HAVING n > 0",
         "WITH t AS (SELECT age, zone FROM visits v JOIN places p ON v.city = p.name WHERE p.size > 5) SELECT COUNT(*), SUM(age) FROM t WHERE zone = 'north'",
     ],
 )  # fmt: skip
@@ -76,6 +79,8 @@ def test_an_answer_is_what_duckdb_says(joined: World, text: str) -> None:
         ("SELECT COUNT(*) FROM visits JOIN people ON person = people.id", "declare the column people.id", True),
         ("SELECT COUNT(*) FROM visits FULL JOIN places ON city = name", "LEFT JOIN", True),
         ("SELECT COUNT(*) FROM visits, places", "one equality", True),
+        ("SELECT COUNT(*) FROM visits, places WHERE city = places.name OR age > 3", "one equality", True),
+        ("SELECT COUNT(*) FROM visits, places WHERE clinic = places.name", "one equality", True),
         ("SELECT COUNT(*) FROM visits CROSS JOIN places", "one equality", True),
         ("SELECT COUNT(*) FROM visits v JOIN visits w ON v.person = w.person", "does not join 'visits'", True),
         ("SELECT COUNT(*) FROM (SELECT city FROM visits) v JOIN places ON v.city = places.name", "inside of it", True),
