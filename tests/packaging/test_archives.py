@@ -119,6 +119,7 @@ def test_a_wheel_ships_the_audits_that_were_made(tmp_path: Path) -> None:
     names = wheel_names(tmp_path, folder)
     assert "dpflow_stable_median/audits.json" in names
     assert not any(name.endswith(".env") for name in names)
-    for other in FOLDERS:
+    # Integrations have no mechanisms to audit.
+    for other in (one for one in FOLDERS if one.parent.name != "integrations"):
         build = tomllib.loads((other / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
         assert "audits.json" in build["artifacts"]
