@@ -160,8 +160,9 @@ class Registry:
         for name, estimator in self.estimators.items():
             if isinstance(estimator, Estimator) and reads_across(estimator, SystemSource()):
                 raise PluginError(
-                    f"estimator {name!r} of {self.origin[name]} gives a group another value after other groups were estimated; "
-                    f"an estimator is a fixed function of one group's rows, so keep nothing between calls and draw nothing"
+                    f"estimator {name!r} of {self.origin[name]} gives a group another value after other groups were estimated, "
+                    f"or a row another score beside other rows; an estimator is a fixed function of one group's rows, so keep nothing "
+                    f"between calls and draw nothing"
                 )
 
     def _collect_objects(self, kind: str) -> Mapping[str, Any]:

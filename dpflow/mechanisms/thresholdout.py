@@ -28,6 +28,7 @@ and holdout reuse"), with a linear test instead of their mean.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -198,8 +199,8 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         asked, failures = int(state.data["asked"]), int(state.data["failures"])
         if failures >= params.failures or asked >= params.queries:
             return _make_verdict("exhausted", params, asked, failures, {"guarantee": "none"}), state
-        units = self._learn_number(params, state, answer, source)
-        counted = {} if units is None or answer.is_size_public else {"units": units}
+        counted = self._count_units(params, state, answer, source)
+        units = self._usable_number(params, counted, answer)
         if query.champion:
             compared = self._compare_challenger(params, table, query, answer)
         else:
@@ -213,16 +214,31 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         verdict = _make_verdict(word, params, asked + 1, failures, worth)
         return verdict, State({"asked": asked + 1, **counted, **after})
 
-    def _learn_number(
+    def _count_units(
         self, params: ThresholdoutParams, state: State, answer: PerUnit, source: Source
-    ) -> int | None:
-        """The number of units as it may be used: at most the true one, or None."""
-        number = int((~np.isnan(answer.shares)).sum())
-        counted = state.data.get("units")
+    ) -> dict[str, Any]:
+        """The noisy number of units, and which of them it counts, for the state; nothing where their
+        number is public or not paid for.
+        """
+        if answer.is_size_public or not params.is_private:
+            return {}
+        # Once, for it was charged once: also where it came to 0.
+        if "units" in state.data:
+            return {name: state.data[name] for name in ("units", "needs") if name in state.data}
         failure = COUNT_FAILURE * float(params.beta)
-        units = GroupedUnits(number, answer.is_size_public or not params.is_private)
-        learnt = learn_units(units, counted, params.count_epsilon, failure, source)
-        return learnt or None
+        secret = GroupedUnits(_count_scores(answer), is_public=False)
+        units = learn_units(secret, None, params.count_epsilon, failure, source)
+        return {} if units is None else {"units": units, "needs": list(answer.needs)}
+
+    def _usable_number(
+        self, params: ThresholdoutParams, counted: Mapping[str, Any], answer: PerUnit
+    ) -> int | None:
+        """The number of units: at most the true one, or None."""
+        if answer.is_size_public or not params.is_private:
+            return _count_scores(answer) or None
+        # Other units have a value in other columns, maybe fewer.
+        matches = counted.get("needs") == list(answer.needs)
+        return counted.get("units") or None if matches else None
 
     def _compare_challenger(
         self, params: ThresholdoutParams, table: Table, query: ClaimQuery, answer: PerUnit
@@ -267,7 +283,12 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         proven = not params.is_private
         worth: dict[str, Any] = {"guarantee": "proven" if proven else "heuristic"}
         if units is None:
-            why = "the number of units is private and was not counted; open with count_epsilon"
+            why = (
+                "the number of units with a value in these columns was not counted, or came to 0; count_epsilon counts those "
+                "of a session's first question"
+                if params.count_epsilon
+                else "the number of units is private and was not counted; open with count_epsilon"
+            )
             return {"guarantee": "heuristic", "because": why}
         width = answer.span[1] - answer.span[0]
         noise = 0.0
@@ -316,6 +337,10 @@ def sampling_width(params: ThresholdoutParams, units: int) -> float:
     if params.is_private:
         return fresh_width(units, params.queries, beta)
     return transcript_width(units, params.queries, params.failures, beta)
+
+
+def _count_scores(answer: PerUnit) -> int:
+    return int((~np.isnan(answer.shares)).sum())
 
 
 def _verdict_epsilon(params: ThresholdoutParams) -> Fraction:

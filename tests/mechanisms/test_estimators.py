@@ -112,8 +112,8 @@ class _Scaler:
 
 
 def test_estimators_that_read_across_groups_are_refused_at_registration() -> None:
-    """State between calls, randomness, and sums taken over all groups are found; every built-in
-    passes.
+    """State between calls, randomness, sums taken over all groups, and scores that compare rows are
+    found; every built-in passes.
     """
     from types import SimpleNamespace
 
@@ -135,6 +135,15 @@ def test_estimators_that_read_across_groups_are_refused_at_registration() -> Non
             model="",
             better="higher",
             moments=centred,
+        ),
+        Estimator(
+            "ranked",
+            "s",
+            0.0,
+            lambda rows, subject: 0.5,
+            model="",
+            better="higher",
+            row_scores=lambda rows, subject: rows["x"] / rows["x"].max(),
         ),
     )
     for estimator in odd:

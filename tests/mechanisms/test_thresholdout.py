@@ -120,6 +120,33 @@ def test_no_count_enters_the_verdict() -> None:
     assert sums == {0}
 
 
+@pytest.mark.parametrize("limit", [0, 300])
+def test_units_are_counted_once(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """One noisy count was charged, also where it comes to 0, and it counts the units with a value in
+    the first question's columns: of fewer units it is no number.
+    """
+    drawn: list[int] = []
+
+    def draw(units: int, *rest: Any) -> int:
+        drawn.append(units)
+        return limit
+
+    monkeypatch.setattr("dpflow.core.toolbox.unit_counts.draw_unit_limit", draw)
+    params = SURE | {"count_epsilon": "1"}
+    asks = [
+        {"estimator": "accuracy", "columns": ["amount"], "claim": "0.5", "candidate": str(i)}
+        for i in range(3)
+    ]
+    session = MemorySession(GATE, Example(EXAMPLE_TABLE, params, asks), SystemSource())
+    every, few = PerUnit(np.full(400, 0.5)), PerUnit(np.full(3, 0.5), needs=("other",))
+    bodies = [
+        session.ask_query(query, answer).body
+        for query, answer in zip(session.queries, (every, few, every))
+    ]
+    assert drawn == [400]
+    assert ["interval" in body for body in bodies] == [limit > 0, False, limit > 0]
+
+
 def law_of_verdicts(
     params: ThresholdoutParams, table: Table, scores: list[float], **query: Any
 ) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any, Literal
@@ -281,7 +281,8 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
     estimators are registered.
 
     Every group is estimated, then all of them again in another order; sums are given for all groups
-    and for one alone. A function of one group gives the same both times. No check finds an
+    and for one alone, and scores are taken of rows together and of each alone. A function of
+    one group, or of one row, gives the same both times. No check finds an
     estimator that wants to hide what it keeps.
     """
     # Rows of our own: no private row takes part in the check.
@@ -299,6 +300,8 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
     again = [0, 1, 2, 3, 4, 5, *(source.draw_below(6) for _ in range(6))][::-1]
     if any(estimator.estimate_group(groups[i], subject) != first[i] for i in again):
         return True
+    if estimator.row_scores is not None and _scores_across(estimator, groups, subject):
+        return True
     if estimator.moments is None:
         return False
     sums = {
@@ -314,6 +317,28 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
         for i in range(6)
     ]
     return bool((together != np.array(alone)).any())
+
+
+def _scores_across(estimator: Estimator, groups: Sequence[Rows], subject: Subject) -> bool:
+    """Whether a row's score depends on other rows."""
+    assert estimator.row_scores is not None
+    every = {name: np.concatenate([rows[name] for rows in groups]) for name in groups[0]}
+    # Those of one group: every process that loads plugins does this.
+    first = range(len(groups[0]["label"]))
+    single = [{name: column[i : i + 1] for name, column in every.items()} for i in first]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            together = np.asarray(estimator.row_scores(every, subject), dtype=float)
+        except Exception:  # noqa: BLE001  then units are scored one by one
+            return False
+        try:
+            alone = [np.asarray(estimator.row_scores(row, subject), dtype=float) for row in single]
+        except Exception:  # noqa: BLE001  other rows made it a score
+            return True
+    if together.shape != every["label"].shape:
+        return False
+    return not np.array_equal(together[: len(first)], np.concatenate(alone), equal_nan=True)
 
 
 def _made_up(source: Source) -> Rows:

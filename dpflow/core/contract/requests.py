@@ -326,12 +326,14 @@ class PerUnit:
         span: the range, in the score's own units.
         lower_is_better: whether lower scores are the better ones; differences are never turned.
         is_size_public: whether neighbouring tables have as many scores, or nobody is protected.
+        needs: columns without whose values a unit is left out.
     """
 
     shares: NDArray[np.float64] = field(repr=False)
     span: tuple[float, float] = (0.0, 1.0)
     lower_is_better: bool = False
     is_size_public: bool = False
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class ScoreReaders:
             return units is not None and units.is_public and not units.doubt
 
         if champion is None:
-            return lambda: PerUnit(mine.read(), span, mine.lower_is_better, is_public())
+            return lambda: PerUnit(mine.read(), span, mine.lower_is_better, is_public(), mine.needs)
         of_theirs = UnitScores(champion.submission.columns)
         asked = query.model_copy(update={"columns": champion.submission.columns})
         theirs = self._share_reader(of_theirs, asked, champion)
@@ -143,7 +143,8 @@ class ScoreReaders:
             # Units have the same numbers in both as long as the rows are the same.
             with self._private.hold_open():
                 differences = sign * (mine.read() - theirs.read())
-            return PerUnit(differences, span, mine.lower_is_better, is_public())
+            needs = tuple(sorted({*mine.needs, *theirs.needs}))
+            return PerUnit(differences, span, mine.lower_is_better, is_public(), needs)
 
         return read_differences
 
@@ -160,12 +161,13 @@ class ScoreReaders:
         require_row_scores(estimator, span)
         assert span is not None
         needed = query.columns if estimator.model else query.columns[: estimator.columns]
+        needs = tuple(sorted(set(needed))) if estimator.skips_missing else ()
         alone = candidate is None or candidate.predicts_rows_alone
         read = partial(
             mean_shares,
             private,
             statistic.columns,
-            needed if estimator.skips_missing else (),
+            needs,
             blocks,
             estimator,
             subject,
@@ -174,7 +176,7 @@ class ScoreReaders:
             scores_rows_alone=alone,
         )
         counter = self._unit_counter(needed, span, skips_missing=estimator.skips_missing)
-        return GroupReader(read, lower, span, counter)
+        return GroupReader(read, lower, span, counter, needs)
 
     def _sql_shares(
         self, query: EstimatorQuery, own: SqlEstimator, candidate: Candidate | None
@@ -366,10 +368,11 @@ class ValueMemory:
 @dataclass(frozen=True)
 class GroupReader:
     """What reads one number per group, once the charge is in the ledger; ``span``: within which all
-    of them are, or None.
+    of them are, or None; ``needs``: columns without whose values a unit has no number.
     """
 
     read: Callable[[], NDArray[np.float64]]
     lower_is_better: bool
     span: tuple[float, float] | None
     count_units: Callable[[], GroupedUnits | None]
+    needs: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ def mean_shares(
     count = int(units.max()) + 1 if len(units) else 0
     complete = np.ones(len(units), dtype=bool)
     for name in needed:
-        complete &= ~np.isnan(np.asarray(rows[name], dtype=float))
+        complete &= _has_value(rows[name])
     kept = {name: column[complete] for name, column in rows.items()}
     codes, ordered, parts = order_rows(units[complete], kept, count)
     scores = np.full(len(codes), np.nan)
@@ -71,6 +71,14 @@ def mean_shares(
         _score_parts(estimator, subject, ordered, parts, scores)
     scores = np.where(np.isfinite(scores), scores, default)
     return _mean_by_unit(codes, scores, span, count)
+
+
+def _has_value(column: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each row has one. A text is a value, whatever it says."""
+    if column.dtype == object:
+        return np.array([value is not None for value in column], dtype=bool)
+    present: NDArray[np.bool_] = ~np.isnan(column)
+    return present
 
 
 def _score_parts(
@@ -90,7 +98,11 @@ def _score_parts(
             mine = {name: column[part] for name, column in rows.items()}
             # Any failure may depend on a row, so it is mapped, not shown.
             try:
-                scores[part] = estimator.row_scores(mine, subject)
+                given = np.asarray(estimator.row_scores(mine, subject), dtype=float)
+                # A shorter array would be spread over rows, among them those of other units.
+                if given.shape != scores[part].shape:
+                    raise ValueError("not one score for each row")
+                scores[part] = given
             except Exception:  # noqa: BLE001
                 failed += 1
     return not failed

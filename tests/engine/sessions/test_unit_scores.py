@@ -156,6 +156,41 @@ def test_one_person_moves_one_score(tiny: Tiny, table: Path) -> None:
         assert set(scores) == {0.0, 1.0} and 0.9 < scores.mean() < 0.95
 
 
+def test_one_complete_row_scores_nobody_else(tiny: Tiny, table: Path) -> None:
+    """A third column that only one person has a value in: one score for one row is not spread over
+    those of all people.
+    """
+    with duckdb.connect(str(tiny.database)) as connection:
+        connection.execute("UPDATE visits SET loss = NULL, guess = sick")
+        connection.execute("UPDATE visits SET loss = 0.5 WHERE person = 'p7'")
+    agreement = Registry.load().find_estimator("column_agreement")
+    columns = ("sick", "guess", "loss")
+    private, subject = PrivateTable.load(table), Subject(columns)
+    found = [
+        mean_shares(private, columns, needed, (), agreement, subject, (0.0, 1.0), 0.0, scores_rows_alone=alone)
+        for needed in ((), ("sick", "guess"))
+        for alone in (True, False)
+    ]  # fmt: skip
+    assert all(np.nansum(shares) == 1 for shares in found)
+
+
+def test_texts_are_values(tiny: Tiny, table: Path) -> None:
+    """A text that is no number takes nobody's score from them but its own person's."""
+    with duckdb.connect(str(tiny.database)) as connection:
+        connection.execute("ALTER TABLE visits ALTER visit TYPE VARCHAR USING sick::VARCHAR")
+        connection.execute("UPDATE visits SET guess = sick")
+        connection.execute("UPDATE visits SET visit = 'ill' WHERE person = 'p7'")
+        connection.execute("UPDATE visits SET visit = NULL WHERE person = 'p8'")
+    session = open_gate(tiny, "column_agreement")
+    given = {"name": "a", "claim": "0.99", "features": ["visit", "guess"]}
+    assert judge(session, given)["verdict"] == "yes"
+    agreement, columns = Registry.load().find_estimator("column_agreement"), ("visit", "guess")
+    shares = mean_shares(
+        PrivateTable.load(table), columns, columns, (), agreement, Subject(columns), (0.0, 1.0), 0.0, scores_rows_alone=True
+    )  # fmt: skip
+    assert np.isnan(shares).sum() == 1 and np.nansum(shares) == 1998 and len(shares) == 2000
+
+
 def test_batches_are_for_what_scores_rows_alone(
     tiny: Tiny, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
