@@ -37,7 +37,7 @@ class ThresholdoutParams(Params):
     delta: Delta = Fraction(0)
     queries: Annotated[int, Field(ge=1, le=10**9)] = 100
     failures: Annotated[int, Field(ge=1, le=10**6)] = 5
-    beta: Annotated[Exact, Field(gt=0, le=Fraction(1, 2))] = Fraction(1, 20)
+    beta: Annotated[Exact, Field(gt=0, le=0.5)] = Fraction(1, 20)
     side: Literal["over", "both"] = "over"
     question: Literal["claim", "champion"] = "claim"
     better_by: Annotated[Exact, Field(ge=0)] = Fraction(0)

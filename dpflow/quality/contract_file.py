@@ -82,7 +82,7 @@ class Contract(Strict):
     drift: tuple[DriftCheck, ...] = ()
     epsilon: Epsilon | None = None
     delta: Delta = Fraction(0)
-    confidence: Annotated[Exact, Field(ge=Fraction(1, 2), lt=1)] = Fraction(95, 100)
+    confidence: Annotated[Exact, Field(ge=0.5, lt=1)] = Fraction(95, 100)
     undecided: Literal["fail", "pass"] = "fail"
     revision: Annotated[int, Field(ge=1)] = 1
     alarms: Annotated[int, Field(ge=1, le=1000)] = 1

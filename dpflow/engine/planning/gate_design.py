@@ -60,7 +60,7 @@ class GateWishes(Strict):
     metric: AnyMetric
     tolerance: Annotated[Exact, Field(gt=0)]
     candidates: Annotated[int, Field(ge=1, le=10**9)]
-    confidence: Annotated[Exact, Field(ge=Fraction(1, 2), lt=1)] = Fraction(19, 20)
+    confidence: Annotated[Exact, Field(ge=0.5, lt=1)] = Fraction(19, 20)
     units: Annotated[int, Field(ge=2, le=10**12)]
     question: Literal["champion", "claim"] = "champion"
     better_by: Annotated[Exact, Field(ge=0)] = Fraction(0)
