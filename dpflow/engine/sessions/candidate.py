@@ -213,11 +213,14 @@ def load_candidate(submission: Submission) -> Candidate:
         about.update(b"\0" + hashlib.sha256(data).digest())
         predict, score = _make_predictor(submission, model), _make_scorer(submission, model)
     if submission.rival is not None:
-        model, data = _load_model(submission, submission.rival)
+        other, data = _load_model(submission, submission.rival)
         about.update(b"\0\0" + hashlib.sha256(data).digest())
-        rival = _make_predictor(submission, model)
+        rival = _make_predictor(submission, other)
     # A table's predictions are looked up; without a model there are none.
-    alone = rival is None and (submission.predictions is not None or predict is None)
+    alone = submission.predictions is not None or predict is None
+    if submission.predictions is None and predict is not None:
+        alone = _predicts_rows_alone(model)
+    alone = alone and rival is None
     return Candidate(submission, about.hexdigest(), predict, score, rival, alone)
 
 
@@ -247,6 +250,15 @@ def _load_model(submission: Submission, file: Path) -> tuple[Any, bytes]:
             f"save an estimator made of those only"
         )
     return model, data
+
+
+def _predicts_rows_alone(model: Any) -> bool:
+    """Whether a row's prediction is the same bit for bit in every batch: trees compare one row's
+    numbers, and forests add up one row's votes in the order of their trees. A product of matrices does
+    not, nor do jobs that add up in whatever order they end.
+    """
+    trees = ("sklearn.tree._classes", "sklearn.ensemble._forest")
+    return type(model).__module__ in trees and getattr(model, "n_jobs", None) in (None, 1)
 
 
 def _feature_matrix(submission: Submission, rows: Rows) -> Any:

@@ -64,11 +64,17 @@ def mean_shares(
     for name in needed:
         complete &= _has_value(rows[name])
     kept = {name: column[complete] for name, column in rows.items()}
-    codes, ordered, parts = order_rows(units[complete], kept, count)
-    scores = np.full(len(codes), np.nan)
-    batch = [(0, slice(0, len(codes)))]
-    if not (scores_rows_alone and _score_parts(estimator, subject, ordered, batch, scores)):
-        _score_parts(estimator, subject, ordered, parts, scores)
+    codes, scores = units[complete], np.full(int(complete.sum()), np.nan)
+    # Neither order nor company matters to a row that is scored alone.
+    whole = slice(0, len(codes))
+    if not (scores_rows_alone and _score_part(estimator, subject, kept, whole, scores)):
+        codes, ordered, parts = order_rows(codes, kept, count)
+        slices = [part for _, part in parts]
+        if scores_rows_alone:
+            _score_halves(estimator, subject, ordered, slices, scores)
+        else:
+            for part in slices:
+                _score_part(estimator, subject, ordered, part, scores)
     scores = np.where(np.isfinite(scores), scores, default)
     return _mean_by_unit(codes, scores, span, count)
 
@@ -81,31 +87,49 @@ def _has_value(column: NDArray[Any]) -> NDArray[np.bool_]:
     return present
 
 
-def _score_parts(
+def _score_halves(
     estimator: Estimator,
     subject: Subject,
     rows: Mapping[str, NDArray[Any]],
-    parts: Sequence[tuple[int, slice]],
+    slices: Sequence[slice],
+    scores: NDArray[np.float64],
+) -> None:
+    """Fill in the scores of units that lie one behind the other: all at once, or, where a row fails,
+    each half by itself, so that only its own unit has none.
+    """
+    if not slices:
+        return
+    whole = slice(slices[0].start, slices[-1].stop)
+    if _score_part(estimator, subject, rows, whole, scores) or len(slices) == 1:
+        return
+    middle = len(slices) // 2
+    _score_halves(estimator, subject, rows, slices[:middle], scores)
+    _score_halves(estimator, subject, rows, slices[middle:], scores)
+
+
+def _score_part(
+    estimator: Estimator,
+    subject: Subject,
+    rows: Mapping[str, NDArray[Any]],
+    part: slice,
     scores: NDArray[np.float64],
 ) -> bool:
-    """Fill in the scores of each part's rows; whether none failed, whose scores stay as they were."""
+    """Fill in the scores of these rows; False, and they stay as they were, if that fails."""
     assert estimator.row_scores is not None
-    failed = 0
+    mine = {name: column[part] for name, column in rows.items()}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         # A warning about one unit's rows is a message about them.
         warnings.simplefilter("ignore")
-        for _, part in parts:
-            mine = {name: column[part] for name, column in rows.items()}
-            # Any failure may depend on a row, so it is mapped, not shown.
-            try:
-                given = np.asarray(estimator.row_scores(mine, subject), dtype=float)
-                # A shorter array would be spread over rows, among them those of other units.
-                if given.shape != scores[part].shape:
-                    raise ValueError("not one score for each row")
-                scores[part] = given
-            except Exception:  # noqa: BLE001
-                failed += 1
-    return not failed
+        # Any failure may depend on a row, so it is mapped, not shown.
+        try:
+            row_scores = np.asarray(estimator.row_scores(mine, subject), dtype=float)
+            # A shorter array would be spread over rows, among them those of other units.
+            if row_scores.shape != scores[part].shape:
+                raise ValueError("not one score for each row")
+            scores[part] = row_scores
+        except Exception:  # noqa: BLE001
+            return False
+    return True
 
 
 def _mean_by_unit(

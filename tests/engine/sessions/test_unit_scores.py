@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -222,3 +223,60 @@ def test_batches_are_for_what_scores_rows_alone(
     assert seen == [True, False]
     given = {"name": "b", "claim": "0.4", "rival": tiny.folder / "m.skops", **model}
     assert not load_candidate(Submission.model_validate(given)).predicts_rows_alone
+
+
+@pytest.mark.parametrize("kind", ["DecisionTreeClassifier", "RandomForestClassifier"])
+def test_trees_predict_rows_alone(tiny: Tiny, kind: str) -> None:
+    """In every batch and order a row's prediction and score are the same bit for bit, and a forest of
+    several jobs is asked unit by unit.
+    """
+    pytest.importorskip("skops")
+    import skops.io
+    from sklearn import ensemble, tree
+
+    rng = np.random.default_rng(3)
+    features, label = rng.normal(size=(400, 3)), rng.integers(0, 2, 400)
+    made = getattr(tree, kind, None) or getattr(ensemble, kind)
+    options = {} if kind.startswith("Dec") else {"n_estimators": 17}
+    file = tiny.folder / "m.skops"
+    given = {"name": "m", "file": file, "label": "y", "features": ["a", "b", "c"], "claim": "0"}
+
+    def load(**more: Any) -> Any:
+        skops.io.dump(
+            made(random_state=0, max_depth=6, **options, **more).fit(features, label), file
+        )
+        return load_candidate(Submission.model_validate(given))
+
+    candidate, fresh = load(), rng.normal(size=(301, 3))
+    assert candidate.predicts_rows_alone
+    assert candidate.predict is not None and candidate.score is not None
+    rows = dict(zip("abc", fresh.T))
+    order = rng.permutation(301)
+    turned = {name: column[order] for name, column in rows.items()}
+    for function in (candidate.predict, candidate.score):
+        together = np.asarray(function(rows))
+        assert np.array_equal(np.asarray(function(turned)), together[order])
+        single = [function({n: c[i : i + 1] for n, c in rows.items()})[0] for i in range(301)]
+        assert np.array_equal(np.array(single), together)
+    if options:
+        assert not load(n_jobs=2).predicts_rows_alone
+
+
+def test_one_bad_row_costs_a_few_batches(tiny: Tiny, table: Path) -> None:
+    """Of 2,000 people one has a row that fails: it alone has the default, after some forty calls."""
+    calls = []
+
+    def refuse_one(rows: Any, subject: Subject) -> Any:
+        calls.append(len(rows["age"]))
+        if 1234.0 in rows["id"]:
+            raise ValueError("one row")
+        return np.ones(len(rows["age"]))
+
+    brittle = Estimator("x", "x", 0.0, lambda r, s: 0.0, better="higher", row_scores=refuse_one)
+    units = np.arange(2000)
+    private = SimpleNamespace(
+        unit_rows=lambda columns, blocks: (units, {"id": units + 0.0, "age": units * 0.0})
+    )
+    subject = Subject(("age",), {}, "", None)
+    scores = mean_shares(private, ("id", "age"), (), (), brittle, subject, (0.0, 1.0), 0.0, scores_rows_alone=True)  # type: ignore[arg-type]  # fmt: skip
+    assert scores.sum() == 1999 and scores[1234] == 0 and len(calls) < 50
