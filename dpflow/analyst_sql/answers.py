@@ -245,9 +245,12 @@ def compute_answer(
     """All that is computed from released numbers.
 
     An interval of several released numbers holds when all of theirs do. So each is taken at a smaller
-    failure probability, or, where that is not known, the failures are added.
+    failure probability, or, where that is not known, the failures are added. Where noise chose the rows, as
+    HAVING or LIMIT do, it is taken so that those of all that might have been chosen hold: the largest of
+    many numbers is the one whose noise is likely to be large.
     """
-    points = RowComputer(cells, None).compute(query).cells
+    released = RowComputer(cells, None).compute(query)
+    points, chosen_by = released.cells, released.chosen_by
     by_number = {1: RowComputer(cells, 1).compute(query).cells}
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
@@ -255,7 +258,7 @@ def compute_answer(
     for position, (name, _) in enumerate(query.columns):
         noises = [row[position].noises for row in points]
         numbers = frozenset[Number]().union(*noises)
-        together = max(map(len, noises), default=0)
+        together = max((len(chosen_by) + len(one - chosen_by) for one in noises if one), default=0)
         widened = all(n.width(together) is not None for n in numbers if n.value is not None)
         taken = together if widened and together else 1
         if taken not in by_number:

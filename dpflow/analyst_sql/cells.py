@@ -32,6 +32,7 @@ class Number:
             none is known.
         plan, label: the release, and what it calls the statistic; None where its noise does not add up.
         cells: how many numbers of the release are added up in it.
+        parts: those numbers; none if it is one itself.
     """
 
     value: Any
@@ -40,6 +41,7 @@ class Number:
     plan: Plan | None = None
     label: str = ""
     cells: int = 1
+    parts: frozenset[Number] = frozenset()
 
 
 Cells = dict[Key, dict[SqlAggregate, Number]]
@@ -176,18 +178,23 @@ def add_up(
 
 def add_numbers(numbers: Sequence[Number]) -> Number | None:
     """The sum of different numbers of one release, whose noise is narrower than the sum of their
-    widths; None where they are not of one, or have no value.
+    widths; None where they are not of one, have no value, or have noise in common, as a total has with
+    what it was added up from.
     """
     plans, labels = {id(number.plan) for number in numbers}, {number.label for number in numbers}
     plan = numbers[0].plan if numbers else None
-    if plan is None or len(plans) > 1 or len(labels) > 1 or len(set(numbers)) < len(numbers):
+    if plan is None or len(plans) > 1 or len(labels) > 1:
+        return None
+    parts = [part for number in numbers for part in number.parts or (number,)]
+    if len(set(parts)) < len(parts):
         return None
     if any(number.value is None for number in numbers):
         return None
     (label,) = labels
     cells = sum(number.cells for number in numbers)
     total = sum(number.value for number in numbers)
-    return Number(total, make_width(plan, Row("", label, None), cells), "", plan, label, cells)
+    width = make_width(plan, Row("", label, None), cells)
+    return Number(total, width, "", plan, label, cells, frozenset(parts))
 
 
 def error_sizes(part: QueryPart, plan: Plan) -> Mapping[str, float]:

