@@ -37,6 +37,7 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
 
     def run_script() -> None:
         with duckdb.connect(str(half)) as connection:
+            connection.execute("SET enable_progress_bar = false")
             for name, csv in sources.items():
                 path = sql.quote_text(str(csv))
                 connection.execute(

@@ -127,6 +127,7 @@ def books():
     rows, ids = 0, 0
     if out.exists():
         with duckdb.connect(str(out)) as connection:
+            connection.execute("SET enable_progress_bar = false")  # it would stand before the JSON
             ((rows, ids),) = connection.execute("SELECT count(*), count(DISTINCT release_id) FROM releases").fetchall()
     kept = ledger.releases()
     answers = sum(len(ledger.answers(session.release_id)) for session in kept if life != "release")
