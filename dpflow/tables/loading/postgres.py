@@ -194,6 +194,11 @@ class _CopiedRows:
         from psycopg.pq import ExecStatus
 
         self._server.send_query(self._statement)
+        # A long list of blocks is not sent at once, and the server says nothing before it has all.
+        while self._server.flush():
+            readable, _, _ = select.select([self._server.socket], [self._server.socket], [])
+            if readable:
+                self._server.consume_input()
         self._read_result(ExecStatus.COPY_OUT)
         receive, chunk = self._server.get_copy_data, bytearray()
         while True:

@@ -81,6 +81,14 @@ def test_only_the_blocks_that_are_asked_for(server: str, tmp_path: Path) -> None
         assert rows(database, "SELECT count(*) FROM visits") == [(there,)]
 
 
+@pytest.mark.timeout(60)
+def test_a_list_of_blocks_may_be_long(server: str) -> None:
+    """A statement that no socket takes at once is sent whole; before, the load never ended."""
+    blocks = [f"p{number:020d}" for number in range(150_000)]
+    with copy_postgres(server, "visits", by="person", blocks=[*blocks, "p1"]) as source:
+        assert source.copied_rows == 1  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("table", "columns", "blocks", "error", "message"),
     [
