@@ -7,6 +7,7 @@ The ledger itself does not write such a history: here it believes every row, as 
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,20 @@ def pass_gate(ledger: Ledger, place: Any, ask: Any) -> None:
     place.sql("UPDATE dpflow_release SET state = 'open' WHERE version = 0 AND exclusive = 1")
 
 
+def forget_certifiers(ledger: Ledger, place: Any, ask: Any) -> None:
+    certifiers = [ledger.signer.public_text]
+    ledger.grant("flights", 1, 0, table=None, filter="basic", certified_by=certifiers, principal="owner")  # fmt: skip
+    ask.reserve(ledger, "certified", certified_by=certifiers)
+    ((before,),) = place.sql("SELECT filter FROM dpflow_scope")
+    ((former, *_),) = place.sql("SELECT body FROM dpflow_entry WHERE seq = 1")
+    plain = json.loads(former)["filter"]
+    place.sql(f"UPDATE dpflow_scope SET filter = '{plain}'")
+    ask.reserve(ledger, "not certified")
+    place.sql(f"UPDATE dpflow_scope SET filter = '{before}'")
+
+
 ATTACKS = {
+    forget_certifiers: "charges for what scope flights trusts no certificate of",
     draw_twice: "follows a release that is settled",
     empty_balance: "charges more than scope flights was granted",
     raise_filter: "charges more than scope flights was granted",
