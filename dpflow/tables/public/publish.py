@@ -397,7 +397,7 @@ def run_patiently(
             if not database.exists():
                 _create_database(database)
             with _turn, duckdb.connect(str(database)) as connection:
-                # After two seconds it would stand in the standard output, between lines of JSON.
+                # DuckDB draws one for `python -c`, between the program's own lines.
                 connection.execute("SET enable_progress_bar = false")
                 return action(connection)
         except _HELD as error:
