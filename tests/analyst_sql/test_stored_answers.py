@@ -18,6 +18,7 @@ FREE = [
     "SELECT v.city, SUM(v.age) / COUNT(*), STDDEV_POP(age) FROM visits v WHERE v.cost > 1 GROUP BY v.city HAVING COUNT(*) > 5",
     "SELECT COUNT(*) AS n, city FROM visits WHERE 1 < cost GROUP BY city ORDER BY n DESC LIMIT 1",
     "SELECT city, VAR_POP(age) FROM visits WHERE cost > 1 AND city IN ('Rome', 'Oslo') GROUP BY city",
+    "SELECT COUNT(*) FROM visits WHERE NOT (cost <= 1) AND 'Rome' = city AND city IN ('Rome') GROUP BY city",
     "SELECT city, COUNT(*) FROM visits WHERE NOT city = 'Rome' AND cost > 1 GROUP BY city ORDER BY COUNT(*) - SUM(age)",
 ]
 PAID = [
@@ -39,7 +40,7 @@ def answered_world(world: World) -> World:
 
 
 # A finer question for less is answered by what was released for more.
-@pytest.mark.parametrize("text", FREE[:2] + FREE[3:])
+@pytest.mark.parametrize("text", FREE)
 def test_other_spellings_orders_and_filters_are_free(answered_world: World, text: str) -> None:
     """At any price whose errors are no smaller than the stored ones."""
     before = answered_world.spent()
