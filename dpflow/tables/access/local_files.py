@@ -34,10 +34,22 @@ def require_local_place(place: str, what: str) -> None:
     )
 
 
-def require_plain_files(files: Sequence[Path]) -> None:
-    """Raises `InvalidInput` for files of a table whose log says which of them count: others hold rows
-    that were deleted.
+def require_plain_names(paths: Sequence[str]) -> None:
+    """Raises `InvalidInput` for a path or URL that DuckDB takes for a pattern: it would read other
+    files.
     """
+    for path in paths:
+        if any(sign in path for sign in "*?["):
+            raise InvalidInput(
+                f"{path!r} has one of * ? [ in its name, and files are read by name as patterns; rename it"
+            )
+
+
+def require_plain_files(files: Sequence[Path]) -> None:
+    """Raises `InvalidInput` for files whose names are patterns, and for those of a table whose log
+    says which of them count: others hold rows that were deleted.
+    """
+    require_plain_names([str(file.absolute()) for file in files])
     for folder in {parent for file in files for parent in file.absolute().parents}:
         for log, kind in LOGS.items():
             if (folder / log).is_dir():

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, InvalidInput, MissingExtra, TableBusy, TableUnreadable
 from dpflow.extras import require_extra
-from dpflow.tables.access.local_files import LOGS
+from dpflow.tables.access.local_files import LOGS, require_plain_names
 
 T = TypeVar("T")
 
@@ -104,6 +104,7 @@ class ObjectStore:
 
     def require_plain_objects(self, paths: Sequence[str]) -> None:
         """As `dpflow.tables.access.local_files.require_plain_files`, of objects."""
+        require_plain_names(paths)
         folders: set[str] = set()
         for path in paths:
             folder = posixpath.dirname(self.files._strip_protocol(path))

@@ -57,6 +57,22 @@ def test_a_remote_source_is_refused_with_the_way(tmp_path: Path) -> None:
     assert "s3cret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_name_that_is_a_pattern_is_refused(tmp_path: Path, kind: str) -> None:
+    """DuckDB read the file that it matches in place of it, so one file's rows came twice."""
+    for name in ("day1", "day[1]"):
+        duckdb.sql(f"COPY (SELECT '{name}' AS person) TO '{tmp_path}/{name}.{kind}'")
+    with (
+        pytest.raises(InvalidInput, match=r"day\[1\].* has one of"),
+        open_source([f"*.{kind}"], None, "v.duckdb:v", "person VARCHAR", CsvFormat(), None, [], tmp_path),
+    ):  # fmt: skip
+        pass
+    if kind == "parquet":
+        files = sorted(tmp_path.glob("*.parquet"))
+        with pytest.raises(InvalidInput, match="rename it"):
+            list_files(files, tmp_path, "visits", tmp_path / "visits.files.json")
+
+
 def test_files_of_a_delta_table_are_no_table(tmp_path: Path) -> None:
     """Those of deleted rows lie beside the others, and only the log tells them apart."""
     part = tmp_path / "visits" / "day=1" / "part.parquet"

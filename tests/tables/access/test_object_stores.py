@@ -92,6 +92,17 @@ def declare(database: Path, block: str | None = "day") -> Table:
     )
 
 
+def test_an_object_whose_name_is_a_pattern_is_refused(
+    store: tuple[Any, str], tmp_path: Path
+) -> None:
+    """Another one would be read in place of it."""
+    files, root = store
+    odd = f"{root}/day={DAYS[0]}/par[t].parquet"
+    files.pipe(odd, part(DAYS[0], tmp_path))
+    with pytest.raises(InvalidInput, match="rename it"):
+        list_files([odd], root, "visits", tmp_path / "visits.files.json")
+
+
 def test_statistics_are_those_of_files(store: tuple[Any, str], tmp_path: Path) -> None:
     """The same rows in a store, in Parquet files and in a DuckDB file."""
     files, root = store
