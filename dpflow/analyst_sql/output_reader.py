@@ -207,7 +207,7 @@ class OutputReader:
 
     def _read_in(self, found: Any, depth: int) -> OutputExpression:
         value, listed = take_arguments(found, "this", "expressions")
-        if not listed or not all(isinstance(one, exp.Literal) for one in listed):
+        if not listed or not all(map(_is_literal, listed)):
             raise Refusal("literals", "IN takes a list of literals", found)
         return self._operate("IN", [value, *listed], depth)
 
@@ -277,6 +277,11 @@ _READABLE = {
     *("Column", "Literal", "Boolean", "Null", "Is", "Between", "In", "Case", "If", "Nullif"),
     *("Coalesce", "Least", "Greatest", "Round", "Cast"),
 }
+
+
+def _is_literal(found: Any) -> bool:
+    number = found.this if isinstance(found, exp.Neg) else None
+    return isinstance(found, exp.Literal | exp.Boolean) or isinstance(number, exp.Literal)
 
 
 def add_column(columns: dict[str, Any], name: str, value: Any) -> None:

@@ -5,7 +5,7 @@ SELECTs over what those release.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -104,7 +104,13 @@ class _QueryReader:
             return scope
         (parts,) = take_arguments(found, "expressions")
         inner_scope = dict(scope)
+        names: set[str] = set()
         for part in parts:
+            if part.alias.casefold() in names:
+                raise Refusal(
+                    "ambiguous-columns", f"two CTEs are called {part.alias!r}; rename one", part
+                )
+            names.add(part.alias.casefold())
             inner, alias = take_arguments(part, "this", "alias", ignore=("materialized",))
             relation = self._read(inner, inner_scope, nested + 1, must_release=False)
             inner_scope[part.alias.casefold()] = _rename(relation, alias)
@@ -397,6 +403,7 @@ def _read_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
     conditions, blocks = read_where(where, source)
     rows = RowReader(source)
     columns: dict[str, Node] = {}
+    taken: set[str] = set()
     units: set[str] = set()
     block_names: set[str] = set()
     order: list[str] | None = []
@@ -406,13 +413,15 @@ def _read_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
         if isinstance(star, exp.Star) and not isinstance(inner, exp.AggFunc):
             take_arguments(star)
             _check_qualifier(inner, source)
-            for name, node in source.list_columns().items():
-                _add_once(columns, name, node, inner)
+            listed = source.list_columns()
+            _take_names({*listed, *source.units, *source.block_names}, taken, inner)
+            columns |= listed
             units |= source.units
             block_names |= source.block_names
             order = None
             continue
         name = item.alias if isinstance(item, exp.Alias) else name_column(inner)
+        _take_names({name}, taken, item)
         passed = False
         for test, names in ((rows.is_unit, units), (rows.is_block, block_names)):
             if test(inner):
@@ -421,7 +430,7 @@ def _read_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
         if order is not None:
             order.append(name)
         if not passed or rows.is_declared(inner):
-            _add_once(columns, name, rows.read(inner), item)
+            columns[name] = rows.read(inner)
     return PrivateRows(
         source.table,
         "",
@@ -443,11 +452,13 @@ def _check_qualifier(found: Any, source: PrivateRows) -> None:
         )
 
 
-def _add_once(columns: dict[str, Node], name: str, node: Node, found: Any) -> None:
-    if name.casefold() in {one.casefold() for one in columns}:
-        raise Refusal(
-            "ambiguous-columns",
-            f"the query has two columns {name!r}; name one of them otherwise",
-            found,
-        )
-    columns[name] = node
+def _take_names(names: Collection[str], taken: set[str], found: Any) -> None:
+    """Note names of columns, the privacy unit's and the block's among them; each means one thing."""
+    for name in names:
+        if name.casefold() in taken:
+            raise Refusal(
+                "ambiguous-columns",
+                f"the query has two columns {name!r}; name one of them otherwise",
+                found,
+            )
+    taken |= {name.casefold() for name in names}

@@ -89,6 +89,14 @@ class ReleasedRowReader(OutputReader):
     def refuse_column(self, found: Any) -> Refusal:
         """A name that no relation of FROM has."""
         names = [one.name for one in self.columns]
+        relation = found.table.casefold()
+        if relation and relation not in {one.relation for one in self.columns}:
+            return Refusal(
+                "declared-columns",
+                f"FROM has no {found.table!r} here; a query in brackets is computed once and sees its own FROM alone, so "
+                f"join what it is compared with",
+                found,
+            )
         error = UnknownName("column of the queries in FROM, named", found.name, names)
         return Refusal("declared-columns", str(error), found)
 

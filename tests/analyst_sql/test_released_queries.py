@@ -39,6 +39,7 @@ AFTER_NOISE = [
     "WITH t(k, n) AS (SELECT city, COUNT(*) FROM visits WHERE city IN ('Oslo', 'Rome') GROUP BY city) SELECT k, n FROM t WHERE n > (SELECT AVG(n) FROM t) ORDER BY k",
     "SELECT 'all' AS what, COUNT(*) AS n FROM visits UNION ALL SELECT city, COUNT(*) FROM visits WHERE city IN ('Oslo', 'Rome') GROUP BY city ORDER BY n DESC, what LIMIT 2",
     "WITH u AS (SELECT city AS k, COUNT(*) AS n FROM visits WHERE city IN ('Oslo', 'Rome') GROUP BY city UNION ALL SELECT 'old', COUNT(*) FROM visits WHERE age > 40) SELECT SUM(n), MIN(k) FROM u",
+    "SELECT COUNT(*), COUNT(*) FILTER (WHERE o IN (TRUE)) FROM (SELECT city = 'Rome' AS o, COUNT(*) AS n FROM visits WHERE city IN ('Oslo', 'Rome') GROUP BY 1) WHERE n NOT IN (-1, 0)",
     "SELECT upper(city), n FROM (SELECT city, COUNT(*) AS n FROM visits WHERE city IN ('Oslo', 'Rome') GROUP BY city ORDER BY n LIMIT 1) AS t",
 ]
 
@@ -133,6 +134,10 @@ REFUSED = [
     ("WITH t AS (SELECT city, COUNT(*) AS n FROM visits GROUP BY city) SELECT n, SUM(n) FROM t", "grouped-columns", 73, True),
     ("SELECT COUNT(*), (SELECT COUNT(*), 1 FROM visits) FROM visits", "subqueries", 26, True),
     ("SELECT COUNT(*) FROM (SELECT age, cost AS age FROM visits)", "ambiguous-columns", 35, True),
+    ("SELECT AVG(person) FROM (SELECT person, age AS person FROM visits)", "ambiguous-columns", 41, True),
+    ("SELECT AVG(age) FROM (SELECT *, age + 1 AS Person FROM visits)", "ambiguous-columns", 33, True),
+    ("WITH a AS (SELECT COUNT(*) AS n FROM visits), A AS (SELECT COUNT(age) AS n FROM visits) SELECT n FROM a", "ambiguous-columns", 47, False),
+    ("WITH t AS (SELECT city, COUNT(*) AS n FROM visits GROUP BY city) SELECT city, (SELECT MAX(u.n) FROM t u WHERE u.city <> t.city) FROM t", "declared-columns", 121, True),
 ]  # fmt: skip
 
 
