@@ -143,6 +143,7 @@ def sql(
     blocks: Sequence[str] = (),
     revision: int | None = None,
     min_units: int | None = None,
+    noise: str | None = None,
     tables: Sequence[PrivateTable | Table | Path | str] = (),
     parameters: Mapping[str, Any] | Sequence[Any] = (),
     ledger: Ledger | Path | str | None = None,
@@ -165,6 +166,8 @@ def sql(
         revision: a number that nobody used pays for a new draw; if left out, the newest stored
             answer whose errors are small enough is taken.
         min_units: units that a private key needs to be shown.
+        noise: ``"laplace"``, which a scope with filter ``basic`` can pay, or ``"gaussian"``; what makes
+            errors smaller if left out.
         tables: declarations, or their files; those of ``dpflow.yml`` if left out.
         parameters: values of ``$name``, ``$1`` or ``?``; each stays one literal.
         ledger: as `open_ledger` takes it.
@@ -185,6 +188,7 @@ def sql(
         "blocks": tuple(blocks),
         "revision": revision,
         "min_units": min_units,
+        "noise": noise,
     }
     registry, book = registry or Registry.load(), open_ledger(ledger)
     plan = plan_sql(text, options, tables, parameters, book, registry)

@@ -50,11 +50,13 @@ class Price:
     Attributes:
         epsilon, delta: of the whole query.
         min_units: units that a private key needs to be shown.
+        noise: laplace or gaussian; auto: whatever makes errors smaller.
     """
 
     epsilon: Fraction
     delta: Fraction = Fraction(0)
     min_units: int = 1
+    noise: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,8 @@ def price_parts(
             cost["delta"] = exact_text(delta)
         if part.private:
             cost["min_units"] = price.min_units
+        if price.noise != "auto" and part.mechanism in ("aggregates", "private_aggregates"):
+            cost["noise"] = price.noise
         plans.append(plan_part(part, cost, scope, registry, revision, asker))
     return plans
 

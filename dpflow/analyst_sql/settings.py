@@ -60,11 +60,12 @@ class Settings:
     revision: int | None
     name: str | None
     min_units: int
+    noise: str = "auto"
     asker: str = ""
 
     def price(self, epsilon: Fraction) -> Price:
         """What may be spent."""
-        return Price(epsilon, self.delta, self.min_units)
+        return Price(epsilon, self.delta, self.min_units, self.noise)
 
 
 def merge_options(comment: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -106,7 +107,17 @@ def read_settings(options: Mapping[str, str], folder: Path | None = None) -> Set
         _read_whole(options, "revision"),
         options.get("name"),
         _read_whole(options, "min_units") or 1,
+        _read_noise(options),
     )
+
+
+def _read_noise(options: Mapping[str, str]) -> str:
+    noise = options.get("noise", "auto").lower()
+    if noise not in ("auto", "laplace", "gaussian"):
+        raise InvalidInput(
+            f"noise {noise[:40]!r} is none; write noise=laplace, noise=gaussian, or leave it out for the smaller errors"
+        )
+    return noise
 
 
 def _read_amount(text: str | None, kind: TypeAdapter[Fraction], name: str) -> Fraction | None:

@@ -23,7 +23,10 @@ from dpflow.tables.language.conditions import is_unicode, parse_strictly
 #: The longest query in characters: the parser's time and stack grow with it.
 MOST_TEXT = 20_000
 #: Options that a leading comment may give.
-OPTIONS = ("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "name", "min_units")
+OPTIONS = (
+    *("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "name", "min_units"),
+    "noise",
+)
 
 _COMMENT = re.compile(r"\s*--[ \t]*dp:(?P<options>[^\n]*)", re.IGNORECASE)
 _BLANK = re.compile(r"\s+|--[^\n]*|/\*.*?\*/", re.DOTALL)

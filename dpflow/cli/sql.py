@@ -42,6 +42,10 @@ def command(
     min_units: Annotated[
         int | None, typer.Option(help="Units that a private key needs to be shown.")
     ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(help="laplace or gaussian; what makes errors smaller if left out."),
+    ] = None,
     table: Annotated[
         list[Path] | None,
         typer.Option(help="A declaration; those of dpflow.yml if left out; repeatable."),
@@ -74,6 +78,7 @@ def command(
         "blocks": tuple(block or ()),
         "revision": revision,
         "min_units": min_units,
+        "noise": noise,
         "name": name,
     }
     registry, book = Registry.load(), find_ledger(ledger)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dpflow.errors import BudgetExceeded
+from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused
 
 if TYPE_CHECKING:
     from sql_world import World
@@ -71,6 +71,21 @@ def test_a_smaller_error_is_paid(fresh: World) -> None:
     assert fresh.ask(text, epsilon="0.5").rows == better.rows
     assert fresh.ask(text, error="1000").rows == better.rows and fresh.spent() == "4"
     assert fresh.ask(text, epsilon=1).origins[0].released_at == better.origins[0].released_at
+
+
+def test_a_basic_scope_pays_for_private_keys_with_laplace_noise(fresh: World) -> None:
+    """They need a delta, with which Gaussian noise is chosen where it is smaller; it said write noise: laplace,
+    and SQL had no word for it.
+    """
+    text = "SELECT city, clinic, COUNT(*) FROM visits GROUP BY city, clinic"
+    with pytest.raises(PlanRefused, match="noise: laplace"):
+        fresh.ask(text, epsilon=1, delta="1e-6")
+    assert fresh.spent() == "0"
+    answer = fresh.ask(f"-- dp: noise=laplace\n{text}", epsilon=1, delta="1e-6")
+    assert not answer.free and fresh.spent() == "1"
+    assert fresh.ask(text, epsilon=1, delta="1e-6", noise="laplace").free
+    with pytest.raises(InvalidInput, match="noise=laplace"):
+        fresh.ask(text, epsilon=1, noise="none")
 
 
 def test_a_revision_pays_once(fresh: World) -> None:

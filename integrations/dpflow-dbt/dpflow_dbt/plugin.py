@@ -26,7 +26,9 @@ from dpflow.registry import Registry
 log = AdapterLogger("dpflow")
 
 #: What ``meta.dpflow`` of a model may hold: options of `dpflow.sql`, and values of ``$name``.
-_OPTIONS = ("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "min_units")
+_OPTIONS = (
+    *("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "min_units", "noise"),
+)
 
 
 class Plugin(BasePlugin):
