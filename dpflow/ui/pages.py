@@ -20,6 +20,8 @@ PAGE = 50  # rows of a table
 _MOST_SCOPES = 1000  # that alarms look at
 _NEWEST = 2**62
 _OLD = dt.timedelta(days=7)  # of a checkpoint
+#: Mechanisms whose sessions are gates.
+_GATES = ("reusable_holdout", "thresholdout")
 
 
 class Missing(InvalidInput):
@@ -349,8 +351,8 @@ def show_sessions(visit: Visit) -> Page:
     """Gates and other sessions, the newest first."""
     sessions = visit.view.sessions(visit.audience.dags, visit.number("before"), PAGE + 1)
     more = sessions[PAGE - 1].seq if len(sessions) > PAGE else None
-    gates = [_session_row(one) for one in sessions[:PAGE] if one.mechanism == "reusable_holdout"]
-    others = [_session_row(one) for one in sessions[:PAGE] if one.mechanism != "reusable_holdout"]
+    gates = [_session_row(one) for one in sessions[:PAGE] if one.mechanism in _GATES]
+    others = [_session_row(one) for one in sessions[:PAGE] if one.mechanism not in _GATES]
     return Page(
         "Sessions",
         "sessions",
@@ -377,7 +379,7 @@ def _session_row(session: ShownRelease) -> tuple[object, ...]:
     left: object = ""
     if isinstance(most, int):
         left = max(most - session.answers, 0) if session.state == "open" else 0
-    is_gate = session.mechanism == "reusable_holdout"
+    is_gate = session.mechanism in _GATES
     return (
         _time(session.at),
         link(session.name or session.release_id, "release", id=session.release_id),

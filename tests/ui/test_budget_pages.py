@@ -97,6 +97,14 @@ def test_sessions_show_looks_and_no_state(visit: Any) -> None:
     assert (other["Answers stored"], other["Asked for at most"]) == ("3", "1000")
 
 
+def test_a_gate_on_means_is_among_the_gates(books: Books, visit: Any) -> None:
+    """It was listed with the predictions, without the looks that it has left."""
+    books.session("means", "thresholdout", {"queries": 5, "failures": 2})
+    rows = {row["Session"]: row for row in visit().read_tables("sessions")["Gates"]}
+    assert set(rows) == {"means", "holdout"}
+    assert (rows["means"]["Looks left"], rows["means"]["Failures allowed"]) == ("2", "2")
+
+
 def test_no_page_has_anything_private(visit: Any) -> None:
     """Results, states, answers and thresholds are on none of all pages; nothing is loaded, and no
     script stands there.

@@ -59,7 +59,7 @@ _SHOWN = [
     _R[name]
     for name in (
         *("id", "scope", "dag_id", "task_id", "run_identity", "state", "attempts", "principal"),
-        *("blocks", "event", "request", "name", "seq", "exclusive"),
+        *("blocks", "event", "request", "name", "seq"),
     )
 ]
 _RELEASES = prepare_lookup(_SHOWN, [_R.id])
@@ -181,7 +181,6 @@ class ShownRelease:
     run_id: str
     principal: str
     attempts: int
-    is_gate: bool
     charges: tuple[tuple[str, str, Cost], ...]
     params: dict[str, Any]
     answers: int = 0
@@ -508,7 +507,6 @@ def _show_releases(
                 run_id=_run_of(body["slot"]) if row.dag_id else "",
                 principal=row.principal,
                 attempts=row.attempts,
-                is_gate=bool(row.exclusive),
                 charges=tuple((at, b, Cost(*units)) for at, b, *units in body["charges"]),
                 params=dict(request.get("params") or {}),
                 answers=session.answers if session else 0,
