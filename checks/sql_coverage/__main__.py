@@ -100,10 +100,10 @@ def main() -> None:
         for name, group in groups.items()
     }
     for script in ("ask_qrlew", "ask_smartnoise"):
-        said = run_script(script, json.dumps(groups))
+        replies = run_script(script, json.dumps(groups))
         for name, answers in verdicts.items():
             for key, answer in answers.items():
-                answer.append(said[name][key])
+                answer.append(replies[name][key])
     PAGE.write_text("\n".join(write_page(verdicts)) + "\n")
     print(f"wrote {PAGE}")
 

@@ -35,7 +35,7 @@ class PageApplication:
         return create_page()
 
 
-def _view(name: str, destination: str, query: str = "", **more: str) -> dict[str, str]:
+def _make_view(name: str, destination: str, query: str = "", **more: str) -> dict[str, str]:
     href = page_path(f"releases?{query}" if query else "")
     # Each has a route of its own: Airflow leaves out what has another's.
     return {
@@ -50,9 +50,9 @@ class BudgetPagePlugin(AirflowPlugin):
     # Airflow replaces {DAG_ID} and the others, and quotes what it puts there.
     fastapi_apps = [{"app": PageApplication(), "url_prefix": ROUTE, "name": "dpflow budgets"}]  # noqa: RUF012
     external_views = [  # noqa: RUF012
-        _view("Privacy budgets", "nav", category="browse"),
-        _view("Privacy", "dag", "dag_id={DAG_ID}"),
-        _view("Privacy", "dag_run", "dag_id={DAG_ID}&run_id={RUN_ID}"),
-        _view("Privacy", "task", "dag_id={DAG_ID}&task_id={TASK_ID}"),
-        _view("Privacy", "task_instance", "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}"),
+        _make_view("Privacy budgets", "nav", category="browse"),
+        _make_view("Privacy", "dag", "dag_id={DAG_ID}"),
+        _make_view("Privacy", "dag_run", "dag_id={DAG_ID}&run_id={RUN_ID}"),
+        _make_view("Privacy", "task", "dag_id={DAG_ID}&task_id={TASK_ID}"),
+        _make_view("Privacy", "task_instance", "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}"),
     ]

@@ -41,7 +41,7 @@ class BudgetPageLink(BaseOperatorLink):
         scope = getattr(operator, "scope", None)
         if isinstance(scope, str) and scope:
             return page_path(f"scope?{urlencode({'name': scope})}")
-        return _task_releases(ti_key)
+        return _list_task_releases(ti_key)
 
 
 class ReceiptLink(BaseOperatorLink):
@@ -53,10 +53,10 @@ class ReceiptLink(BaseOperatorLink):
         """As `BudgetPageLink.get_link`."""
         release_id = getattr(operator, "receipt_id", None)
         if release_id is None:
-            return _task_releases(ti_key)
+            return _list_task_releases(ti_key)
         return page_path(f"release?{urlencode({'id': release_id})}")
 
 
-def _task_releases(ti_key: Any) -> str:
+def _list_task_releases(ti_key: Any) -> str:
     ids = {"dag_id": ti_key.dag_id, "run_id": ti_key.run_id, "task_id": ti_key.task_id}
     return page_path(f"releases?{urlencode(ids)}")

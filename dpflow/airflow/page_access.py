@@ -37,7 +37,7 @@ def create_page() -> Any:
         open_view,
         audience=find_audience,
         guards=[requires_access_view(AccessView.PLUGINS)],
-        task_address=_task_address,
+        task_address=_find_task_address,
     )
 
 
@@ -83,5 +83,5 @@ def open_view() -> BudgetView:
     return BudgetView(place)
 
 
-def _task_address(release: ShownRelease) -> str:
+def _find_task_address(release: ShownRelease) -> str:
     return task_path(release.dag_id, release.run_id, release.task_id)

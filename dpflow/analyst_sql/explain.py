@@ -199,7 +199,7 @@ def _trace_column(query: Query, position: int) -> Iterator[Statistic]:
 def _trace_output(
     query: SelectQuery | ReleasedQuery, output: OutputExpression
 ) -> Iterator[Statistic]:
-    for leaf in output.leaves():
+    for leaf in output.list_leaves():
         if leaf.op == "aggregate" and isinstance(query, SelectQuery):
             yield query, leaf.args[0]
         elif leaf.op == "scalar":

@@ -90,7 +90,7 @@ def evaluate(output: OutputExpression, look_up: LookUp) -> Released:
         chosen = _pass_over_nulls(output.op, values)
         # What noise made NULL might have been any number.
         passed = (arg for arg, one in zip(output.args, values) if one.value is None)
-        noisy = any(look_up(leaf).noisy for arg in passed for leaf in arg.leaves())
+        noisy = any(look_up(leaf).noisy for arg in passed for leaf in arg.list_leaves())
         return Released(chosen.value) if noisy else chosen
     if output.op == "CAST":
         return _cast(values[0], output.args[1])
@@ -129,7 +129,7 @@ def _choose(args: Sequence[Any], look_up: LookUp) -> Released:
         if as_truth(evaluate(condition, look_up).value):
             chosen = result
             break
-    leaves = (leaf for condition in args[: 2 * pairs : 2] for leaf in condition.leaves())
+    leaves = (leaf for condition in args[: 2 * pairs : 2] for leaf in condition.list_leaves())
     if not any(look_up(leaf).noisy for leaf in leaves):
         return chosen
     if not chosen.bounded or not all(one.bounded or one.value is None for one in results):
@@ -173,7 +173,7 @@ def _cast(value: Released, kind: str) -> Released:
         return NULL
     if kind == "VARCHAR":
         return Released(write_text(value.value))
-    number = as_number(value.value)
+    number = read_number_value(value.value)
     if number is None or not math.isfinite(number):
         return NULL
     if kind == "DOUBLE":
@@ -196,7 +196,7 @@ def write_text(value: Any) -> str:
 _NUMBER = re.compile(r"\s*[-+]?[0-9]+(\.[0-9]+)?\s*")
 
 
-def as_number(value: Any) -> int | float | None:
+def read_number_value(value: Any) -> int | float | None:
     """A number, also of a text that writes one; None for anything else."""
     if isinstance(value, bool):
         return int(value)
@@ -210,7 +210,7 @@ def as_number(value: Any) -> int | float | None:
 def _compare(left: Any, op: str, right: Any) -> bool | None:
     """A comparison; texts are read as what they are compared with, and are NULL if they cannot be."""
     if _is_number(left) != _is_number(right):
-        left, right = as_number(left), as_number(right)
+        left, right = read_number_value(left), read_number_value(right)
     elif type(left) is not type(right) and not _is_number(left):
         # Dates are written so that their texts have their order.
         left, right = write_text(left), write_text(right)

@@ -133,7 +133,7 @@ def replace_selects(query: Query, change: Callable[[SelectQuery], SelectQuery]) 
 
 
 def _list_scalars(output: OutputExpression) -> Iterator[Query]:
-    for leaf in output.leaves():
+    for leaf in output.list_leaves():
         if leaf.op == "scalar":
             yield leaf.args[0]
         elif leaf.op == "rows":

@@ -16,11 +16,11 @@ from dpflow.analyst_sql.outputs import (
     NULL,
     Released,
     add_released,
-    as_number,
     as_truth,
     divide_released,
     evaluate,
     exact,
+    read_number_value,
     sort_key,
     write_text,
 )
@@ -106,7 +106,7 @@ class RowComputer:
             values = [exact(typed[position][text]) for position, text in enumerate(key)]
             numbers = {one: self._read_number(number) for one, number in cells[key].items()}
             groups.append(self._make_look_up(values, numbers))
-        return self._finish(query, groups, _NO_NOISE)
+        return self._order_and_limit(query, groups, _NO_NOISE)
 
     def _make_look_up(self, keys: Sequence[Released], numbers: Mapping[Any, Cell]) -> CellOf:
         def find(leaf: OutputExpression) -> Cell:
@@ -153,7 +153,7 @@ class RowComputer:
             rows = [row for row, of in zip(rows, look_ups) if _holds(query.where, of)]
             chosen_by |= _join_noises(list_noises(query.where, of) for of in look_ups)
         if query.groups is None:
-            return self._finish(query, [self._look_up_row(row) for row in rows], chosen_by)
+            return self._order_and_limit(query, [self._look_up_row(row) for row in rows], chosen_by)
         grouped: dict[tuple[str, ...], tuple[list[Released], list[tuple[Cell, ...]]]] = {}
         if not query.groups:
             grouped[()] = [], []
@@ -168,7 +168,7 @@ class RowComputer:
             self._look_up_group(key_values, members, chosen_by)
             for key_values, members in grouped.values()
         ]
-        return self._finish(query, groups, chosen_by)
+        return self._order_and_limit(query, groups, chosen_by)
 
     def _look_up_row(self, row: Sequence[Cell]) -> CellOf:
         return lambda leaf: row[leaf.args[0]] if leaf.op == "input" else self._compute_scalar(leaf)
@@ -241,7 +241,7 @@ class RowComputer:
         value = evaluate(output, lambda leaf: find(leaf).value)
         return Cell(replace(value, noisy=bool(noises)), noises)
 
-    def _finish(
+    def _order_and_limit(
         self,
         query: SelectQuery | ReleasedQuery,
         groups: Sequence[CellOf],
@@ -341,7 +341,7 @@ def _aggregate_values(name: str, values: Sequence[Released]) -> Released:
         return NULL
     if name in ("min", "max"):
         return _find_extreme(name, values)
-    numbers = [as_number(one.value) for one in values]
+    numbers = [read_number_value(one.value) for one in values]
     if any(number is None for number in numbers):
         return NULL
     if name == "median":
@@ -377,7 +377,7 @@ def _find_middle(values: Sequence[Released]) -> Released:
 
 def list_noises(output: OutputExpression, find: CellOf) -> frozenset[Number]:
     """The released numbers that an expression is computed from in one row."""
-    return _join_noises(find(leaf).noises for leaf in output.leaves())
+    return _join_noises(find(leaf).noises for leaf in output.list_leaves())
 
 
 def _join_noises(sets: Iterable[frozenset[Number]]) -> frozenset[Number]:
@@ -403,7 +403,7 @@ def _write_key(value: Any) -> str:
 
 def _write_comparable(value: Any) -> str:
     """A text that values have in common where one may equal the other: a text is compared as a number."""
-    number = as_number(value)
+    number = read_number_value(value)
     return write_text(value) if number is None else str(float(number))
 
 

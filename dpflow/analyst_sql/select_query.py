@@ -83,18 +83,18 @@ class OutputExpression:
     op: str
     args: tuple[Any, ...]
 
-    def leaves(self) -> Iterator[OutputExpression]:
+    def list_leaves(self) -> Iterator[OutputExpression]:
         """Its leaves but for literals, in the order of the text."""
         if self.op in LEAVES:
             yield self
             return
         for arg in self.args:
             if isinstance(arg, OutputExpression):
-                yield from arg.leaves()
+                yield from arg.list_leaves()
 
     def aggregates(self) -> Iterator[SqlAggregate]:
         """What it needs to be released of private rows, in the order of the text."""
-        return (leaf.args[0] for leaf in self.leaves() if leaf.op == "aggregate")
+        return (leaf.args[0] for leaf in self.list_leaves() if leaf.op == "aggregate")
 
 
 @dataclass(frozen=True)

@@ -68,14 +68,14 @@ def command(
     signed = {one.mechanism: one.sign(signer) for one in certificates}
     others = read_notes(out) if out.exists() else []
     # An older certificate of the same mechanism and key is replaced.
-    kept = [
+    remaining = [
         note
         for note in others
         if (old := MechanismCertificate.open(note, [signer.public_text])) is None
         or old.mechanism not in signed
     ]
     with open_output(out) as file:
-        file.write(write_notes([*kept, *signed.values()]))
+        file.write(write_notes([*remaining, *signed.values()]))
     print(f"{len(signed)} signed by {signer.public_text}, in {out}")
 
 

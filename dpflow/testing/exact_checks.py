@@ -349,7 +349,7 @@ def _session_laws(
         [_SessionSide(mechanism, example.table, params, pick, tail, end) for pick in picks]
         for picks in neighbouring_sides(mechanism, example)
     ]
-    yield from _searched_laws(queries[0], sides)
+    yield from _search_laws(queries[0], sides)
     walks = [
         [side.walk_game(queries, game) for side in pair]
         for pair in sides
@@ -365,7 +365,7 @@ def _session_laws(
 SEARCHED = 4
 
 
-def _searched_laws(
+def _search_laws(
     query: Any, sides: Sequence[Sequence[_SessionSide]]
 ) -> Iterator[tuple[Law, Law, tuple[Answer, Answer] | None]]:
     """Transcripts of a question whose numbers are searched: where the answers of the two sides lie

@@ -50,12 +50,13 @@ def make_figures(budget: BudgetState) -> Figures:
     rule, limits = scope.filter, scope.capacity
     on_renyi = rule.name == "renyi" or (
         rule.order is not None
-        and _fuller(total, limits, "renyi") < _fuller(total, limits, "epsilon")
+        and _find_fuller_share(total, limits, "renyi")
+        < _find_fuller_share(total, limits, "epsilon")
     )
     name = "renyi" if on_renyi else "epsilon"
     limit, charged, reserved = (getattr(o, name) for o in (limits, total, unsettled))
     used = scope.used_share(total)
-    part = min(used, max(0.0, _share(reserved, limit)))
+    part = min(used, max(0.0, _compute_share(reserved, limit)))
     return Figures(
         unit=f"Renyi divergence, order {short_text(rule.order)}" if on_renyi and rule.order else "epsilon",
         granted=units_text(limit, EPSILON_UNIT) if on_renyi else exact_text(rule.epsilon),
@@ -69,15 +70,15 @@ def make_figures(budget: BudgetState) -> Figures:
     )  # fmt: skip
 
 
-def _share(amount: int, limit: int) -> float:
+def _compute_share(amount: int, limit: int) -> float:
     return 0.0 if amount == 0 else amount / limit if limit > 0 else 1.0
 
 
-def _fuller(total: Cost, limits: Any, name: str) -> float:
+def _find_fuller_share(total: Cost, limits: Any, name: str) -> float:
     limit, delta = getattr(limits, name), limits.renyi_delta if name == "renyi" else limits.delta
     if limit == CLOSED:
         return 2.0
-    return max(_share(getattr(total, name), limit), _share(total.delta, delta))
+    return max(_compute_share(getattr(total, name), limit), _compute_share(total.delta, delta))
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ def burn_down(budget: BudgetState, today: dt.date) -> BurnDown:
     start = (first, 1 - budget.scope.used_share(after))
     now = (today, 1 - budget.scope.used_share(budget.spent))
     points = [start, *reversed(points), now]
-    end, sentence = _forecast(points, first, today)
+    end, sentence = _forecast_end(points, first, today)
     return BurnDown(tuple(points), end, sentence)
 
 
-def _forecast(
+def _forecast_end(
     points: list[tuple[dt.date, float]], first: dt.date, today: dt.date
 ) -> tuple[dt.date | None, str]:
     left = points[-1][1]
@@ -150,11 +151,11 @@ def describe_event(event: dict[str, Any]) -> str:
         return "no privacy guarantee"
     direct = parsed.epsilon_delta()
     if direct is not None:
-        return f"epsilon {_amount(direct[0])}, delta {_amount(direct[1])}"
+        return f"epsilon {_describe_amount(direct[0])}, delta {_describe_amount(direct[1])}"
     rho, delta = parsed.rho_delta()
-    return f"rho {_amount(rho)}, delta {_amount(delta)}"
+    return f"rho {_describe_amount(rho)}, delta {_describe_amount(delta)}"
 
 
-def _amount(value: Fraction) -> str:
+def _describe_amount(value: Fraction) -> str:
     exact = exact_text(value)
     return exact if len(exact) <= 12 else short_text(value)

@@ -79,10 +79,10 @@ def show_budgets(visit: Visit) -> Page:
     after, every = visit.query.get("after", ""), visit.view.scopes(limit=_MOST_SCOPES)
     # Alarms need all of them: the first page asks for none twice.
     summaries = visit.view.scopes(after, PAGE + 1) if after else every[: PAGE + 1]
-    rows = [_scope_row(summary) for summary in summaries[:PAGE]]
+    rows = [_make_scope_row(summary) for summary in summaries[:PAGE]]
     more = summaries[PAGE - 1].scope.scope if len(summaries) > PAGE else None
     alarms = len(find_alarms(visit, every))
-    told = (
+    notice = (
         element("p", f"{alarms} alarm{'' if alarms == 1 else 's'}: ", link("see them", "alarms"), ".", class_="alarm")
         if alarms
         else element("p", "No alarms.", class_="none")
@@ -91,7 +91,7 @@ def show_budgets(visit: Visit) -> Page:
         "Privacy budgets",
         "",
         (
-            told,
+            notice,
             table("Scopes", _SCOPE_HEADS, rows, "Nothing was granted yet: dpflow ledger grant."),
             link("More scopes", "", after=more) if more else "",
             _KEY if rows else "",
@@ -110,7 +110,7 @@ _KEY = Markup(
 )
 
 
-def _scope_row(summary: ScopeSummary) -> tuple[object, ...]:
+def _make_scope_row(summary: ScopeSummary) -> tuple[object, ...]:
     scope, budget = summary.scope, summary.fullest
     figures = make_figures(budget)
     blocks: object = "none"
@@ -124,7 +124,7 @@ def _scope_row(summary: ScopeSummary) -> tuple[object, ...]:
         name = join(name, " (closed)")
     return (
         name,
-        _usage(figures),
+        _render_usage(figures),
         *(figures.left, figures.spent, figures.reserved, figures.granted),
         figures.unit,
         figures.delta_left,
@@ -133,7 +133,7 @@ def _scope_row(summary: ScopeSummary) -> tuple[object, ...]:
     )
 
 
-def _usage(figures: Any) -> Markup:
+def _render_usage(figures: Any) -> Markup:
     share = f"{100 * figures.used:.0f} %"
     label = f"{share} used: spent {figures.spent}, reserved {figures.reserved} of {figures.granted}"
     return join(markup.bar(figures.spent_share, figures.reserved_share, label), " ", share)
@@ -156,7 +156,7 @@ def show_scope(visit: Visit) -> Page:
         ("Spent", figures.spent),
         ("Reserved", figures.reserved),
         ("Remaining", f"{figures.left}, delta {figures.delta_left}"),
-        ("Used", _usage(figures)),
+        ("Used", _render_usage(figures)),
         ("Forecast", burn.sentence),
     ]  # fmt: skip
     if scope.closed:
@@ -166,12 +166,12 @@ def show_scope(visit: Visit) -> Page:
     about = f"Block {block}" if scope.blocks and block else "Budget"
     label = f"{about}: {100 * (1 - figures.used):.0f} % left. {burn.sentence}"
     parts: list[object] = [
-        _description(facts),
+        _render_facts(facts),
         element("h2", f"{about}: what was left, by day"),
         markup.chart(burn.points, burn.end, label) if chosen.daily else element("p", "Nothing was charged yet.", class_="none"),
     ]  # fmt: skip
     if scope.blocks:
-        parts += _block_table(visit, name, today)
+        parts += _make_block_table(visit, name, today)
     others = (
         link("Releases of this scope", "releases", scope=name),
         " · ",
@@ -180,9 +180,9 @@ def show_scope(visit: Visit) -> Page:
     return Page(f"Scope {name}", "", (*parts, element("p", *others)))
 
 
-def _block_table(visit: Visit, name: str, today: dt.date) -> list[object]:
+def _make_block_table(visit: Visit, name: str, today: dt.date) -> list[object]:
     budgets = visit.view.budgets(name, visit.query.get("before") or None, PAGE + 1)
-    rows = [(link(one.block, "scope", name=name, block=one.block), *_block_row(one, today)) for one in budgets[:PAGE]]  # fmt: skip
+    rows = [(link(one.block, "scope", name=name, block=one.block), *_make_block_row(one, today)) for one in budgets[:PAGE]]  # fmt: skip
     amounts = ("#Remaining", "#Spent", "#Reserved", "#Granted")
     heads = ("=Block", "=Used", *amounts, "=Last charge", "=Used up")
     parts: list[object] = [table("Blocks", heads, rows, "No block was charged yet.")]
@@ -191,11 +191,11 @@ def _block_table(visit: Visit, name: str, today: dt.date) -> list[object]:
     return parts
 
 
-def _block_row(budget: BudgetState, today: dt.date) -> tuple[object, ...]:
+def _make_block_row(budget: BudgetState, today: dt.date) -> tuple[object, ...]:
     figures, burn = make_figures(budget), burn_down(budget, today)
     end = burn.end or ("used up" if figures.used >= 1 else "not forecast")
     amounts = figures.left, figures.spent, figures.reserved, figures.granted
-    return _usage(figures), *amounts, max(budget.daily, default=""), end
+    return _render_usage(figures), *amounts, max(budget.daily, default=""), end
 
 
 def show_releases(visit: Visit) -> Page:
@@ -229,7 +229,7 @@ def show_releases(visit: Visit) -> Page:
         "releases",
         (
             form,
-            table("Releases and sessions, the newest first", _RELEASE_HEADS, map(_release_row, releases)),
+            table("Releases and sessions, the newest first", _RELEASE_HEADS, map(_make_release_row, releases)),
             link("Older releases", "releases", **query, before=more) if more else "",
         ),
     )  # fmt: skip
@@ -255,21 +255,21 @@ def _find_releases(
 _RELEASE_HEADS = ("=Charged (UTC)", "Release", "Mechanism", "Scope", "Blocks", "=Cost", "State", "Task", "Run")  # fmt: skip
 
 
-def _release_row(release: ShownRelease) -> tuple[object, ...]:
+def _make_release_row(release: ShownRelease) -> tuple[object, ...]:
     return (
-        _time(release.at),
+        _format_time(release.at),
         link(release.name or release.release_id, "release", id=release.release_id),
         release.mechanism,
         link(release.scope, "scope", name=release.scope),
         _shorten_blocks(release.blocks),
         describe_event(release.event),
         release.state,
-        _task_name(release),
+        _describe_task(release),
         release.run_id or release.run,
     )
 
 
-def _task_name(release: ShownRelease) -> str:
+def _describe_task(release: ShownRelease) -> str:
     if not release.dag_id:
         return "outside Airflow"
     return f"{release.dag_id}.{release.task_id}" if release.task_id else release.dag_id
@@ -279,7 +279,7 @@ def _shorten_blocks(blocks: tuple[str, ...]) -> str:
     return ", ".join(blocks[:3]) + (f" and {len(blocks) - 3} more" if len(blocks) > 3 else "")
 
 
-def _time(at: str) -> str:
+def _format_time(at: str) -> str:
     return at[:19].replace("T", " ")
 
 
@@ -289,7 +289,7 @@ def show_release(visit: Visit) -> Page:
     if release is None or not visit.audience.may_see(release.dag_id):
         raise Missing("there is no such release here, or you may not read its DAG")
     settled = visit.view.settled_at(release) if release.state == "settled" else None
-    task: object = _task_name(release)
+    task: object = _describe_task(release)
     if visit.task_address is not None and release.run_id:
         # In a new page: within Airflow this one stands in a frame.
         task = Markup(
@@ -303,8 +303,8 @@ def show_release(visit: Visit) -> Page:
         ("Blocks", ", ".join(release.blocks) or "none"),
         ("Cost", describe_event(release.event)),
         ("State", _STATES.get(release.state, release.state)),
-        ("Charged", f"{_time(release.at)} UTC, entry {release.seq}"),
-        ("Settled", f"{_time(settled)} UTC" if settled else "no"),
+        ("Charged", f"{_format_time(release.at)} UTC, entry {release.seq}"),
+        ("Settled", f"{_format_time(settled)} UTC" if settled else "no"),
         ("Tries", release.attempts),
         ("Principal", release.principal),
         ("Task", task),
@@ -316,9 +316,9 @@ def show_release(visit: Visit) -> Page:
         (
             link(at, "scope", name=at, block=block),
             block or "all rows",
-            _cost_text(cost.epsilon),
+            _describe_cost(cost.epsilon),
             units_text(cost.delta, DELTA_UNIT),
-            _cost_text(cost.renyi),
+            _describe_cost(cost.renyi),
         )
         for at, block, cost in release.charges[: PAGE * 4]
     ]
@@ -327,7 +327,7 @@ def show_release(visit: Visit) -> Page:
         f"Release {release.name or release.release_id}",
         "releases",
         (
-            _description(facts),
+            _render_facts(facts),
             table("What each budget paid", heads, costs, "Nothing."),
             element("p", "The result is not releases: the ledger holds it encrypted, and this page has no key."),
         ),
@@ -343,7 +343,7 @@ _STATES = {
 }
 
 
-def _cost_text(units: int) -> str:
+def _describe_cost(units: int) -> str:
     return "not payable here" if units >= SATURATED else units_text(units, EPSILON_UNIT)
 
 
@@ -351,8 +351,8 @@ def show_sessions(visit: Visit) -> Page:
     """Gates and other sessions, the newest first."""
     sessions = visit.view.sessions(visit.audience.dags, visit.number("before"), PAGE + 1)
     more = sessions[PAGE - 1].seq if len(sessions) > PAGE else None
-    gates = [_session_row(one) for one in sessions[:PAGE] if one.mechanism in _GATES]
-    others = [_session_row(one) for one in sessions[:PAGE] if one.mechanism not in _GATES]
+    gates = [_make_session_row(one) for one in sessions[:PAGE] if one.mechanism in _GATES]
+    others = [_make_session_row(one) for one in sessions[:PAGE] if one.mechanism not in _GATES]
     return Page(
         "Sessions",
         "sessions",
@@ -374,14 +374,14 @@ def show_sessions(visit: Visit) -> Page:
 _SESSION_HEADS = ("=Opened (UTC)", "Session", "Mechanism", "Scope", "=Cost", "State")
 
 
-def _session_row(session: ShownRelease) -> tuple[object, ...]:
+def _make_session_row(session: ShownRelease) -> tuple[object, ...]:
     most = session.params.get("queries", session.params.get("predictions", ""))
     left: object = ""
     if isinstance(most, int):
         left = max(most - session.answers, 0) if session.state == "open" else 0
     is_gate = session.mechanism in _GATES
     return (
-        _time(session.at),
+        _format_time(session.at),
         link(session.name or session.release_id, "release", id=session.release_id),
         session.mechanism,
         link(session.scope, "scope", name=session.scope),
@@ -412,25 +412,25 @@ def find_alarms(visit: Visit, summaries: Iterable[ScopeSummary]) -> list[tuple[s
         alarms.append(
             (
                 "checkpoint",
-                f"The newest checkpoint is of {_time(good[0].at)}. Run dpflow ledger checkpoint.",
+                f"The newest checkpoint is of {_format_time(good[0].at)}. Run dpflow ledger checkpoint.",
             )
         )
     for release in view.orphans(visit.audience.dags):
         name = link(release.name or release.release_id, "release", id=release.release_id)
         alarms.append(
             ("orphan", join(
-                f"Charged at {_time(release.at)} and never settled: ", name, f" ({_task_name(release)}). Clear its task, "
+                f"Charged at {_format_time(release.at)} and never settled: ", name, f" ({_describe_task(release)}). Clear its task, "
                 "or run ", element("code", f"dpflow ledger resolve {release.release_id}"), "."))
         )  # fmt: skip
     for summary in summaries:
-        alarms += _scope_alarms(summary)
+        alarms += _find_scope_alarms(summary)
     for proposal in view.proposals():
         alarms.append(("proposal", f"A grant for {proposal.terms.scope} by {proposal.principal} waits for a second principal: "
                        f"dpflow ledger approve {proposal.terms.scope} {proposal.seq}."))  # fmt: skip
     return alarms
 
 
-def _scope_alarms(summary: ScopeSummary) -> Iterable[tuple[str, object]]:
+def _find_scope_alarms(summary: ScopeSummary) -> Iterable[tuple[str, object]]:
     scope = summary.scope
     name = link(scope.scope, "scope", name=scope.scope)
     if scope.closed:
@@ -468,7 +468,7 @@ def show_checkpoints(visit: Visit) -> Page:
         (
             note.file,
             note.size,
-            _time(note.at),
+            _format_time(note.at),
             note.signer or "not checked: no key was named",
             note.problem or "the history holds what was signed",
         )
@@ -496,18 +496,18 @@ def show_history(visit: Visit) -> Page:
         f"History of {scope}" if scope else "History",
         "history",
         (
-            table("Entries, the newest first", heads, map(_entry_row, entries)),
+            table("Entries, the newest first", heads, map(_make_entry_row, entries)),
             link("Older entries", "history", scope=scope, before=more) if more else "",
         ),
     )
 
 
-def _entry_row(entry: Entry) -> tuple[object, ...]:
+def _make_entry_row(entry: Entry) -> tuple[object, ...]:
     release = entry.release_id and link(entry.release_id, "release", id=entry.release_id)
     scope = entry.scope and link(entry.scope, "scope", name=entry.scope)
     return (
         entry.seq,
-        _time(entry.at),
+        _format_time(entry.at),
         entry.kind,
         scope,
         release,
@@ -530,7 +530,7 @@ def _explain_entry(entry: Entry) -> str:
     return ""
 
 
-def _description(facts: Iterable[tuple[str, object]]) -> Markup:
+def _render_facts(facts: Iterable[tuple[str, object]]) -> Markup:
     return element(
         "dl", *(join(element("dt", name), element("dd", value)) for name, value in facts)
     )

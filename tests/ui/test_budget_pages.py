@@ -263,7 +263,7 @@ def test_a_long_history_is_read_behind_the_page(
     monkeypatch.setattr("dpflow.ledger.audit.budget_view._CHUNK", 1)
     monkeypatch.setattr("dpflow.ledger.audit.budget_view._PATIENCE", 0)
     monkeypatch.setattr(
-        "dpflow.ledger.audit.budget_view.BudgetView._read_behind", lambda self: None
+        "dpflow.ledger.audit.budget_view.BudgetView._read_in_background", lambda self: None
     )
     visitor = visit()
     first = visitor.get("")

@@ -180,7 +180,7 @@ def _mean_option(
         "question": wishes.question,
     }
     if wishes.question == "champion":
-        luck = Fraction(0) if epsilon is None else luck_margin(wishes) * Fraction(width)
+        luck = Fraction(0) if epsilon is None else compute_luck_margin(wishes) * Fraction(width)
         params["better_by"] = str(wishes.better_by + luck)
     if epsilon is None:
         params["method"] = "description_length"
@@ -200,7 +200,7 @@ def _mean_option(
     return GateOption(name, mechanism.name, params, epsilon, right, guarantee, power)
 
 
-def luck_margin(wishes: GateWishes) -> Fraction:
+def compute_luck_margin(wishes: GateWishes) -> Fraction:
     """By how much a challenger may seem better by the luck of the holdout's sample, as a share of the
     range, in a share beta of sessions: noise covers itself only, and without noise the gate measures
     the spread itself.
@@ -246,14 +246,16 @@ def _search_epsilon(wishes: GateWishes, make: Callable[[Fraction], GateOption]) 
     """The option with the least epsilon that does what is wanted, in two digits; with the most that
     may be spent where none does.
     """
-    wanted, best = float(wishes.confidence), make(wishes.most_epsilon)
-    if best.right < wanted:
+    confidence, best = float(wishes.confidence), make(wishes.most_epsilon)
+    if best.right < confidence:
         return best
     low, high = 0.001, float(wishes.most_epsilon)
     for _ in range(12):
         middle = math.sqrt(low * high)
         tried = make(_round_up(middle))
-        low, high, best = (low, middle, tried) if tried.right >= wanted else (middle, high, best)
+        low, high, best = (
+            (low, middle, tried) if tried.right >= confidence else (middle, high, best)
+        )
     return best
 
 
@@ -307,24 +309,28 @@ def _explain_refusal(
             f"no gate compares champions by {wishes.metric.estimator}, which is no mean of scores of rows; ask question: claim, "
             f"or take another metric"
         )
-    wanted = float(wishes.confidence)
+    confidence = float(wishes.confidence)
 
     def reaches(**changes: Any) -> bool:
         changed = wishes.model_copy(update=changes)
-        return any(o.right >= wanted for o in _list_options(changed, table, width, is_mean=is_mean))
+        return any(
+            o.right >= confidence for o in _list_options(changed, table, width, is_mean=is_mean)
+        )
 
     nearest = []
-    tolerance = _first_that(lambda f: reaches(tolerance=wishes.tolerance * Fraction(f)), 1000.0)
+    tolerance = _find_least_factor(
+        lambda f: reaches(tolerance=wishes.tolerance * Fraction(f)), 1000.0
+    )
     if tolerance is not None and float(wishes.tolerance) * tolerance <= width / 2:
         nearest.append(f"tolerance {float(_round_up(float(wishes.tolerance) * tolerance)):g}")
-    units = _first_that(lambda f: reaches(units=math.ceil(wishes.units * f)), 10_000.0)
+    units = _find_least_factor(lambda f: reaches(units=math.ceil(wishes.units * f)), 10_000.0)
     if units is not None:
         nearest.append(f"{int(_round_up(wishes.units * units)):,} units")
     best = max(one.right for one in options)
     if best >= 0.5:
         nearest.append(f"confidence {math.floor(best * 100) / 100:g}")
     if not table.generalisation_only and reaches(most_epsilon=Fraction(1000)):
-        factor = _first_that(
+        factor = _find_least_factor(
             lambda f: reaches(most_epsilon=wishes.most_epsilon * Fraction(f)), 1000.0
         )
         if factor is not None:
@@ -337,14 +343,14 @@ def _explain_refusal(
         else "nothing near is possible"
     )
     return (
-        f"no gate on {wishes.units:,} units tells {float(wishes.tolerance):g} apart with confidence {wanted:g} for "
+        f"no gate on {wishes.units:,} units tells {float(wishes.tolerance):g} apart with confidence {confidence:g} for "
         f"{wishes.candidates:,} candidates"
         + ("" if table.generalisation_only else f" and epsilon {float(wishes.most_epsilon):g}")
         + f"; {near}"
     )
 
 
-def _first_that(holds: Callable[[float], bool], most: float) -> float | None:
+def _find_least_factor(holds: Callable[[float], bool], most: float) -> float | None:
     """About the least factor from 1 to ``most`` that is enough; None if none is."""
     if not holds(most):
         return None

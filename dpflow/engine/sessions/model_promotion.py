@@ -98,7 +98,7 @@ class Promoter:
         aliases = self._client.get_registered_model(self.model).aliases
         if self.alias not in aliases:
             return None
-        return _as_champion(self._client.get_model_version(self.model, str(aliases[self.alias])))
+        return _read_champion(self._client.get_model_version(self.model, str(aliases[self.alias])))
 
     @_registry_in_reach()
     def find_replaced(self) -> Champion | None:
@@ -108,7 +108,9 @@ class Promoter:
             return None
         now = self._client.get_model_version(self.model, str(aliases[self.alias]))
         former = now.tags.get("dpflow.replaced")
-        return _as_champion(self._client.get_model_version(self.model, former)) if former else None
+        return (
+            _read_champion(self._client.get_model_version(self.model, former)) if former else None
+        )
 
     @_registry_in_reach()
     def roll_back(self, former: Champion, record: Mapping[str, str]) -> None:
@@ -162,7 +164,7 @@ class Promoter:
         return None
 
 
-def _as_champion(version: Any) -> Champion:
+def _read_champion(version: Any) -> Champion:
     digest, submission = (
         version.tags.get(f"dpflow.{name}", "") for name in ("candidate", "submission")
     )

@@ -63,12 +63,12 @@ def mean_shares(
     complete = np.ones(len(units), dtype=bool)
     for name in needed:
         complete &= _has_value(rows[name])
-    kept = {name: column[complete] for name, column in rows.items()}
+    complete_rows = {name: column[complete] for name, column in rows.items()}
     codes, scores = units[complete], np.full(int(complete.sum()), np.nan)
     # Neither order nor company matters to a row that is scored alone.
     whole = slice(0, len(codes))
-    if not (scores_rows_alone and _score_part(estimator, subject, kept, whole, scores)):
-        codes, ordered, parts = order_rows(codes, kept, count)
+    if not (scores_rows_alone and _score_part(estimator, subject, complete_rows, whole, scores)):
+        codes, ordered, parts = order_rows(codes, complete_rows, count)
         slices = [part for _, part in parts]
         if scores_rows_alone:
             _score_halves(estimator, subject, ordered, slices, scores)

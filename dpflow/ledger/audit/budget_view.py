@@ -77,7 +77,7 @@ _SETTLED = Prepared(
 _REACH = 20_000  # entries behind a charge in which the one that settled it is looked for
 
 
-def _used(greatest: Any, least: Any) -> Any:
+def _select_used_share(greatest: Any, least: Any) -> Any:
     """As `Scope.used_share`: of the path that has most left its fuller sum, as parts of what the
     parameters are the inverses of.
     """
@@ -113,7 +113,10 @@ def _select_fullest(used: Any) -> Any:
 
 
 # What compares two values has a name of its own in each database.
-_BOTH = _used(sa.func.max, sa.func.min), _used(sa.func.greatest, sa.func.least)
+_BOTH = (
+    _select_used_share(sa.func.max, sa.func.min),
+    _select_used_share(sa.func.greatest, sa.func.least),
+)
 _COUNTS, _FULLEST = Prepared(*map(_count_near, _BOTH)), Prepared(*map(_select_fullest, _BOTH))
 _BLOCKS = sa.select(schema.account).where(_OF_SCOPE).order_by(_A.block.desc()).limit(_LIMIT)
 _LAST_BLOCKS = Prepared(_BLOCKS)
@@ -243,7 +246,7 @@ class BudgetView:
         progress = self._read_chunk()
         while not progress.complete:
             if time.monotonic() >= end:
-                self._read_behind()
+                self._read_in_background()
                 break
             progress = self._read_chunk()
         return progress
@@ -261,7 +264,7 @@ class BudgetView:
             newest = transaction.first(_NEWEST)
             return Progress(index.seq, newest.seq if newest else 0, index.at)
 
-    def _read_behind(self) -> None:
+    def _read_in_background(self) -> None:
         with self._lock:
             if self._reader is None or not self._reader.is_alive():
                 self._reader = threading.Thread(target=self._read_all, daemon=True)
@@ -292,7 +295,7 @@ class BudgetView:
     def _summarise(
         self, transaction: Transaction, index: HistoryIndex, scope: Scope
     ) -> ScopeSummary:
-        limits = _limits(scope.capacity)
+        limits = _invert_limits(scope.capacity)
         counts = transaction.first(_COUNTS, scope=scope.scope, **limits)
         row = transaction.first(_FULLEST, scope=scope.scope, **limits)
         budget = _make_budget(scope, "" if row is None else row.block, row, index)
@@ -311,7 +314,7 @@ class BudgetView:
                 if before is None
                 else transaction.rows(_EARLIER_BLOCKS, scope=name, before=before, limit=limit)
             )
-            reserved = index.reserved(name)
+            reserved = index.sum_reserved(name)
             return [_make_budget(scope, row.block, row, index, reserved) for row in rows]
 
     def budget(self, name: str, block: str) -> BudgetState:
@@ -350,7 +353,7 @@ class BudgetView:
     ) -> list[ShownRelease]:
         """What the tasks of a run of Airflow's charged or were given again, the newest first."""
         with self._read() as (transaction, index):
-            tasks = index.tasks_of(dag_id) if task_id is None else [task_id]
+            tasks = index.list_tasks(dag_id) if task_id is None else [task_id]
             runs = [{"run": make_slot(dag_id, run_id, task).run} for task in tasks]
             if not runs:
                 return []
@@ -383,7 +386,7 @@ class BudgetView:
     ) -> list[ShownRelease]:
         """Gates and other sessions, the newest first; arguments as of `releases`."""
         with self._read() as (transaction, index):
-            charged = _visible(index.sessions.values(), dags)
+            charged = _list_visible(index.sessions.values(), dags)
             numbers = sorted((h.seq for h in charged if h.seq < before), reverse=True)[:limit]
             return _show_releases(transaction, index, numbers)
 
@@ -392,7 +395,7 @@ class BudgetView:
         latest = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=ORPHAN_AGE)
         until = latest.isoformat(timespec="seconds")
         with self._read() as (transaction, index):
-            charged = [h for h in _visible(index.orphans.values(), dags) if h.at < until]
+            charged = [h for h in _list_visible(index.orphans.values(), dags) if h.at < until]
             numbers = sorted(h.seq for h in charged)[:limit]
             return _show_releases(transaction, index, numbers)[::-1]
 
@@ -437,8 +440,8 @@ class BudgetView:
             yield transaction, self._index
 
 
-def _limits(capacity: Capacity) -> dict[str, float]:
-    """The parameters of `_used`."""
+def _invert_limits(capacity: Capacity) -> dict[str, float]:
+    """The parameters of `_select_used_share`."""
 
     def invert(limit: int) -> float:
         # Where nothing was granted of an amount, its first unit uses the path up.
@@ -456,13 +459,13 @@ def _make_budget(
     index: HistoryIndex,
     reserved: dict[str, Cost] | None = None,
 ) -> BudgetState:
-    charged = index.reserved(scope.scope) if reserved is None else reserved
+    charged = index.sum_reserved(scope.scope) if reserved is None else reserved
     spent = Cost() if row is None else Cost(row.epsilon, row.delta, row.renyi)
     daily = dict(index.daily_spend(scope.scope, block))
     return BudgetState(scope, block, spent, charged.get(block, Cost()), daily)
 
 
-def _visible(charged: Collection[Unsettled], dags: Collection[str] | None) -> list[Unsettled]:
+def _list_visible(charged: Collection[Unsettled], dags: Collection[str] | None) -> list[Unsettled]:
     return [one for one in charged if dags is None or one.dag_id in dags]
 
 
@@ -480,8 +483,8 @@ def _show_releases(
     entries = _find_entries(transaction, numbers)
     if not entries:
         return []
-    wanted = [{"id": entry.release_id} for entry in entries]
-    rows = {row.id: row for row in transaction.rows(_RELEASES, rows=wanted)}
+    ids = [{"id": entry.release_id} for entry in entries]
+    rows = {row.id: row for row in transaction.rows(_RELEASES, rows=ids)}
     releases = []
     for entry in entries:
         # A row that somebody deleted by hand: `dpflow ledger verify` says so.
@@ -501,10 +504,10 @@ def _show_releases(
                 scope=row.scope,
                 blocks=tuple(stored_json(row.blocks)),
                 event=stored_json(row.event),
-                dag_id=row.dag_id or _dag_of(row.principal),
+                dag_id=row.dag_id or _read_dag_id(row.principal),
                 task_id=row.task_id,
                 run=row.run_identity,
-                run_id=_run_of(body["slot"]) if row.dag_id else "",
+                run_id=_read_run_id(body["slot"]) if row.dag_id else "",
                 principal=row.principal,
                 attempts=row.attempts,
                 charges=tuple((at, b, Cost(*units)) for at, b, *units in body["charges"]),
@@ -515,7 +518,7 @@ def _show_releases(
     return releases
 
 
-def _run_of(slot: Sequence[str] | None) -> str:
+def _read_run_id(slot: Sequence[str] | None) -> str:
     """Airflow's run id in a slot that `make_slot` wrote; version 5 wrote slots otherwise."""
     try:
         return str(json.loads(slot[0])[1]) if slot else ""
@@ -523,5 +526,5 @@ def _run_of(slot: Sequence[str] | None) -> str:
         return ""
 
 
-def _dag_of(principal: str) -> str:
+def _read_dag_id(principal: str) -> str:
     return principal.removeprefix("airflow:") if principal.startswith("airflow:") else ""

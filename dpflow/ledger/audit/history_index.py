@@ -139,15 +139,15 @@ class HistoryIndex:
             scope: only those of this scope and the quotas below it.
             dags: only those of these DAGs, and those about the ledger itself; None for all.
         """
-        return _newest(self._entries, scope, dags, before, limit)
+        return _find_newest(self._entries, scope, dags, before, limit)
 
     def find_charges(
         self, scope: str | None, dags: Collection[str] | None, before: int, limit: int
     ) -> list[int]:
         """As `find_entries`, of the entries that charged a release or session."""
-        return _newest(self._charges, scope, dags, before, limit)
+        return _find_newest(self._charges, scope, dags, before, limit)
 
-    def reserved(self, scope: str) -> dict[str, Cost]:
+    def sum_reserved(self, scope: str) -> dict[str, Cost]:
         """By block, what a scope paid for releases that have no result yet."""
         sums: dict[str, Cost] = {}
         for charge in self.orphans.values():
@@ -160,7 +160,7 @@ class HistoryIndex:
         """By day (UTC), what a block of a scope paid."""
         return self._spend.get((scope, block), {})
 
-    def tasks_of(self, dag_id: str) -> Collection[str]:
+    def list_tasks(self, dag_id: str) -> Collection[str]:
         """The tasks of a DAG that charged anything."""
         return self._tasks.get(dag_id, ())
 
@@ -171,7 +171,7 @@ def _append(groups: dict[tuple[str, str | None], array[int]], key: Any, seq: int
     numbers.append(seq)
 
 
-def _newest(
+def _find_newest(
     groups: dict[tuple[str, str | None], array[int]],
     scope: str | None,
     dags: Collection[str] | None,
