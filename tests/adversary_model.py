@@ -197,6 +197,8 @@ class Machine(RuleBasedStateMachine):
             if self.newest_entry() == before:
                 return error
             assert isinstance(error, BudgetExceeded), "a refusal changed something"
+            after = self.place.sql(f"SELECT kind FROM dpflow_entry WHERE seq > {before[0][0] or 0}")
+            assert [tuple(row) for row in after] == [("refuse",)], "more than a refusal was noted"
         if self.copy is not None:
             assert self.live in (None, self.place), "both copies of a database were served"
             if self.newest_entry() != before:
