@@ -108,12 +108,12 @@ def vote(members: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
 
 AnyGate = MeanGate | PlainTestSet
 #: An attack asks claims through ``ask`` of a gate, and returns (verdict, true score) of each.
-Said = list[tuple[dict[str, Any], float]]
+Verdicts = list[tuple[dict[str, Any], float]]
 
 
-def attack_by_votes(gate: AnyGate, data: Holdout) -> Said:
+def attack_by_votes(gate: AnyGate, data: Holdout) -> Verdicts:
     """Submit coins with the claim that half of them reach, and then votes of those that passed."""
-    said: Said = []
+    verdicts: Verdicts = []
     passed: list[NDArray[np.bool_]] = []
     for turn in range(CANDIDATES):
         one = (
@@ -124,35 +124,35 @@ def attack_by_votes(gate: AnyGate, data: Holdout) -> Said:
         body = gate.ask(one, 0.515 if turn % 10 < 9 else 0.53)
         if body["verdict"] == "yes":
             passed.append(one)
-        said.append((body, 0.5))
-    return said
+        verdicts.append((body, 0.5))
+    return verdicts
 
 
-def attack_by_climbing(gate: AnyGate, data: Holdout) -> Said:
+def attack_by_climbing(gate: AnyGate, data: Holdout) -> Verdicts:
     """Change a tenth of the best predictor's guesses at a time, and claim a little more each time."""
-    said: Said = []
+    verdicts: Verdicts = []
     best, claim = data.guess(), 0.5
     for _ in range(CANDIDATES):
         fresh = np.where(data.rng.random(UNITS) < 0.1, data.guess(), best)
         body = gate.ask(fresh, claim)
         if body["verdict"] == "yes":
             best, claim = fresh, claim + 0.002
-        said.append((body, 0.5))
-    return said
+        verdicts.append((body, 0.5))
+    return verdicts
 
 
-def attack_by_training(gate: AnyGate, data: Holdout) -> Said:
+def attack_by_training(gate: AnyGate, data: Holdout) -> Verdicts:
     """Freedman's analyst: features chosen by another sample, whose score is what is claimed."""
-    said: Said = []
+    verdicts: Verdicts = []
     for _ in range(CANDIDATES):
         truth = float(data.rng.uniform(0.5, 0.6))
         # The best of 20 samples of as many units: an honest analyst's overfit.
         claim = float((data.rng.binomial(UNITS, truth, 20) / UNITS).max())
-        said.append((gate.ask(data.guess(truth), claim), truth))
-    return said
+        verdicts.append((gate.ask(data.guess(truth), claim), truth))
+    return verdicts
 
 
-CLAIM_ATTACKS: dict[str, Callable[[AnyGate, Holdout], Said]] = {
+CLAIM_ATTACKS: dict[str, Callable[[AnyGate, Holdout], Verdicts]] = {
     "votes": attack_by_votes,
     "climbing": attack_by_climbing,
     "training": attack_by_training,
@@ -164,12 +164,12 @@ def promote_by(kind: str, gate: AnyGate, data: Holdout) -> float:
     true score .55 is attacked by challengers that are worse.
     """
     champion, truth, best = data.guess(0.55), 0.55, 0.55
-    kept = data.guess()
+    best_guess = data.guess()
     for _ in range(CANDIDATES):
         fresh = (
             data.guess()
             if kind == "coins"
-            else np.where(data.rng.random(UNITS) < 0.1, data.guess(), kept)
+            else np.where(data.rng.random(UNITS) < 0.1, data.guess(), best_guess)
         )
         level = 0.5
         if kind == "near":
@@ -178,7 +178,7 @@ def promote_by(kind: str, gate: AnyGate, data: Holdout) -> float:
         verdict = gate.ask(fresh.astype(float) - champion.astype(float))["verdict"]
         if verdict == "yes":
             champion, truth = fresh, level
-        kept = fresh if data.rng.random() < 0.5 else kept
+        best_guess = fresh if data.rng.random() < 0.5 else best_guess
     return best - truth
 
 
@@ -212,8 +212,8 @@ def measure(seeds: int) -> list[str]:
         for attack, run in CLAIM_ATTACKS.items():
             covered, widths = 0, []
             for seed in range(seeds):
-                said = run(_make_gate(seed, params), Holdout(np.random.default_rng(seed)))
-                ends = [(body["interval"], truth) for body, truth in said if "interval" in body]
+                verdicts = run(_make_gate(seed, params), Holdout(np.random.default_rng(seed)))
+                ends = [(body["interval"], truth) for body, truth in verdicts if "interval" in body]
                 covered += all(low <= truth <= high for (low, high), truth in ends)
                 widths += [(high - low) / 2 for (low, high), _ in ends]
             ratio = f"{float(np.mean(widths)) / bonferroni:.2f}" if widths else "no claim passed"

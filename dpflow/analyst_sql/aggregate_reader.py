@@ -47,13 +47,13 @@ class AggregateReader:
         #: The part of the text that each aggregate stands in first.
         self.parsed: dict[SqlAggregate, Any] = {}
 
-    def read(self, found: Any) -> OutputExpression | None:
+    def read(self, parsed: Any) -> OutputExpression | None:
         """An aggregate with its FILTER; None for anything else. Raises `Refusal`."""
         condition: Node | None = None
-        call = found
-        if isinstance(found, exp.Filter):
-            call = found.this
-            condition = self._rows.read(found.expression.this)
+        call = parsed
+        if isinstance(parsed, exp.Filter):
+            call = parsed.this
+            condition = self._rows.read(parsed.expression.this)
         if isinstance(call, exp.Window):
             return None
         if isinstance(call, exp.IgnoreNulls | exp.RespectNulls):
@@ -62,13 +62,13 @@ class AggregateReader:
         histogram = kind == "Anonymous" and call.name.lower() == "histogram"
         if not isinstance(call, exp.AggFunc | exp.WithinGroup) and not histogram:
             if condition is not None:
-                raise Refusal("allow-list", f"{kind} takes no FILTER", found)
+                raise Refusal("allow-list", f"{kind} takes no FILTER", parsed)
             return None
         self._check_nesting(call)
         output = self._read_call(call, kind, condition)
         for aggregate in output.aggregates():
             self._check(aggregate, call)
-            self.parsed.setdefault(aggregate, found)
+            self.parsed.setdefault(aggregate, parsed)
         return output
 
     def _check_nesting(self, call: Any) -> None:

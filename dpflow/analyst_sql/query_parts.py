@@ -194,9 +194,9 @@ def _list_parts(queries: tuple[SelectQuery, ...]) -> list[QueryPart]:
     return parts
 
 
-def _replace_by_count(found: Any) -> None:
+def _replace_by_count(parsed: Any) -> None:
     """A near query: how many rows a group has."""
-    found.replace(exp.Count(this=exp.Star()))
+    parsed.replace(exp.Count(this=exp.Star()))
 
 
 def _add_part(parts: list[QueryPart], part: QueryPart) -> None:

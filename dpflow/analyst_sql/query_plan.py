@@ -270,20 +270,20 @@ def answer_sql(
     for part, stored in zip(plan.parts, plan.stored):
         query = part.part.queries[0]
         if stored is not None:
-            result, found = stored.result, find_cells(stored, query)
+            result, part_cells = stored.result, find_cells(stored, query)
             origins.append(_origin_of_stored(stored))
             notes += _describe_stored(stored, part.part)
         else:
             receipt = next(receipts)
             result = receipt.result
-            found = _cells_of_receipt(query, part.part, part.plan, receipt)
+            part_cells = _cells_of_receipt(query, part.part, part.plan, receipt)
             origins.append(_origin_of_receipt(receipt))
         if result == NONE:
             notes.append(
                 f"release {origins[-1].release_id} failed after it was charged and has no numbers; it stays paid, and "
                 f"another revision pays for a new draw"
             )
-        answered.append((part.part, found))
+        answered.append((part.part, part_cells))
     for level in plan.added:
         part_below, cells = answered[level.source]
         groups = part_below.queries[0].groups
@@ -292,18 +292,18 @@ def answer_sql(
             f"level {level.name} is added up from release {origins[level.source].release_id}; rows without declared keys "
             f"are not in it"
         )
-    known: dict[int, Cells] = {}
+    cells_by_query: dict[int, Cells] = {}
 
-    def cells_of(query: SelectQuery) -> Cells:
-        if id(query) not in known:
+    def collect_cells(query: SelectQuery) -> Cells:
+        if id(query) not in cells_by_query:
             cells: Cells = {}
-            for part, found in answered:
-                for key, cell in found.items() if query in part.queries else ():
+            for part, part_cells in answered:
+                for key, cell in part_cells.items() if query in part.queries else ():
                     cells.setdefault(key, {}).update(cell)
-            known[id(query)] = cells
-        return known[id(query)]
+            cells_by_query[id(query)] = cells
+        return cells_by_query[id(query)]
 
-    return compute_answer(plan.query, cells_of, origins, list(dict.fromkeys(notes)))
+    return compute_answer(plan.query, collect_cells, origins, list(dict.fromkeys(notes)))
 
 
 def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:

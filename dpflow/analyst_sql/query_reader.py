@@ -99,10 +99,10 @@ class _QueryReader:
             self._check_size(query, parsed)
         return query
 
-    def _read_with(self, found: Any, scope: Scope, nested: int) -> Scope:
-        if found is None:
+    def _read_with(self, parsed: Any, scope: Scope, nested: int) -> Scope:
+        if parsed is None:
             return scope
-        (parts,) = take_arguments(found, "expressions")
+        (parts,) = take_arguments(parsed, "expressions")
         inner_scope = dict(scope)
         names: set[str] = set()
         for part in parts:
@@ -157,8 +157,8 @@ class _QueryReader:
             offset=rows.read_number(offset, "OFFSET") or 0,
         )
 
-    def _refuse_subquery(self, found: Any) -> OutputExpression:
-        raise Refusal("subqueries", "a union is ordered by its columns", found)
+    def _refuse_subquery(self, parsed: Any) -> OutputExpression:
+        raise Refusal("subqueries", "a union is ordered by its columns", parsed)
 
     # --- SELECT -------------------------------------------------------------------------------------------------
 
@@ -170,18 +170,18 @@ class _QueryReader:
         joins = parsed.args.get("joins") or []
         first, alias = self._read_relation(source.this, scope, nested)
 
-        def read_subquery(found: Any) -> OutputExpression:
+        def read_subquery(brackets: Any) -> OutputExpression:
             # It is looked at once for every expression around it.
-            scalar = self._scalars.get(id(found))
+            scalar = self._scalars.get(id(brackets))
             if scalar is None:
-                scalar = self._scalars[id(found)] = read_once(found)
+                scalar = self._scalars[id(brackets)] = read_once(brackets)
             return scalar
 
-        def read_once(found: Any) -> OutputExpression:
-            inner = self._read(found, scope, nested + 1, must_release=True)
+        def read_once(brackets: Any) -> OutputExpression:
+            inner = self._read(brackets, scope, nested + 1, must_release=True)
             assert not isinstance(inner, PrivateRows)
             if len(inner.columns) != 1:
-                raise Refusal("subqueries", "a query in brackets gives one column", found)
+                raise Refusal("subqueries", "a query in brackets gives one column", brackets)
             return OutputExpression("scalar", (inner,))
 
         if isinstance(first, PrivateRows):
@@ -197,26 +197,26 @@ class _QueryReader:
             sources.append(self._join_released(join, rows, scope, nested))
         return read_released(parsed, sources, rows)
 
-    def _read_relation(self, found: Any, scope: Scope, nested: int) -> tuple[Relation, str]:
+    def _read_relation(self, parsed: Any, scope: Scope, nested: int) -> tuple[Relation, str]:
         """One relation of FROM, and what its columns are qualified by, in lower case."""
-        if isinstance(found, exp.Subquery):
-            relation = self._read(found, scope, nested + 1, must_release=False)
-            alias = found.args.get("alias")
+        if isinstance(parsed, exp.Subquery):
+            relation = self._read(parsed, scope, nested + 1, must_release=False)
+            alias = parsed.args.get("alias")
             relation = _rename(relation, alias)
-            name = found.alias.casefold()
+            name = parsed.alias.casefold()
             return (
                 replace(relation, alias=name) if isinstance(relation, PrivateRows) else relation
             ), name
-        if not isinstance(found, exp.Table) or not isinstance(found.this, exp.Identifier):
+        if not isinstance(parsed, exp.Table) or not isinstance(parsed.this, exp.Identifier):
             raise Refusal(
                 "declared-table",
                 "FROM takes a declared table by its name, or a query in brackets, and no function or file",
-                found,
+                parsed,
             )
-        name, alias, schema = take_arguments(found, "this", "alias", "db", ignore=("joins",))
-        if found.args.get("joins"):
-            raise Refusal("allow-list", "joins stand one after the other", found)
-        qualifier = found.alias.casefold() if alias is not None else name.name.casefold()
+        name, alias, schema = take_arguments(parsed, "this", "alias", "db", ignore=("joins",))
+        if parsed.args.get("joins"):
+            raise Refusal("allow-list", "joins stand one after the other", parsed)
+        qualifier = parsed.alias.casefold() if alias is not None else name.name.casefold()
         if schema is None and name.name.casefold() in scope:
             relation = _rename(scope[name.name.casefold()], alias)
             return (
@@ -228,16 +228,16 @@ class _QueryReader:
             raise Refusal(
                 "declared-table",
                 f"schemas are not named here: a declared table has one name, such as {name.name}",
-                found,
-                lambda: found.set("db", None),
+                parsed,
+                lambda: parsed.set("db", None),
             )
         if alias is not None:
             take_arguments(alias, "this")
         try:
             table = self._find_table(name.name)
         except InvalidInput as error:
-            repair = rename_part(found, error) if isinstance(error, UnknownName) else None
-            raise Refusal("declared-table", str(error), found, repair) from None
+            repair = rename_part(parsed, error) if isinstance(error, UnknownName) else None
+            raise Refusal("declared-table", str(error), parsed, repair) from None
         return PrivateRows.of_table(table, qualifier), qualifier
 
     def _join_rows(self, source: PrivateRows, join: Any, scope: Scope) -> PrivateRows:
@@ -342,14 +342,14 @@ def _count_groups(query: SelectQuery) -> int:
         return 1
 
 
-def _list_branches(found: Any) -> list[Any]:
+def _list_branches(parsed: Any) -> list[Any]:
     """The SELECTs on the left of a UNION ALL, first to last."""
     branches: list[Any] = []
-    while isinstance(found, exp.Union) and found.args.get("distinct") is False:
-        left, right = take_arguments(found, "this", "expression", ignore=("distinct",))
+    while isinstance(parsed, exp.Union) and parsed.args.get("distinct") is False:
+        left, right = take_arguments(parsed, "this", "expression", ignore=("distinct",))
         branches.append(right)
-        found = left
-    return [found, *reversed(branches)]
+        parsed = left
+    return [parsed, *reversed(branches)]
 
 
 def _rename(relation: Relation, alias: Any) -> Relation:
@@ -444,21 +444,21 @@ def _read_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
     )
 
 
-def _check_qualifier(found: Any, source: PrivateRows) -> None:
-    qualifier = found.table.casefold() if isinstance(found, exp.Column) else source.alias
+def _check_qualifier(parsed: Any, source: PrivateRows) -> None:
+    qualifier = parsed.table.casefold() if isinstance(parsed, exp.Column) else source.alias
     if qualifier != source.alias:
         raise Refusal(
-            "declared-table", f"FROM has no {found.table!r} whose columns these are", found
+            "declared-table", f"FROM has no {parsed.table!r} whose columns these are", parsed
         )
 
 
-def _take_names(names: Collection[str], taken: set[str], found: Any) -> None:
+def _take_names(names: Collection[str], taken: set[str], parsed: Any) -> None:
     """Note names of columns, the privacy unit's and the block's among them; each means one thing."""
     for name in names:
         if name.casefold() in taken:
             raise Refusal(
                 "ambiguous-columns",
                 f"the query has two columns {name!r}; name one of them otherwise",
-                found,
+                parsed,
             )
     taken |= {name.casefold() for name in names}

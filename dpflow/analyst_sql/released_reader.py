@@ -52,24 +52,24 @@ class ReleasedRowReader(OutputReader):
         super().__init__(parsed, items, read_subquery)
         self.columns = list(columns)
 
-    def find_leaf(self, found: Any) -> OutputExpression | None:
+    def find_leaf(self, parsed: Any) -> OutputExpression | None:
         """A column of FROM."""
-        if isinstance(found, exp.AggFunc | exp.Filter | exp.WithinGroup):
+        if isinstance(parsed, exp.AggFunc | exp.Filter | exp.WithinGroup):
             raise Refusal(
                 "nested-aggregates",
                 "an aggregate stands where one row is looked at; conditions on aggregates are HAVING's",
-                found,
+                parsed,
             )
-        if not isinstance(found, exp.Column):
+        if not isinstance(parsed, exp.Column):
             return None
-        position = self.find_column(found)
+        position = self.find_column(parsed)
         return None if position is None else OutputExpression("input", (position,))
 
-    def find_column(self, found: Any) -> int | None:
+    def find_column(self, parsed: Any) -> int | None:
         """The position of the column that a name means; None if there is none. Raises `Refusal`."""
-        if not isinstance(found.this, exp.Identifier):
+        if not isinstance(parsed.this, exp.Identifier):
             return None
-        name, relation = found.name.casefold(), found.table.casefold()
+        name, relation = parsed.name.casefold(), parsed.table.casefold()
         matches = [
             position
             for position, one in enumerate(self.columns)
@@ -80,25 +80,25 @@ class ReleasedRowReader(OutputReader):
             relations = [self.columns[position].relation for position in matches]
             raise Refusal(
                 "ambiguous-columns",
-                f"{found.name!r} may be of {' or '.join(relations)}; write which",
-                found,
-                lambda: found.set("table", exp.to_identifier(relations[0])),
+                f"{parsed.name!r} may be of {' or '.join(relations)}; write which",
+                parsed,
+                lambda: parsed.set("table", exp.to_identifier(relations[0])),
             )
         return matches[0] if matches else None
 
-    def refuse_column(self, found: Any) -> Refusal:
+    def refuse_column(self, parsed: Any) -> Refusal:
         """A name that no relation of FROM has."""
         names = [one.name for one in self.columns]
-        relation = found.table.casefold()
+        relation = parsed.table.casefold()
         if relation and relation not in {one.relation for one in self.columns}:
             return Refusal(
                 "declared-columns",
-                f"FROM has no {found.table!r} here; a query in brackets is computed once and sees its own FROM alone, so "
+                f"FROM has no {parsed.table!r} here; a query in brackets is computed once and sees its own FROM alone, so "
                 f"join what it is compared with",
-                found,
+                parsed,
             )
-        error = UnknownName("column of the queries in FROM, named", found.name, names)
-        return Refusal("declared-columns", str(error), found)
+        error = UnknownName("column of the queries in FROM, named", parsed.name, names)
+        return Refusal("declared-columns", str(error), parsed)
 
     def expand_stars(self, items: Sequence[Any]) -> list[tuple[str, Any]]:
         """Names and parsed expressions of the answer's columns; of ``*`` its positions."""
@@ -142,35 +142,35 @@ class ReleasedGroupReader(OutputReader):
         super().__init__(parsed, items, rows.read_subquery)
         self._rows, self._groups = rows, groups
 
-    def find_leaf(self, found: Any) -> OutputExpression | None:
+    def find_leaf(self, parsed: Any) -> OutputExpression | None:
         """A grouping expression, or an aggregate of released rows."""
-        if isinstance(found, exp.AggFunc | exp.Filter | exp.WithinGroup):
-            return self._read_aggregate(found)
-        if self._groups and not isinstance(found, exp.Literal | exp.Subquery):
+        if isinstance(parsed, exp.AggFunc | exp.Filter | exp.WithinGroup):
+            return self._read_aggregate(parsed)
+        if self._groups and not isinstance(parsed, exp.Literal | exp.Subquery):
             try:
-                output = self._rows.read_output(found, MOST_DEPTH)
+                output = self._rows.read_output(parsed, MOST_DEPTH)
             except Refusal:
                 return None
             if output in self._groups:
                 return OutputExpression("key", (list(self._groups).index(output),))
         return None
 
-    def refuse_column(self, found: Any) -> Refusal:
+    def refuse_column(self, parsed: Any) -> Refusal:
         """A column outside of aggregates that nothing groups by."""
-        if self._rows.find_column(found) is None:
-            return self._rows.refuse_column(found)
+        if self._rows.find_column(parsed) is None:
+            return self._rows.refuse_column(parsed)
         return Refusal(
             "grouped-columns",
-            f"column {found.name!r} is neither grouped by nor inside an aggregate",
-            found,
-            lambda: self._parsed.group_by(found.copy(), copy=False),
+            f"column {parsed.name!r} is neither grouped by nor inside an aggregate",
+            parsed,
+            lambda: self._parsed.group_by(parsed.copy(), copy=False),
         )
 
-    def _read_aggregate(self, found: Any) -> OutputExpression:
-        call, condition = found, None
-        if isinstance(found, exp.Filter):
-            call = found.this
-            condition = self._rows.read_output(found.expression.this, MOST_DEPTH)
+    def _read_aggregate(self, parsed: Any) -> OutputExpression:
+        call, condition = parsed, None
+        if isinstance(parsed, exp.Filter):
+            call = parsed.this
+            condition = self._rows.read_output(parsed.expression.this, MOST_DEPTH)
         kind = type(call).__name__
         if kind == "Count":
             (what,) = take_arguments(call, "this", ignore=("big_int",))

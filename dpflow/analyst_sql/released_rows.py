@@ -159,7 +159,7 @@ class RowComputer:
             grouped[()] = [], []
         for row in rows:
             cells = [self._compute_cell(one, self._look_up_row(row)) for one in query.groups]
-            # Groups of noisy key_values are what they are: which rows fell into them is noise, too.
+            # Groups of noisy keys are what they are: which rows fell into them is noise, too.
             chosen_by |= _join_noises(cell.noises for cell in cells)
             key = tuple(_write_key(cell.value.value) for cell in cells)
             key_values = [Released(cell.value.value, *_span(cell.value.value)) for cell in cells]

@@ -53,61 +53,61 @@ class RowReader(Reader):
         except RecursionError:
             raise Refusal("depth", "it is nested too deeply to be read", parsed) from None
 
-    def _read_node(self, found: Any, depth: int) -> Node:
+    def _read_node(self, parsed: Any, depth: int) -> Node:
         # The innermost call sees the refusal first, so it knows the part that is meant.
         try:
-            if isinstance(found, exp.AggFunc):
+            if isinstance(parsed, exp.AggFunc):
                 raise Refusal(
                     "nested-aggregates",
                     "an aggregate stands where one row is looked at; conditions on aggregates are "
                     "HAVING's, and an aggregate of another one is a subquery's",
-                    found,
+                    parsed,
                 )
-            inner = found.args.get("query") if isinstance(found, exp.In) else found
+            inner = parsed.args.get("query") if isinstance(parsed, exp.In) else parsed
             if isinstance(inner, exp.Query | exp.Subquery | exp.Exists):
                 raise Refusal(
                     "subqueries",
                     "a condition on rows cannot read another query: what it released would have to be paid first",
-                    found,
+                    parsed,
                 )
-            return _write_comparison(super()._read_node(found, depth))
+            return _write_comparison(super()._read_node(parsed, depth))
         except (PlanRefused, UnknownName) as error:
-            raise refusal_of(error, found, "declared-columns") from None
+            raise refusal_of(error, parsed, "declared-columns") from None
 
-    def _read_column(self, found: Any, depth: int) -> Node:
+    def _read_column(self, parsed: Any, depth: int) -> Node:
         columns = self._source.columns
         if columns is None:
-            return Node("column", (self._table.split_name(self.resolve(found)),))
-        return columns[self.resolve(found)]
+            return Node("column", (self._table.split_name(self.resolve(parsed)),))
+        return columns[self.resolve(parsed)]
 
-    def is_unit(self, found: Any) -> bool:
+    def is_unit(self, parsed: Any) -> bool:
         """Whether a parsed part is the privacy unit's column."""
-        return self._is_own(found, self._source.units)
+        return self._is_own(parsed, self._source.units)
 
-    def is_block(self, found: Any) -> bool:
+    def is_block(self, parsed: Any) -> bool:
         """Whether a parsed part is the column that says a row's block."""
-        return self._is_own(found, self._source.block_names)
+        return self._is_own(parsed, self._source.block_names)
 
-    def is_declared(self, found: Any) -> bool:
+    def is_declared(self, parsed: Any) -> bool:
         """Whether the relation has a readable column of this name."""
         names = self._table.columns if self._source.columns is None else self._source.columns
-        return any(name.casefold() == found.name.casefold() for name in names)
+        return any(name.casefold() == parsed.name.casefold() for name in names)
 
-    def _is_own(self, found: Any, names: Collection[str]) -> bool:
+    def _is_own(self, parsed: Any, names: Collection[str]) -> bool:
         return (
-            isinstance(found, exp.Column)
-            and found.name.casefold() in names
+            isinstance(parsed, exp.Column)
+            and parsed.name.casefold() in names
             # A joined relation's column of this name is another one.
-            and found.table.casefold() in ("", self._source.alias)
+            and parsed.table.casefold() in ("", self._source.alias)
         )
 
-    def resolve(self, found: Any) -> str:
+    def resolve(self, parsed: Any) -> str:
         """The column that a name means. Raises `Refusal`."""
-        take_arguments(found, "this", "table")
-        if not isinstance(found.this, exp.Identifier):
-            raise Refusal("declared-columns", "* is no column; name the columns", found)
+        take_arguments(parsed, "this", "table")
+        if not isinstance(parsed.this, exp.Identifier):
+            raise Refusal("declared-columns", "* is no column; name the columns", parsed)
         source = self._source
-        qualifier, name = found.table, found.name
+        qualifier, name = parsed.table, parsed.name
         if qualifier.casefold() == source.alias:
             qualifier = ""
         qualifier = source.relations.get(qualifier.casefold(), qualifier)
@@ -116,7 +116,7 @@ class RowReader(Reader):
             matches = [one for one in source.columns if one.casefold() == full.casefold()]
             if matches:
                 return matches[0]
-            raise _unknown_column(found, f"the query {source.alias!r}", full, list(source.columns))
+            raise _unknown_column(parsed, f"the query {source.alias!r}", full, list(source.columns))
         if full in self._table.columns:
             return full
         matches = [one for one in self._table.columns if one.casefold() == full.casefold()]
@@ -128,23 +128,23 @@ class RowReader(Reader):
             raise Refusal(
                 "ambiguous-columns",
                 f"{name!r} may be {' or '.join(matches)}; write which",
-                found,
-                lambda: _qualify(found, matches[0]),
+                parsed,
+                lambda: _qualify(parsed, matches[0]),
             )
         if not matches:
             columns = list(self._table.columns)
-            raise _unknown_column(found, f"table {self._table.name!r}", full, columns)
+            raise _unknown_column(parsed, f"table {self._table.name!r}", full, columns)
         return matches[0]
 
 
-def _unknown_column(found: Any, of: str, name: str, columns: list[str]) -> Refusal:
+def _unknown_column(parsed: Any, of: str, name: str, columns: list[str]) -> Refusal:
     error = UnknownName(f"column of {of}", name, columns)
-    return Refusal("declared-columns", str(error), found, rename_part(found, error))
+    return Refusal("declared-columns", str(error), parsed, rename_part(parsed, error))
 
 
-def _qualify(found: Any, name: str) -> None:
+def _qualify(parsed: Any, name: str) -> None:
     relation, _, column = name.rpartition(".")
-    found.replace(exp.column(column, table=relation or None))
+    parsed.replace(exp.column(column, table=relation or None))
 
 
 def inline_expressions(node: Node, table: Table) -> Node:

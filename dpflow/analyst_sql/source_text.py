@@ -63,11 +63,11 @@ class Refusal(Exception):
 _RULE = re.compile(r"the SQL breaks the rule '(?P<rule>[^']+)': (?P<what>.*)", re.DOTALL)
 
 
-def rename_part(found: Any, error: UnknownName) -> Callable[[], Any] | None:
+def rename_part(parsed: Any, error: UnknownName) -> Callable[[], Any] | None:
     """What puts a name that exists in the place of one that does not; None if none is near."""
     known = {name.casefold(): name for name in error.known}
     close = difflib.get_close_matches(error.name.casefold(), known, n=1, cutoff=0.5)
-    if not close and isinstance(found, exp.Table) and len(known) == 1:
+    if not close and isinstance(parsed, exp.Table) and len(known) == 1:
         close = list(known)
     if not close:
         return None
@@ -75,9 +75,9 @@ def rename_part(found: Any, error: UnknownName) -> Callable[[], Any] | None:
     plain = re.fullmatch(r"[A-Za-z_]\w*", name) is not None
 
     def rename() -> None:
-        found.set("this", exp.to_identifier(name, quoted=not plain))
+        parsed.set("this", exp.to_identifier(name, quoted=not plain))
         if relation:
-            found.set("table", exp.to_identifier(relation))
+            parsed.set("table", exp.to_identifier(relation))
 
     return rename
 
@@ -218,7 +218,7 @@ def add_option(options: dict[str, str], name: str, value: object, position: str)
 
 
 def _parse_options(text: str) -> list[tuple[str, str]]:
-    found, start = [], 0
+    options, start = [], 0
     while start < len(text.rstrip()):
         match = _OPTION.match(text, start)
         if match is None or match["name"] not in OPTIONS:
@@ -226,11 +226,11 @@ def _parse_options(text: str) -> list[tuple[str, str]]:
                 f"the query's comment is not a list of options at {text[start : start + 40].strip()!r}; write for "
                 f"example -- dp: epsilon=0.5, delta=1e-6, scope=flights (options: {', '.join(OPTIONS)})"
             )
-        found.append((match["name"], match["value"].strip("'")))
+        options.append((match["name"], match["value"].strip("'")))
         start = match.end()
         if text[start : start + 1] == ",":
             start += 1
-    return found
+    return options
 
 
 def _blank(text: str, start: int, end: int) -> str:

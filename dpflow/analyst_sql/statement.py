@@ -33,9 +33,9 @@ SOURCES = ("with_", "from_", "joins")
 MOST_BLOCKS = 1000
 
 
-def split_conjunction(found: Any) -> Iterator[Any]:
+def split_conjunction(parsed: Any) -> Iterator[Any]:
     """The parts of a condition between its outermost ANDs, from left to right."""
-    waiting = [found]
+    waiting = [parsed]
     while waiting:
         part = strip_brackets(waiting.pop())
         if isinstance(part, exp.And):
@@ -200,42 +200,42 @@ class SelectReader(OutputReader):
 
     # --- what is computed of released numbers -------------------------------------------------------------------
 
-    def find_leaf(self, found: Any) -> OutputExpression | None:
+    def find_leaf(self, parsed: Any) -> OutputExpression | None:
         """A grouping expression, an aggregate of rows, or what says that a key stands for all."""
-        position = self._find_key(found)
+        position = self._find_key(parsed)
         if position is not None:
             return OutputExpression("key", (position,))
-        if isinstance(found, exp.Grouping | exp.GroupingId):
-            return self._read_grouping(found)
-        return self._aggregates.read(found)
+        if isinstance(parsed, exp.Grouping | exp.GroupingId):
+            return self._read_grouping(parsed)
+        return self._aggregates.read(parsed)
 
-    def _read_grouping(self, found: Any) -> OutputExpression:
-        (parts,) = take_arguments(found, "expressions")
+    def _read_grouping(self, parsed: Any) -> OutputExpression:
+        (parts,) = take_arguments(parsed, "expressions")
         items = self._parsed.expressions
         keys = (self._find_item(strip_brackets(part), items) for part in parts)
         positions = tuple(self._find_key(strip_brackets(key)) for key in keys)
         if not positions or len(positions) > 60 or any(one is None for one in positions):
-            raise Refusal("grouped-columns", "GROUPING takes expressions of GROUP BY", found)
+            raise Refusal("grouped-columns", "GROUPING takes expressions of GROUP BY", parsed)
         return OutputExpression("grouping", positions)
 
-    def _find_key(self, found: Any) -> int | None:
+    def _find_key(self, parsed: Any) -> int | None:
         """The position of a group that an expression is; None if it is none."""
-        if type(found) not in self._key_kinds:
+        if type(parsed) not in self._key_kinds:
             return None
         try:
-            node = self._rows.read(found)
+            node = self._rows.read(parsed)
         except Refusal:
             return None
         return next((i for i, one in enumerate(self._groups) if one == node), None)
 
-    def refuse_column(self, found: Any) -> Refusal:
+    def refuse_column(self, parsed: Any) -> Refusal:
         """A column outside of aggregates that nothing groups by."""
-        resolved = self._rows.resolve(found)
+        resolved = self._rows.resolve(parsed)
         return Refusal(
             "grouped-columns",
             f"column {resolved!r} is neither grouped by nor inside an aggregate, so it would show rows",
-            found,
-            lambda: self._parsed.group_by(found.copy(), copy=False),
+            parsed,
+            lambda: self._parsed.group_by(parsed.copy(), copy=False),
         )
 
 

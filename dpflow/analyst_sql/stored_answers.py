@@ -153,8 +153,8 @@ class StoredReleases:
             return None
         # The plan of today's declaration must be the one that was paid: its key says so.
         request_then = plan.request.model_copy(update={"revision": int(revision)})
-        found = self._ledger.find(RunIdentity.of_request(request_then).key(plan))
-        if found is None or found.release_id != record.release_id:
+        settled = self._ledger.find(RunIdentity.of_request(request_then).key(plan))
+        if settled is None or settled.release_id != record.release_id:
             return None
         answered = replace(part, table=plan.table, measures=measures)
         return Stored(record, plan, answered, groups, conditions, settlement.at, settlement.run)

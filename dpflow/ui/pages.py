@@ -208,8 +208,8 @@ def show_releases(visit: Visit) -> Page:
     if dag_id:
         dags = {dag_id} if visit.audience.may_see(dag_id) else set()
     if dag_id and run_id:
-        found = visit.view.releases_of_run(dag_id, run_id, task_id or None)
-        releases = [r for r in found if visit.audience.may_see(r.dag_id)][: PAGE * 4]
+        of_run = visit.view.releases_of_run(dag_id, run_id, task_id or None)
+        releases = [r for r in of_run if visit.audience.may_see(r.dag_id)][: PAGE * 4]
         more = None
     else:
         before = visit.number("before")
@@ -242,11 +242,11 @@ def _find_releases(
     releases: list[ShownRelease] = []
     # A task's are picked from its DAG's: after so many the reader goes on by the link.
     for _ in range(10 if task_id else 1):
-        found = visit.view.releases(scope, dags, before, PAGE)
-        releases += [r for r in found if not task_id or r.task_id == task_id]
-        if len(found) < PAGE:
+        newest = visit.view.releases(scope, dags, before, PAGE)
+        releases += [r for r in newest if not task_id or r.task_id == task_id]
+        if len(newest) < PAGE:
             return releases, None
-        before = found[-1].seq
+        before = newest[-1].seq
         if len(releases) >= PAGE:
             break
     return releases, before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from dpflow.cli import app
+from dpflow.demo.airflow_environment import find_free_port
 from dpflow.server.service import token_digest
 
 if TYPE_CHECKING:
     from budget_books import Books
-
-
-def find_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def start(books: Books, *options: str) -> tuple[subprocess.Popen[str], str]:
@@ -36,7 +30,7 @@ def start(books: Books, *options: str) -> tuple[subprocess.Popen[str], str]:
         "from dpflow.cli import main; main()",
         "ui",
         "--port",
-        str(find_port()),
+        str(find_free_port()),
     ]
     process = subprocess.Popen(
         [*command, "--ledger", str(books.place), *options],
