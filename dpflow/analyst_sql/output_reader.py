@@ -282,9 +282,9 @@ _READABLE = {
 }
 
 
-def _is_literal(found: Any) -> bool:
-    number = found.this if isinstance(found, exp.Neg) else None
-    return isinstance(found, exp.Literal | exp.Boolean) or isinstance(number, exp.Literal)
+def _is_literal(parsed: Any) -> bool:
+    number = parsed.this if isinstance(parsed, exp.Neg) else None
+    return isinstance(parsed, exp.Literal | exp.Boolean) or isinstance(number, exp.Literal)
 
 
 def add_column(columns: dict[str, Any], name: str, value: Any) -> None:
