@@ -11,7 +11,7 @@ from dpflow.analyst_sql.aggregate_reader import TAIL
 from dpflow.analyst_sql.cells import find_measure, find_release, make_width
 from dpflow.analyst_sql.outputs import write_text
 from dpflow.analyst_sql.query_parts import PartPlan
-from dpflow.analyst_sql.query_plan import SqlPlan
+from dpflow.analyst_sql.query_plan import CHOSEN_KEYS, SqlPlan
 from dpflow.analyst_sql.released_query import (
     Query,
     ReleasedQuery,
@@ -257,7 +257,7 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
             "MIN and MAX are the quantiles 0.01 and 0.99: the smallest value itself is one unit's own"
         )
     if any(part.part.private for part in plan.parts):
-        yield "groups with few units are not shown"
+        yield CHOSEN_KEYS
     for literal in _list_shares(plan):
         yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {literal}"
 

@@ -44,6 +44,12 @@ from dpflow.tables import PrivateTable
 
 IdentifyRun = Callable[[int], RunIdentity]
 
+#: Of private keys: the count that shows a key is the one that is released.
+CHOSEN_KEYS = (
+    "groups with few units are not shown; of those near the threshold the ones with large noise are, so "
+    "fewer than 95 % of their intervals hold"
+)
+
 
 @dataclass(frozen=True, repr=False)
 class SqlPlan:
@@ -278,6 +284,8 @@ def answer_sql(
             result = receipt.result
             part_cells = _cells_of_receipt(query, part.part, part.plan, receipt)
             origins.append(_origin_of_receipt(receipt))
+        if part.part.private:
+            notes.append(CHOSEN_KEYS)
         if result == NONE:
             notes.append(
                 f"release {origins[-1].release_id} failed after it was charged and has no numbers; it stays paid, and "

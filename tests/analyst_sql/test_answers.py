@@ -69,6 +69,7 @@ def test_columns_have_names_types_and_intervals(world: World) -> None:
     frame = answer.to_pandas(intervals=True)
     assert list(frame.columns[:4]) == ["day", "n", "n_low", "n_high"]
     assert (frame["n_low"] <= frame["n"]).all() and (frame["n"] <= frame["n_high"]).all()
+    assert any("fewer than 95 % of their intervals hold" in note for note in answer.notes)
     arrow = answer.to_arrow()
     assert [str(kind) for kind in arrow.schema.types][:2] == ["date32[day]", "int64"]
     assert answer.to_polars().shape == (arrow.num_rows, 5)
