@@ -58,7 +58,7 @@ COMMANDS = {
         "Answer a SELECT over a private table, from stored releases where they do.",
     ),
     "ask": ("ask", "Ask a session, in order; without a query, show what is left of it."),
-    "gate": ("gate", "A holdout gate: plan, open, submit candidates, and see what is left."),
+    "gate": ("gate", "A holdout gate: plan, open, submit candidates, review the champion."),
     "contract": (
         "data_contract",
         "Data contracts: what they cost, whether rows keep them, thresholds from history.",

@@ -39,7 +39,7 @@ def test_text_file(make: Maker, tmp_path: Path) -> None:
     path = tmp_path / "text.duckdb"
     path.write_text(SECRET * 1000)
     with pytest.raises(
-        TableUnreadable, match="cannot be read .*give a DuckDB file of this version"
+        TableUnreadable, match="cannot be read .*give whole files .* of DuckDB one of this version"
     ) as caught:
         check(make().model_copy(update={"database": path}))
     assert SECRET not in "".join(traceback.format_exception(caught.value))

@@ -22,7 +22,12 @@ from dpflow.testing.audit import Sampler, estimate_power
 from dpflow.testing.corpus.broken_releases import TooLittleNoise
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.exact_checks import tiny_examples
-from dpflow.testing.examples import examples_for, plan_mechanism, read_examples
+from dpflow.testing.examples import (
+    add_computed_columns,
+    examples_for,
+    plan_mechanism,
+    read_examples,
+)
 from dpflow.testing.mechanism_audit import audit_mechanism
 from dpflow.testing.profile_page import render_page
 from dpflow.testing.sampler_patches import REAL, weaken_noise
@@ -121,7 +126,8 @@ def test_every_mechanism_has_examples_for_its_audit() -> None:
     for name, mechanism in registry.mechanisms.items():
         given = read_examples(registry.collect_examples(name))
         for example in given:
-            plan_mechanism(mechanism, example.table, example.params)
+            complete = add_computed_columns(mechanism, example)
+            plan_mechanism(mechanism, complete.table, complete.params)
         assert given or examples_for(mechanism), name
 
 
