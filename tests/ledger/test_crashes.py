@@ -31,7 +31,7 @@ import pytest
 
 from dpflow import fault_points
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
-from dpflow.ledger import Ledger
+from dpflow.ledger import BudgetView, Ledger
 from dpflow.ledger.storage import database as connections
 from dpflow.ledger.storage.statements import PostgresTransaction
 
@@ -414,6 +414,15 @@ def test_a_file_that_cannot_grow(on_disk, ask, tmp_path):
         assert code == 75 or shown == kept
     assert set(codes) == {0, 75}
     assert books(on_disk) == (40, 40 * 10**6) and on_disk.verify().ok
+
+
+def test_a_page_of_budgets_keeps_no_fork_from_closing_files(on_disk, ask, tmp_path):
+    """A fork closes idle connections of every ledger, also where a page reads one in this process."""
+    view = BudgetView(tmp_path / "l")
+    connections._before_fork()  # raised for a page, and an exception there is printed and forgotten
+    view.check()
+    code, shown = forked(lambda: one_shot(on_disk, ask, 0))
+    assert code == 0 and shown == one_shot(on_disk, ask, 0)
 
 
 def test_a_process_with_too_many_open_files(ledger, place, ask):

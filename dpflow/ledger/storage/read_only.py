@@ -58,7 +58,7 @@ class ReadOnlyDatabase(Database):
                 place, uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
             )
 
-        return sa.create_engine("sqlite://", creator=connect, poolclass=sa.NullPool)
+        return sa.create_engine("sqlite://", creator=connect, poolclass=sa.QueuePool)
 
 
 def _make_read_only(connection: psycopg.Connection[Any], _: object) -> None:
