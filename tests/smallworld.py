@@ -26,6 +26,16 @@ DECLARATION: dict[str, Any] = {
         "note": {},
     },
 }
+#: What an audit that a mechanism passed says, without its name.
+PASSED_AUDIT: dict[str, Any] = {
+    "method": "exact",
+    "epsilon": 4.0,
+    "delta": 0.0,
+    "measured_epsilon": 4.0,
+    "weakened": 2,
+    "power": 1.0,
+    "verdict": "not refuted",
+}
 ROWS = """
 CREATE TABLE visits AS
 SELECT 'p' || (i % 40) AS person, DATE '2020-01-01' + CAST(i % 2 AS INTEGER) AS day,

@@ -130,7 +130,7 @@ def fill_twins(table: Table, seed: int) -> tuple[Table, Table]:
         with duckdb.connect(str(place)) as connection:
             connection.execute(MADE)
             # A nonce chooses a unit's groups by their numbers among all keys. One more unit has every key, so that
-            # both files number them alike, and the same choices are compared.
+            # both files give each the same number, and the same choices are compared.
             lists = ", ".join("(SELECT unnest(CAST(? AS VARCHAR[])))" for _ in VALUES)
             connection.execute(
                 f"INSERT INTO visits SELECT 99, * FROM {lists}", list(VALUES.values())

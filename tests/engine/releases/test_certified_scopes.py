@@ -41,7 +41,7 @@ from dpflow.ledger.history.checkpoint import Signer
 from dpflow.quality import parse_contract, run_contract
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
-from tests.smallworld import DECLARATION
+from tests.smallworld import DECLARATION, PASSED_AUDIT
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -49,15 +49,6 @@ if TYPE_CHECKING:
 REGISTRY = Registry.load()
 STRANGER = Signer.create("stranger")
 REFUSED = "scope 'visits' pays for certified mechanisms only"
-AUDIT = {
-    "method": "exact",
-    "epsilon": 4.0,
-    "delta": 0.0,
-    "measured_epsilon": 4.0,
-    "weakened": 2,
-    "power": 1.0,
-    "verdict": "not refuted",
-}
 
 
 @pytest.fixture
@@ -76,7 +67,7 @@ def grant(tiny: Tiny, ledger: Ledger, **terms: Any) -> Any:
 
 def describe(about: str, /, **changes: Any) -> MechanismCertificate:
     found = REGISTRY.find_mechanism(about)
-    audit = AUDIT | {"mechanism": about, "version": found.version}
+    audit = PASSED_AUDIT | {"mechanism": about, "version": found.version}
     origin = REGISTRY.origin[about]
     return replace(MechanismCertificate.of_audit(found, origin, audit), **changes)
 
@@ -383,7 +374,7 @@ def test_one_edited_line_is_another_mechanism(
     (folder / "__init__.py").write_text("class Noise:\n    name, version = 'noise', 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     noise = import_module("acme_shipped").Noise()
-    audit = AUDIT | {"mechanism": "noise", "version": 1}
+    audit = PASSED_AUDIT | {"mechanism": "noise", "version": 1}
     found = MechanismCertificate.of_audit(noise, "acme 1", audit)
     certificates.shipped_audits_file(noise).write_text(write_audits([found]))
     assert certificates.read_shipped_audit(noise, "acme 1") == found
