@@ -16,6 +16,7 @@ from dpflow.airflow.task_context import AirflowFailException
 from dpflow.errors import DpflowError
 
 if TYPE_CHECKING:
+    from dpflow.engine.releases.plan import Plan
     from dpflow.ledger import Ledger
 
 #: Airflow keeps 250 characters of a mapped task's label.
@@ -70,6 +71,25 @@ class PrivacyOperator(BaseOperator):
             if label := " ".join(filter(None, map(describe_request, parts))):
                 context["dpflow_label"] = label[:_LONGEST_LABEL]
                 context["map_index_template"] = "{{ dpflow_label }}"
+
+    def log_session(self, plan: Plan, ledger: Ledger) -> None:
+        """One line of the log, before a session is opened: what it will be charged, or that it was
+        charged before.
+        """
+        from dpflow.engine.releases.run_identity import RunIdentity
+
+        name, scope = plan.request.name, plan.request.scope
+        if ledger.find(RunIdentity.of_request(plan.request).key(plan)) is not None:
+            self.log.info("session %s goes on: scope %s paid for it before", name, scope)
+            return
+        epsilon, delta = plan.privacy_cost()
+        self.log.info(
+            "session %s: asks scope %s for epsilon %s, delta %s, once for all that it answers",
+            name,
+            scope,
+            epsilon,
+            delta,
+        )
 
     def log_remaining(self, ledger: Ledger, scope: str, blocks: Iterable[str] = ()) -> None:
         """One line of the log: how much is left in a scope, in the fullest of the blocks that paid.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dpflow.airflow.base_operator import PrivacyOperator
+from dpflow.airflow.budget_report import summarise_budgets
 from dpflow.airflow.task_context import dag_folder, dag_principal, map_failures, open_ledger
 
 
@@ -22,7 +23,7 @@ class BudgetGrantOperator(PrivacyOperator):
     :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the role behind
         it must be an owner's.
 
-    Returns what remains in the scope. Where a second principal must approve the grant, it is proposed
+    Returns what remains in the scope, as `BudgetReportOperator`. Where a second principal must approve the grant, it is proposed
     once, and the task fails retryably until that has happened.
     """
 
@@ -93,4 +94,4 @@ class BudgetGrantOperator(PrivacyOperator):
             self.log.info(
                 "granted scope %s epsilon %s, delta %s", self.scope, self.epsilon, self.delta
             )
-        return ledger.remaining(self.scope).to_json()
+        return summarise_budgets(ledger.remaining(self.scope))

@@ -1,5 +1,5 @@
-"""The budget page inside Airflow: a plugin that shows it in the navigation and beside DAGs, runs and
-tasks.
+"""The plugin: the budget page inside Airflow, in the navigation and beside DAGs, runs and tasks, and the
+listener that notes runs which released nothing.
 
 Every Airflow process imports this file, so it imports no page: `PageApplication` does at the first
 request.
@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
+from dpflow.airflow import run_listener
 from dpflow.airflow.links import ROUTE, page_path
 
 
@@ -49,6 +50,7 @@ class BudgetPagePlugin(AirflowPlugin):
     name = "dpflow"
     # Airflow replaces {DAG_ID} and the others, and quotes what it puts there.
     fastapi_apps = [{"app": PageApplication(), "url_prefix": ROUTE, "name": "dpflow budgets"}]  # noqa: RUF012
+    listeners = [run_listener]  # noqa: RUF012
     external_views = [  # noqa: RUF012
         _make_view("Privacy budgets", "nav", category="browse"),
         _make_view("Privacy", "dag", "dag_id={DAG_ID}"),

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.base_operator import PrivacyOperator
+from dpflow.airflow.links import scope_path
 from dpflow.airflow.task_context import dag_folder, map_failures, open_ledger
+
+if TYPE_CHECKING:
+    from dpflow.ledger.books.records import Remaining
+
+#: Budgets that an XCom holds: a scope has one for each block, and years of days are many.
+_MOST_BUDGETS = 10
+#: From here on a budget counts as nearly exhausted.
+_NEARLY = 0.8
+
+
+def summarise_budgets(left: Remaining) -> dict[str, Any]:
+    """What remains in a scope, short enough for an XCom: the fullest ``budgets`` as exact amounts in
+    texts, at most ten of them; of all its ``blocks`` how many are ``exhausted`` and ``nearly_exhausted``
+    (four fifths used, or more); and the address of its ``page`` below Airflow's host.
+    """
+    rows = sorted(left.rows(), key=lambda row: row["used"], reverse=True)
+    used = [row["used"] for row in rows]
+    return {
+        "scope": left.scope.scope,
+        "budgets": rows[:_MOST_BUDGETS],
+        "blocks": len(rows),
+        "exhausted": sum(share >= 1 for share in used),
+        "nearly_exhausted": sum(_NEARLY <= share < 1 for share in used),
+        "page": scope_path(left.scope.scope),
+    }
 
 
 class BudgetReportOperator(PrivacyOperator):
-    """Return what remains in a scope, per block, as exact amounts in texts. Charges nothing.
+    """Return what remains in a scope, per block for the ten fullest, how many of all are exhausted, and
+    a link to the page with all of them. Charges nothing.
 
     :param scope: a granted scope, such as ``flights`` or ``flights/team-a`` (templated); that of
         ``dpflow.yml`` if left out.
@@ -42,13 +69,14 @@ class BudgetReportOperator(PrivacyOperator):
             raise InvalidInput(
                 f"no scope was named; give the task one, or write scope: NAME into {FILE_NAME} beside the DAG file"
             )
-        left = open_ledger(self.ledger_conn_id, folder).remaining(scope).to_json()
-        fullest = max(left["budgets"], key=lambda row: row["used"])
+        report = summarise_budgets(open_ledger(self.ledger_conn_id, folder).remaining(scope))
+        fullest = report["budgets"][0]
         self.log.info(
-            "scope %s: %d budgets; the fullest%s is used by %.0f %%",
+            "scope %s: %d budgets; the fullest%s is used by %.0f %%%s",
             scope,
-            len(left["budgets"]),
+            report["blocks"],
             f", block {fullest['block']}," if fullest["block"] else "",
             100 * fullest["used"],
+            f"; {report['exhausted']} are exhausted" if report["exhausted"] else "",
         )
-        return left
+        return report

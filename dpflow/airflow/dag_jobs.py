@@ -81,7 +81,7 @@ def read_dags(
         tasks = tuple(task for operator in dag.tasks if (task := _read_task(dag, operator, files)))
         if tasks:
             runs, cadence = _list_runs(dag, start, every)
-            jobs.append(Job(dag.dag_id, dag.dag_id, cadence, tasks, runs))
+            jobs.append(Job(dag.dag_id, dag.dag_id, cadence, tasks, runs, bool(dag.catchup)))
     return sorted(jobs, key=lambda job: job.name), files
 
 

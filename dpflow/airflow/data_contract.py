@@ -93,6 +93,17 @@ class DataContractOperator(PrivacyOperator):
             identify=lambda plan, n: identify_run(context, n, f"#{n}" if n else ""),
             actions=self.actions,
         )
+        for receipt in outcome.receipts:
+            # A session's receipt does not say which run paid: it was paid once for all.
+            paid = f"epsilon {receipt['epsilon']}, delta {receipt['delta']} of scope {receipt['scope']}"
+            stored = (
+                " were paid before; nothing was charged"
+                if receipt.get("replayed")
+                else " pay for it"
+            )
+            self.log.info(
+                "%s: %s%s; release %s", receipt["name"], paid, stored, receipt["release_id"]
+            )
         # What is one bit is in the run's state already.
         if not outcome.passed and outcome.mode != "trusted":
             # Its checks are worth seeing most when they fail.

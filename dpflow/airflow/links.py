@@ -25,6 +25,11 @@ def page_path(page: str) -> str:
     return f"{airflow_path()}{ROUTE}/{page}"
 
 
+def scope_path(scope: str) -> str:
+    """Where the page of a scope is."""
+    return page_path(f"scope?{urlencode({'name': scope})}")
+
+
 def task_path(dag_id: str, run_id: str, task_id: str) -> str:
     """Where Airflow shows a task of a run; whatever characters its ids have."""
     dag, run, task = (quote(part, safe="") for part in (dag_id, run_id, task_id))
@@ -40,7 +45,7 @@ class BudgetPageLink(BaseOperatorLink):
         """The address below Airflow's host; ids are quoted, whatever characters they have."""
         scope = getattr(operator, "scope", None)
         if isinstance(scope, str) and scope:
-            return page_path(f"scope?{urlencode({'name': scope})}")
+            return scope_path(scope)
         return _list_task_releases(ti_key)
 
 

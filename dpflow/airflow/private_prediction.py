@@ -71,6 +71,7 @@ class PrivatePredictionOperator(PrivacyOperator):
         points, answers = parse_tables(self.points, self.answers, folder)
         who = identify_session(plan, self.dag_id)
         student = None if self.student is None else parse_student(self.student, folder)
+        self.log_session(plan, ledger)
         outcome = label_points(
             plan, points, answers, ledger, registry, student=student, run_identity=who
         )

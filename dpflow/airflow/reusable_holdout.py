@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     from airflow.sdk.bases.branch import BranchMixIn
@@ -19,6 +19,10 @@ from dpflow.airflow.task_context import (
     push_result,
     read_request,
 )
+
+if TYPE_CHECKING:
+    from dpflow.engine import Plan
+    from dpflow.engine.sessions.session import Session
 
 
 class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
@@ -100,8 +104,13 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
             from dpflow.engine.sessions.model_promotion import Promoter
 
             promoter = Promoter(**self.promote)
+
+        def open_gate(plan: Plan) -> Session:
+            self.log_session(plan, ledger)
+            return Session.open(plan, ledger, registry)
+
         # Opened, and charged, only when the gate before it is used up.
-        sessions = [partial(Session.open, plan, ledger, registry) for plan in plans]
+        sessions = [partial(open_gate, plan) for plan in plans]
         verdicts = judge_all(sessions, self.candidates, promoter, submit_candidate)
         for scope, blocks in {plan.request.scope: plan.charged_blocks for plan in plans}.items():
             self.log_remaining(ledger, scope, blocks)

@@ -59,6 +59,7 @@ class SessionOperator(PrivacyOperator):
         request = read_request(self.session, None, folder)
         ledger = open_ledger(self.ledger_conn_id, folder)
         plan = make_plan(request, registry, insert_bounds(request, ledger))
+        self.log_session(plan, ledger)
         session = Session.open(
             plan, ledger, registry, run_identity=identify_session(plan, self.dag_id)
         )

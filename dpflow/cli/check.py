@@ -4,24 +4,28 @@ fit together, and what to do where they do not. Charges nothing and reads no row
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from dpflow.catalogue import FILE_NAME, Catalogue, find_catalogue, locate_ledger
-from dpflow.cli.console import JsonOption, LedgerOption, show_json, show_table
+from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
+from dpflow.cli.plan_schedule import Wishes, parse_date, read_jobs
 from dpflow.cli.tables import paying_scopes
 from dpflow.core.contract.declaration import Table
+from dpflow.engine.planning.missing_runs import check_job_runs, describe_runs
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.extras import DISTRIBUTION
 from dpflow.ledger import Ledger
+from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 
@@ -42,12 +46,33 @@ class ProjectFinding:
     text: str
 
 
-def command(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
-    """Say whether declarations, sources, ledger, anchor, extras and Airflow fit together.
+def command(
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Look for days that these DAGs planned and never released: a file or folder."
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="With --runs: the first date to look at, such as 2026-01-31.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="With --runs: look no further than this date; now if left out."),
+    ] = None,
+) -> None:
+    """Say whether declarations, sources, ledger, anchor, extras and Airflow fit together; with
+    --runs, which days were never released.
 
-    Charges nothing and reads no row. Exit code 1 if something will be refused.
+    Charges nothing and reads no row. Exit code 1 if something will be refused, or a day is missing.
     """
-    findings = list(check_project(ledger))
+    if runs is None and (since or until):
+        raise InvalidInput("--since and --until say which runs to look for; add --runs DAGS")
+    findings = list(
+        check_project(ledger) if runs is None else check_runs(runs, ledger, since, until)
+    )
     if as_json:
         show_json([vars(finding) for finding in findings])
     else:
@@ -83,6 +108,44 @@ def check_project(ledger: str | None) -> Iterator[ProjectFinding]:
     yield from _check_output(catalogue, tables)
     yield from _check_extras()
     yield from _check_airflow(ledger)
+
+
+def check_runs(
+    place: Path, ledger: str | None, since: str | None, until: str | None
+) -> Iterator[ProjectFinding]:
+    """For each DAG, and release file on a calendar, whether all runs that were due released what they
+    planned.
+    """
+    book = find_ledger(ledger, [place])
+    if book is None:
+        raise InvalidInput(
+            "no ledger was named, and only it knows what was released; name one with --ledger"
+        )
+    first, last = parse_date("--since", since), parse_date("--until", until)
+    wishes = Wishes(None, None, None, {}, None, {}, {})
+    now, registry = dt.datetime.now(dt.UTC), Registry.load()
+    for job in read_jobs(place, wishes):
+        # A release file has no date of its own to be missed.
+        if not job.dag_id:
+            continue
+        seen = check_job_runs(job, registry, book, until=min(last or now, now), since=first)
+        subject = f"runs of {job.name}"
+        if seen.unknown:
+            text = f"{', '.join(seen.unknown)}: only a run knows what it releases, so it was not looked for"
+            yield ProjectFinding(subject, "note", text)
+        if seen.missing:
+            yield ProjectFinding(
+                subject,
+                "wrong",
+                f"of {len(seen.runs)} that were due {len(seen.missing)} are not whole: {describe_runs(seen.missing)}; "
+                f"run these dates, or clear their tasks: what has a result costs nothing again",
+            )
+        elif seen.runs:
+            yield ProjectFinding(
+                subject, "ok", f"{len(seen.runs)} were due, and all released what they planned"
+            )
+        elif not seen.unknown:
+            yield ProjectFinding(subject, "note", f"none was due ({job.cadence})")
 
 
 def _load_tables(catalogue: Catalogue) -> Iterator[tuple[str, Table | DpflowError]]:

@@ -61,9 +61,9 @@ class Wishes:
                     f"--grant {name} has more than EPSILON,DELTA,FILTER,TAIL_SHARE; correct it"
                 )
         return cls(
-            _parse_date("--start", start),
+            parse_date("--start", start),
             _parse_span(every),
-            _parse_date("--until", until),
+            parse_date("--until", until),
             granted,
             runs,
             _parse_pairs("--share", shares),
@@ -273,7 +273,8 @@ def draw_forecast(seen: Forecast, file: Path) -> None:
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def _parse_date(option: str, value: str | None) -> dt.datetime | None:
+def parse_date(option: str, value: str | None) -> dt.datetime | None:
+    """The date of an option, in UTC if it names no zone; None if it was left out. Raises `InvalidInput`."""
     if value is None:
         return None
     try:

@@ -4,6 +4,7 @@ line where its template cannot be rendered.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,49 @@ def test_checks_reports_and_grants_say_what_they_saw(
     assert read_log(grant, context(tiny), monkeypatch) == [
         "scope new has this grant: nothing was changed"
     ]
+
+
+def test_a_report_of_many_blocks_is_short(tiny: Tiny) -> None:
+    """An XCom for people: the fullest ten, how many are exhausted, and where the others are."""
+    from dpflow.airflow import BudgetReportOperator, ReleaseOperator
+
+    first = dt.date(2020, 1, 1)
+    days = [str(first + dt.timedelta(days=n)) for n in range(14)]
+    for number, part in enumerate((days, days[:3], days[:1])):
+        asked = make_release(blocks=part, params={"epsilon": ("0.1", "0.75", "0.15")[number]})
+        seen = context(tiny, task_id=f"t{number}")
+        ReleaseOperator(task_id=f"t{number}", release=asked).execute(seen)
+    report = BudgetReportOperator(task_id="r", scope="visits").execute(context(tiny))
+    assert [row["block"] for row in report["budgets"][:3]] == days[:3]
+    assert [row["epsilon_spent"] for row in report["budgets"]] == ["1", "0.85", "0.85"] + [
+        "0.1"
+    ] * 7
+    totals = {name: report[name] for name in ("blocks", "exhausted", "nearly_exhausted")}
+    assert totals == {"blocks": 14, "exhausted": 1, "nearly_exhausted": 2}
+    assert report["page"] == "/dpflow/scope?name=visits"
+
+
+def test_a_session_says_what_it_asks_and_that_it_goes_on(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is paid for once: the first run says what it asks, later ones that nothing is charged."""
+    from dpflow.airflow import SessionOperator
+
+    session = make_release(
+        name="medians",
+        mechanism="stable_median",
+        params={"epsilon": "0.25", "groups": 10, "queries": 2},
+    )
+    operator = SessionOperator(task_id="s", session=session, queries=[])
+    first = read_log(operator, context(tiny), monkeypatch)
+    assert first[0] == (
+        "session medians: asks scope visits for epsilon 0.5, delta 0, once for all that it answers"
+    )
+    again = read_log(operator, context(tiny, run_id="scheduled__2"), monkeypatch)
+    assert again[0] == "session medians goes on: scope visits paid for it before"
+    assert again[1:] == first[1:]
+    (row,) = Ledger(tiny.ledger).remaining("visits").rows()
+    assert row["epsilon_spent"] == "0.5"
 
 
 def test_a_template_without_a_logical_date_fails_once(tiny: Tiny) -> None:

@@ -74,7 +74,7 @@ class Task:
 @dataclass(frozen=True)
 class Job:
     """A DAG (``dag_id``) or a release file on a calendar. ``runs`` starts at the first one at every
-    call and may have no end.
+    call and may have no end. ``catchup``: whether dates before it was switched on run, too.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Job:
     cadence: str
     tasks: tuple[Task, ...]
     runs: Callable[[], Iterator[Run]]
+    catchup: bool = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,131 @@
+"""Runs that a schedule planned and that released nothing, or less than planned: what a green run in
+Airflow does not tell. Charges nothing and reads no row.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.engine.planning.simulate import MOST_RUNS, Job, Run
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+
+#: ``whole``: every planned release has a result; ``part``: some have; ``unsettled``: none has, and at
+#: least one was charged; ``nothing``: none was charged.
+RunState = Literal["whole", "part", "unsettled", "nothing"]
+
+_MOST_NAMED = 10
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """One run that was due: when it starts, its run identity, and what the ledger has of it."""
+
+    when: dt.datetime
+    occurrence: str
+    state: RunState
+
+
+@dataclass(frozen=True)
+class CheckedJob:
+    """The runs of one job that were due, in order, without those that plan no release.
+
+    Attributes:
+        unknown: tasks whose releases only a run knows; they were not looked for.
+    """
+
+    job: Job
+    runs: tuple[CheckedRun, ...]
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[CheckedRun, ...]:
+        """Runs that are not whole."""
+        return tuple(run for run in self.runs if run.state != "whole")
+
+
+def check_job_runs(
+    job: Job,
+    registry: Registry,
+    ledger: Ledger,
+    *,
+    until: dt.datetime,
+    since: dt.datetime | None = None,
+) -> CheckedJob:
+    """Hold a job's runs that were due against the ledger.
+
+    A release counts by its scope, name, DAG and run identity: one whose parameters were changed
+    since is still that day's release. Sessions belong to no run and are left out.
+
+    Args:
+        until: runs that start later are not due.
+        since: runs that start earlier are left out. By default a job that runs earlier dates
+            (catchup) counts from its start date, and any other from its first run that charged.
+
+    Raises:
+        InvalidInput: more runs than `MOST_RUNS`.
+    """
+    due = itertools.takewhile(lambda run: run.when <= until, job.runs())
+    dated = itertools.dropwhile(lambda run: since is not None and run.when < since, due)
+    checked = []
+    for number, run in enumerate(dated):
+        if number == MOST_RUNS:
+            raise InvalidInput(
+                f"{job.name} has more than {MOST_RUNS:,} runs to look at; name a later first date with --since"
+            )
+        if state := _check_run(job, run, registry, ledger):
+            checked.append(CheckedRun(run.when, run.occurrence, state))
+    if since is None and not job.catchup:
+        charged = (n for n, run in enumerate(checked) if run.state != "nothing")
+        checked = checked[next(charged, 0) :]
+    return CheckedJob(job, tuple(checked), tuple(task.name for task in job.tasks if task.note))
+
+
+def _check_run(job: Job, run: Run, registry: Registry, ledger: Ledger) -> RunState | None:
+    """What the ledger has of a run; None if it plans no release."""
+    planned = Counter(
+        (ask.request.scope, ask.request.name)
+        for task in job.tasks
+        if not task.note
+        for ask in task.asks(run)
+        if not isinstance(registry.find_mechanism(ask.request.mechanism), InteractiveMechanism)
+    )
+    if not planned:
+        return None
+    settled = charged = 0
+    for (scope, name), count in planned.items():
+        stored = ledger.releases_by_name(scope, name, (job.dag_id, run.occurrence))
+        settled += min(count, sum(one.settled for one in stored))
+        charged += len(stored)
+    if settled == planned.total():
+        return "whole"
+    if settled:
+        return "part"
+    return "unsettled" if charged else "nothing"
+
+
+def describe_runs(runs: Sequence[CheckedRun]) -> str:
+    """The dates of runs in words, those of one state together."""
+    words = {
+        "nothing": "nothing was released",
+        "part": "a part was released",
+        "unsettled": "charged and without a result",
+    }
+    parts = []
+    for state, text in words.items():
+        # A data interval by its start, and midnight by its date.
+        starts = (run.occurrence.partition("/")[0] for run in runs if run.state == state)
+        names = [start.removesuffix("T00:00:00+00:00") for start in starts]
+        rest = len(names) - _MOST_NAMED
+        more = f" and {rest} more up to {names[-1]}" if rest > 0 else ""
+        shown = ", ".join(names[:_MOST_NAMED])
+        if names:
+            parts.append(f"{text}: {shown}{more}")
+    return "; ".join(parts)

@@ -1,0 +1,169 @@
+"""Days that were planned and never released, however green their runs are."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow_runs import run_dag
+from airflow_tasks import DAY, context, make_release
+from page_runner import inside, run_main
+
+from dpflow.ledger import Ledger
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+DAG_FILE = """
+from datetime import datetime
+from airflow.sdk import DAG
+try:
+    from airflow.sdk import CronDataIntervalTimetable
+except ImportError:  # Airflow 3.1
+    from airflow.timetables.interval import CronDataIntervalTimetable
+from airflow.providers.standard.operators.empty import EmptyOperator
+from dpflow.airflow import BudgetBranchOperator, ReleaseOperator
+
+def wanted(name, epsilon="0.1"):
+    return {"name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": epsilon}}
+
+with DAG("d", schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"), start_date=datetime(2020, 1, 1),
+         end_date=datetime(2020, 1, 5), catchup=False):
+    EmptyOperator(task_id="before") >> ReleaseOperator(
+        task_id="t", release=[wanted("a"), wanted("b")], blocks="{{ data_interval_start | ds }}")
+"""
+
+
+@pytest.fixture
+def check(tiny: Tiny, airflow_home: None) -> Callable[..., tuple[int, str, str]]:
+    """`dpflow check --runs` in the tiny folder: exit status, and state and text of its one finding."""
+
+    def run_check(*words: str, dag: str = DAG_FILE) -> tuple[int, str, str]:
+        (tiny.folder / "d.py").write_text(dag)
+        place = ["--runs", "d.py", "--ledger", str(tiny.ledger)]
+        with inside(tiny.folder):
+            status, output, errors = run_main(["check", "--json", *place, *words])
+        assert output, errors
+        (finding,) = json.loads(output)
+        assert finding["subject"] == "runs of d"
+        return status, finding["state"], finding["text"]
+
+    return run_check
+
+
+def release_day(tiny: Tiny, day: int, *names: str, epsilon: str = "0.1") -> None:
+    """What the task of that day releases."""
+    from dpflow.airflow import ReleaseOperator
+
+    start = DAY + dt.timedelta(days=day - 1)
+    seen = context(tiny, run_id=f"scheduled__{day}") | {
+        "logical_date": start,
+        "data_interval_start": start,
+        "data_interval_end": start + dt.timedelta(days=1),
+    }
+    asked = [
+        make_release(name=name, blocks=[f"2020-01-0{day}"], params={"epsilon": epsilon})
+        for name in names
+    ]
+    ReleaseOperator(task_id="t", release=asked).execute(seen)
+
+
+def test_days_without_their_release_are_found(tiny: Tiny, check: Any) -> None:
+    """A day whose task was marked as a success, one that released a part, and one that is whole
+    though its cost was changed since. A DAG without catchup counts from its first run that charged.
+    """
+    status, state, text = check()
+    assert (status, state) == (1, "wrong") and "of 5 that were due 5 are not whole" in text
+    release_day(tiny, 2, "a", "b", epsilon="0.2")
+    release_day(tiny, 4, "a")
+    charged = len(Ledger(tiny.ledger).releases())
+    status, state, text = check()
+    assert (status, state) == (1, "wrong")
+    assert "of 4 that were due 3 are not whole" in text
+    assert "nothing was released: 2020-01-03, 2020-01-05; a part was released: 2020-01-04" in text
+    assert len(Ledger(tiny.ledger).releases()) == charged, "a look costs nothing"
+    assert check("--since", "2020-01-03", "--until", "2020-01-03T00:00")[:2] == (0, "ok")
+    with_catchup = DAG_FILE.replace("catchup=False", "catchup=True")
+    assert "of 5 that were due 4" in check(dag=with_catchup)[2]
+    release_day(tiny, 3, "a", "b")
+    release_day(tiny, 4, "a", "b")
+    release_day(tiny, 5, "a", "b")
+    assert check() == (0, "ok", "4 were due, and all released what they planned")
+
+
+def test_a_charge_without_a_result_is_no_release(
+    tiny: Tiny, check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task died between charge and result, and somebody marked it as a success."""
+    monkeypatch.setattr("dpflow.fault_points.armed", "draw.after:fail")
+    with pytest.raises(Exception, match="draw.after"):
+        release_day(tiny, 1, "a", "b")
+    monkeypatch.setattr("dpflow.fault_points.armed", "")
+    assert "charged and without a result: 2020-01-01" in check()[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--since", "2020-01-01"], "add --runs DAGS"),
+        (["--runs", "d.py", "--since", "soon"], "is no date"),
+        (["--runs", "nowhere"], "there is nothing at nowhere"),
+    ],
+)
+def test_what_cannot_be_looked_for_is_refused(
+    tiny: Tiny, airflow_home: None, words: list[str], message: str
+) -> None:
+    """With what to do."""
+    (tiny.folder / "d.py").write_text(DAG_FILE)
+    with inside(tiny.folder):
+        status, _, errors = run_main(["check", "--ledger", str(tiny.ledger), *words])
+    assert status != 0 and message in errors
+
+
+RUNS = """
+from airflow.models.dagrun import DagRun
+run(2)                                   # releases
+run(9)                                   # after the end date: Airflow makes no task
+(folder / "empty").touch()
+run(3)                                   # its task is skipped
+(folder / "empty").unlink()
+run(3)                                   # cleared, and released
+with create_session() as session:
+    notes = {r.logical_date.day: r.note for r in session.query(DagRun)}
+seen.append(notes)
+"""
+
+
+def test_a_green_run_that_released_nothing_says_so(tiny: Tiny, airflow_database: Path) -> None:
+    """Under Airflow itself: a note on the run, which goes when the run has released."""
+    text = DAG_FILE.replace(
+        "EmptyOperator(task_id", "ShortCircuitOperator(python_callable=look, task_id"
+    )
+    text = text.replace(
+        "with DAG",
+        "from pathlib import Path\n"
+        "from airflow.providers.standard.operators.python import ShortCircuitOperator\n\n"
+        "def look():\n    return not (Path(__file__).parent / 'empty').exists()\n\nwith DAG",
+    )
+    *runs, notes = run_dag(tiny, airflow_database, text, RUNS)
+    assert [run["state"] for run in runs] == ["success"] * 4, runs
+    assert [len(run["tasks"]) for run in runs] == [2, 0, 2, 2]
+    assert notes["9"].startswith(
+        "Nothing was released in this run: none of its tasks that release (t) ran"
+    )  # type: ignore[index]
+    assert not notes["2"] and not notes["3"], notes
+    assert len(Ledger(tiny.ledger).releases()) == 4
+
+
+def test_every_releasing_operator_is_listened_to() -> None:
+    """What the scheduler knows of a task is its class name; a new operator must be in the list."""
+    from dpflow import airflow
+    from dpflow.airflow.run_listener import RELEASING
+
+    charging = {name for name in airflow.__all__ if getattr(airflow, name).request_field}
+    # A contract's checks are no result that anybody publishes.
+    assert charging - {"DataContractOperator"} == RELEASING
