@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from dpflow.cli.ask import read_queries
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.cli.gate_power_plot import describe_option, draw_power, write_request
+from dpflow.core.contract.gates import GATE_MECHANISMS
 from dpflow.engine import insert_bounds, make_plan
 from dpflow.engine.planning.gate_design import load_gate_file
 from dpflow.engine.releases.plan import Plan
@@ -53,7 +54,7 @@ app = typer.Typer(
 FileArgument = Annotated[
     Path,
     typer.Argument(
-        help="A release file (YAML) whose mechanism is reusable_holdout or thresholdout."
+        help=f"A release file (YAML) whose mechanism is {' or '.join(GATE_MECHANISMS)}."
     ),
 ]
 ModelOption = Annotated[
@@ -239,7 +240,7 @@ def _plan_request(request: ReleaseRequest, file: Path, ledger: str | None) -> tu
     plan = make_plan(request, Registry.load(), insert_bounds(request, book))
     if not isinstance(plan.params, HoldoutParams | ThresholdoutParams):
         raise PlanRefused(
-            f"{file} asks for {request.mechanism}, and a gate is reusable_holdout or thresholdout; other sessions are "
+            f"{file} asks for {request.mechanism}, and a gate is {' or '.join(GATE_MECHANISMS)}; other sessions are "
             f"opened by dpflow ask"
         )
     return plan, book

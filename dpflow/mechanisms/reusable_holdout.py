@@ -216,7 +216,10 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
             # Groups that no earlier claim has seen.
             fresh = params.groups // params.queries
             values = values[claim_count * fresh : (claim_count + 1) * fresh]
-        worth, known = self._describe_worth(params, table, state, query, answer, source)
+        worth, learnt = self._describe_worth(params, table, state, query, answer, source)
+        # Counted once, for that was charged once: it stays, whatever is asked in between.
+        kept = {name: state.data[name] for name in ("units", "needs") if name in state.data}
+        known: dict[str, Any] = learnt | kept
         # Who opened it for proofs only has no use for anything else.
         if params.require == "proven" and worth["guarantee"] != "proven":
             return Verdict({"verdict": "none", **worth}, closed=True), state
@@ -276,8 +279,8 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         answer: PerGroup,
         source: Source,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a verdict is worth on fresh data, and what is then known of the units: part of the
-        state.
+        """What a verdict is worth on fresh data, and what was learnt of the units: part of the
+        state, once and for the whole session.
         """
         if why := self._explain_heuristic(params, table):
             proven = is_proven(params, self.changed_groups(table))
@@ -292,11 +295,21 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
             return {"guarantee": "heuristic", "because": why}, {}
         counted, failure = state.data.get("units"), float(params.beta) * COUNT_FAILURE
         units = learn_units(answer.units, counted, params.count_epsilon, failure, source)
-        # Counted once, for that was charged once.
         private = answer.units is not None and not answer.units.is_public
-        known = {"units": units} if private and units is not None else {}
+        known: dict[str, Any] = {"units": units} if private and units is not None else {}
         if query.champion:
             return self._describe_comparison(params, table, answer), known
+        if not params.is_private and answer.units is not None:
+            needs = list(answer.units.needs)
+            first = state.data.get("needs", needs)
+            known = {"needs": first}
+            # A number of other units would be one more text of a transcript, whose texts are counted.
+            if first != needs:
+                why = (
+                    "other columns may be missing than those of the session's first claim, and how many units have a value "
+                    "is no part of the proof; declare what a missing value is"
+                )
+                return {"guarantee": "heuristic", "because": why}, known
         share = float(params.rho - params.alpha)
         said = {"guarantee": "proven"}
         return qualify_proof(said, answer, units, params.groups, share), known

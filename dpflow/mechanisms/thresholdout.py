@@ -217,14 +217,16 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
     def _count_units(
         self, params: ThresholdoutParams, state: State, answer: PerUnit, source: Source
     ) -> dict[str, Any]:
-        """The noisy number of units, and which of them it counts, for the state; nothing where their
-        number is public or not paid for.
+        """The number of units, noisy where it is private, and which of them it counts, for the state;
+        nothing where it is public or not paid for.
         """
-        if answer.is_size_public or not params.is_private:
-            return {}
-        # Once, for it was charged once: also where it came to 0.
+        # Once, for it was charged once: also where it came to 0, or was of no use in between.
         if "units" in state.data:
             return {name: state.data[name] for name in ("units", "needs") if name in state.data}
+        if answer.is_size_public and params.is_private:
+            return {}
+        if not params.is_private:
+            return {"units": _count_scores(answer), "needs": list(answer.needs)}
         failure = COUNT_FAILURE * float(params.beta)
         secret = GroupedUnits(_count_scores(answer), is_public=False)
         units = learn_units(secret, None, params.count_epsilon, failure, source)
@@ -234,10 +236,13 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         self, params: ThresholdoutParams, counted: Mapping[str, Any], answer: PerUnit
     ) -> int | None:
         """The number of units: at most the true one, or None."""
-        if answer.is_size_public or not params.is_private:
+        if answer.is_size_public and params.is_private:
             return _count_scores(answer) or None
         # Other units have a value in other columns, maybe fewer.
         matches = counted.get("needs") == list(answer.needs)
+        if not params.is_private:
+            # Rows that were added meanwhile are told by no verdict.
+            matches = matches and counted["units"] == _count_scores(answer)
         return counted.get("units") or None if matches else None
 
     def _compare_challenger(
@@ -282,10 +287,16 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         """What a verdict says about fresh data: noise and interval, in units of the metric."""
         proven = not params.is_private
         worth: dict[str, Any] = {"guarantee": "proven" if proven else "heuristic"}
+        if proven and query.champion:
+            # Its text holds no number of units.
+            return worth
         if units is None:
             why = (
-                "the number of units with a value in these columns was not counted, or came to 0; count_epsilon counts those "
-                "of a session's first question"
+                "the number of units with a value in these columns is not that of a session's first question, and an exact "
+                "number would be one more text of a transcript"
+                if proven
+                else "the number of units with a value in these columns was not counted, or came to 0; count_epsilon counts "
+                "those of a session's first question"
                 if params.count_epsilon
                 else "the number of units is private and was not counted; open with count_epsilon"
             )

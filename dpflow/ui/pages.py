@@ -9,6 +9,7 @@ from typing import Any
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.privacy_filters import SATURATED, Filter
+from dpflow.core.contract.gates import GATE_MECHANISMS
 from dpflow.errors import InvalidInput
 from dpflow.ledger import BudgetState, BudgetView, Entry, ScopeSummary, ShownRelease
 from dpflow.ledger.books.records import stored_json, units_text
@@ -20,8 +21,6 @@ PAGE = 50  # rows of a table
 _MOST_SCOPES = 1000  # that alarms look at
 _NEWEST = 2**62
 _OLD = dt.timedelta(days=7)  # of a checkpoint
-#: Mechanisms whose sessions are gates.
-_GATES = ("reusable_holdout", "thresholdout")
 
 
 class Missing(InvalidInput):
@@ -351,8 +350,10 @@ def show_sessions(visit: Visit) -> Page:
     """Gates and other sessions, the newest first."""
     sessions = visit.view.sessions(visit.audience.dags, visit.number("before"), PAGE + 1)
     more = sessions[PAGE - 1].seq if len(sessions) > PAGE else None
-    gates = [_make_session_row(one) for one in sessions[:PAGE] if one.mechanism in _GATES]
-    others = [_make_session_row(one) for one in sessions[:PAGE] if one.mechanism not in _GATES]
+    gates = [_make_session_row(one) for one in sessions[:PAGE] if one.mechanism in GATE_MECHANISMS]
+    others = [
+        _make_session_row(one) for one in sessions[:PAGE] if one.mechanism not in GATE_MECHANISMS
+    ]
     return Page(
         "Sessions",
         "sessions",
@@ -379,7 +380,7 @@ def _make_session_row(session: ShownRelease) -> tuple[object, ...]:
     left: object = ""
     if isinstance(most, int):
         left = max(most - session.answers, 0) if session.state == "open" else 0
-    is_gate = session.mechanism in _GATES
+    is_gate = session.mechanism in GATE_MECHANISMS
     return (
         _format_time(session.at),
         link(session.name or session.release_id, "release", id=session.release_id),

@@ -290,12 +290,15 @@ class GroupedUnits:
         mean_range: [low, high] of the scores, if each unit has one row and a group's number is the
         mean of one score of each of its rows; else None.
         doubt: why the number of units with a value is not known; "" if it is.
+        needs: columns that a row may lack, by declaration and catalog, and without which it does not
+        count.
     """
 
     number: int = field(repr=False)
     is_public: bool
     mean_range: tuple[float, float] | None = None
     doubt: str = ""
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -326,7 +329,7 @@ class PerUnit:
         span: the range, in the score's own units.
         lower_is_better: whether lower scores are the better ones; differences are never turned.
         is_size_public: whether neighbouring tables have as many scores, or nobody is protected.
-        needs: columns without whose values a unit is left out.
+        needs: columns that a unit may lack, and is then left out.
     """
 
     shares: NDArray[np.float64] = field(repr=False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,7 @@ from dpflow.engine.sessions.group_scores import (
     score_range,
 )
 from dpflow.engine.sessions.unit_scores import mean_shares, require_row_scores, share_values
-from dpflow.errors import PlanRefused
+from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
@@ -127,12 +128,8 @@ class ScoreReaders:
         assert mine.span is not None
         span = mine.span
 
-        def is_public() -> bool:
-            units = mine.count_units()
-            return units is not None and units.is_public and not units.doubt
-
         if champion is None:
-            return lambda: PerUnit(mine.read(), span, mine.lower_is_better, is_public(), mine.needs)
+            return lambda: PerUnit(mine.read(), span, mine.lower_is_better, *_describe_size([mine]))
         of_theirs = UnitScores(champion.submission.columns)
         asked = query.model_copy(update={"columns": champion.submission.columns})
         theirs = self._share_reader(of_theirs, asked, champion)
@@ -143,8 +140,9 @@ class ScoreReaders:
             # Units have the same numbers in both as long as the rows are the same.
             with self._private.hold_open():
                 differences = sign * (mine.read() - theirs.read())
-            needs = tuple(sorted({*mine.needs, *theirs.needs}))
-            return PerUnit(differences, span, mine.lower_is_better, is_public(), needs)
+            # A unit that lacks a value of either has no difference.
+            size = _describe_size([mine, theirs])
+            return PerUnit(differences, span, mine.lower_is_better, *size)
 
         return read_differences
 
@@ -160,6 +158,7 @@ class ScoreReaders:
         span = score_range(estimator, query.columns, self._plan.table)
         require_row_scores(estimator, span)
         assert span is not None
+        _require_possible_claim(query, span)
         needed = query.columns if estimator.model else query.columns[: estimator.columns]
         needs = tuple(sorted(set(needed))) if estimator.skips_missing else ()
         alone = candidate is None or candidate.predicts_rows_alone
@@ -176,7 +175,7 @@ class ScoreReaders:
             scores_rows_alone=alone,
         )
         counter = self._unit_counter(needed, span, skips_missing=estimator.skips_missing)
-        return GroupReader(read, lower, span, counter, needs)
+        return GroupReader(read, lower, span, counter, estimator.skips_missing)
 
     def _sql_shares(
         self, query: EstimatorQuery, own: SqlEstimator, candidate: Candidate | None
@@ -190,6 +189,7 @@ class ScoreReaders:
         with require_extra("gate", "an expression for each unit"):
             import pandas  # noqa: F401
         span = float(own.range[0]), float(own.range[1])
+        _require_possible_claim(query, span)
 
         def read() -> NDArray[np.float64]:
             units, rows = private.unit_rows(columns, blocks)
@@ -324,6 +324,35 @@ class ScoreReaders:
         return GroupReader(read, lower, span, counter)
 
 
+def _require_possible_claim(query: EstimatorQuery, span: tuple[float, float]) -> None:
+    """Raises `InvalidInput` for a number that the metric cannot have: a certain no would be paid for."""
+    low, high = map(Fraction, span)
+    claim, better_by = getattr(query, "claim", None), getattr(query, "better_by", 0)
+    if claim is not None and not low <= claim <= high:
+        raise InvalidInput(
+            f"the claim is outside of the metric's range [{span[0]:g}, {span[1]:g}]; claim a score that it can have"
+        )
+    if better_by > high - low:
+        raise InvalidInput(
+            f"nothing is better by more than the metric's range [{span[0]:g}, {span[1]:g}]; take a smaller better_by"
+        )
+
+
+def _describe_size(readers: Sequence[GroupReader]) -> tuple[bool, tuple[str, ...]]:
+    """Whether the number of units that all of these give a number is public, and which columns
+    decide it.
+    """
+    units = [reader.count_units() for reader in readers]
+    is_public = all(one is not None and one.is_public and not one.doubt for one in units)
+    needs = {
+        name
+        for reader, one in zip(readers, units)
+        if reader.skips_missing and one is not None
+        for name in one.needs
+    }
+    return is_public, tuple(sorted(needs))
+
+
 class ValueMemory:
     """Group values of the last candidates, in memory: what a model predicts is computed once for as
     long as the rows are the same. Exact values: they leave through a mechanism only.
@@ -368,11 +397,11 @@ class ValueMemory:
 @dataclass(frozen=True)
 class GroupReader:
     """What reads one number per group, once the charge is in the ledger; ``span``: within which all
-    of them are, or None; ``needs``: columns without whose values a unit has no number.
+    of them are, or None; ``skips_missing``: whether a unit has no number that lacks a value.
     """
 
     read: Callable[[], NDArray[np.float64]]
     lower_is_better: bool
     span: tuple[float, float] | None
     count_units: Callable[[], GroupedUnits | None]
-    needs: tuple[str, ...] = ()
+    skips_missing: bool = False

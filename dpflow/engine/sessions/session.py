@@ -47,6 +47,9 @@ from dpflow.tables import PrivateTable
 
 Q = TypeVar("Q", EstimatorQuery, Submission)
 
+_ROWS = "rows"  #: in a session's state: the keyed name of the rows of its first answer
+_ENGINE_STATE = (nested_release.STATE, _ROWS)
+
 
 def charge_session(
     plan: Plan, ledger: Ledger, run_identity: RunIdentity | None = None
@@ -330,11 +333,10 @@ class Session:
         """First everything that plan and catalog can refuse; then rows and draw, whose failures are
         the answer "none".
         """
-        # What nested releases spent is the engine's part of the state; the mechanism never sees it.
-        plan, spent = self._plan, {k: v for k, v in held.state.items() if k == nested_release.STATE}
-        state = State({k: v for k, v in held.state.items() if k not in spent})
-        # Why a verdict that the mechanism calls proven is heuristic in this session.
-        doubt = self._seen or (nested_release.WHY if spent else "")
+        # What nested releases spent, and the rows of the first answer, are the engine's part of the
+        # state; the mechanism never sees it.
+        plan, ours = self._plan, {k: v for k, v in held.state.items() if k in _ENGINE_STATE}
+        state = State({k: v for k, v in held.state.items() if k not in ours})
         statistic = mechanism.data_request(plan.params, query, plan.table)
         blocks = mechanism.read_blocks(query, plan.request.blocks)
         read: Callable[[], Any]
@@ -351,6 +353,12 @@ class Session:
             if mechanism.locks_dataset
             else ""
         )
+        if mechanism.locks_dataset:
+            ours = {_ROWS: snapshot, **ours}
+        # Why a verdict that the mechanism calls proven is heuristic in this session.
+        doubt = self._seen or (nested_release.WHY if nested_release.STATE in ours else "")
+        if ours.get(_ROWS, snapshot) != snapshot:
+            doubt = doubt or "the rows are not those of the session's first answer"
 
         def draw_verdict(source: Source) -> tuple[Verdict, State]:
             values = read()
@@ -372,7 +380,7 @@ class Session:
             draw_verdict, (Verdict({"verdict": "none"}, closed=True), state)
         )
         fault_points.pass_point("draw.after")
-        return verdict, State({**after.data, **spent})
+        return verdict, State({**after.data, **ours})
 
     def _answer_release(self, inner: Plan, held: SessionRecord) -> tuple[Verdict, State]:
         """A release inside the session: refused, or paid out of its reserve and drawn; a failure is

@@ -22,7 +22,7 @@ from dpflow.tables import PrivateTable
 
 #: Scores of rows are rounded to this part of their range, and added up as integers: a sum of floats
 #: depends on the order.
-STEPS = 2**30
+ROW_SCORE_STEPS = 2**30
 
 
 def require_row_scores(estimator: Estimator, span: tuple[float, float] | None) -> None:
@@ -139,12 +139,12 @@ def _mean_by_unit(
     shares = (np.clip(scores, low, high) - low) / (high - low)
     numbers = np.bincount(codes, minlength=count)
     # 64 bits hold eight thousand million rows of one unit.
-    whole = np.rint(shares * STEPS).astype(np.int64)
+    whole = np.rint(shares * ROW_SCORE_STEPS).astype(np.int64)
     sums = np.zeros(count, dtype=np.int64)
     np.add.at(sums, codes, whole)
     means: NDArray[np.float64] = np.full(count, np.nan)
     present = numbers > 0
-    means[present] = sums[present] / (numbers[present] * float(STEPS))
+    means[present] = sums[present] / (numbers[present] * float(ROW_SCORE_STEPS))
     return means
 
 

@@ -281,7 +281,9 @@ def test_nothing_but_the_verdict_leaves(tiny: Tiny, ledger: Ledger) -> None:
     assert set(found[0]) == said and set(found[1]) == said | {"corrected", "corrected_guarantee"}
     assert found[1]["verdict"] == "no" and abs(found[1]["corrected"] - 18) <= 3
     secret = ledger.session(session.id).state
-    assert set(secret) == {"asked", "failures", "noise"}
+    # "rows" is a keyed name of those of the first answer: a proof is about no others.
+    assert set(secret) == {"asked", "failures", "noise", "rows"}
+    assert secret["rows"] == found[0]["snapshot"]
     history = "".join(str(entry) for entry in ledger.history())
     assert '"noise"' not in history and "threshold" not in history and repr(session).startswith("<")
 

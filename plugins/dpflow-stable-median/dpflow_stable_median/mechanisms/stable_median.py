@@ -214,9 +214,10 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         low, high = said["interval"]
         groups = params.groups * query.blocks
         worth = qualify_proof(said, answer, units, groups, min(low, 1 - high))
-        # Counted once, for that was charged once.
-        private = answer.units is not None and not answer.units.is_public
-        known = {"units": units} if private and units is not None else {}
+        # Counted once, for that was charged once: it stays, whatever is asked in between.
+        if counted is None and answer.units is not None and not answer.units.is_public:
+            counted = units
+        known = {} if counted is None else {"units": counted}
         body = {"value": span.key_value(key), **worth, "queries_left": left}
         if isinstance(span, LinearRange):
             body["zeta"] = float(span.step)

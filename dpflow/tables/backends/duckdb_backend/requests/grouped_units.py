@@ -28,19 +28,20 @@ def count_grouped_units(
     table = reading.table
     if table.contribution_bounds.rows != 1:
         return GroupedUnits(0, False, doubt="a unit may have several rows, which are no fresh ones")
-    if not table.generalisation_only:
-        for name in columns:
-            if not has_values(reading, name, missing_are_values=True):
-                doubt = f"column {name!r} may be missing; declare what a missing value is"
-                return GroupedUnits(0, False, doubt=doubt)
+    lacking = {name for name in columns if not has_values(reading, name, missing_are_values=True)}
+    needs = tuple(sorted(lacking))
+    if needs and not table.generalisation_only:
+        doubt = f"column {needs[0]!r} may be missing; declare what a missing value is"
+        return GroupedUnits(0, False, doubt=doubt, needs=needs)
     counts = reading.fetch_arrays(units_query(reading, columns))
     units, rows, complete = (int(counts[name][0]) for name in ("units", "n_rows", "complete"))
     if not table.generalisation_only:
         is_public = table.neighbours == "replace" and not reading.leaves_rows_out()
         return GroupedUnits(units, is_public)
     if rows != units:
-        return GroupedUnits(0, True, doubt="some unit has several rows, which are no fresh ones")
+        doubt = "some unit has several rows, which are no fresh ones"
+        return GroupedUnits(0, True, doubt=doubt, needs=needs)
     if complete != rows and not skips_missing:
         doubt = "some row lacks a value, and a group with it has the default"
-        return GroupedUnits(0, True, doubt=doubt)
-    return GroupedUnits(complete, True)
+        return GroupedUnits(0, True, doubt=doubt, needs=needs)
+    return GroupedUnits(complete, True, needs=needs)

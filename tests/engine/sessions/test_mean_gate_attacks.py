@@ -1,0 +1,117 @@
+"""What was tried against gates: numbers that nobody paid for, and labels that say more than is proven."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+
+from dpflow import Session, plan
+from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
+from dpflow.engine.sessions.holdout_gate import judge
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+#: Of 2,000 people 777 have a value in ``other``.
+ROWS = """
+CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS sick, i % 2 AS guess,
+       CASE WHEN i < 777 THEN 1 - i % 2 END AS other
+FROM range(2000) t(i)
+"""
+COLUMNS = {
+    "sick": {"lower": 0, "upper": 1, "missing": 0},
+    "guess": {"lower": 0, "upper": 1, "missing": 0},
+    "other": {"lower": 0, "upper": 1},
+}
+
+
+def open_gate(
+    tiny: Tiny, table: dict[str, Any], mechanism: str = "thresholdout", **params: Any
+) -> Session:
+    tiny.fill(ROWS)
+    path = tiny.declare(
+        protects="unit", contribution_bounds={"rows": 1}, columns=COLUMNS, block=None, holdout=True, **table
+    )  # fmt: skip
+    declaration, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
+    ledger.grant("gate", 50, 0, filter="basic", table=declaration, principal="owner")
+    given = {"failures": 2, "metric": "column_agreement"} | params
+    planned = plan(mechanism, path, name="gate", scope="gate", **given)
+    return Session.open(planned, ledger, Registry.load())
+
+
+def make_candidate(session: Session, column: str) -> Candidate:
+    fields = session.fill_metric({"name": column, "claim": 0, "features": ["sick", column]})
+    return load_candidate(Submission.model_validate(fields))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_champions_missing_values_are_no_public_number(tiny: Tiny, turned: bool) -> None:
+    """Under replace the number of people is public, and that of those with a value in the champion's
+    columns is not: it was divided by, and stood in the answer's noise.
+    """
+    session = open_gate(
+        tiny, {"neighbours": "replace"}, threshold="0.02", epsilon="20", question="champion"
+    )
+    names = ("other", "guess") if turned else ("guess", "other")
+    answer = session.challenge(*(make_candidate(session, name) for name in names))
+    assert "noise" not in answer and "not counted" in answer["because"]
+
+
+def test_exact_verdicts_tell_no_second_number_of_units(tiny: Tiny) -> None:
+    """A proof counts transcripts of yes and no. How many people have a value in other columns would
+    be one more text, so it decides nothing that is said.
+    """
+    exact = {"method": "description_length", "threshold": "0.02"}
+    session = open_gate(tiny, {"generalisation_only": True}, **exact)
+    said = {
+        column: judge(session, {"name": column, "claim": "0.01", "features": ["sick", column]})
+        for column in ("guess", "other")
+    }
+    assert said["guess"]["guarantee"] == "proven" and "interval" in said["guess"]
+    assert said["other"]["guarantee"] == "heuristic" and "interval" not in said["other"]
+    assert "one more text" in said["other"]["because"]
+
+
+def test_exact_groups_tell_no_second_number_of_units(tiny: Tiny) -> None:
+    """The same of the median of groups, whose tolerance is a function of it."""
+    exact = {"method": "description_length", "groups": 1000, "queries": 3, "failures": 1}
+    session = open_gate(tiny, {"generalisation_only": True}, "reusable_holdout", **exact, rho="0.24", alpha="0.2")  # fmt: skip
+    said = [
+        judge(session, {"name": column, "claim": "0.01", "features": ["sick", column]})
+        for column in ("guess", "other")
+    ]
+    assert "2000 units" in said[0]["because"] or "tolerance" in said[0]
+    assert "other columns may be missing" in said[1]["because"]
+
+
+@pytest.mark.parametrize("claim", ["7", "-0.01", "1e9", "-1e9"])
+def test_a_claim_that_no_score_reaches_is_refused(tiny: Tiny, claim: str) -> None:
+    """It would be a certain no, and paid for."""
+    session = open_gate(tiny, {}, threshold="0.02", epsilon="20", count_epsilon="1")
+    with pytest.raises(InvalidInput, match="outside of the metric's range"):
+        judge(session, {"name": "a", "claim": claim, "features": ["sick", "guess"]})
+    assert session.remaining()["queries_left"] == 100
+    pair = [make_candidate(session, name) for name in ("guess", "other")]
+    with pytest.raises(InvalidInput, match="smaller better_by"):
+        session.challenge(pair[0], pair[1], Fraction(2))
+
+
+def test_rows_that_change_meanwhile_prove_nothing(tiny: Tiny) -> None:
+    """Whoever changes rows meanwhile has seen verdicts, so they are no fresh ones."""
+    exact = {"method": "description_length", "threshold": "0.02"}
+    session = open_gate(tiny, {"generalisation_only": True}, **exact)
+    first = judge(session, {"name": "a", "claim": "0.01", "features": ["sick", "guess"]})
+    assert first["guarantee"] == "proven"
+    with duckdb.connect(str(tiny.database)) as connection:
+        connection.execute("UPDATE visits SET guess = 1 - guess WHERE person = 'p7'")
+    later = judge(session, {"name": "b", "claim": "0.02", "features": ["sick", "guess"]})
+    assert later["guarantee"] == "heuristic" and "rows" in later["because"]
+    again = judge(session, {"name": "a", "claim": "0.01", "features": ["sick", "guess"]})
+    assert again == first
