@@ -5,8 +5,40 @@ from __future__ import annotations
 import random
 
 #: Columns by what they can do; some that nobody declared.
-NUMBERS = ["age", "cost", '"AGE"', "visits.cost", "v.age"]
-KEYS = ["city", "clinic", "bucket(age, 20)", "hour(seen)", "dayofweek(seen)", "age > 30", "tag"]
+NUMBERS = ["age", "cost", '"AGE"', "visits.cost", "v.age", "weight"]
+KEYS = [
+    "city",
+    "clinic",
+    "bucket(age, 20)",
+    "hour(seen)",
+    "dayofweek(seen)",
+    "age > 30",
+    "tag",
+    "zone",
+]
+#: What the declaration joins, a private and a public relation, and equalities that it does not.
+JOINS = [
+    ("visits v LEFT JOIN people p ON v.person = p.id", ["p.weight", "weight"], ["p.kind", "kind"]),
+    ("visits v JOIN places p ON p.name = v.city", ["p.size", "size"], ["zone", "p.zone", "p.name"]),
+    ("visits LEFT JOIN places ON (visits.city = places.name)", ["places.size"], ["places.zone"]),
+    ("places AS p, visits AS v", ["p.size"], ["p.zone", "tag"]),
+    (
+        "visits v JOIN places q ON city = q.name LEFT JOIN people p ON v.person = p.id",
+        ["p.weight", "q.size", "q.size * p.weight"],
+        ["p.kind", "q.zone"],
+    ),
+]
+ODD_JOINS = [
+    "visits v JOIN people p ON v.person = p.id",
+    "visits v LEFT JOIN people p ON v.age = p.weight",
+    "visits v JOIN visits w ON v.person = w.person",
+    "visits v FULL JOIN places p ON v.city = p.name",
+    "visits, people",
+    "people p LEFT JOIN visits v ON v.person = p.id",
+    "visits v LEFT JOIN people p ON v.person = p.id AND p.weight > 1",
+    "visits NATURAL JOIN people",
+    "visits JOIN (SELECT * FROM people) p ON person = id",
+]
 ODD = ["person", "nobody", "city", "seen", "*", "v.*", "NULL", "$1", "'x'", "random()", '"; DROP"']
 CLAUSES = [
     "QUALIFY 1 = 1",
@@ -146,7 +178,37 @@ class Grammar:
             f"SELECT {self.aggregate()} / (SELECT {self.aggregate()} FROM visits) AS share FROM visits",
             f"SELECT {self.aggregate()}, GROUPING({a}) FROM visits GROUP BY {levels}",
             f"SELECT {a} AS k, {b}, {self.aggregate()}, {self.aggregate()} FROM visits GROUP BY {levels}",
+            *[self.joined() for _ in range(3)],
         ]
+
+    def joined(self) -> str:
+        """A SELECT over rows with those of other relations."""
+        source, numbers, keys = self.random.choice(JOINS)
+        if self.random.random() < 3 * self.odd:
+            source = self.choose(*ODD_JOINS)
+        number = self.choose(*numbers, f"{self.choose(*numbers)} + {self.number()}")
+        key = self.choose(*keys)
+        tests = [self.choose(f"{number} > 2", f"{key} = 'north'", f"{key} IS NOT NULL", "age < 50")]
+        if ", " in source:
+            tests.append("p.name = v.city")
+        self.random.shuffle(tests)
+        aggregates = [
+            self.choose("COUNT(*)", "COUNT(DISTINCT person)", self.aggregate()),
+            self.choose(
+                f"SUM({number})", f"AVG({number})", f"COUNT({number})", f"MEDIAN({number})"
+            ),
+        ]
+        if self.random.random() < 0.3:
+            aggregates[0] += f" FILTER (WHERE {self.condition()})" * ("FILTER" not in aggregates[0])
+        where = (
+            f" WHERE {' AND '.join(tests)}" if len(tests) > 1 or self.random.random() < 0.5 else ""
+        )
+        if self.random.random() < 0.2:
+            rows = f"SELECT *, {key} AS k, {number} AS x FROM {source}{where}"
+            return f"WITH r AS ({rows}) SELECT k, {aggregates[0]}, SUM(x) FROM r GROUP BY k"
+        if self.random.random() < 0.5:
+            return f"SELECT {', '.join(aggregates)} FROM {source}{where}"
+        return f"SELECT {key}, {', '.join(aggregates)} FROM {source}{where} GROUP BY {key}"
 
     def select(self, source: str = "") -> str:
         """One SELECT over rows."""
