@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpflow.analyst_sql.canonical_conditions import rewrite_node
 from dpflow.analyst_sql.row_reader import RowReader
 from dpflow.analyst_sql.select_query import Kind, OutputExpression, SqlAggregate
 from dpflow.analyst_sql.source_text import Refusal, refusal_of
@@ -89,7 +90,7 @@ class AggregateReader:
         if kind == "CountIf":
             (test,) = self._take(call, "this")
             node = self._rows.read(test)
-            both = node if condition is None else Node("AND", (condition, node))
+            both = node if condition is None else rewrite_node(Node("AND", (condition, node)))
             return aggregate_output("count", None, None, both)
         if kind in _PLAIN:
             return aggregate_output(_PLAIN[kind], self._read_value(call), None, condition)
@@ -185,12 +186,10 @@ class AggregateReader:
     def _count_values(self, value: Node, condition: Node | None) -> OutputExpression:
         """How many values an aggregate is over: all rows where missing ones count as a number."""
         always = (
-            condition is None
-            and value.op == "column"
-            and self._table.column(".".join(value.args[0])).missing != "skip"
+            value.op == "column" and self._table.column(".".join(value.args[0])).missing != "skip"
         )
         if always:
-            return aggregate_output("count")
+            return aggregate_output("count", None, None, condition)
         return aggregate_output("values", value, None, condition)
 
     def _read_quantile(

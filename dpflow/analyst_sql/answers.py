@@ -16,6 +16,7 @@ from dpflow.analyst_sql.outputs import Released, write_text
 from dpflow.analyst_sql.released_query import Query, list_queries
 from dpflow.analyst_sql.released_rows import RowComputer
 from dpflow.analyst_sql.select_query import SelectQuery
+from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
@@ -249,9 +250,10 @@ def compute_answer(
     HAVING or LIMIT do, it is taken so that those of all that might have been chosen hold: the largest of
     many numbers is the one whose noise is likely to be large.
     """
-    released = RowComputer(cells, None).compute(query)
+    keys = KeyReader()
+    released = RowComputer(cells, None, keys).compute(query)
     points, chosen_by = released.cells, released.chosen_by
-    by_number = {1: RowComputer(cells, 1).compute(query).cells}
+    by_number = {1: RowComputer(cells, 1, keys).compute(query).cells}
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
     used: frozenset[Number] = frozenset()
@@ -262,7 +264,7 @@ def compute_answer(
         widened = all(n.width(together) is not None for n in numbers if n.value is not None)
         taken = together if widened and together else 1
         if taken not in by_number:
-            by_number[taken] = RowComputer(cells, taken).compute(query).cells
+            by_number[taken] = RowComputer(cells, taken, keys).compute(query).cells
         column = [row[position].value for row in by_number[taken]]
         held = 95 if widened else 100 - 5 * together
         # What hardly says anything is no interval.

@@ -119,6 +119,12 @@ def is_private(table: Table, name: str) -> bool:
     return column.public_keys is None
 
 
+def is_private_node(table: Table, node: Node) -> bool:
+    """Whether a grouping expression's keys are in the rows alone."""
+    declared, name = declare_groups(table, str(node))
+    return is_private(declared, name)
+
+
 def list_parts(queries: Sequence[SelectQuery]) -> list[QueryPart]:
     """The releases that SELECTs need: those that read the same rows in the same groups share theirs.
     Raises `Refusal`.
@@ -272,11 +278,8 @@ def price_parts(
 def _find_private_part(part: QueryPart) -> Any:
     """Where the text groups by a key that is in the rows alone."""
     query = part.queries[0]
-    for node in query.groups:
-        declared, name = declare_groups(query.table, str(node))
-        if is_private(declared, name):
-            return query.parsed.get(node)
-    return None
+    private = (node for node in query.groups if is_private_node(query.table, node))
+    return next((query.parsed.get(node) for node in private), None)
 
 
 def plan_part(

@@ -21,7 +21,8 @@ from dpflow.analyst_sql.query_reader import read_query
 from dpflow.analyst_sql.released_query import Query, list_queries, replace_selects
 from dpflow.analyst_sql.select_query import SelectQuery
 from dpflow.analyst_sql.settings import Settings, make_finder, merge_options, read_settings
-from dpflow.analyst_sql.source_text import Refusal, SourceText, read_source
+from dpflow.analyst_sql.shared_filters import move_filters
+from dpflow.analyst_sql.source_text import Refusal, SourceText, read_source, refusal_of
 from dpflow.analyst_sql.stored_answers import (
     Stored,
     StoredReleases,
@@ -125,7 +126,7 @@ def plan_sql(
     registry = registry or Registry.load()
     refusal: Refusal | None = None
     try:
-        query, planned = _read_query(source, settings, find_table, parameters, registry)
+        written, query, planned = _read_query(source, settings, find_table, parameters, registry)
     except Refusal as error:
         refusal = error
     if refusal is not None:
@@ -146,8 +147,11 @@ def plan_sql(
     if ledger is not None and look_up:
         releases = _LookUp(ledger, settings, registry)
         stored = [releases.find(part) for part in planned.parts]
-        if not all(stored) and (other := _use_moments(query, settings, releases, registry)):
-            query, planned, stored = other
+        if not all(stored):
+            for other in _spell_otherwise(query, written):
+                if found := _find_all(other, settings, releases, registry):
+                    query, planned, stored = found
+                    break
         unanswered = (part for part, one in zip(planned.parts, stored) if one is None)
         reasons = (releases.explain(part) for part in unanswered)
         unpaid = [reason for reason in dict.fromkeys(reasons) if reason]
@@ -168,13 +172,14 @@ class _LookUp:
 
     def __init__(self, ledger: Ledger, settings: Settings, registry: Registry) -> None:
         self._ledger, self._settings, self._registry = ledger, settings, registry
-        self._known: dict[int, StoredReleases] = {}
+        # With the query itself, so that no other one gets its id.
+        self._known: dict[int, tuple[SelectQuery, StoredReleases]] = {}
 
     def _open(self, part: QueryPart) -> StoredReleases:
         query = part.queries[0]
         if id(query) not in self._known:
             settings = self._settings
-            self._known[id(query)] = StoredReleases(
+            releases = StoredReleases(
                 query,
                 self._ledger,
                 settings.scope,
@@ -182,7 +187,8 @@ class _LookUp:
                 settings.revision,
                 settings.asker,
             )
-        return self._known[id(query)]
+            self._known[id(query)] = query, releases
+        return self._known[id(query)][1]
 
     def find(self, part: PartPlan) -> Stored | None:
         """What answers a part at no cost."""
@@ -199,14 +205,18 @@ def _read_query(
     find_table: Callable[[str], Table],
     parameters: Mapping[str, Any] | Sequence[Any],
     registry: Registry,
-) -> tuple[Query, PlannedParts]:
-    """Raises `Refusal`."""
-    query = read_query(source.parse(parameters), find_table)
+) -> tuple[Query, Query, PlannedParts]:
+    """The query as it is written, the one that is planned, and its plans. Raises `Refusal`."""
+    written = read_query(source.parse(parameters), find_table)
     if settings.blocks:
-        if any(one.blocks for one in list_queries(query)):
+        if any(one.blocks for one in list_queries(written)):
             raise Refusal("blocks", "WHERE names blocks, and so do the options; name them once")
-        query = replace_selects(query, lambda one: replace(one, blocks=settings.blocks))
-    return query, plan_parts(query, settings, registry)
+        written = replace_selects(written, lambda one: replace(one, blocks=settings.blocks))
+    try:
+        query = replace_selects(written, move_filters)
+    except InvalidInput as error:
+        raise refusal_of(error, None) from None
+    return written, query, plan_parts(query, settings, registry)
 
 
 def plan_parts(query: Query, settings: Settings, registry: Registry) -> PlannedParts:
@@ -230,19 +240,28 @@ def plan_parts(query: Query, settings: Settings, registry: Registry) -> PlannedP
     return plan_at(settings.epsilon)
 
 
-def _use_moments(
+def _spell_otherwise(query: Query, written: Query) -> Iterator[Query]:
+    """Other spellings that stored releases may answer: with each FILTER where it stands in the text, beside
+    which a release may have more, and with means as sums by numbers of values.
+    """
+    spellings = [written, *(replace_selects(one, replace_means) for one in (query, written))]
+    tried = [query]
+    for one in spellings:
+        if one not in tried:
+            tried.append(one)
+            yield one
+
+
+def _find_all(
     query: Query, settings: Settings, releases: _LookUp, registry: Registry
 ) -> tuple[Query, PlannedParts, list[Stored | None]] | None:
-    """The query with its means as sums by numbers of values, if stored releases answer all of that."""
-    rewritten = replace_selects(query, replace_means)
-    if rewritten == query:
-        return None
+    """A query with its plans, if stored releases answer all of it."""
     try:
-        planned = plan_parts(rewritten, settings, registry)
+        planned = plan_parts(query, settings, registry)
     except Refusal:
         return None
     stored = [releases.find(part) for part in planned.parts]
-    return (rewritten, planned, stored) if all(stored) else None
+    return (query, planned, stored) if all(stored) else None
 
 
 def answer_sql(

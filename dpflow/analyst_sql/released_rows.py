@@ -26,7 +26,7 @@ from dpflow.analyst_sql.outputs import (
 )
 from dpflow.analyst_sql.released_query import Query, ReleasedQuery, UnionAll
 from dpflow.analyst_sql.select_query import Order, OutputExpression, SelectQuery
-from dpflow.analyst_sql.typed_keys import type_keys
+from dpflow.analyst_sql.typed_keys import KeyReader
 
 _NO_NOISE: frozenset[Number] = frozenset()
 
@@ -68,10 +68,16 @@ class RowComputer:
     Args:
         cells: for a private SELECT, what its releases have.
         together: with the intervals of as many numbers together; None: values alone.
+        key_reader: shared by all that compute one answer.
     """
 
-    def __init__(self, cells: Callable[[SelectQuery], Cells], together: int | None) -> None:
-        self._cells, self._together = cells, together
+    def __init__(
+        self,
+        cells: Callable[[SelectQuery], Cells],
+        together: int | None,
+        key_reader: KeyReader,
+    ) -> None:
+        self._cells, self._together, self._key_reader = cells, together, key_reader
         self._known: dict[int, Rows] = {}
         self._scalars: dict[int, Cell] = {}
 
@@ -100,7 +106,7 @@ class RowComputer:
         cells = self._cells(query)
         keys = list(cells)
         texts = [[key[n] for key in keys] for n in range(len(query.groups))]
-        typed = type_keys(query.groups, texts)
+        typed = self._key_reader.read_columns(query.table, query.groups, texts)
         groups: list[CellOf] = []
         for key in keys:
             values = [exact(typed[position][text]) for position, text in enumerate(key)]

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpflow.analyst_sql.canonical_conditions import rewrite_node
 from dpflow.analyst_sql.output_reader import take_arguments
 from dpflow.analyst_sql.private_rows import PrivateRows
 from dpflow.analyst_sql.source_text import Refusal, refusal_of, rename_part
@@ -15,23 +16,6 @@ from dpflow.errors import PlanRefused, UnknownName
 from dpflow.tables.language.conditions import Reader
 from dpflow.tables.language.grouping import parse_row_expression
 from dpflow.tables.language.nodes import MOST_DEPTH, Node
-
-#: Comparisons by what they are with their sides exchanged, and by what they are under NOT, also for NULL.
-_EXCHANGED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
-_NEGATED = {"=": "<>", "<>": "=", "<": ">=", ">": "<=", "<=": ">", ">=": "<"}
-
-
-def _write_comparison(node: Node) -> Node:
-    """A comparison in the one spelling that a query's key has: the literal on the right, and no NOT."""
-    if node.op == "NOT" and node.args[0].op in _NEGATED:
-        return Node(_NEGATED[node.args[0].op], node.args[0].args)
-    if node.op == "IN" and len(node.args) == 2:
-        return Node("=", node.args)
-    if node.op in _EXCHANGED:
-        left, right = node.args
-        if left.op in ("number", "text") and right.op not in ("number", "text"):
-            return Node(_EXCHANGED[node.op], (right, left))
-    return node
 
 
 class RowReader(Reader):
@@ -70,7 +54,7 @@ class RowReader(Reader):
                     "a condition on rows cannot read another query: what it released would have to be paid first",
                     parsed,
                 )
-            return _write_comparison(super()._read_node(parsed, depth))
+            return rewrite_node(super()._read_node(parsed, depth))
         except (PlanRefused, UnknownName) as error:
             raise refusal_of(error, parsed, "declared-columns") from None
 

@@ -4,8 +4,8 @@ everything else is computed from released numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -141,6 +141,22 @@ class SelectQuery:
     def aggregates(self) -> tuple[SqlAggregate, ...]:
         """All that must be released, each once."""
         return tuple(dict.fromkeys(one for output in self.outputs() for one in output.aggregates()))
+
+    def replace_aggregates(self, change: Callable[[SqlAggregate], OutputExpression]) -> SelectQuery:
+        """The query with other expressions in the places of its aggregates."""
+
+        def of(output: OutputExpression) -> OutputExpression:
+            if output.op == "aggregate":
+                return change(output.args[0])
+            parts = (of(arg) if isinstance(arg, OutputExpression) else arg for arg in output.args)
+            return OutputExpression(output.op, tuple(parts))
+
+        return replace(
+            self,
+            columns=tuple((name, of(output)) for name, output in self.columns),
+            having=None if self.having is None else of(self.having),
+            order=tuple(replace(order, by=of(order.by)) for order in self.order),
+        )
 
 
 def join_conditions(conditions: tuple[Node, ...]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.aggregate_reader import AggregateReader
+from dpflow.analyst_sql.canonical_conditions import merge_operands
 from dpflow.analyst_sql.grouping_levels import list_sets, make_levels
 from dpflow.analyst_sql.output_reader import (
     MOST_COLUMNS,
@@ -23,7 +24,8 @@ from dpflow.analyst_sql.private_rows import PrivateRows
 from dpflow.analyst_sql.released_query import Query
 from dpflow.analyst_sql.row_reader import RowReader
 from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery
-from dpflow.analyst_sql.source_text import Refusal
+from dpflow.analyst_sql.source_text import Refusal, refusal_of
+from dpflow.errors import PlanRefused
 from dpflow.tables.language.nodes import Node
 
 #: Clauses of a SELECT that are read; ``with_``, ``from_`` and ``joins`` by whoever finds its sources.
@@ -49,19 +51,22 @@ def read_where(where: Any, source: PrivateRows) -> tuple[tuple[Node, ...], tuple
     conditions name, None if none does. Raises `Refusal`.
     """
     rows = RowReader(source)
-    nodes = {str(node): node for node in source.conditions}
+    nodes = list(source.conditions)
     blocks = source.blocks
     for part in split_conjunction(where.this) if where is not None else ():
         named = _read_blocks(part, rows)
         if named is None:
-            node = rows.read(part)
-            nodes[str(node)] = node
+            nodes.append(rows.read(part))
             continue
         # Two conditions on blocks leave those that both name.
         blocks = tuple(sorted(set(named) if blocks is None else set(named) & set(blocks)))
         if not blocks:
             raise Refusal("blocks", "no block is left by the conditions on it", part)
-    return tuple(nodes[text] for text in sorted(nodes)), blocks
+    try:
+        merged = merge_operands("AND", nodes)
+    except PlanRefused as error:
+        raise refusal_of(error, where) from None
+    return tuple(merged), blocks
 
 
 def _read_blocks(part: Any, rows: RowReader) -> list[str] | None:

@@ -21,9 +21,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from dpflow.analyst_sql.canonical_conditions import split_operands
 from dpflow.analyst_sql.cells import Cells, add_up, error_sizes, make_width, read_cells
 from dpflow.analyst_sql.outputs import LookUp, evaluate, exact
-from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, is_private, release_name
+from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, is_private_node, release_name
 from dpflow.analyst_sql.select_query import ADDITIVE, OutputExpression, SelectQuery, SqlAggregate
 from dpflow.analyst_sql.value_columns import declare_computed
 from dpflow.core.contract.declaration import Table
@@ -74,12 +75,11 @@ def identify_query(plan: Plan, principal: str | None = None) -> RunIdentity:
 
 
 def split_nodes(node: Node | None) -> Iterator[Node]:
-    """The parts of a condition between its outermost ANDs."""
-    waiting = [] if node is None else [node]
-    while waiting:
-        part = waiting.pop()
-        if part.op == "AND":
-            waiting += part.args
+    """The parts of a condition between its outermost ANDs; each of NOT IN is one of its own."""
+    for part in split_operands("AND", [] if node is None else [node]):
+        if part.op == "NOT" and part.args[0].op == "IN":
+            subject, *literals = part.args[0].args
+            yield from (Node("<>", (subject, literal)) for literal in literals)
         else:
             yield part
 
@@ -268,12 +268,6 @@ def keep_cells(cells: Cells, query: SelectQuery, groups: Sequence[Node]) -> Cell
 
 def _keys(key: Sequence[str]) -> LookUp:
     return lambda leaf: exact(key[leaf.args[0]])
-
-
-def is_private_node(table: Table, node: Node) -> bool:
-    """Whether a grouping expression's keys are in the rows alone."""
-    declared, name = declare_groups(table, str(node))
-    return is_private(declared, name)
 
 
 def list_conditions(part: QueryPart, table: Table) -> dict[str, Node]:

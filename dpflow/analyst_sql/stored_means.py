@@ -9,24 +9,12 @@ from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery, SqlAg
 
 def replace_means(query: SelectQuery) -> SelectQuery:
     """The query with ``SUM(x) / COUNT(x)`` in the place of each ``AVG(x)``."""
-    return replace(
-        query,
-        columns=tuple((name, _replace(output, query)) for name, output in query.columns),
-        having=None if query.having is None else _replace(query.having, query),
-        order=tuple(replace(order, by=_replace(order.by, query)) for order in query.order),
-    )
+    return query.replace_aggregates(lambda aggregate: _replace(aggregate, query))
 
 
-def _replace(output: OutputExpression, query: SelectQuery) -> OutputExpression:
-    if output.op != "aggregate":
-        args = tuple(
-            _replace(arg, query) if isinstance(arg, OutputExpression) else arg
-            for arg in output.args
-        )
-        return OutputExpression(output.op, args)
-    aggregate: SqlAggregate = output.args[0]
+def _replace(aggregate: SqlAggregate, query: SelectQuery) -> OutputExpression:
     if aggregate.kind != "mean":
-        return output
+        return OutputExpression("aggregate", (aggregate,))
     total = replace(aggregate, kind="sum")
     return OutputExpression(
         "/",

@@ -1,14 +1,24 @@
-"""A group's keys as typed values: the type that a key's text writes, the same for all keys of one
-column, unless the grouping expression says that they are texts.
+"""A group's keys as typed values, so that they are ordered and compared as the source's column is.
+
+A key's text may write a number, a date or a truth value where the column holds texts. So where the text
+alone does not say it, the source's catalogue does. A stored answer needs no source: where it cannot be
+opened, all keys of a column have the type that their texts write.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.result_fields import read_key
+from dpflow.errors import DpflowError
+from dpflow.tables import PrivateTable, declare_groups
 from dpflow.tables.language.nodes import Node
+
+_WHOLE, _DECIMAL = re.compile(r"-?[0-9]+"), re.compile(r"-?[0-9]+\.[0-9]+")
+_TRUTHS = {"false": False, "true": True}
 
 
 def read_typed_key(text: str) -> Any:
@@ -18,22 +28,67 @@ def read_typed_key(text: str) -> Any:
     return typed[0] if typed else text
 
 
-def type_keys(groups: Sequence[Node], columns: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """For each grouping expression a typed value of every key: texts where the expression says so, or where
-    the keys have several types.
-    """
-    typed = []
-    for group, texts in zip(groups, columns):
-        if is_text(group):
-            typed.append({text: text for text in texts})
-            continue
-        values = {text: read_typed_key(text) for text in texts}
-        if set(texts) <= {"false", "true"} and texts:
-            values = {text: text == "true" for text in texts}
-        elif len({type(value) for value in values.values()}) > 1:
-            values = {text: text for text in texts}
-        typed.append(values)
-    return typed
+class KeyReader:
+    """Reads keys as typed values; a source's catalogue is asked once, and only where it decides."""
+
+    def __init__(self) -> None:
+        self._types: dict[tuple[str, str], str | None] = {}
+
+    def read_columns(
+        self, table: Table, groups: Sequence[Node], columns: Sequence[Sequence[str]]
+    ) -> list[dict[str, Any]]:
+        """For each grouping expression a typed value of every key, all of one type."""
+        return [self._read(table, group, texts) for group, texts in zip(groups, columns)]
+
+    def _read(self, table: Table, group: Node, texts: Sequence[str]) -> dict[str, Any]:
+        plain: dict[str, Any] = {text: text for text in texts}
+        if is_text(group) or all(map(_is_plain, texts)):
+            return plain
+        place = table.name, str(group)
+        if place not in self._types:
+            self._types[place] = _find_type(table, group)
+        values = _read_as(self._types[place], texts)
+        # A key that no value of the type writes, which a declaration may have, makes all of them texts.
+        mixed = len({type(value) for value in values}) > 1
+        return plain if mixed else dict(zip(texts, values))
+
+
+def _find_type(table: Table, group: Node) -> str | None:
+    """What the catalogue calls a grouping expression's type; None if it cannot be asked now."""
+    try:
+        declared, name = declare_groups(table, str(group))
+        return PrivateTable(declared).column_types()[name]
+    except DpflowError:
+        return None
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text writes a value of no other type."""
+    known = text in ("false", "true") or _DECIMAL.fullmatch(text) is not None
+    return not known and isinstance(read_typed_key(text), str)
+
+
+def _read_as(kind: str | None, texts: Sequence[str]) -> list[Any]:
+    """Keys as values of a type; of one that is not known, as what all of them write."""
+    if kind is None:
+        truths = set(texts) <= {"false", "true"}
+        return [text == "true" for text in texts] if truths else list(map(read_typed_key, texts))
+    name = kind.partition("(")[0]
+    if name == "BOOLEAN":
+        return [_TRUTHS.get(text, text) for text in texts]
+    if name.endswith("INT") or name == "INTEGER":
+        return [int(text) if _WHOLE.fullmatch(text) else text for text in texts]
+    if name == "DECIMAL":
+        numbers = [float(text) if _is_decimal(text) else text for text in texts]
+        # Two that one DOUBLE stands for would be one key.
+        return numbers if len(set(numbers)) == len(set(texts)) else list(texts)
+    if name == "DATE" or name.startswith("TIMESTAMP"):
+        return list(map(read_typed_key, texts))
+    return list(texts)
+
+
+def _is_decimal(text: str) -> bool:
+    return _DECIMAL.fullmatch(text) is not None or _WHOLE.fullmatch(text) is not None
 
 
 def is_text(node: Node) -> bool:

@@ -1,0 +1,40 @@
+"""A FILTER that every aggregate of a SELECT has is a condition on its rows: the same query as with
+WHERE, and a more exact one, since rows that it leaves out use up no contribution bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dpflow.analyst_sql.canonical_conditions import merge_operands
+from dpflow.analyst_sql.query_parts import is_private_node
+from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery, SqlAggregate
+
+
+def move_filters(query: SelectQuery) -> SelectQuery:
+    """The query with a FILTER that all of its aggregates share in WHERE.
+
+    A group stays in the answer whether a row of it passes a FILTER or not, and WHERE leaves groups out
+    by their keys, or by units that pass. So a FILTER on what rows are grouped by stays one, and so does
+    each beside private keys.
+    """
+    filters = {one.condition for one in query.aggregates()}
+    if len(filters) != 1 or (condition := filters.pop()) is None:
+        return query
+    groups = [*query.groups, *(node for level in query.levels for node in level)]
+    keys = {name for node in groups for name in node.column_names()}
+    if keys & condition.column_names() or any(is_private_node(query.table, one) for one in groups):
+        return query
+
+    def move(aggregate: SqlAggregate) -> SqlAggregate:
+        return replace(aggregate, condition=None)
+
+    moved = query.replace_aggregates(lambda one: OutputExpression("aggregate", (move(one),)))
+    return replace(
+        moved,
+        conditions=tuple(merge_operands("AND", [*query.conditions, condition])),
+        parsed={
+            move(one) if isinstance(one, SqlAggregate) else one: parsed
+            for one, parsed in query.parsed.items()
+        },
+    )
