@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dpflow.analyst_sql.cells import Cells, Number
 from dpflow.analyst_sql.outputs import Released, write_text
 from dpflow.analyst_sql.released_query import Query, list_queries
-from dpflow.analyst_sql.released_rows import RowComputer
+from dpflow.analyst_sql.released_rows import RowComputer, Rows
 from dpflow.analyst_sql.select_query import SelectQuery
 from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.engine.releases.result_table import write_html
@@ -237,6 +237,35 @@ def _json_value(value: Any) -> Any:
     return write_text(value) if isinstance(value, dt.date) else value
 
 
+@dataclass(frozen=True)
+class NoiseCount:
+    """The released numbers that must be within their widths for a column's intervals to hold.
+
+    Attributes:
+        numbers: those that its values are computed from.
+        together: how many a value needs, with those that chose the rows.
+        taken: at as many each width is taken.
+        confidence: per cent with which all of them hold then; None where that says hardly anything.
+    """
+
+    numbers: frozenset[Number]
+    together: int
+    taken: int
+    confidence: int | None
+
+
+def count_noises(released: Rows, position: int) -> NoiseCount:
+    """What a column's intervals hang on."""
+    chosen_by = released.chosen_by
+    noises = [row[position].noises for row in released.cells]
+    numbers = frozenset[Number]().union(*noises)
+    together = max((len(chosen_by) + len(one - chosen_by) for one in noises if one), default=0)
+    widened = all(n.width(together) is not None for n in numbers if n.value is not None)
+    held = 95 if widened else 100 - 5 * together
+    taken = together if widened and together else 1
+    return NoiseCount(numbers, together, taken, held if together and held >= 50 else None)
+
+
 def compute_answer(
     query: Query,
     cells: Callable[[SelectQuery], Cells],
@@ -252,29 +281,24 @@ def compute_answer(
     """
     keys = KeyReader()
     released = RowComputer(cells, None, keys).compute(query)
-    points, chosen_by = released.cells, released.chosen_by
+    points = released.cells
     by_number = {1: RowComputer(cells, 1, keys).compute(query).cells}
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
     used: frozenset[Number] = frozenset()
     for position, (name, _) in enumerate(query.columns):
-        noises = [row[position].noises for row in points]
-        numbers = frozenset[Number]().union(*noises)
-        together = max((len(chosen_by) + len(one - chosen_by) for one in noises if one), default=0)
-        widened = all(n.width(together) is not None for n in numbers if n.value is not None)
-        taken = together if widened and together else 1
+        count = count_noises(released, position)
+        taken = count.taken
         if taken not in by_number:
             by_number[taken] = RowComputer(cells, taken, keys).compute(query).cells
         column = [row[position].value for row in by_number[taken]]
-        held = 95 if widened else 100 - 5 * together
-        # What hardly says anything is no interval.
-        known = together and held >= 50 and any(one.bounded for one in column)
-        confidence = held if known else None
+        known = count.confidence is not None and any(one.bounded for one in column)
         if not known:
             column = [Released(one.value) for one in column]
-        columns.append(AnswerColumn(name, _find_kind([one.value for one in column]), confidence))
+        kind = _find_kind([one.value for one in column])
+        columns.append(AnswerColumn(name, kind, count.confidence if known else None))
         computed.append(column)
-        used |= numbers
+        used |= count.numbers
     rows = tuple(zip(*computed)) if points else ()
     marked = [
         f"{column.name}: at least {column.confidence} % noise interval"

@@ -62,9 +62,7 @@ def read_cells(part: QueryPart, plan: Plan, rows: Sequence[Row], groups: Sequenc
             key = tuple(split_key(row.key, groups))
             cell = cells.setdefault(key, {})
             value, width = _whole(plan, row), make_width(plan, row)
-            number = Number(
-                value, width, row.remark, _additive_plan(plan, row.measure), row.measure
-            )
+            number = Number(value, width, row.remark, additive_plan(plan, row.measure), row.measure)
             for aggregate, label in part.measures.items():
                 if label == row.measure:
                     cell[aggregate] = number
@@ -148,7 +146,7 @@ def sum_half_width(noise: Noise, cells: int, failure: float) -> int:
     return math.ceil(best)
 
 
-def _additive_plan(plan: Plan, label: str) -> Plan | None:
+def additive_plan(plan: Plan, label: str) -> Plan | None:
     """The plan, if noises of this label add up: they are independent, and of a known size."""
     measure = find_measure(plan, label)
     additive = plan.mechanism.name == "aggregates" and measure is not None and not measure.shrinks

@@ -9,6 +9,7 @@ from typing import Any
 
 from dpflow.analyst_sql.aggregate_reader import TAIL
 from dpflow.analyst_sql.cells import find_measure, find_release, make_width
+from dpflow.analyst_sql.forecast_noise import ColumnNoise, forecast_noise
 from dpflow.analyst_sql.outputs import write_text
 from dpflow.analyst_sql.query_parts import PartPlan
 from dpflow.analyst_sql.query_plan import CHOSEN_KEYS, SqlPlan
@@ -55,10 +56,7 @@ def explain_sql(plan: SqlPlan, ledger: Ledger | None) -> dict[str, Any]:
     return {
         "stages": list(_list_stages(plan)),
         "releases": [_describe_part(part, stored) for part, stored in zip(plan.parts, plan.stored)],
-        "columns": [
-            {"column": name, "noise": _describe_noise(position, plan)}
-            for position, (name, _) in enumerate(plan.query.columns)
-        ],
+        "columns": list(_describe_columns(plan)),
         "protects": "; ".join(dict.fromkeys(one.protection_text for one in plan.tables)),
         "scope": plan.settings.scope,
         "notes": [*plan.unpaid, *_list_notes(plan)],
@@ -149,15 +147,41 @@ def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:
     }
 
 
-def _describe_noise(position: int, plan: SqlPlan) -> str:
-    """The half-widths at 95 % of what a column is computed from; together, where a row's is of several."""
+def _describe_columns(plan: SqlPlan) -> Iterator[dict[str, Any]]:
+    """Each column with its noise; ``half_width_95`` is that of every interval of it, None where it hangs on
+    what is released.
+    """
+    forecasts = forecast_noise(plan)
+    for position, (name, _) in enumerate(plan.query.columns):
+        forecast = None if forecasts is None else forecasts[position]
+        yield {
+            "column": name,
+            "noise": _describe_noise(position, plan, forecast),
+            "half_width_95": forecast and forecast.half_width_95,
+        }
+
+
+def _describe_noise(position: int, plan: SqlPlan, forecast: ColumnNoise | None) -> str:
+    """The half-widths of what a column is computed from, as its intervals in the answer take them."""
+    statistics = list(_list_alternatives(plan.query, position))
     of_rows = "" if isinstance(plan.query, SelectQuery) else " in each released row"
     lines = [
-        f"{aggregate} {_describe_width(aggregate, select, plan, len(statistics))}{of_rows}"
-        for statistics in _list_alternatives(plan.query, position)
-        for select, aggregate in statistics
+        f"{aggregate} {_describe_width(aggregate, select, plan, forecast.taken if forecast else len(some))}{of_rows}"
+        for some in statistics
+        for select, aggregate in some
     ]
-    return "; ".join(dict.fromkeys(lines)) or "none"
+    lines = list(dict.fromkeys(lines))
+    if not lines or forecast is None:
+        return "; ".join([*lines, "wider where noise chooses rows"] if lines else ["none"])
+    if forecast.half_width_95 is not None and (len(lines) > 1 or of_rows):
+        lines.append(f"the column +- {forecast.half_width_95:g}")
+    if forecast.confidence not in (95, None):
+        lines.append(f"together at least {forecast.confidence} %")
+    if forecast.with_keys is not None:
+        keys, width = forecast.with_keys
+        example = f": +- {width:g} among {keys}" if width is not None else ""
+        lines.append(f"wider with every private key among which noise chooses{example}")
+    return "; ".join(lines)
 
 
 Statistic = tuple[SelectQuery, SqlAggregate]

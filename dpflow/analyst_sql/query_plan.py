@@ -319,6 +319,14 @@ def answer_sql(
             f"level {level.name} is added up from release {origins[level.source].release_id}; rows without declared keys "
             f"are not in it"
         )
+    notes = list(dict.fromkeys(notes))
+    return compute_answer(plan.query, find_cells_by_query(answered), origins, notes)
+
+
+def find_cells_by_query(
+    answered: Sequence[tuple[QueryPart, Cells]],
+) -> Callable[[SelectQuery], Cells]:
+    """For a private SELECT, the released numbers of all its parts together."""
     cells_by_query: dict[int, Cells] = {}
 
     def collect_cells(query: SelectQuery) -> Cells:
@@ -330,7 +338,7 @@ def answer_sql(
             cells_by_query[id(query)] = cells
         return cells_by_query[id(query)]
 
-    return compute_answer(plan.query, collect_cells, origins, list(dict.fromkeys(notes)))
+    return collect_cells
 
 
 def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:

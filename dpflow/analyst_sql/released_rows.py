@@ -69,6 +69,8 @@ class RowComputer:
         cells: for a private SELECT, what its releases have.
         together: with the intervals of as many numbers together; None: values alone.
         key_reader: shared by all that compute one answer.
+        keep_noisy: rows stay that a condition leaves out by noise: the most rows that an answer may
+            have, whatever is released.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class RowComputer:
         cells: Callable[[SelectQuery], Cells],
         together: int | None,
         key_reader: KeyReader,
+        keep_noisy: bool = False,
     ) -> None:
         self._cells, self._together, self._key_reader = cells, together, key_reader
+        self._keep_noisy = keep_noisy
         self._known: dict[int, Rows] = {}
         self._scalars: dict[int, Cell] = {}
 
@@ -156,7 +160,7 @@ class RowComputer:
         rows, chosen_by = self._join(query)
         if query.where is not None:
             look_ups = [self._look_up_row(row) for row in rows]
-            rows = [row for row, of in zip(rows, look_ups) if _holds(query.where, of)]
+            rows = [row for row, of in zip(rows, look_ups) if self._holds(query.where, of)]
             chosen_by |= _join_noises(list_noises(query.where, of) for of in look_ups)
         if query.groups is None:
             return self._order_and_limit(query, [self._look_up_row(row) for row in rows], chosen_by)
@@ -211,7 +215,7 @@ class RowComputer:
         look_ups = [self._look_up_row(row) for row in rows]
         if condition is not None:
             chosen_by |= _join_noises(list_noises(condition, of) for of in look_ups)
-            look_ups = [of for of in look_ups if _holds(condition, of)]
+            look_ups = [of for of in look_ups if self._holds(condition, of)]
         if value is None:
             return _count_rows(len(look_ups), chosen_by)
         cells = [self._compute_cell(value, of) for of in look_ups]
@@ -247,6 +251,11 @@ class RowComputer:
         value = evaluate(output, lambda leaf: find(leaf).value)
         return Cell(replace(value, noisy=bool(noises)), noises)
 
+    def _holds(self, condition: OutputExpression, find: CellOf) -> bool:
+        if self._keep_noisy and list_noises(condition, find):
+            return True
+        return bool(as_truth(evaluate(condition, lambda leaf: find(leaf).value).value))
+
     def _order_and_limit(
         self,
         query: SelectQuery | ReleasedQuery,
@@ -258,7 +267,7 @@ class RowComputer:
         if query.having is not None:
             having = query.having
             chosen_by |= _join_noises(list_noises(having, find) for find in remaining)
-            remaining = [find for find in remaining if _holds(having, find)]
+            remaining = [find for find in remaining if self._holds(having, find)]
         for order in reversed(query.order):
             remaining.sort(key=lambda find, order=order: _order_key(order, find))  # type: ignore[misc]
         # Among equals, and without ORDER BY, the order of keys: that of rows would tell of them.
@@ -290,7 +299,9 @@ class RowComputer:
                 if source.on is not None:
                     look_ups = [self._look_up_row(both) for both in matches]
                     chosen_by |= _join_noises(list_noises(source.on, of) for of in look_ups)
-                    matches = [both for both, of in zip(matches, look_ups) if _holds(source.on, of)]
+                    matches = [
+                        both for both, of in zip(matches, look_ups) if self._holds(source.on, of)
+                    ]
                 if not matches and source.keep_left:
                     matches = [row + nothing]
                 joined += matches
@@ -388,10 +399,6 @@ def list_noises(output: OutputExpression, find: CellOf) -> frozenset[Number]:
 
 def _join_noises(sets: Iterable[frozenset[Number]]) -> frozenset[Number]:
     return _NO_NOISE.union(*sets)
-
-
-def _holds(condition: OutputExpression, find: CellOf) -> bool:
-    return bool(as_truth(evaluate(condition, lambda leaf: find(leaf).value).value))
 
 
 def _span(value: Any) -> tuple[Any, ...]:
