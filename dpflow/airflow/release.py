@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dpflow.airflow.asset_events import fill_outlet_events
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.links import BudgetPageLink, ReceiptLink
 from dpflow.airflow.task_context import (
@@ -60,6 +61,21 @@ def describe_receipt(receipt: Receipt) -> str:
     return f"{receipt.name}: {paid}; {place}; release {receipt.release_id}"
 
 
+def describe_event(plan: Plan, receipt: Receipt) -> dict[str, Any]:
+    """What an asset event says of a release: its receipt, the table it was published in, and the
+    half-width of its noise interval as it was planned. Never the result.
+    """
+    fields = receipt.to_json()
+    # How many rows there are is the table's to say.
+    del fields["rows"]
+    bound = plan.error_bound
+    return fields | {
+        # A place is FILE:TABLE.
+        "table": receipt.published and receipt.published.rpartition(":")[2],
+        "half_width_95": (bound and dict(bound.half_width)) or None,
+    }
+
+
 class ReleaseOperator(PrivacyOperator):
     """Charge, draw, settle and publish releases, exactly once whatever Airflow retries.
 
@@ -78,7 +94,8 @@ class ReleaseOperator(PrivacyOperator):
     is charged. Then its releases are drawn one after the other, and a retry draws those that have
     no result. A release that takes bounds from one of the list is charged after that one was drawn,
     with those behind it. An entry that asks for the release of an earlier one in other words is
-    refused, too. Returns a receipt, or a list of them for a list: release id, privacy cost, what it
+    refused, too. Assets among the task's ``outlets`` get events that say what was released
+    (`dpflow.airflow.asset_events`). Returns a receipt, or a list of them for a list: release id, privacy cost, what it
     protects, whether it was replayed. Never the result.
     """
 
@@ -119,14 +136,17 @@ class ReleaseOperator(PrivacyOperator):
         ledger = open_ledger(self.ledger_conn_id, folder)
         receipts: list[dict[str, Any]] = []
         waiting: list[tuple[Plan, RunIdentity]] = []
+        events: list[dict[str, Any]] = []
         names: dict[tuple[str, int], str] = {}
 
         def release_waiting() -> None:
             for plan, _ in waiting:
                 self.log.info("%s", describe_charge(plan))
-            for done in release_all(waiting, ledger, registry, spend_again=self.spend_again):
-                self.log.info("%s", describe_receipt(done))
-                receipts.append(done.to_json())
+            done = release_all(waiting, ledger, registry, spend_again=self.spend_again)
+            for (plan, _), receipt in zip(waiting, done):
+                self.log.info("%s", describe_receipt(receipt))
+                receipts.append(receipt.to_json())
+                events.append(describe_event(plan, receipt))
             waiting.clear()
 
         for n, (request, ordinal) in enumerate(zip(requests, number_equal(requests))):
@@ -146,6 +166,7 @@ class ReleaseOperator(PrivacyOperator):
             waiting.append((plan, run))
         release_waiting()
         self.receipt_id = receipts[0]["release_id"] if len(receipts) == 1 else None
+        fill_outlet_events(self.outlets, context, events)
         for scope in dict.fromkeys(receipt["scope"] for receipt in receipts):
             blocks = {
                 b for receipt in receipts if receipt["scope"] == scope for b in receipt["blocks"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dpflow.airflow.asset_events import fill_outlet_events
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import dag_folder, identify_run, map_failures, open_ledger
 from dpflow.errors import InvalidInput
@@ -84,7 +85,8 @@ class SqlReleaseOperator(PrivacyOperator):
     :param spend_again: pay although this task released something else in this run before.
 
     A run pays for its own draw: the run identity is in the key, so answers of other runs are not
-    taken. A retry, clear or backfill of the same interval costs nothing. Returns what was charged
+    taken. A retry, clear or backfill of the same interval costs nothing. Assets among the task's
+    ``outlets`` get events that say what was released (`dpflow.airflow.asset_events`). Returns what was charged
     and released: never a number of the answer.
     """
 
@@ -154,6 +156,22 @@ class SqlReleaseOperator(PrivacyOperator):
             )
         self.log.info("%d rows; published in %s", len(answer.rows), published or "no view")
         blocks = {block for part in plan.parts for block in part.plan.charged_blocks}
+        events = [
+            {
+                "release_id": one.release_id,
+                "mechanism": one.mechanism,
+                "scope": plan.settings.scope,
+                "blocks": sorted(blocks),
+                "epsilon": one.epsilon,
+                "delta": one.delta,
+                "replayed": one.stored,
+                "protects": answer.protects,
+                "published": published,
+                "table": self.output_table if published else None,
+            }
+            for one in answer.origins
+        ]
+        fill_outlet_events(self.outlets, context, events)
         self.log_remaining(ledger, plan.settings.scope, blocks)
         return {
             "releases": answer.to_json()["releases"],

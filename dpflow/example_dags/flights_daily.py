@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Asset
 
 try:
     from airflow.sdk import CronDataIntervalTimetable
@@ -56,5 +56,8 @@ with DAG(
 ):
     budget = BudgetCheckOperator(task_id="budget", releases=RELEASES, blocks=DAY)
     contract = DataContractOperator(task_id="contract", table=TABLE, blocks=DAY)
-    releases = ReleaseOperator(task_id="release", release=RELEASES, blocks=DAY)
+    # Its event says what was released; flights_report.py runs on it.
+    releases = ReleaseOperator(
+        task_id="release", release=RELEASES, blocks=DAY, outlets=[Asset("flights_daily")]
+    )
     budget >> contract >> releases

@@ -32,7 +32,9 @@ def test_parsing_imports_nothing_heavy(tmp_path: Path) -> None:
     import dpflow.example_dags
 
     folder = Path(dpflow.example_dags.__file__).parent
-    files = [str(folder / name) for name in ("flights_daily.py", "flights_model.py")]
+    files = [
+        str(folder / name) for name in ("flights_daily.py", "flights_model.py", "flights_report.py")
+    ]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(files=files, heavy=HEAVY)],
         env=os.environ | {"AIRFLOW_HOME": str(tmp_path)},

@@ -147,7 +147,10 @@ print(sorted(bag.dags))
     }
     done = everything.run("python", "-c", code, **environ)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip().splitlines()[-1] == "['flights_daily', 'flights_model']"
+    assert (
+        done.stdout.strip().splitlines()[-1]
+        == "['flights_daily', 'flights_model', 'flights_report']"
+    )
 
 
 @pytest.mark.slow

@@ -1,0 +1,93 @@
+"""Published tables as assets of Airflow: what a release task writes into the events of its outlets, and
+how a DAG that they trigger reads it.
+
+All of it is public: what was asked, charged and published. No released number is in an event.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import Asset
+
+from dpflow.airflow.task_context import AirflowFailException, name_run
+
+log = logging.getLogger(__name__)
+
+#: Where an event's extra holds what this package wrote; other keys are the author's.
+KEY = "dpflow"
+
+
+def fill_outlet_events(
+    outlets: Sequence[Any], context: Mapping[str, Any], releases: Sequence[Mapping[str, Any]]
+) -> None:
+    """Describe what a task released in the events of its assets.
+
+    An asset that is named as a published table, such as ``flights_daily``, gets the releases of that
+    table; any other gets all of the task. Aliases are left to the DAG.
+
+    Args:
+        releases: one mapping each, of JSON values, with ``table``, the table it was published in, or None.
+    """
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    run = context["dag_run"]
+    identity = name_run(context, getattr(run, "partition_key", None), context["ti"].run_id)
+    interval = [start.isoformat(), end.isoformat()] if start and end else None
+    tables = {release["table"] for release in releases}
+    for asset in outlets:
+        if not isinstance(asset, Asset):
+            continue
+        of_asset = [r for r in releases if asset.name not in tables or r["table"] == asset.name]
+        event = context["outlet_events"][asset]
+        written = {"run": identity, "data_interval": interval, "releases": of_asset}
+        event.extra = {**event.extra, KEY: written}
+
+
+def read_releases(context: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the events that triggered this run published: each release once, in the order of the
+    events, with the ``run`` and ``data_interval`` of who released it.
+
+    An event without these fields, such as one that was made by hand, is left out with a warning.
+
+    Args:
+        context: that of a task, as from ``airflow.sdk.get_current_context``.
+
+    Raises:
+        AirflowFailException: no event says what was released; no retry helps.
+    """
+    releases: dict[str, dict[str, Any]] = {}
+    bare = 0
+    for events in context.get("triggering_asset_events", {}).values():
+        for event in events:
+            # Who may make events by hand writes what they like.
+            written = _read_event(getattr(event, "extra", None))
+            bare += not written
+            # A task that was cleared tells of the same releases again.
+            releases |= {str(release["release_id"]): release for release in written}
+    if bare:
+        log.warning("%d asset events do not say what was released, and are left out", bare)
+    if not releases:
+        raise AirflowFailException(
+            "InvalidInput: no asset event of this run says what was released; let a release task have the asset as "
+            "an outlet, and trigger that, instead of making an event by hand"
+        )
+    return list(releases.values())
+
+
+def _read_event(extra: Any) -> list[dict[str, Any]]:
+    """The releases of one event, each with what the event says of its run; none where it is not as
+    `fill_outlet_events` writes it.
+    """
+    written = extra.get(KEY) if isinstance(extra, Mapping) else None
+    if not isinstance(written, Mapping):
+        return []
+    releases = written.get("releases")
+    if not isinstance(releases, list) or not all(
+        isinstance(release, Mapping) and isinstance(release.get("release_id"), str)
+        for release in releases
+    ):
+        return []
+    run = {name: written.get(name) for name in ("run", "data_interval")}
+    return [{**run, **release} for release in releases]
