@@ -136,12 +136,13 @@ def audit_with_confirmation(
 def affordable_draws(sample: Sampler, most: int, seconds: float) -> int:
     """Draws of two such samplers in about ``seconds`` of CPU time, at least 60, at most ``most``.
 
-    The time of the thread alone: on a busy machine an audit lasts longer, and is no blunter.
+    The process's own time, with that of threads which a sampler starts: on a busy machine an audit
+    lasts longer, and is no blunter.
     """
-    begun = time.thread_time()
+    begun = time.process_time()
     for _ in range(3):
         sample()
-    seconds_per_draw = (time.thread_time() - begun) / 3
+    seconds_per_draw = (time.process_time() - begun) / 3
     return max(60, min(most, int(seconds / (2 * seconds_per_draw + 1e-9))))
 
 

@@ -13,7 +13,9 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
+from functools import lru_cache
 from itertools import permutations
 from types import CodeType
 from typing import Any, TypeVar
@@ -34,6 +36,10 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 #: Values of one number of noise, and numbers drawn at once, at most.
 WIDEST = 1000
+#: What is far from done after this part of its time is given up,
+EARLY = 1 / 8
+#: where it would take so many times as long as it may. Later paths can be shorter, but not by so much.
+HOPELESS = 8
 
 
 class NotEnumerable(Exception):
@@ -50,9 +56,13 @@ class Enumerator(Source):
 
     def pick(self, law: Mapping[int, float]) -> int:
         """The next choice, by a law over integers."""
+        return self.pick_item(tuple(law.items()))
+
+    def pick_item(self, items: Sequence[tuple[int, float]]) -> int:
+        """The next choice among integers and their probabilities: a list that is made once."""
         if time.thread_time() > self.end:
             raise NotEnumerable("the time for the enumeration is over")
-        step, items = len(self.sizes), list(law.items())
+        step = len(self.sizes)
         # Beyond the script the first alternative, which makes the order depth-first.
         if step == len(self.path):
             self.path.append(0)
@@ -73,6 +83,15 @@ class Enumerator(Source):
         raise NotEnumerable(
             "raw random words cannot be enumerated; draw through dpflow.core.sampling.samplers"
         )
+
+    @property
+    def progress(self) -> float:
+        """How much of all paths lies before this one, if every choice has as many that follow."""
+        done, width = 0.0, 1.0
+        for step, size in zip(self.path, self.sizes):
+            width /= size
+            done += step * width
+        return done
 
     def next_path(self) -> list[int] | None:
         """The path after this one in depth-first order, or None after the last."""
@@ -103,8 +122,9 @@ def enumerate_outputs(
     """
     law: dict[Outcome, float] = defaultdict(float)
     path: list[int] = []
-    end = time.thread_time() + seconds
-    with replace_samplers(_list_stand_ins()):
+    begun = time.thread_time()
+    early, end = begun + seconds * EARLY, begun + seconds
+    with follow_laws():
         for _ in range(paths):
             source = Enumerator(path, tail, end)
             outcome = draw(source)
@@ -113,6 +133,10 @@ def enumerate_outputs(
             if following is None:
                 return dict(law)
             path = following
+            if early < time.thread_time():
+                if source.progress < EARLY / HOPELESS:
+                    raise NotEnumerable("the time for the enumeration would not do")
+                early = math.inf
     raise NotEnumerable(f"more than {paths} paths; take a larger epsilon or fewer groups")
 
 
@@ -146,24 +170,37 @@ def exact_delta(
     return worst
 
 
+@lru_cache(maxsize=1024)
+def _list_law(
+    law: Callable[[Fraction, Any], Mapping[int, float]], scale: Fraction, reach: float
+) -> tuple[tuple[int, float], ...]:
+    """A law as a list. Each path asks for the same few, which have up to thousands of values."""
+    return tuple(law(scale, reach).items())
+
+
+def _pick_many(
+    law: Callable[[Fraction, Any], Mapping[int, float]],
+    scale: Any,
+    reach: float,
+    size: int,
+    source: Enumerator,
+) -> Any:
+    # Of sigma^2 or a scale: either way there are at least so many values.
+    if math.sqrt(scale) > WIDEST or size > WIDEST:
+        raise NotEnumerable(f"{size} numbers of noise at scale {float(scale):.3g} are too many")
+    items = _list_law(law, Fraction(scale), reach)
+    return np.array([source.pick_item(items) for _ in range(size)], dtype=np.int64)
+
+
 def _repeat_law(
     law: Callable[[Fraction, float], Mapping[int, float]],
 ) -> Callable[[Any, int, Enumerator], Any]:
-    def sample_vector(scale: Any, size: int, source: Enumerator) -> Any:
-        # Of sigma^2 or a scale: either way there are at least so many values.
-        if math.sqrt(scale) > WIDEST or size > WIDEST:
-            raise NotEnumerable(f"{size} numbers of noise at scale {float(scale):.3g} are too many")
-        one = law(Fraction(scale), source.tail)
-        return np.array([source.pick(one) for _ in range(size)], dtype=np.int64)
-
-    return sample_vector
+    return lambda scale, size, source: _pick_many(law, scale, source.tail, size, source)
 
 
 def _pick_truncated(scale: Any, radius: int, size: int, source: Enumerator) -> Any:
     _require_few(radius)
-    return _repeat_law(lambda b, _: exact_divergence.truncated_laplace(b, radius))(
-        scale, size, source
-    )
+    return _pick_many(exact_divergence.truncated_laplace, scale, radius, size, source)
 
 
 def _require_few(alternatives: int, most: int = 10 * WIDEST) -> None:
@@ -244,6 +281,24 @@ def is_sampler(code: CodeType) -> bool:
 
 
 _REGISTERED: dict[Any, Callable[..., Any]] = {}
+#: The samplers that follow an `Enumerator` now.
+_followed: frozenset[Any] = frozenset()
+
+
+@contextmanager
+def follow_laws() -> Iterator[None]:
+    """Inside, `enumerate_outputs` need not look for the modules that hold a sampler each time."""
+    global _followed
+    stand_ins, before = _list_stand_ins(), _followed
+    if before >= stand_ins.keys():
+        yield
+        return
+    _followed = frozenset(stand_ins)
+    try:
+        with replace_samplers(stand_ins):
+            yield
+    finally:
+        _followed = before
 
 
 def _list_stand_ins() -> dict[Any, Callable[..., Any]]:

@@ -55,17 +55,25 @@ def smallest_epsilon(p: Distribution, q: Distribution, delta: float | Fraction =
     Masses of truncated distributions never cancel exactly: ask for a delta above the tails.
     """
     target, low, high = float(delta), 0.0, 1.0
-    if divergence(p, q, 0.0) <= target:
+    outcomes = list(dict.fromkeys((*p, *q)))
+    masses = [np.array([float(side.get(x, 0)) for x in outcomes]) for side in (p, q)]
+
+    def exceeds_target(epsilon: float) -> bool:
+        factor = math.exp(epsilon)
+        excesses = (one - factor * other for one, other in (masses, masses[::-1]))
+        return any(math.fsum(excess[excess > 0].tolist()) > target for excess in excesses)
+
+    if not exceeds_target(0.0):
         return 0.0
     # The divergence falls with epsilon, so doubling and bisection find the least.
-    while divergence(p, q, high) > target:
+    while exceeds_target(high):
         low, high = high, 2 * high
         # e^512 is near the end of the doubles
         if high > 512:
             return math.inf
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (middle, high) if divergence(p, q, middle) > target else (low, middle)
+        low, high = (middle, high) if exceeds_target(middle) else (low, middle)
     return high
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from dpflow.testing.column_in_memory import ArrayColumn
 Row = Mapping[str, Any]
 UnitRows = tuple[Row, ...]
 SmallTable = tuple[UnitRows, ...]
+Unit = TypeVar("Unit")
 
 
 def possible_units(rows: Sequence[Row], limit: int) -> list[UnitRows]:
@@ -44,9 +45,12 @@ def possible_units(rows: Sequence[Row], limit: int) -> list[UnitRows]:
 
 
 def neighbouring_tables(
-    units: Sequence[UnitRows], relation: Literal["add-remove", "replace"], others: int = 1
-) -> Iterator[tuple[SmallTable, SmallTable]]:
-    """Pairs of neighbouring tables that share at most ``others`` units, one order of each pair."""
+    units: Sequence[Unit], relation: Literal["add-remove", "replace"], others: int = 1
+) -> Iterator[tuple[tuple[Unit, ...], tuple[Unit, ...]]]:
+    """Pairs of neighbouring tables that share at most ``others`` units, one order of each pair.
+
+    The unit that they do not share comes last. Units may be anything that stands for them.
+    """
     for size in range(others + 1):
         for shared in combinations_with_replacement(units, size):
             if relation == "add-remove":
