@@ -67,9 +67,9 @@ class LoadOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Load; see the class."""
+        from dpflow.tables.loading.csv_files import CsvFormat
         from dpflow.tables.loading.load_rows import load_rows
         from dpflow.tables.loading.source_names import open_source
-        from dpflow.tables.loading.sources import CsvFormat
 
         names = [self.source] if isinstance(self.source, str) else list(self.source)
         if self.postgres_conn_id is not None:

@@ -14,11 +14,11 @@ from dpflow.catalogue import is_table_name
 from dpflow.cli.console import JsonOption, open_output, show_json, show_table
 from dpflow.errors import InvalidInput
 from dpflow.tables.access.file_list import SUFFIX
+from dpflow.tables.loading.csv_files import CsvFormat
 from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.report import LoadReport
 from dpflow.tables.loading.source_names import find_sources, open_source
-from dpflow.tables.loading.sources import CsvFormat
 
 
 def command(

@@ -6,10 +6,9 @@ error of this package holds a value of a row.
 """
 
 from dpflow.tables.language.grouping import declare_columns, declare_groups
+from dpflow.tables.loading.csv_files import CsvFormat, CsvSource
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.sources import (
-    CsvFormat,
-    CsvSource,
     JsonSource,
     ObjectSource,
     ParquetSource,

@@ -10,6 +10,7 @@ import select
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, InvalidInput, TableBusy, TableUnreadable, UnknownName
 from dpflow.extras import require_extra
 from dpflow.tables.loading.column_types import normalize_type
-from dpflow.tables.loading.sources import CsvFormat, CsvSource, require_columns
+from dpflow.tables.loading.csv_files import CsvFormat, CsvSource
+from dpflow.tables.loading.report import Rejects
+from dpflow.tables.loading.sources import require_columns
 
 #: What PostgreSQL calls types that DuckDB calls otherwise; an enum's values are texts.
 _TYPES = {
@@ -53,6 +56,16 @@ class _CopiedSource(CsvSource):
     def _count_lines(self, connection: duckdb.DuckDBPyConnection) -> int:
         # Values may hold line ends here: a program wrote the quotes.
         return self.copied_rows
+
+    def count_rejects(
+        self, connection: duckdb.DuckDBPyConnection, rows: int
+    ) -> tuple[int, tuple[Rejects, ...]]:
+        # The file and its lines are gone when somebody reads of them.
+        rejected, rejects = super().count_rejects(connection, rows)
+        return rejected, tuple(replace(one, source=self.name, lines=()) for one in rejects)
+
+    def _find_lines(self, file: Path, texts: Mapping[str, set[str]]) -> dict[str, list[int]]:
+        return {column: [] for column in texts}
 
 
 @contextmanager
@@ -106,6 +119,8 @@ def copy_postgres(
                 connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
                 connection.execute("SET LOCAL TimeZone = 'UTC'")
                 connection.execute("SET LOCAL DateStyle = 'ISO'")
+                # Below 1, which a login may have, the server rounds floating-point numbers.
+                connection.execute("SET LOCAL extra_float_digits = 1")
                 types = _choose_columns(connection, what, table, columns)
                 if by is not None:
                     require_columns({by: ""}, list(types), what)

@@ -13,18 +13,16 @@ from dpflow.tables.access.declarations import load_table
 from dpflow.tables.access.local_files import require_local_place, require_plain_files
 from dpflow.tables.access.object_stores import ObjectStore, find_object_root, is_object
 from dpflow.tables.loading.column_types import parse_columns, write_columns
+from dpflow.tables.loading.csv_files import CsvFormat, CsvSource, read_header
 from dpflow.tables.loading.load_rows import find_columns
 from dpflow.tables.loading.postgres import copy_postgres
 from dpflow.tables.loading.sources import (
-    CsvFormat,
-    CsvSource,
     JsonSource,
     LoadSource,
     ParquetSource,
     expand_files,
     find_root,
     parquet_columns,
-    read_header,
 )
 
 _READERS = {

@@ -12,9 +12,9 @@ from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.loading.csv_files import CsvFormat
 from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.loading.source_names import open_source
-from dpflow.tables.loading.sources import CsvFormat
 
 DECLARATION = {
     "name": "visits",

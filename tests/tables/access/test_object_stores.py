@@ -20,10 +20,10 @@ from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, MissingExtra, TableBusy, TableUnreadable
 from dpflow.tables.access import object_stores
 from dpflow.tables.access.file_list import FileList, open_list
+from dpflow.tables.loading.csv_files import CsvFormat
 from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.source_names import find_sources, open_source
-from dpflow.tables.loading.sources import CsvFormat
 
 DAYS = ("2026-01-01", "2026-01-02")
 

@@ -19,11 +19,10 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.tables.loading.column_types import parse_columns, write_columns
+from dpflow.tables.loading.csv_files import CsvFormat, CsvSource
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.report import LoadReport
 from dpflow.tables.loading.sources import (
-    CsvFormat,
-    CsvSource,
     JsonSource,
     ObjectSource,
     ParquetSource,
