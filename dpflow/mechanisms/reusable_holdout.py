@@ -73,6 +73,7 @@ from dpflow.core.toolbox.unit_counts import (
     learn_units,
     least_units,
     qualify_proof,
+    remember_needs,
 )
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
@@ -299,16 +300,9 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         known: dict[str, Any] = {"units": units} if private and units is not None else {}
         if query.champion:
             return self._describe_comparison(params, table, answer), known
-        if not params.is_private and answer.units is not None:
-            needs = list(answer.units.needs)
-            first = state.data.get("needs", needs)
-            known = {"needs": first}
-            # A number of other units would be one more text of a transcript, whose texts are counted.
-            if first != needs:
-                why = (
-                    "other columns may be missing than those of the session's first claim, and how many units have a value "
-                    "is no part of the proof; declare what a missing value is"
-                )
+        if not params.is_private:
+            known, why = remember_needs(state.data, answer.units)
+            if why:
                 return {"guarantee": "heuristic", "because": why}, known
         share = float(params.rho - params.alpha)
         said = {"guarantee": "proven"}

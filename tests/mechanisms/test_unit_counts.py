@@ -10,6 +10,7 @@ import pytest
 from dpflow.core.contract.declaration import ContributionBounds
 from dpflow.core.contract.requests import GroupedUnits, PerGroup, PerUnit
 from dpflow.core.sampling.randomness import SystemSource
+from dpflow.core.toolbox.unit_counts import remember_needs
 from dpflow.registry import Registry
 from dpflow.testing.examples import EXAMPLE_TABLE, Example
 from dpflow.testing.session_checks import MemorySession
@@ -94,3 +95,13 @@ def test_nothing_between_two_counts_pays_for_a_second(
     ]
     assert len(drawn) == 1, bodies
     assert bodies[0].get("tolerance") == bodies[2].get("tolerance")
+
+
+def test_what_other_columns_lack_is_no_text_of_a_transcript() -> None:
+    """The first question's columns are remembered; others say nothing, whatever their numbers are."""
+    first = GroupedUnits(10, True, needs=("a",))
+    state, why = remember_needs({}, first)
+    assert state == {"needs": ["a"]} and why == ""
+    for other in (GroupedUnits(10, True), GroupedUnits(9, True, needs=("a", "b"))):
+        kept, why = remember_needs(state, other)
+        assert kept == state and "declare what a missing value is" in why

@@ -59,6 +59,24 @@ def learn_units(
     return counted
 
 
+def remember_needs(
+    state: Mapping[str, Any], units: GroupedUnits | None
+) -> tuple[dict[str, Any], str]:
+    """For sessions without noise: what the state keeps of the first question, and why nothing rests on
+    the number of units of this one, or "".
+
+    Their proofs count transcripts, and a number of other units would be one more text of a transcript.
+    """
+    if units is None:
+        return {}, ""
+    first = state.get("needs", list(units.needs))
+    why = (
+        "other columns may be missing than those of the session's first question, and how many units have a value is no part "
+        "of the proof; declare what a missing value is"
+    )
+    return {"needs": first}, "" if first == list(units.needs) else why
+
+
 def group_tolerance(units: int, groups: int, share: float) -> float | None:
     """How far the mean of a group's scores lies above what is expected, in ranges of the score: more
     in a share of ``share`` of the groups at most. None if so few units allow any number.

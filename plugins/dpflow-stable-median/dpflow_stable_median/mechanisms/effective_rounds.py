@@ -42,7 +42,7 @@ from dpflow.core.toolbox.generalisation_bounds import (
     balance_threshold,
     description_length_groups,
 )
-from dpflow.core.toolbox.unit_counts import learn_units, qualify_proof
+from dpflow.core.toolbox.unit_counts import learn_units, qualify_proof, remember_needs
 from dpflow.errors import PlanRefused
 from dpflow_stable_median.building_blocks.quantile_intervals import lower_median
 
@@ -180,6 +180,9 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         units = learn_units(answer.units, None, None, 0.0, source)
         said = {"guarantee": "proven" if params.is_proven else "heuristic"}
         worth = qualify_proof(said, answer, units, params.groups, float(params.rho - params.alpha))
+        known, why = remember_needs(state.data, answer.units)
+        if why:
+            worth = {"guarantee": "heuristic", "because": why}
         body: dict[str, Any] = {
             "value": value,
             "switched": switched,
@@ -189,7 +192,9 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         }
         # After the last failure no round is left to move to.
         closed = answered_queries + 1 >= params.queries or now >= params.allowed_failures
-        return Verdict(body, closed=closed), State({"asked": answered_queries + 1, "round": now})
+        return Verdict(body, closed=closed), State(
+            {"asked": answered_queries + 1, "round": now, **known}
+        )
 
 
 def _explain_unproven(params: RoundsParams) -> str:
