@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dpflow.airflow.budget_check import BudgetCheckOperator as BudgetCheckOperator
     from dpflow.airflow.budget_grant import BudgetGrantOperator as BudgetGrantOperator
     from dpflow.airflow.budget_report import BudgetReportOperator as BudgetReportOperator
+    from dpflow.airflow.budget_sensor import BudgetSensor as BudgetSensor
     from dpflow.airflow.data_contract import DataContractOperator as DataContractOperator
     from dpflow.airflow.load import LoadOperator as LoadOperator
     from dpflow.airflow.private_prediction import (
