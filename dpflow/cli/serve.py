@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpflow.cli.console import LedgerOption, open_ledger
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
+
+if TYPE_CHECKING:
+    from dpflow.engine.prediction.session import PredictionSession
 
 
 def command(
@@ -18,9 +24,19 @@ def command(
     ] = None,
     ledger: LedgerOption = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; put TLS in front of any other than this.")
+        str, typer.Option(help="Address to listen on; use TLS on any other than this.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8321,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="Certificate chain (PEM): answer over HTTPS.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of it (PEM).")] = None,
+    log_requests: Annotated[
+        bool,
+        typer.Option(
+            help="Write a line for each request: principal, endpoint, status, time; no points, no answers."
+        ),
+    ] = True,
     token: Annotated[
         bool, typer.Option("--new-token", help="Make a token for a principal, and exit.")
     ] = False,
@@ -29,7 +45,7 @@ def command(
 
     Every principal's session is charged when the service first starts, and resumed after that.
     """
-    from dpflow.server.service import load_service, new_token, open_sessions
+    from dpflow.server.service import load_service, new_token, open_in_background, open_sessions
 
     if token:
         secret, digest = new_token()
@@ -44,18 +60,63 @@ def command(
         import uvicorn
 
         from dpflow.server.app import create_app
+        from dpflow.server.principals import Principals
     from dpflow.registry import Registry
 
+    tls = _check_tls(tls_certificate, tls_key)
     service, book = load_service(file), open_ledger(ledger, files=[file])
-    # Charged before the port opens: no request ever waits for a budget.
-    sessions = open_sessions(service, book, Registry.load())
-    for name, session in sessions.items():
-        print(f"{name}: {session.cached_left} predictions left")
-    uvicorn.run(
-        create_app(service, sessions, book),
-        host=host,
-        port=port,
-        log_level="warning",
-        # /metrics counts requests; an access log would say who asked when.
-        access_log=False,
+    if log_requests:
+        _log_requests()
+    # Nothing is answered, and no ledger touched by a request, before all is charged and learned.
+    opened = open_in_background(lambda: open_sessions(service, book, Registry.load()))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(service, Principals(file, service), opened, book),
+            host=host,
+            port=port,
+            log_level="warning",
+            # It would say paths as strangers wrote them.
+            access_log=False,
+            **tls,
+        )
     )
+
+    def say_ready(done: Future[Mapping[str, PredictionSession]]) -> None:
+        if done.exception() is not None:
+            server.should_exit = True
+            return
+        for name, session in done.result().items():
+            print(f"{name}: {session.cached_left} predictions left", flush=True)
+
+    opened.add_done_callback(say_ready)
+    server.run()
+    # What kept sessions from opening is this command's error.
+    if opened.done():
+        opened.result()
+
+
+def _check_tls(certificate: Path | None, key: Path | None) -> dict[str, Any]:
+    """What the server needs for HTTPS. Raises `InvalidInput`."""
+    import ssl
+
+    if certificate is None and key is None:
+        return {}
+    if certificate is None or key is None:
+        raise InvalidInput("TLS needs a certificate and its key: --tls-certificate and --tls-key")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidInput(
+            f"{certificate} and {key} are no certificate and key in PEM that can be read "
+            f"({type(error).__name__}); correct them"
+        ) from None
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+
+
+def _log_requests() -> None:
+    log = logging.getLogger("dpflow.access")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

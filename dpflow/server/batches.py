@@ -26,6 +26,16 @@ class KeyConflict(InvalidInput):
     """An idempotency key that came with other points before."""
 
 
+@dataclass(frozen=True)
+class Answered:
+    """Answers, and the places of points of which a value lies beyond the declared range: the
+    range's end stood for it.
+    """
+
+    answers: list[Any]
+    clamped: list[int]
+
+
 @dataclass
 class Waiting:
     """One request: points, encoded when their turn comes, and the note that ties its idempotency
@@ -37,8 +47,9 @@ class Waiting:
     session: PredictionSession
     points: Sequence[Sequence[Any]] = field(repr=False)
     key: str | None = None
-    done: Future[list[Any]] = field(default_factory=Future)
+    done: Future[Answered] = field(default_factory=Future)
     codes: Codes | None = field(default=None, repr=False)
+    clamped: list[int] = field(default_factory=list, repr=False)
 
     def note(self) -> dict[str, str]:
         """The idempotency key's name and the digest of the points it came with."""
@@ -51,9 +62,14 @@ class Waiting:
 
 
 class Batches:
-    """The queue and its thread. Counts batches and new points for the metrics."""
+    """The queue and its thread. Counts batches and answered points for the metrics.
 
-    def __init__(self) -> None:
+    Args:
+        refuse_outside: whether a value beyond the declared range is refused instead of clamped.
+    """
+
+    def __init__(self, *, refuse_outside: bool = False) -> None:
+        self._refuse_outside = refuse_outside
         self._queue: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._answer_queue, name="dpflow-batches", daemon=True
@@ -63,7 +79,7 @@ class Batches:
 
     def submit(
         self, session: PredictionSession, points: Sequence[Sequence[Any]], key: str | None = None
-    ) -> Future[list[Any]]:
+    ) -> Future[Answered]:
         """Queue a request; the future gets its answers, or the error that it alone caused."""
         waiting = Waiting(session, points, key)
         self._queue.put(waiting)
@@ -81,7 +97,10 @@ class Batches:
             taken, going = self._take_batch()
             for session in {waiting.session.id: waiting.session for waiting in taken}.values():
                 group = [waiting for waiting in taken if waiting.session.id == session.id]
-                self._answer_group(session, encode_group(session, group))
+                encoded = encode_group(session, group)
+                if self._refuse_outside:
+                    encoded = list(filter(_lies_within, encoded))
+                self._answer_group(session, encoded)
 
     def _take_batch(self) -> tuple[list[Waiting], bool]:
         """Everything that waits, up to one batch; at least one request."""
@@ -133,7 +152,8 @@ class Batches:
         self.points += len(answers)
         start = 0
         for waiting in group:
-            waiting.done.set_result(answers[start : start + len(waiting.points)])
+            part = answers[start : start + len(waiting.points)]
+            waiting.done.set_result(Answered(part, waiting.clamped))
             start += len(waiting.points)
 
     def _without_conflicts(
@@ -172,6 +192,20 @@ def encode_group(session: PredictionSession, group: Sequence[Waiting]) -> list[W
         return []
     start = 0
     for waiting in group:
-        waiting.codes = together[start : start + len(waiting.points)]
-        start += len(waiting.points)
+        end = start + len(waiting.points)
+        waiting.codes = together.codes[start:end]
+        waiting.clamped = np.flatnonzero(together.clamped[start:end]).tolist()
+        start = end
     return list(group)
+
+
+def _lies_within(waiting: Waiting) -> bool:
+    """Whether all values lie within the declared range; whoever asked of others hears of it."""
+    if waiting.clamped:
+        waiting.done.set_exception(
+            InvalidInput(
+                f"point {waiting.clamped[0]} has a value beyond the range that the table declares; "
+                f"see GET /v1/session for the range"
+            )
+        )
+    return not waiting.clamped

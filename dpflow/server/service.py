@@ -11,11 +11,12 @@ Feldman 2018, section 7). A bearer token is 32 random bytes, shown once; the fil
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -30,15 +31,25 @@ from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.yaml_files import load_yaml
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Rate = Annotated[int, Field(ge=1, le=10**6)]
+
 
 class Principal(Strict):
-    """Who may ask: the SHA-256 of the token, the scope that pays, and how many predictions (by
-    default the session's).
+    """Who may ask: the SHA-256 of the token, or of several while one replaces another, the scope
+    that pays, and how many predictions and requests a minute (by default the service's).
     """
 
-    token_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    token_sha256: Digest | Annotated[list[Digest], Field(min_length=1, max_length=10)]
     scope: Annotated[str, Field(min_length=1, max_length=200)]
     predictions: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    requests_per_minute: Rate | None = None
+
+    @property
+    def digests(self) -> Sequence[str]:
+        """Of all tokens that are valid."""
+        tokens = self.token_sha256
+        return [tokens] if isinstance(tokens, str) else tokens
 
 
 class Service(Strict):
@@ -46,23 +57,25 @@ class Service(Strict):
     relative to this file.
 
     ``pooled``: whether principals may share answers; false lets their scopes lie below different
-    budgets. ``most_points`` and ``most_bytes`` bound one request.
+    budgets. ``outside``: what becomes of a value beyond the declared range: ``clamp`` takes the
+    range's end for it and says so, ``refuse`` refuses the request. ``most_points`` and
+    ``most_bytes`` bound one request, ``requests_per_minute`` those of each principal.
     """
 
     session: Path
     principals: Annotated[dict[str, Principal], Field(min_length=1)]
     pooled: bool = True
+    outside: Literal["clamp", "refuse"] = "clamp"
+    requests_per_minute: Rate | None = None
     most_points: Annotated[int, Field(ge=1, le=10**6)] = 10_000
     most_bytes: Annotated[int, Field(ge=100, le=10**9)] = 2_000_000
 
-    def who(self, token: str) -> str | None:
-        """The principal of a token, or None; every digest is compared, in constant time."""
-        digest, owner = token_digest(token), None
-        # No early return: the time must not tell whose token was close.
-        for name, principal in self.principals.items():
-            if hmac.compare_digest(principal.token_sha256, digest):
-                owner = name
-        return owner
+    def without_tokens(self) -> Mapping[str, Any]:
+        """All that a running service cannot change."""
+        fields = self.model_dump()
+        for principal in fields["principals"].values():
+            del principal["token_sha256"]
+        return fields
 
 
 def load_service(path: Path) -> Service:
@@ -71,7 +84,7 @@ def load_service(path: Path) -> Service:
         service = Service.model_validate(load_yaml(path, "service file"))
     except ValidationError as error:
         raise InvalidDeclaration(f"{path} is not a service: {describe_problems(error)}") from None
-    digests = [principal.token_sha256 for principal in service.principals.values()]
+    digests = [digest for one in service.principals.values() for digest in one.digests]
     if len(set(digests)) != len(digests):
         raise InvalidDeclaration(f"{path}: two principals have the same token; give each its own")
     budgets = sorted(
@@ -136,3 +149,20 @@ def open_sessions(
     for session in others:
         session.share_models(first)
     return sessions
+
+
+def open_in_background(
+    opening: Callable[[], Mapping[str, PredictionSession]],
+) -> Future[Mapping[str, PredictionSession]]:
+    """Sessions that another thread opens: a server says meanwhile that it is not ready."""
+    opened: Future[Mapping[str, PredictionSession]] = Future()
+
+    def run() -> None:
+        try:
+            opened.set_result(opening())
+        except BaseException as error:  # noqa: BLE001  whoever waits raises it
+            opened.set_exception(error)
+
+    # A daemon: a service that is stopped does not learn on. What was charged is resumed.
+    threading.Thread(target=run, name="dpflow-learning", daemon=True).start()
+    return opened

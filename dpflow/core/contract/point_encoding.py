@@ -12,7 +12,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,17 @@ Codes = NDArray[np.int64]
 Points = Sequence[Sequence[Any]] | NDArray[Any] | Mapping[str, Any]
 
 
-def encode_points(table: Table, features: Sequence[str], points: Points) -> Codes:
-    """Points as integers, shape (points, features).
+class EncodedPoints(NamedTuple):
+    """Points as integers, shape (points, features), and which of them have a value that the
+    declared range does not hold: its end stands for it.
+    """
+
+    codes: Codes
+    clamped: NDArray[np.bool_]
+
+
+def encode_points(table: Table, features: Sequence[str], points: Points) -> EncodedPoints:
+    """Points as integers.
 
     Args:
         table: the declaration that gives each feature bounds or public keys.
@@ -54,15 +63,16 @@ def encode_points(table: Table, features: Sequence[str], points: Points) -> Code
         )
     # Column by column, as it is written and read.
     codes = np.empty((len(features), sizes.pop()), np.int64)
+    clamped = np.zeros(codes.shape[1], np.bool_)
     for index, name in enumerate(features):
         column = table.column(name)
-        read = _encode_keys if column.public_keys is not None else _encode_numbers
-        codes[index] = read(
-            name,
-            column if column.public_keys is not None else table.bounded_column(name),
-            columns[name],
-        )
-    return codes.T
+        if column.public_keys is not None:
+            codes[index] = _encode_keys(name, column, columns[name])
+        else:
+            column = table.bounded_column(name)
+            codes[index], beyond = _encode_numbers(name, column, columns[name])
+            clamped |= beyond
+    return EncodedPoints(codes.T, clamped)
 
 
 def _split_columns(features: Sequence[str], points: Any) -> Mapping[str, Any]:
@@ -98,7 +108,7 @@ def _size_message(number: int, found: int, features: Sequence[str]) -> str:
     )
 
 
-def _encode_numbers(name: str, column: Column, values: Any) -> Codes:
+def _encode_numbers(name: str, column: Column, values: Any) -> EncodedPoints:
     """Numbers and dates in grid steps."""
     hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     array = np.asarray(values)  # what a mask hides is put right below
@@ -124,21 +134,22 @@ def _encode_numbers(name: str, column: Column, values: Any) -> Codes:
         numbers = np.where(hidden, np.nan, numbers)
     if not np.isfinite(numbers).all():
         numbers = _fill_missing(name, column, numbers)
-    steps = numbers / float(column.step)
+    with np.errstate(over="ignore"):  # what is too large for a double is clamped below
+        steps = numbers / float(column.step)
     # Half away from zero, as the database rounds rows.
     rounded = np.copysign(np.floor(np.abs(steps) + 0.5), steps)
     clamped = np.clip(rounded, float(low), float(high))
     # Twice, because a bound may not be a double: the second clamp is exact.
     codes: Codes = np.clip(clamped.astype(np.int64), low, high)
-    return codes
+    return EncodedPoints(codes, rounded != clamped)
 
 
 def _encode_exactly(
     name: str, column: Column, values: Any, hidden: NDArray[np.bool_] | None
-) -> Codes:
+) -> EncodedPoints:
     """The same one by one, for grids of more steps than a double holds."""
     low, high = column.grid_bounds()
-    codes = np.empty(len(values), np.int64)
+    codes, beyond = np.empty(len(values), np.int64), np.zeros(len(values), np.bool_)
     for place, value in enumerate(values):
         if isinstance(value, int | np.integer | Decimal) and not isinstance(value, bool):
             finite = not isinstance(value, Decimal) or value.is_finite()
@@ -157,7 +168,8 @@ def _encode_exactly(
         # Half away from zero, as the database rounds rows.
         steps = int((2 * abs(number) / column.step + 1) // 2) * (-1 if number < 0 else 1)
         codes[place] = min(max(steps, low), high)
-    return codes
+        beyond[place] = codes[place] != steps
+    return EncodedPoints(codes, beyond)
 
 
 def _fill_missing(

@@ -123,7 +123,11 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
             return Verdict({"answer": None}, closed=True), state
         learned = self.learn(params, table, answer, source)
         (prediction,) = self.predict(
-            params, table, learned, encode_points(table, params.features, [query.point]), source
+            params,
+            table,
+            learned,
+            encode_points(table, params.features, [query.point]).codes,
+            source,
         )
         return Verdict(
             {"answer": prediction}, closed=answer_count + 1 >= params.predictions

@@ -110,7 +110,7 @@ def label_points(
     taught = (
         None
         if student is None
-        else teach_student(plan, session.id, session.encode(features), labels, student)
+        else teach_student(plan, session.id, session.encode(features).codes, labels, student)
     )
     return {
         "session_id": session.id,

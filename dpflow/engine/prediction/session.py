@@ -11,6 +11,7 @@ predicts only what is left.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,7 +20,7 @@ import numpy as np
 
 from dpflow import fault_points
 from dpflow.core.accounting.events import to_json
-from dpflow.core.contract.point_encoding import Codes, Points, encode_points
+from dpflow.core.contract.point_encoding import Codes, EncodedPoints, Points, encode_points
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
@@ -155,14 +156,14 @@ class PredictionSession:
         """
         if batch < 1:
             raise InvalidInput("a batch has 1 or more points")
-        codes = self.encode(points)
+        codes = self.encode(points).codes
         answers: list[Any] = []
         for start in range(0, len(codes), batch):
             answers += self.predict_batch(codes[start : start + batch])
         return answers
 
     @errors_end_here
-    def encode(self, points: Points) -> Codes:
+    def encode(self, points: Points) -> EncodedPoints:
         """Points as the declaration's integers. Raises `InvalidInput`."""
         return encode_points(self._plan.table, self._params.features, points)
 
@@ -179,25 +180,24 @@ class PredictionSession:
             return {name: self._notes[name] for name in names if name in self._notes}
 
     def describe(self) -> dict[str, Any]:
-        """What whoever asks may know: features with their bounds or keys, the privacy guarantee,
-        what is left.
-        """
-        table, features = self._plan.table, []
-        for name in self._params.features:
-            column = table.column(name)
-            features.append(
-                {"name": name}
-                | column.model_dump(
-                    mode="json", include={"lower", "upper", "step", "missing", "public_keys"}
-                )
-            )
+        """What whoever asks may know: features, the privacy guarantee, what is left."""
         return {
             "session_id": self.id,
-            "features": features,
+            "features": self.features,
             "guarantee": to_json(self._plan.event),
-            "protects": table.protection_text,
+            "protects": self._plan.table.protection_text,
             "predictions_left": self.predictions_left,
         }
+
+    @functools.cached_property
+    def features(self) -> list[dict[str, Any]]:
+        """In the order of a point's values, with their bounds or keys."""
+        shown = {"lower", "upper", "step", "missing", "public_keys"}
+        columns = [(name, self._plan.table.column(name)) for name in self._params.features]
+        return [
+            {"name": name} | column.model_dump(mode="json", include=shown)
+            for name, column in columns
+        ]
 
     @errors_end_here
     def predict_batch(self, codes: Codes, notes: Mapping[str, Any] | None = None) -> list[Any]:

@@ -49,7 +49,7 @@ def exact_law(
 
     @cache
     def law(rows: tuple[Any, ...], point: Any) -> Any:
-        codes = encode_points(table, params.features, [[point]])
+        codes = encode_points(table, params.features, [[point]]).codes
         return enumerate_outputs(
             lambda source: mechanism.predict(params, table, learned(rows), codes, source)[0],
             tail=1e-14,

@@ -100,13 +100,13 @@ def test_a_student_learns_more_from_more_points(tmp_path: Path) -> None:
     session = predictions(made, doors.book)
     assert doors.spent() == "100"
     points = [[float(x), float(y), "Oslo"] for x, y in rng.random((1000, 2))]
-    codes, answers = session.encode(points), session.predict(points)
+    codes, answers = session.encode(points).codes, session.predict(points)
     fresh = rng.random((2000, 2))
     truth = fresh.sum(axis=1) > 1
     exam = pool_matrix(
         made.table,
         ("x", "y", "town"),
-        session.encode([[float(x), float(y), "Oslo"] for x, y in fresh]),
+        session.encode([[float(x), float(y), "Oslo"] for x, y in fresh]).codes,
     )
     for number in (8, 1000):
         taught = teach_student(
@@ -193,7 +193,7 @@ def test_answers_that_teach_nothing_are_said_to(doors: Doors) -> None:
         "predict_vote", doors.declaration, name="pool", scope="loans", **doors.session()["params"]
     )
     session = predictions(made, doors.book)
-    codes = session.encode([[0.1, 0.1, "Oslo"], [0.9, 0.9, None]])
+    codes = session.encode([[0.1, 0.1, "Oslo"], [0.9, 0.9, None]]).codes
     student = parse_student({"folder": "s"}, doors.folder)
     with pytest.raises(InvalidInput, match="cannot learn from these 2 answers"):
         teach_student(made, session.id, codes, ["yes", "yes"], student)

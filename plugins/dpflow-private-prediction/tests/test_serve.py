@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
 from prediction_doors import Doors  # noqa: E402
+from prediction_service import ANN, BOB, REGISTRY, Served, point  # noqa: E402
 
 from dpflow import plan, release  # noqa: E402
 from dpflow.cli import app as cli  # noqa: E402
@@ -30,52 +30,9 @@ from dpflow.errors import (
     PlanRefused,
 )  # noqa: E402
 from dpflow.mechanisms import bounds  # noqa: E402
-from dpflow.registry import Registry  # noqa: E402
-from dpflow.server.app import create_app  # noqa: E402
 from dpflow.server.batches import Batches  # noqa: E402
-from dpflow.server.service import load_service, new_token, open_sessions  # noqa: E402
+from dpflow.server.service import load_service, open_sessions  # noqa: E402
 from dpflow.tables.access.declarations import load_table  # noqa: E402
-
-ANN, BOB = new_token(), new_token()
-REGISTRY = Registry.load()
-
-
-class Served:
-    """A running service with two principals: ann may ask 60 points, bob 5."""
-
-    def __init__(self, doors: Doors, **changes: Any) -> None:
-        self.doors = doors
-        doors.file()
-        table = load_table(doors.declaration)
-        for name, epsilon in (("ann", 12), ("bob", 1)):
-            doors.book.grant(
-                f"loans/{name}", epsilon, 0, filter="basic", table=table, principal="owner"
-            )
-        principals = {
-            "ann": {"token_sha256": ANN[1], "scope": "loans/ann", "predictions": 60},
-            "bob": {"token_sha256": BOB[1], "scope": "loans/bob", "predictions": 5},
-        }
-        self.file = doors.folder / "service.yml"
-        self.file.write_text(
-            yaml.safe_dump({"session": "session.yml", "principals": principals} | changes)
-        )
-        service = load_service(self.file)
-        self.sessions = open_sessions(service, doors.book, REGISTRY)
-        self.client = TestClient(
-            create_app(service, self.sessions, doors.book), raise_server_exceptions=False
-        )
-
-    def ask(self, points: Any, token: str = ANN[0], **headers: str) -> Any:
-        """One request."""
-        return self.client.post(
-            "/v1/predictions",
-            json={"points": points},
-            headers={"Authorization": f"Bearer {token}"} | headers,
-        )
-
-    def spent(self) -> str:
-        """Epsilon of the table's whole budget."""
-        return self.doors.spent()
 
 
 @pytest.fixture
@@ -85,10 +42,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield made
 
 
-def point(i: int) -> list[Any]:
-    return [i / 100, 0.5, "Oslo"]
-
-
 def test_an_answer_is_charged_once_and_stored(served: Served) -> None:
     """Both quotas are charged when the service starts; a known point is free; each principal has
     its own session.
@@ -96,7 +49,8 @@ def test_an_answer_is_charged_once_and_stored(served: Served) -> None:
     assert served.spent() == "13"
     first = served.ask([point(1), point(2), point(1)])
     body = first.json()
-    assert first.status_code == 200 and set(body) == {"session_id", "answers", "predictions_left"}
+    assert first.status_code == 200 and body["clamped"] == []
+    assert set(body) == {"session_id", "answers", "clamped", "predictions_left"}
     assert body["answers"][0] == body["answers"][2] and set(body["answers"]) <= {"no", "yes"}
     assert body["predictions_left"] == 58
     again = served.ask([point(2)]).json()
@@ -150,6 +104,8 @@ def test_a_tampered_token_is_refused(served: Served, token: str) -> None:
         ([[None, 0.2, "Oslo"]], 422),
         ([["high", 0.2, "Oslo"]], 422),
         ([[[0.1], 0.2, "Oslo"]], 422),
+        ([[True, 0.2, "Oslo"]], 422),
+        ([[0.1, False, "Oslo"]], 422),
         ("points", 422),
         ({"x": 1}, 422),
         ([[0.1, 0.2, "Oslo"]] * 41, 413),
@@ -215,12 +171,8 @@ def test_one_answer_per_idempotency_key(served: Served) -> None:
         served.ask([point(1)], **{"Idempotency-Key": "k"}).json()["answers"]
         == first.json()["answers"]
     )
-    again = Served.__new__(Served)
-    again.sessions = open_sessions(load_service(served.file), served.doors.book, REGISTRY)
-    for client in (
-        served.client,
-        TestClient(create_app(load_service(served.file), again.sessions, served.doors.book)),
-    ):
+    again = open_sessions(load_service(served.file), served.doors.book, REGISTRY)
+    for client in (served.client, served.start(again)):
         with client:
             conflict = client.post(
                 "/v1/predictions",
@@ -228,7 +180,7 @@ def test_one_answer_per_idempotency_key(served: Served) -> None:
                 headers={"Authorization": f"Bearer {ANN[0]}", "Idempotency-Key": "k"},
             )
         assert (conflict.status_code, conflict.json()["error"]) == (409, "key_conflict")
-    assert again.sessions["ann"].predictions_left == 59
+    assert again["ann"].predictions_left == 59
 
 
 @pytest.mark.parametrize("moment", ["find_notes", "_draw_answers"])
@@ -246,7 +198,7 @@ def test_two_servers_agree_on_an_idempotency_key(
     def meanwhile(given: Any) -> Any:
         found = looked(given)
         if len(given) == 2 and not theirs:  # two keys, or two points
-            theirs.extend(others.submit(other, [point(1)], "k").result(30))
+            theirs.extend(others.submit(other, [point(1)], "k").result(30).answers)
         return found
 
     with session._turn:
@@ -260,8 +212,8 @@ def test_two_servers_agree_on_an_idempotency_key(
         monkeypatch.setattr(session, moment, meanwhile)
     with pytest.raises(InvalidInput, match="idempotency key came with other points"):
         late.result(30)
-    assert len(friend.result(30)) == len(first.result(30)) == 1
-    assert batches.submit(session, [point(1)], "k").result(30) == theirs
+    assert len(friend.result(30).answers) == len(first.result(30).answers) == 1
+    assert batches.submit(session, [point(1)], "k").result(30).answers == theirs
     batches.close()
     others.close()
     assert served.sessions["ann"].predictions_left == 60 - 3 and served.doors.book.verify().ok
@@ -305,7 +257,7 @@ def test_requests_that_wait_together_are_judged_apart(served: Served) -> None:
         ]
         gone, nothing = batches.submit(session, [point(9)]), batches.submit(session, [])
         assert gone.cancel()
-    assert [len(done.result(600)) for done in (first, *good, nothing)] == [1, 2, 2, 0]
+    assert [len(done.result(600).answers) for done in (first, *good, nothing)] == [1, 2, 2, 0]
     for done, said in zip(odd, ("point 1 has 2 values", "point 0.*Atlantis")):
         with pytest.raises(InvalidInput, match=said):
             done.result(600)
@@ -326,12 +278,13 @@ def test_the_public_side_and_the_metrics_show_no_rows(served: Served) -> None:
     assert served.client.get("/healthz").json() == {"status": "ok"}
     metrics = served.client.get("/metrics").text
     assert (
-        'dpflow_requests_total{status="200"}' in metrics
-        and "dpflow_answered_points_total 1" in metrics
+        'dpflow_requests_total{endpoint="/v1/predictions",status="200"} 1.0' in metrics
+        and "dpflow_answered_points_total 1.0" in metrics
     )
     assert "ann" not in metrics
+    assert "# TYPE dpflow_request_seconds histogram" in metrics and "# HELP" in metrics
     paths = served.client.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/v1/predictions", "/v1/session", "/healthz", "/metrics"}
+    assert set(paths) == {"/v1/predictions", "/v1/session", "/healthz", "/readyz", "/metrics"}
 
 
 def test_trouble_is_said_without_its_text(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

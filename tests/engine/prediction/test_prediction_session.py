@@ -316,7 +316,7 @@ def test_notes_are_stored_with_the_batch(world: World) -> None:
     """A note appears in the transaction of the answers, also when all points are known."""
     session = world.open()
     assert session.find_notes(["k"]) == session.find_notes([]) == {}
-    codes = session.encode([[1, "Oslo"]])
+    codes = session.encode([[1, "Oslo"]]).codes
     assert session.predict_batch(codes, {"k": {"v": 1}}) == session.predict_batch(codes, {"l": 2})
     assert (session.find_notes(["k", "l", "m"]), session.predictions_left) == (
         {"k": {"v": 1}, "l": 2},
@@ -391,7 +391,7 @@ def test_a_session_that_the_first_form_began_goes_on(world: World) -> None:
     key = bytes.fromhex(world.ledger.commitment(session.id.encode(), "points"))
     old = PointNames(key)
     old._form = 1
-    names, nonce = old.name_points(session.encode([[1, "Oslo"], [2, "Rome"]])), b"n" * 16
+    names, nonce = old.name_points(session.encode([[1, "Oslo"], [2, "Rome"]]).codes), b"n" * 16
     stream = hashlib.shake_256(key + b"batch" + nonce).digest(32)
     sealed = nonce + bytes(a ^ b for a, b in zip(b"".join(names), stream))
     batch = {"points": base64.b64encode(sealed).decode(), "answers": "[17, 18]", "notes": {}}
@@ -421,7 +421,7 @@ def test_what_a_mask_hides_is_missing(world: World) -> None:
         column = np.ma.masked_array(
             np.array([1, 2, 3], "int64").astype(kind), mask=[False, True, False]
         )
-        assert encode_points(table, ["b"], {"b": column})[:, 0].tolist() == [1, 7, 3]
+        assert encode_points(table, ["b"], {"b": column}).codes[:, 0].tolist() == [1, 7, 3]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Who may ask now, and how often: tokens as the service file has them at this moment, and a rate for
+each principal.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import os
+import threading
+import time
+from pathlib import Path
+
+from dpflow.errors import DpflowError
+from dpflow.server.refusals import refuse_for_now
+from dpflow.server.service import Service, load_service, token_digest
+
+log = logging.getLogger("dpflow")
+
+
+class Principals:
+    """The principals of a service file, read again whenever the file changes. Thread-safe.
+
+    A new token is valid, and one that was taken out is not, from the next request on. Who is new in
+    the file has no session: only a restart opens one. While the file is gone or no service file,
+    nobody is let in.
+
+    Args:
+        path: the service file.
+        opened: the file as it was when sessions were opened.
+    """
+
+    def __init__(self, path: Path, opened: Service) -> None:
+        self._path, self._opened, self._now = path, opened, opened
+        # Looked at with the first request: it may have changed while sessions were opened.
+        self._seen: tuple[int, ...] | None = ()
+        self._problem = False
+        self._lock = threading.Lock()
+        self._buckets = {
+            name: _Bucket(principal.requests_per_minute or opened.requests_per_minute)
+            for name, principal in opened.principals.items()
+        }
+
+    def find_by_token(self, token: str) -> str | None:
+        """The principal of a token, or None; every digest is compared, in constant time.
+
+        Raises `Refused` while the file cannot be read.
+        """
+        with self._lock:
+            self._read_changes()
+            if self._problem:
+                raise refuse_for_now(
+                    "the service's file cannot be read now, so nobody is let in; its owner must bring it back"
+                )
+            principals = self._now.principals
+        digest, owner = token_digest(token), None
+        # No early return: the time must not tell whose token was close.
+        for name, principal in principals.items():
+            for known in principal.digests:
+                if hmac.compare_digest(known, digest) and name in self._opened.principals:
+                    owner = name
+        return owner
+
+    def count_request(self, name: str) -> int:
+        """0 if this principal may ask now, else in how many seconds."""
+        with self._lock:
+            return self._buckets[name].take()
+
+    def _read_changes(self) -> None:
+        version = _find_version(self._path)
+        if version == self._seen:
+            return
+        self._seen = version
+        before = self._now
+        try:
+            self._now, self._problem = load_service(self._path), False
+        except DpflowError as error:
+            self._problem = True
+            log.error("nobody is let in: %s", error)
+            return
+        if self._now.without_tokens() != self._opened.without_tokens():
+            log.warning("restart the service for what else changed in its file")
+        if self._now != before:
+            log.warning("tokens were read again")
+
+
+class _Bucket:
+    """So many requests a minute, and as many at once."""
+
+    def __init__(self, per_minute: int | None) -> None:
+        self._most = per_minute
+        self._left, self._at = float(per_minute or 0), time.monotonic()
+
+    def take(self) -> int:
+        if self._most is None:
+            return 0
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._at) * self._most / 60)
+        self._at = now
+        if self._left < 1:
+            return math.ceil((1 - self._left) * 60 / self._most)
+        self._left -= 1
+        return 0
+
+
+def _find_version(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file does; None if it is gone."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,67 @@
+"""A service with two principals over a small table, as its tests ask it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import yaml
+from prediction_doors import Doors
+from starlette.testclient import TestClient
+
+from dpflow.registry import Registry
+from dpflow.server.app import Sessions, create_app
+from dpflow.server.principals import Principals
+from dpflow.server.service import load_service, new_token, open_sessions
+from dpflow.tables.access.declarations import load_table
+
+ANN, BOB = new_token(), new_token()
+REGISTRY = Registry.load()
+
+
+class Served:
+    """A running service with two principals: ann may ask 60 points unless told otherwise, bob 5."""
+
+    def __init__(self, doors: Doors, ann: int = 60, **changes: Any) -> None:
+        self.doors = doors
+        doors.file()
+        table = load_table(doors.declaration)
+        for name, epsilon in (("ann", ann // 5), ("bob", 1)):
+            doors.book.grant(
+                f"loans/{name}", epsilon, 0, filter="basic", table=table, principal="owner"
+            )
+        principals = {
+            "ann": {"token_sha256": ANN[1], "scope": "loans/ann", "predictions": ann},
+            "bob": {"token_sha256": BOB[1], "scope": "loans/bob", "predictions": 5},
+        }
+        self.file = doors.folder / "service.yml"
+        self.file.write_text(
+            yaml.safe_dump({"session": "session.yml", "principals": principals} | changes)
+        )
+        self.sessions = open_sessions(load_service(self.file), doors.book, REGISTRY)
+        self.client = self.start(self.sessions)
+
+    def start(self, sessions: Sessions | None) -> TestClient:
+        """A server of the file as it is now; None: one whose models are being learned."""
+        self.opened: Future[Sessions] = Future()
+        if sessions is not None:
+            self.opened.set_result(sessions)
+        service = load_service(self.file)
+        app = create_app(service, Principals(self.file, service), self.opened, self.doors.book)
+        return TestClient(app, raise_server_exceptions=False)
+
+    def ask(self, points: Any, token: str = ANN[0], **headers: str) -> Any:
+        """One request."""
+        return self.client.post(
+            "/v1/predictions",
+            json={"points": points},
+            headers={"Authorization": f"Bearer {token}"} | headers,
+        )
+
+    def spent(self) -> str:
+        """Epsilon of the table's whole budget."""
+        return self.doors.spent()
+
+
+def point(i: int) -> list[Any]:
+    return [i / 100, 0.5, "Oslo"]
