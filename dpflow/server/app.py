@@ -164,14 +164,14 @@ async def answer_points(
 
 def require_numbers(features: Sequence[Mapping[str, Any]], points: Sequence[Sequence[Any]]) -> None:
     """Raises `Refused` for true and false where a number belongs: Python takes them for 1 and 0."""
-    numbers = [place for place, one in enumerate(features) if one.get("public_keys") is None]
+    numbers = [i for i, feature in enumerate(features) if feature.get("public_keys") is None]
     for number, point in enumerate(points):
-        for place in numbers:
-            if place < len(point) and isinstance(point[place], bool):
+        for i in numbers:
+            if i < len(point) and isinstance(point[i], bool):
                 raise Refused(
                     422,
                     "invalid_input",
-                    f"point {number}: {features[place]['name']} is a number or a date, not true or false; correct it",
+                    f"point {number}: {features[i]['name']} is a number or a date, not true or false; correct it",
                 )
 
 

@@ -57,8 +57,8 @@ class Principals:
         digest, owner = token_digest(token), None
         # No early return: the time must not tell whose token was close.
         for name, principal in principals.items():
-            for known in principal.digests:
-                if hmac.compare_digest(known, digest) and name in self._opened.principals:
+            for of_token in principal.digests:
+                if hmac.compare_digest(of_token, digest) and name in self._opened.principals:
                     owner = name
         return owner
 
