@@ -249,7 +249,26 @@ def _load_model(submission: Submission, file: Path) -> tuple[Any, bytes]:
             f"candidate {submission.name} holds types that are not scikit-learn's or numpy's: {', '.join(untrusted[:5])}; "
             f"save an estimator made of those only"
         )
+    _require_features(submission, model, file)
     return model, data
+
+
+def _require_features(submission: Submission, model: Any, file: Path) -> None:
+    """Raises `InvalidInput` for a model of other features: it would fail on every row, and its no would
+    be paid for.
+    """
+    expected, given = getattr(model, "n_features_in_", None), submission.features
+    if expected is not None and expected != len(given):
+        raise InvalidInput(
+            f"candidate {submission.name}: {file} was fitted on {expected} features, and {len(given)} are named; name those "
+            f"that it was fitted on"
+        )
+    # Names of a data frame; other names than the table's may be meant as they are.
+    order = tuple(map(str, getattr(model, "feature_names_in_", ())))
+    if order and order != given and set(order) == set(given):
+        raise InvalidInput(
+            f"candidate {submission.name}: {file} was fitted on features in the order {', '.join(order[:20])}; name them in it"
+        )
 
 
 def _predicts_rows_alone(model: Any) -> bool:

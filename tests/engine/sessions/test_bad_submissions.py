@@ -1,0 +1,146 @@
+"""What a gate on means makes of candidates that are wrong, late, gone or too many."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import numpy as np
+import pytest
+from smallworld import forbid_reads
+
+from dpflow import Session, plan
+from dpflow.engine.sessions.holdout_gate import judge
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+ROWS = """
+CREATE TABLE visits AS SELECT 'p' || i AS person, 'r' || i AS visit, i % 2 AS sick, i % 2 AS a, i % 3 AS b
+FROM range(2000) t(i)
+"""
+COLUMNS = {
+    "sick": {"lower": 0, "upper": 1},
+    "a": {"lower": 0, "upper": 1},
+    "b": {"lower": 0, "upper": 2},
+    "visit": {},
+}
+
+
+def open_gate(tiny: Tiny, **params: Any) -> Session:
+    tiny.fill(ROWS)
+    path = tiny.declare(
+        protects="unit", contribution_bounds={"rows": 1}, columns=COLUMNS, block=None, holdout=True
+    )
+    declaration, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
+    ledger.grant("gate", 50, 0, filter="basic", table=declaration, principal="owner")
+    given = {
+        "metric": "accuracy",
+        "threshold": "0.02",
+        "epsilon": "40",
+        "failures": 2,
+        "count_epsilon": "1",
+    }
+    planned = plan("thresholdout", path, name="gate", scope="gate", **given | params)
+    return Session.open(planned, ledger, Registry.load())
+
+
+def tabled(tiny: Tiny, prediction: str) -> dict[str, Any]:
+    path = tiny.folder / "said.duckdb"
+    path.unlink(missing_ok=True)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(
+            f"CREATE TABLE said AS SELECT 'r' || i AS visit, {prediction} AS prediction FROM range(2000) t(i)"
+        )
+    said = {"database": str(path), "table": "said", "id": "visit"}
+    return {"name": "a", "label": "sick", "predictions": said}
+
+
+@pytest.mark.parametrize(
+    ("metric", "prediction", "mean"),
+    [
+        # No number is no right answer.
+        ("accuracy", "CASE WHEN i % 4 < 2 THEN 'NaN'::DOUBLE ELSE i % 2 END", 0.5),
+        # The owner's default stands for a loss that is no number.
+        ({"estimator": "squared_loss", "range": [0, 1], "default": 1},
+         "CASE WHEN i % 4 < 1 THEN 'NaN'::DOUBLE ELSE i % 2 END", 0.25),
+        # Scores beyond the range count as its end, row by row.
+        ({"estimator": "squared_loss", "range": [0, 1], "default": 1},
+         "CASE WHEN i % 4 < 1 THEN 1e300 ELSE i % 2 END", 0.25),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_none_or_outside(
+    tiny: Tiny, metric: Any, prediction: str, mean: float
+) -> None:
+    session, given = open_gate(tiny, metric=metric, side="both"), tabled(tiny, prediction)
+    found = {
+        claim: judge(session, {**given, "claim": str(claim)})["verdict"]
+        for claim in (mean, mean + 0.06, mean - 0.06)
+    }
+    assert list(found.values()) == ["yes", "no", "no"]
+
+
+def test_unusable_models_ask_nothing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle runs its author's code, other features fail on every row, and a withdrawn file is gone:
+    all are refused before a row is read.
+    """
+    pytest.importorskip("skops")
+    import pandas as pd
+    import skops.io
+    from sklearn.tree import DecisionTreeClassifier
+
+    session, file = open_gate(tiny), tiny.folder / "m.skops"
+    model = {"name": "m", "claim": "0.9", "label": "sick", "file": file}
+    frame = pd.DataFrame({"a": [0.0, 1.0], "b": [1.0, 1.0]})
+    fitted = DecisionTreeClassifier().fit(frame, [0, 1])
+
+    def refuse(why: str, *features: str) -> None:
+        with pytest.raises(InvalidInput, match=why):
+            judge(session, {**model, "features": list(features)})
+
+    with monkeypatch.context() as patch:
+        forbid_reads(patch)
+        file.write_bytes(pickle.dumps(fitted))
+        refuse("is not a skops file", "a", "b")
+        skops.io.dump(fitted, file)
+        refuse("fitted on 2 features, and 1 are named", "a")
+        refuse("in the order a, b", "b", "a")
+    assert judge(session, {**model, "features": ["a", "b"]})["verdict"] == "yes"
+    file.unlink()
+    refuse("no readable file", "a", "b")
+    assert session.remaining()["queries_left"] == 99
+
+
+def test_one_row_that_no_model_takes_is_one_default(tiny: Tiny) -> None:
+    """Infinity in one row: all others are scored."""
+    pytest.importorskip("skops")
+    import skops.io
+    from sklearn.linear_model import LogisticRegression
+
+    session, file = open_gate(tiny), tiny.folder / "m.skops"
+    with duckdb.connect(str(tiny.database)) as connection:
+        connection.execute("ALTER TABLE visits ALTER a TYPE DOUBLE")
+        connection.execute("UPDATE visits SET a = 'NaN'::DOUBLE WHERE person = 'p7'")
+    skops.io.dump(LogisticRegression().fit(np.array([[0.0], [1.0]] * 20), [0, 1] * 20), file)
+    model = {"name": "m", "label": "sick", "file": file, "features": ["a"]}
+    assert judge(session, {**model, "claim": "1"})["verdict"] == "yes"
+
+
+def test_submissions_after_the_last_answer_cost_nothing(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many more are exhausted without a row read or a row written, and stored ones stay free."""
+    session, given = open_gate(tiny, queries=3), tabled(tiny, "i % 2")
+    asked = [{**given, "claim": f"0.{n}"} for n in range(10, 100)]
+    first = [judge(session, one) for one in asked[:3]]
+    entries = len(list(Ledger(tiny.ledger).history()))
+    with monkeypatch.context() as patch:
+        forbid_reads(patch)
+        assert {judge(session, one)["verdict"] for one in asked[3:]} == {"exhausted"}
+        assert [judge(session, one) for one in asked[:3]] == first
+    assert len(list(Ledger(tiny.ledger).history())) == entries
