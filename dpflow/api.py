@@ -92,8 +92,8 @@ def open_ledger(ledger: Ledger | Path | str | None = None) -> Ledger:
     """
     if isinstance(ledger, Ledger):
         return ledger
-    place, anchor = locate_ledger(None if ledger is None else str(ledger))
-    return Ledger(place, anchor=anchor)
+    location, anchor = locate_ledger(None if ledger is None else str(ledger))
+    return Ledger(location, anchor=anchor)
 
 
 def predictions(

@@ -112,9 +112,9 @@ def find_catalogue(folder: Path | None = None) -> Catalogue | None:
         if start is None:
             continue
         here = start.resolve()
-        for place in (here, *here.parents):
-            if (place / FILE_NAME).is_file():
-                return load_catalogue(place / FILE_NAME)
+        for upward in (here, *here.parents):
+            if (upward / FILE_NAME).is_file():
+                return load_catalogue(upward / FILE_NAME)
     return None
 
 

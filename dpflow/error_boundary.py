@@ -88,13 +88,13 @@ def errors_end_here(function: Callable[P, T]) -> Callable[P, T]:
 
 def _last_place(frames: TracebackType | None) -> str:
     """The last file and line of dpflow in a traceback, as the end of a phrase."""
-    place, root = "", Path(__file__).parent
+    location, root = "", Path(__file__).parent
     while frames is not None:
         file = Path(frames.tb_frame.f_code.co_filename)
         if file.is_relative_to(root) and file != Path(__file__):
-            place = f" in {file.relative_to(root.parent)} line {frames.tb_lineno}"
+            location = f" in {file.relative_to(root.parent)} line {frames.tb_lineno}"
         frames = frames.tb_next
-    return place
+    return location
 
 
 _silence = threading.Lock()

@@ -322,11 +322,11 @@ def _check_airflow(ledger: str | None) -> Iterator[ProjectFinding]:
                 "Airflow has no connection dpflow_ledger; add one of type dpflow_ledger whose host is the ledger's file"
             ),
         )
-        place, _ = locate_ledger(ledger)
+        location, _ = locate_ledger(ledger)
     except DpflowError as error:
         yield ProjectFinding("Airflow", "note", str(error))
         return
-    same = targets[0] == place or Path(targets[0]).resolve() == Path(place).resolve()
+    same = targets[0] == location or Path(targets[0]).resolve() == Path(location).resolve()
     if same:
         yield ProjectFinding("Airflow", "ok", "its connection dpflow_ledger names this ledger")
     else:

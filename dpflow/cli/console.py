@@ -59,12 +59,12 @@ def open_ledger(
     Raises:
         InvalidInput: nobody said where it is, or the files belong to projects with two ledgers.
     """
-    places = {locate_ledger(target, file.parent) for file in files} or {locate_ledger(target)}
-    if len(places) > 1:
+    locations = {locate_ledger(target, file.parent) for file in files} or {locate_ledger(target)}
+    if len(locations) > 1:
         raise InvalidInput(
             "these files belong to projects with different ledgers; run them one by one, or give --ledger"
         )
-    ((place, usual_anchor),) = places
+    ((place, usual_anchor),) = locations
     anchor = anchor or usual_anchor
     if not create:
         return Ledger(place, anchor=anchor)

@@ -103,20 +103,20 @@ def command(
     asker.require_answers()
     text = proposals.write_declaration(proposal, folder)
     table = _read_declaration(text, folder)
-    place = ledger or (catalogue and catalogue.ledger) or proposals.LEDGER_FILE
-    listing_file, listing = proposals.add_to_catalogue(folder, name, declaration, place)
+    location = ledger or (catalogue and catalogue.ledger) or proposals.LEDGER_FILE
+    listing_file, listing = proposals.add_to_catalogue(folder, name, declaration, location)
     proposals.check_catalogue(listing, listing_file.parent)
     release = folder / f"{name}_first.yml"
     first = _first_release(proposal, amounts, first_block)
     # Granted first: what the ledger refuses must leave no declaration behind.
     if amounts is not None:
-        _grant_budget(table, amounts, place)
+        _grant_budget(table, amounts, location)
     files = {folder / proposals.SCHEMA_FILE: proposals.schema_text()}
     files |= {declaration: text, listing_file: listing} | ({release: first} if first else {})
     proposals.write_files(files)
     print(f"wrote {declaration}, {listing_file}" + (f" and {release}" if first else ""))
     if first:
-        plan_command.command(release, ledger=place)
+        plan_command.command(release, ledger=location)
         print(f"nothing is spent yet; release it with: dpflow release {release}")
     elif proposal.block:
         print(f"budgets are per {proposal.block}, so a release names the blocks that it reads")

@@ -237,8 +237,8 @@ def records_are_bounded(bench: Bench) -> None:
             if nonce and fractions is not None:
                 want = sorted(
                     [
-                        sorted(rows)[place - 1]
-                        for place in choose_places(unit, 0, len(rows), case.per_group, fractions)
+                        sorted(rows)[index - 1]
+                        for index in choose_places(unit, 0, len(rows), case.per_group, fractions)
                     ]
                     for unit, rows in by_unit.items()
                 )

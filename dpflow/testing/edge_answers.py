@@ -57,8 +57,8 @@ def _tip_records(
         for name, (low, high) in ends.items():
             # What is public of a unit is the same in both tables.
             own = [0] * len(extra) if table.column(name).public else extra
-            places = np.array([*sides, *own], np.int64)
-            columns[name] = low + (high - low) * places
+            shares = np.array([*sides, *own], np.int64)
+            columns[name] = low + (high - low) * shares
         return RecordArrays(np.array(units, np.int64), columns)
 
     return add_unit(1), add_unit(0 if table.neighbours == "replace" else None)

@@ -505,11 +505,11 @@ def _neighbouring_values(
     first = np.arange(len(request.keys)) < request.groups
     for base in ([], [low, high] * 3, list(range(low, high + 1))):
         sides = [(high, first)] + [
-            (low, places) for places in (first, first[::-1])[: len(first)] if replace
+            (low, order) for order in (first, first[::-1])[: len(first)] if replace
         ]
         tables = [
-            [base + [end] * request.rows_per_group * bool(at) for at in places]
-            for end, places in sides
+            [base + [end] * request.rows_per_group * bool(at) for at in order]
+            for end, order in sides
         ]
         # Under add-remove the neighbour is the table without the unit.
         tables += [[base] * len(first)] * (not replace)

@@ -277,24 +277,24 @@ def _audit_draws(
     best: tuple[float, Example, int] | None = None
     # A third of the time chooses. Weak noise shows soonest which neighbours are far apart.
     with weaken_noise(FACTORS[3]):
-        places = [
-            (example, place, samplers)
+        sampler_pairs = [
+            (example, index, samplers)
             for example in examples
-            for place, samplers in enumerate(_list_samplers(mechanism, example))
+            for index, samplers in enumerate(_list_samplers(mechanism, example))
         ]
-        for example, place, (a, b) in places:
+        for example, index, (a, b) in sampler_pairs:
             epsilon, delta = _guarantee_of(mechanism, example)
-            draws = affordable_draws(a, 2000, seconds / 3 / len(places))
+            draws = affordable_draws(a, 2000, seconds / 3 / len(sampler_pairs))
             found = audit_pair(a, b, epsilon, delta, draws=draws, confidence=CONFIDENCE)
             share = found.lower_epsilon / epsilon
             if best is None or share > best[0]:
-                best = share, example, place
+                best = share, example, index
             if time.thread_time() > begun + seconds / 2:
                 break
     assert best is not None
-    _, example, place = best
+    _, example, index = best
     epsilon, delta = _guarantee_of(mechanism, example)
-    a, b = _list_samplers(mechanism, example)[place]
+    a, b = _list_samplers(mechanism, example)[index]
     left = max(begun + seconds - time.thread_time(), seconds / 4)
     draws = affordable_draws(a, DRAWS, left / 4)
     audit = audit_pair(a, b, epsilon, delta, draws=draws, confidence=CONFIDENCE)
@@ -303,7 +303,7 @@ def _audit_draws(
     for factor in () if refuted else FACTORS:
         with weaken_noise(factor):
             # A quarter of the draws tells whether all of them are worth their time.
-            a, b = _list_samplers(mechanism, example)[place]
+            a, b = _list_samplers(mechanism, example)[index]
             quick = audit_pair(a, b, epsilon, delta, draws=draws // 4, confidence=0.5)
             power = estimate_power(a, b, epsilon, delta, draws=draws) if not quick.passed else 0.0
         if power >= POWER:

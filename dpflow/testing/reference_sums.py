@@ -111,10 +111,10 @@ def choose_places(
         return list(range(1, size + 1))
     if fractions is None:
         raise BoundsBind(f"a unit has {size} rows in a group and keeps {most}")
-    places = sorted(
+    ranks = sorted(
         range(1, size + 1), key=lambda place: (fractions(unit, code, (str(place),)), place)
     )
-    return sorted(places[:most])
+    return sorted(ranks[:most])
 
 
 def bounded_values(
@@ -133,8 +133,8 @@ def bounded_values(
     for unit, by_code in cells.items():
         for code in choose_groups(unit, list(by_code), groups, fractions):
             values = sorted(by_code[code])
-            places = choose_places(unit, code, len(values), rows_per_group, fractions)
-            answer.update((code, values[place - 1]) for place in places)
+            ranks = choose_places(unit, code, len(values), rows_per_group, fractions)
+            answer.update((code, values[index - 1]) for index in ranks)
     return answer
 
 

@@ -100,13 +100,13 @@ def _replay_examples(
         left = begun + seconds / 2 - time.thread_time()
         end = time.thread_time() + left / (len(candidates) - number)
         listed = list_runs(mechanism, example)
-        for place, runs in enumerate(listed):
-            budget = (end - time.thread_time()) / (len(listed) - place)
+        for index, runs in enumerate(listed):
+            budget = (end - time.thread_time()) / (len(listed) - index)
             if budget <= 0 and best is not None:
                 break
             with suppress(Unfollowed):
                 # Weaker noise shows sooner which neighbours are far apart.
-                trial = _judge(mechanism, example, place, runs, FEW, budget, factor=2)
+                trial = _judge(mechanism, example, index, runs, FEW, budget, factor=2)
                 score = trial.excess if trial.delta else trial.share / 2
                 if score > most:
                     best, most = trial, score

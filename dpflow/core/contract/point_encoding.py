@@ -150,7 +150,7 @@ def _encode_exactly(
     """The same one by one, for grids of more steps than a double holds."""
     low, high = column.grid_bounds()
     codes, beyond = np.empty(len(values), np.int64), np.zeros(len(values), np.bool_)
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if isinstance(value, int | np.integer | Decimal) and not isinstance(value, bool):
             finite = not isinstance(value, Decimal) or value.is_finite()
             number = (
@@ -158,17 +158,17 @@ def _encode_exactly(
             )
         else:
             number = None
-        if number is None or (hidden is not None and hidden[place]):
+        if number is None or (hidden is not None and hidden[index]):
             given = (
                 np.nan
-                if hidden is not None and hidden[place]
-                else _parse_number(name, place, value)
+                if hidden is not None and hidden[index]
+                else _parse_number(name, index, value)
             )
-            number = Fraction(float(_fill_missing(name, column, np.array([given]), place)[0]))
+            number = Fraction(float(_fill_missing(name, column, np.array([given]), index)[0]))
         # Half away from zero, as the database rounds rows.
         steps = int((2 * abs(number) / column.step + 1) // 2) * (-1 if number < 0 else 1)
-        codes[place] = min(max(steps, low), high)
-        beyond[place] = codes[place] != steps
+        codes[index] = min(max(steps, low), high)
+        beyond[index] = codes[index] != steps
     return EncodedPoints(codes, beyond)
 
 

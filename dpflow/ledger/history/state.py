@@ -136,7 +136,7 @@ class RowIndex:
 
     def digest_list(self, rows: Iterable[Sequence[Any]]) -> str | None:
         """What a list says: the identities of its rows."""
-        names = [[row[place] for place in self.places] for row in rows]
+        names = [[row[index] for index in self.places] for row in rows]
         return _digest_rows(names)
 
     @cache  # noqa: B019
@@ -195,7 +195,7 @@ class ReadAhead:
         groups: dict[Key, list[Any]] = {key: [] for key in self.paths}
         for name, rows in zip(self._tables, results):
             for row in rows:
-                key = tuple([row[place] for place in TABLES[name].places])
+                key = tuple([row[index] for index in TABLES[name].places])
                 groups.setdefault((name, key), []).append(row)
         return groups
 
@@ -494,7 +494,7 @@ def list_items(rows_of: Callable[[sa.Table], Iterable[Any]]) -> Iterator[str]:
         lists: dict[Any, list[Any]] = {}
         groups: dict[tuple[Any, ...], list[Any]] = {}
         for row in rows_of(form.table):
-            key = tuple([row[place] for place in form.places])
+            key = tuple([row[index] for index in form.places])
             if form.listed:
                 lists.setdefault(getattr(row, form.listed), []).append(row)
             if form.single:

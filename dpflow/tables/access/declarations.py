@@ -29,8 +29,8 @@ def load_table(table: Path | str, folder: Path = Path()) -> Table:
     """
     path = locate_declaration(table, folder)
     data = load_yaml(path, "table declaration")
-    if isinstance(place := data.get("database"), str):
-        require_local_place(place, f"{path}: database")
+    if isinstance(location := data.get("database"), str):
+        require_local_place(location, f"{path}: database")
     try:
         declared = Table.model_validate(data)
     except ValidationError as error:

@@ -51,7 +51,7 @@ class ObjectStore:
             InvalidInput: several stores, or a login in a URL.
             MissingExtra: its package is not installed.
         """
-        matches = [_URL.match(place) for place in places]
+        matches = [_URL.match(url) for url in places]
         schemes = {match[1].lower() for match in matches if match is not None}
         if len(schemes) != 1 or None in matches:
             raise InvalidInput(

@@ -161,9 +161,9 @@ class Reader:
         inner = depth - len(operands).bit_length() - 1
         nodes = [
             self._read_node(operand, inner)
-            if before != "Sub" or place == 0
+            if before != "Sub" or index == 0
             else _negate(self._read_node(operand, inner))
-            for place, (before, operand) in enumerate(operands)
+            for index, (before, operand) in enumerate(operands)
         ]
         while len(nodes) > 1:
             pairs = [Node(op, (a, b)) for a, b in zip(nodes[::2], nodes[1::2])]
