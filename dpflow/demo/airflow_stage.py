@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,16 @@ from dpflow.demo.airflow_environment import airflow_environment, find_free_port,
 from dpflow.demo.supervisor import end_processes, is_alive
 from dpflow.demo.workspace import Workspace
 
-PROCESSES = ("api-server", "scheduler", "dag-processor")
+#: Airflow's command for each process, by the name of its log.
+PROCESSES: Mapping[str, Sequence[str]] = {
+    name: (name,) for name in ("api-server", "scheduler", "dag-processor")
+}
 AIRFLOW = (sys.executable, "-m", "airflow")
 RESTARTS = 3  # of processes that end by themselves; on SQLite a busy Airflow's scheduler may
+WINDOW = (
+    600.0  # seconds in which there may be so many; an Airflow that stays up has more in a month
+)
+SUPERVISOR_LOG = "supervisor.log"  # a line for each process that was started again
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 TAIL = 8  # lines of a log in a message
 
@@ -50,27 +57,28 @@ class Stage:
 
     def start(
         self,
-        processes: tuple[str, ...] = PROCESSES,
-        homes: Mapping[str, Path] | None = None,
+        processes: Mapping[str, Sequence[str]] = PROCESSES,
+        environments: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """Start processes under a supervisor, which ends them when this process ends.
 
         Args:
-            processes: names of Airflow's components.
-            homes: an AIRFLOW_HOME for each, as containers have, instead of one for all.
+            processes: the arguments of ``airflow`` for each, by its name.
+            environments: what is added to the environment of each, as containers have their own.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         for name in processes:
             (self.logs / f"{name}.log").unlink(missing_ok=True)
         config = {
-            "commands": {name: [*AIRFLOW, name] for name in processes},
-            "environments": {k: {"AIRFLOW_HOME": str(v)} for k, v in (homes or {}).items()},
+            "commands": {name: [*AIRFLOW, *words] for name, words in processes.items()},
+            "environments": {name: dict(more) for name, more in (environments or {}).items()},
             "logs": str(self.logs),
             "restarts": RESTARTS,
+            "window": WINDOW,
             "patience": GRACE,
             "detached": self._detached,
         }
-        with (self.logs / "supervisor.log").open("wb") as log:
+        with (self.logs / SUPERVISOR_LOG).open("wb") as log:
             self.supervisor = subprocess.Popen(
                 [sys.executable, "-m", "dpflow.demo.supervisor"],
                 env=self.env,
@@ -89,10 +97,10 @@ class Stage:
         # the supervisor ends by itself only when a service did so too often
         if self.supervisor is None or self.supervisor.poll() is None:
             return
-        output = (self.logs / "supervisor.log").read_text().split()
+        output = (self.logs / SUPERVISOR_LOG).read_text().split()
         name = output[-1] if output else "supervisor"
         raise DemoFailed(
-            f"airflow {name} ended by itself {RESTARTS + 1} times"
+            f"airflow {name} ended by itself {RESTARTS + 1} times within {WINDOW:.0f} s"
             + quote_tail(self.logs / f"{name}.log")
         )
 

@@ -34,15 +34,15 @@ class Supervisor:
 
     Args:
         config: ``commands`` (name to argument list), ``environments`` (name to what is added to
-            this process's environment), ``logs`` (folder), ``restarts`` (of all of them together),
-            ``patience`` (seconds between SIGTERM and SIGKILL), and ``detached`` (whether the
-            end of standard input means nothing).
+            this process's environment), ``logs`` (folder), ``restarts`` (of all of them together
+            within ``window`` seconds), ``patience`` (seconds between SIGTERM and SIGKILL), and
+            ``detached`` (whether the end of standard input means nothing).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
         self._services: dict[int, str] = {}  # by process id
-        self._restarts = 0
+        self._restarts: list[float] = []  # when, on the monotonic clock
         self._ending = False
 
     def run(self) -> int:
@@ -72,7 +72,8 @@ class Supervisor:
         ready, _, _ = select.select([0], [], [], BEAT)
         return bool(ready) and not os.read(0, 1)
 
-    def _launch(self, name: str) -> None:
+    def _launch(self, name: str) -> int:
+        """Start a service; its process id."""
         # read before the fork: in the child the question would come too late
         parent = os.getpid()
         environment = os.environ | self._config["environments"].get(name, {})
@@ -88,18 +89,26 @@ class Supervisor:
             )
         process.returncode = 0  # reaped below with all others, not by subprocess
         self._services[process.pid] = name
+        return process.pid
 
     def _restart_services(self) -> str:
         """Reap what ended and start services again; the name of one that ended too often."""
-        for pid in _reap_children():
+        for pid, status in _reap_children():
             if (name := self._services.pop(pid, None)) is None:
                 continue
             # its workers belong to nobody now, and would work beside those of the next one
             _kill_all(set(list_descendants(os.getpid())) - self._descendants_of_services())
-            if self._restarts == self._config["restarts"]:
+            now, window = time.monotonic(), self._config["window"]
+            self._restarts = [at for at in self._restarts if now - at < window]
+            if len(self._restarts) == self._config["restarts"]:
+                _tell(f"{name} ended ({status}), too often to be started again")
                 return name
-            self._restarts += 1
-            self._launch(name)
+            self._restarts.append(now)
+            new, count = self._launch(name), f"{len(self._restarts)} of {self._config['restarts']}"
+            _tell(
+                f"{name} ended ({status}) and was started again as process {new}; "
+                f"restart {count} within {window:g} s"
+            )
         return ""
 
     def _descendants_of_services(self) -> set[int]:
@@ -133,12 +142,18 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _reap_children() -> list[int]:
-    """Process ids of children that ended, adopted ones included."""
+def _tell(sentence: str) -> None:
+    """One line of standard output, with the time."""
+    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), sentence, flush=True)
+
+
+def _reap_children() -> list[tuple[int, str]]:
+    """Process ids of children that ended, adopted ones included, and how each ended."""
     ended = []
     with suppress(ChildProcessError):
-        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            ended.append(pid)
+        while (answer := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            code = os.waitstatus_to_exitcode(answer[1])
+            ended.append((answer[0], f"exit code {code}" if code >= 0 else f"signal {-code}"))
     return ended
 
 

@@ -13,6 +13,7 @@ from dpflow.demo.airflow_environment import airflow_environment, find_free_port
 from dpflow.demo.airflow_stage import (
     GRACE,
     PROCESSES,
+    SUPERVISOR_LOG,
     Stage,
     end_leftovers,
     read_supervisor,
@@ -37,7 +38,7 @@ def start_ui(root: Path) -> str:
         stage = Stage(workspace.logs, environment, detached=True)
         try:
             stage.migrate()  # an earlier try may have been stopped before it
-            stage.start((*PROCESSES, "triggerer"))
+            stage.start({**PROCESSES, "triggerer": ("triggerer",)})
             assert stage.supervisor is not None
             workspace.supervisor_file.write_text(str(stage.supervisor.pid))
             stage.await_health()
@@ -48,6 +49,8 @@ def start_ui(root: Path) -> str:
     print(f"Airflow is up at {stage.client.url}")
     for user, password in read_logins(workspace).items():
         print(f"  user {user}, password {password}")
+    log = workspace.logs / SUPERVISOR_LOG
+    print(f"A process that ends is started again; {log} says so", flush=True)
     print("Stop it with: dpflow demo --down (in a clone: make down)")
     return stage.client.url
 

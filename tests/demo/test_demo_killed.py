@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -33,6 +34,13 @@ def wait_for(condition: Any, process: subprocess.Popen[str] | None = None) -> An
 def start_demo(root: Path, *options: str) -> subprocess.Popen[str]:
     command = [*DPFLOW, "--root", str(root), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def find_scheduler(workspace: Workspace) -> int:
+    """The process that leads the scheduler's session."""
+    pids = list_processes(f"DPFLOW_DEMO={workspace.root}")
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
+    return next(p for p in pids if b"scheduler" in commands[p] and os.getsid(p) == p)
 
 
 def test_a_demo_that_is_ended_leaves_nothing_and_resumes(tmp_path: Path) -> None:
@@ -69,7 +77,9 @@ def test_a_demo_that_is_ended_leaves_nothing_and_resumes(tmp_path: Path) -> None
 
 
 def test_both_dags_run_after_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The environment of `--up` is the demo's: a day is released, and a model is promoted."""
+    """The environment of `--up` is the demo's: a day is released, and a model is promoted. Both
+    although the scheduler is killed right after they were asked for.
+    """
     workspace = create_workspace(tmp_path / "demo")
     job.prepare_workspace(workspace)
     url = ui.start_ui(workspace.root)
@@ -80,6 +90,9 @@ def test_both_dags_run_after_up(tmp_path: Path, capsys: pytest.CaptureFixture[st
         wait_for(lambda: client.get("dags/flights_daily") and client.get("dags/flights_model"))
         client.trigger("flights_model", "by-hand")
         assert client.backfill("flights_daily", "2013-01-01", "2013-01-01")
+        os.kill(find_scheduler(workspace), signal.SIGKILL)
+        told = workspace.logs / "supervisor.log"
+        wait_for(lambda: "scheduler ended (signal 9) and was started again" in told.read_text())
 
         def list_ends() -> list[str]:
             runs = [

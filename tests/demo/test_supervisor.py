@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def configure(folder: Path, service: str = SERVICE, **changes: object) -> str:
         "environments": {},
         "logs": str(folder),
         "restarts": 2,
+        "window": 60,
         "patience": 0.3,
         "detached": False,
     }
@@ -152,8 +154,31 @@ def test_services_that_keep_ending_end_all_of_it(tmp_path: Path) -> None:
         process.stdin.write(config + "\n")
         process.stdin.flush()
         assert process.wait(20) == KEEPS_ENDING
-        assert process.stdout.read().split() == ["one"]
+        *told, last = process.stdout.read().splitlines()
+    assert last == "one" and len(told) == 3
+    ending = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ one ended \(exit code 3\)"
+    for count, line in enumerate(told[:2], 1):
+        again = rf"{ending} and was started again as process \d+; restart {count} of 2 within 60 s"
+        assert re.fullmatch(again, line)
+    assert re.fullmatch(f"{ending}, too often to be started again", told[2])
     assert (tmp_path / "one.log").read_text().count("why") == 3
+
+
+def test_what_ends_seldom_is_started_again_whenever_it_does(tmp_path: Path) -> None:
+    """Restarts are counted within a window; one count for all of a month ended `make up`."""
+    seldom = "import os, time; time.sleep(0.5); os.kill(os.getpid(), 9)"
+    config = configure(tmp_path, commands={"one": [sys.executable, "-c", seldom]}, window=0.6)
+    command = [sys.executable, "-m", "dpflow.demo.supervisor"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(config + "\n")
+        process.stdin.flush()
+        told = [process.stdout.readline() for _ in range(5)]
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert all("one ended (signal 9) and was started again as process" in line for line in told)
 
 
 def test_an_owner_that_dies_before_it_says_what_to_do_leaves_nothing() -> None:
