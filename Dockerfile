@@ -1,20 +1,37 @@
-# dpflow and Airflow from the same hashed lock that the tests use.
+# dpflow, its four plugin distributions and Airflow, from hashed locks (`make lock`): nothing of who develops or tests.
+FROM python:3.11-slim AS builder
+
+RUN pip install --no-cache-dir uv==0.13.8
+ENV VIRTUAL_ENV=/opt/venv
+RUN uv venv "$VIRTUAL_ENV"
+
+WORKDIR /build
+COPY deploy/requirements.lock ./
+RUN uv pip install --no-cache --compile-bytecode --require-hashes -r requirements.lock
+
+# The backend that builds wheels: beside the environment that is shipped, not in it.
+COPY deploy/build.lock ./
+RUN uv pip install --no-cache --system --require-hashes -r build.lock
+
+COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
+COPY dpflow ./dpflow
+COPY plugins ./plugins
+RUN for folder in . plugins/*; do \
+        uv build --quiet --wheel --no-build-isolation --python /usr/local/bin/python --out-dir dist "$folder" || exit 1; \
+    done \
+    && uv pip install --no-cache --no-deps --no-index --compile-bytecode dist/*.whl
+
 FROM python:3.11-slim
 
-RUN pip install --no-cache-dir uv==0.13.8 \
-    && useradd --create-home --uid 50000 dpflow \
-    && mkdir -p /opt/dpflow/demo /opt/dpflow/anchor \
+RUN useradd --create-home --uid 50000 dpflow \
+    && mkdir -p /opt/dpflow/demo/private /opt/dpflow/demo/dags /opt/dpflow/anchor /opt/dpflow/logs /opt/dpflow/users \
+    && chmod 700 /opt/dpflow/demo/private /opt/dpflow/anchor /opt/dpflow/users \
     && chown -R dpflow /opt/dpflow
 
-WORKDIR /opt/dpflow
-COPY requirements.lock ./
-RUN uv pip install --system --no-cache --compile-bytecode --require-hashes -r requirements.lock
-
-COPY pyproject.toml README.md ./
-COPY dpflow ./dpflow
-RUN uv pip install --system --no-cache --no-deps --no-build-isolation .
-COPY deploy/init.sh ./init.sh
+COPY --from=builder /opt/venv /opt/venv
+COPY deploy/init.py deploy/make_secrets.py deploy/healthcheck.py /opt/dpflow/
 
 USER dpflow
-ENV AIRFLOW_HOME=/home/dpflow/airflow
+WORKDIR /opt/dpflow
+ENV PATH=/opt/venv/bin:$PATH AIRFLOW_HOME=/home/dpflow/airflow
 CMD ["airflow", "api-server"]

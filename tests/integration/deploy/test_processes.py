@@ -1,30 +1,26 @@
 """The processes of docker-compose.yml with its environment, side by side on this machine, on a real
-PostgreSQL.
+PostgreSQL that asks for passwords.
 
-Only places and secrets are substituted. Each process has an AIRFLOW_HOME of its own, as in a
-container, so the shared secrets and the execution address must really be in the shared environment.
+Only places, ports and hosts are substituted. Each process has an AIRFLOW_HOME, secrets and logs of its
+own, as in a container, so the shared secrets and the execution address must really be shared.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import httpx
+import psycopg
 import pytest
-import sqlalchemy as sa
 import yaml
+from compose_services import ROOT, Deployment
 
 from dpflow import Ledger, load_table
-from dpflow.demo.airflow_environment import find_free_port, inherited_environment
 from dpflow.demo.airflow_stage import Stage
-
-ROOT = Path(__file__).parents[3]
-COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+from dpflow.demo.workspace import copy_example_dags
 
 DAG = """
 from airflow.sdk import DAG
@@ -40,85 +36,86 @@ TABLE = {
     "contribution_bounds": {"rows": 1},
     "columns": {},
 }
+#: What broke an address that was put together without quoting.
+PASSWORD = "p@ss:w/o rd%40'\"?#&\\"
 
 
 @pytest.fixture(scope="module")
-def stage(postgres: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Init, then api-server, scheduler, dag-processor and triggerer."""
+def deployment(password_server: str, tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """What the service ``init`` leaves, after its second run; with passwords of an owner's choice."""
     root = tmp_path_factory.mktemp("compose")
-    dags, port = root / "dags", find_free_port()
-    dags.mkdir()
-    (dags / "visits.py").write_text(DAG)
-    (dags / "visits.yml").write_text(yaml.safe_dump(TABLE))
-    with duckdb.connect(str(dags / "visits.duckdb")) as connection:
+    (root / "secrets").mkdir()
+    for login in ("airflow", "dpflow_owner", "dpflow_tasks", "dpflow_page"):
+        (root / "secrets" / f"{login}_password").write_text(PASSWORD + login + "\n")
+    deployment = Deployment(root, password_server)
+    copy_example_dags(deployment.dags)
+    (deployment.dags / "visits.py").write_text(DAG)
+    (deployment.dags / "visits.yml").write_text(yaml.safe_dump(TABLE))
+    with duckdb.connect(str(deployment.dags / "visits.duckdb")) as connection:
         connection.execute("CREATE TABLE visits AS SELECT i AS person FROM range(500) t(i)")
-    env = environment(root, sa.make_url(postgres()), port)
-    init = env | {
-        "AIRFLOW_HOME": str(root / "home-init"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    subprocess.run(["sh", str(ROOT / "deploy" / "init.sh")], env=init, check=True)
-    ledger = Ledger(env["DPFLOW_LEDGER"], anchor=env["DPFLOW_LEDGER_ANCHOR"])
-    ledger.grant(
-        "visits", 1, 0, filter="basic", table=load_table(dags / "visits.yml"), principal="owner"
-    )
-    running = Stage(root / "logs", env)
-    services = [
-        s["command"] for name, s in COMPOSE["services"].items() if name not in ("postgres", "init")
-    ]
+    deployment.run_init()
+    deployment.run_init()
+    table = load_table(deployment.dags / "visits.yml")
+    open_ledger(deployment).grant("visits", 1, 0, filter="basic", table=table, principal="owner")
+    return deployment
+
+
+def open_ledger(deployment: Deployment) -> Ledger:
+    """The ledger as its owner sees it."""
+    place = (deployment.secrets / "dpflow_owner_url").read_text()
+    return Ledger(place, anchor=deployment.root / "opt" / "anchor", owner=True)
+
+
+@pytest.fixture(scope="module")
+def stage(deployment: Deployment) -> Iterator[Stage]:
+    """Api-server, scheduler, dag-processor and triggerer."""
+    running = deployment.make_stage()
     try:
-        names = tuple(command[1] for command in services)
-        running.start(names, homes={name: root / f"home-{name}" for name in names})
-        running.await_health()
+        deployment.log_in(running)
         yield running
     finally:
         running.stop()
 
 
-def environment(root: Path, database: sa.URL, port: int) -> dict[str, str]:
-    """The shared environment of the compose file, with its hosts, paths and secrets exchanged."""
-    ledger = database.set(database=f"{database.database}_ledger")
-    shared = dict(COMPOSE["services"]["scheduler"]["environment"])
-    connection = {
-        "conn_type": "dpflow_ledger",
-        "host": database.query["host"],
-        "login": database.username,
-        "schema": ledger.database,
-    }
-    changes = {
-        "AIRFLOW__CORE__DAGS_FOLDER": str(root / "dags"),
-        "AIRFLOW__CORE__PARALLELISM": "2",
-        "AIRFLOW__CORE__FERNET_KEY": "Zm9yIHRoZSB0ZXN0cyBvbmx5LCAzMiBieXRlcyEhISE=",
-        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database.render_as_string(hide_password=False),
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": database.set(
-            drivername="postgresql+psycopg_async"
-        ).render_as_string(hide_password=False),
-        "AIRFLOW__API_AUTH__JWT_SECRET": "a secret for the tests only, long enough",
-        "AIRFLOW__API__HOST": "127.0.0.1",
-        "AIRFLOW__API__PORT": str(port),
-        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
-        "AIRFLOW_CONN_DPFLOW_LEDGER": json.dumps(connection),
-        "AIRFLOW_VAR_MLFLOW_URI": f"sqlite:///{root / 'mlflow.db'}",
-        "DPFLOW_LEDGER": ledger.render_as_string(hide_password=False),
-        "DPFLOW_LEDGER_ANCHOR": str(root / "anchor"),
-    }
-    assert changes.keys() <= shared.keys()
-    # what the test adds: no login, and ports that are free here
-    extra = {
-        "AIRFLOW_HOME": str(root / "home-scheduler"),
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(find_free_port()),
-        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(find_free_port()),
-        "AIRFLOW__API__WORKERS": "1",
-        "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
-        "NO_PROXY": "127.0.0.1,localhost",
-    }
-    return inherited_environment() | shared | changes | extra
+def test_init_grants_what_the_demo_needs(deployment: Deployment) -> None:
+    """Twice is once: tables, grants and roles are there, and no secret is in a log of the server."""
+    ledger = open_ledger(deployment)
+    assert {scope.scope for scope in ledger.scopes()} == {"flights", "flights_holdout", "visits"}
+    assert len([e for e in ledger.history() if e.kind == "grant"]) == 3
+    assert (deployment.root / "opt" / "demo" / "private" / "flights.duckdb").exists()
+    connections = json.loads((deployment.secrets / "tasks_connections.json").read_text())
+    login = connections["dpflow_ledger"]
+    assert login["password"] == f"{PASSWORD}dpflow_tasks"
+    with psycopg.connect(host=login["host"], user="postgres", dbname="postgres") as connection:
+        rows = connection.execute(
+            "SELECT rolname FROM pg_roles WHERE rolcanlogin AND (rolsuper OR rolcreatedb OR rolbypassrls)"
+        )
+        assert rows.fetchall() == [("postgres",)]
+    log = Path(login["host"]) / "log"
+    texts = [file.read_text() for file in log.parent.rglob("*log*") if file.is_file()]
+    assert any("ALTER ROLE" in text for text in texts)
+    assert not any("p@ss" in text for text in texts)
 
 
-def test_a_release_is_paid_once_on_postgresql(stage: Stage) -> None:
-    """A task releases through the PostgreSQL ledger; cleared and run again it costs nothing."""
+@pytest.mark.parametrize(
+    ("login", "database"),
+    [("airflow", "dpflow"), ("dpflow_tasks", "airflow"), ("dpflow_page", "airflow")],
+)
+def test_no_login_enters_the_database_of_another(
+    deployment: Deployment, login: str, database: str
+) -> None:
+    connections = json.loads((deployment.secrets / "tasks_connections.json").read_text())
+    host, password = connections["dpflow_ledger"]["host"], PASSWORD + login
+    with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
+        psycopg.connect(host=host, user=login, password=password, dbname=database)
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(host=host, user=login, password="wrong", dbname=database)
+
+
+def test_a_release_is_paid_once_on_postgresql(deployment: Deployment, stage: Stage) -> None:
+    """A task releases through the PostgreSQL ledger; cleared and run again it costs nothing. Its log
+    is fetched from the scheduler's log server, and the page has the right number.
+    """
     client = stage.client
     stage.wait("the DAG", lambda: client.get("dags/visits"))
     client.trigger("visits", "one")
@@ -135,10 +132,51 @@ def test_a_release_is_paid_once_on_postgresql(stage: Stage) -> None:
     stage.wait("the run", lambda: succeeded(1))
     # A task that is cleared while the scheduler ends its run may never be scheduled again.
     stage.wait("its end", lambda: client.list_runs("visits")[0]["state"] == "success")
-    ledger = Ledger(stage.env["DPFLOW_LEDGER"], anchor=stage.env["DPFLOW_LEDGER_ANCHOR"])
+    ledger = open_ledger(deployment)
     first = ledger.releases()
     client.clear("visits", "one")
     stage.wait("the cleared run", lambda: succeeded(2))
     assert [r.state for r in first] == ["settled"] and ledger.releases() == first
     assert ledger.remaining("visits").rows()[0]["epsilon_left"] == "0.5"
     assert ledger.verify().ok
+    # no file of that log is below the api-server's own folder
+    assert not list((deployment.root / "logs" / "api-server").rglob("attempt=*.log"))
+    log = json.dumps(client.get("dags/visits/dagRuns/one/taskInstances/count/logs/1"))
+    assert "charged epsilon 0.5" in log and "Could not read" not in log
+
+
+def test_the_page_reads_with_a_login_of_its_own(deployment: Deployment, stage: Stage) -> None:
+    """Without the tasks' secrets and without an anchor, and for nobody who is not logged in."""
+    run = deployment.root / "run" / "api-server"
+    assert "dpflow_page" in (run / "connections.json").read_text()
+    assert "dpflow_tasks" not in (run / "connections.json").read_text()
+    url = f"{stage.client.url}/dpflow/"
+    assert httpx.get(url, trust_env=False, timeout=60).status_code == 401
+    login = {"username": "admin", "password": (deployment.secrets / "admin_password").read_text()}
+    token = httpx.post(f"{stage.client.url}/auth/token", json=login, trust_env=False, timeout=60)
+    bearer = {"Authorization": f"Bearer {token.json()['access_token']}"}
+    page = httpx.get(url, headers=bearer, trust_env=False, timeout=60)
+    assert page.status_code == 200 and "visits" in page.text and "0.5" in page.text
+
+
+@pytest.mark.parametrize("service", ["api-server", "scheduler"])
+def test_health_checks_see_who_is_healthy(
+    deployment: Deployment, stage: Stage, service: str
+) -> None:
+    assert deployment.run_healthcheck(service) == 0
+
+
+def test_a_health_check_fails_where_nobody_answers(deployment: Deployment) -> None:
+    """The negative control: a port that nobody has."""
+    deployment.health_port, port = 9, deployment.health_port
+    try:
+        assert deployment.run_healthcheck("scheduler") != 0
+    finally:
+        deployment.health_port = port
+
+
+def test_services_run_what_the_image_holds() -> None:
+    """Commands of compose name programs of the image."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for script in ("init.py", "healthcheck.py", "make_secrets.py"):
+        assert f"deploy/{script}" in dockerfile

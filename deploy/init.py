@@ -1,0 +1,128 @@
+"""Once before the other services, and again after an upgrade or a change of passwords: whatever is
+done stays done.
+
+Makes the logins and databases, migrates Airflow's metadata, makes the ledger under its anchor with
+its roles, and loads the demo's private tables with their grants. Run as the service ``init`` of
+docker-compose.yml.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import psycopg
+import sqlalchemy as sa
+from make_secrets import LOGINS, read_secret
+from psycopg import sql
+
+from dpflow import Ledger
+from dpflow.demo.job import grant_demo_budgets, load_demo_tables
+from dpflow.demo.workspace import Workspace
+
+SECRETS = Path(os.environ.get("DPFLOW_SECRETS", "/run/secrets"))
+#: The role of roles.sql that each login has. The demo's gate needs sessions.
+ROLES = {"dpflow_tasks": "dpflow_interactive", "dpflow_page": "dpflow_reader"}
+
+
+def connect(login: str, database: str | None = None) -> psycopg.Connection:
+    """A connection in which every statement is a transaction."""
+    url = sa.make_url(read_secret(SECRETS / f"{login}_url"))
+    return psycopg.connect(
+        host=url.query.get("host") or url.host,
+        port=url.port,
+        user=url.username,
+        password=url.password,
+        dbname=database or url.database,
+        autocommit=True,
+    )
+
+
+def make_logins() -> None:
+    """Logins with the passwords of the secrets, each with its database; nobody enters another's."""
+    with connect("postgres") as connection:
+        for login in LOGINS:
+            if login == "postgres":
+                continue
+            name = sql.Identifier(login)
+            known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [login])
+            if not known.fetchone():
+                connection.execute(sql.SQL("CREATE ROLE {}").format(name))
+            # The server is sent what it would store, so that no log of statements has a password.
+            password = read_secret(SECRETS / f"{login}_password").encode()
+            stored = connection.pgconn.encrypt_password(password, login.encode(), b"scram-sha-256")
+            # The ledger's owner makes the roles of those who spend.
+            rights = "CREATEROLE" if login == "dpflow_owner" else "NOCREATEROLE"
+            connection.execute(
+                sql.SQL("ALTER ROLE {} LOGIN NOSUPERUSER NOCREATEDB {} PASSWORD {}").format(
+                    name, sql.SQL(rights), sql.Literal(stored.decode())
+                )
+            )
+        for database, owner in (("airflow", "airflow"), ("dpflow", "dpflow_owner")):
+            known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [database])
+            if not known.fetchone():
+                connection.execute(
+                    sql.SQL("CREATE DATABASE {} OWNER {}").format(
+                        sql.Identifier(database), sql.Identifier(owner)
+                    )
+                )
+            connection.execute(
+                sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(database))
+            )
+        for login, database in LOGINS.items():
+            if login != "postgres":
+                connection.execute(
+                    sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(
+                        sql.Identifier(database), sql.Identifier(login)
+                    )
+                )
+
+
+def make_ledger() -> Ledger:
+    """The ledger, its owner's, and what the other logins may do in it."""
+    # The owner's login owns the tables and says so.
+    place = read_secret(SECRETS / "dpflow_owner_url")
+    ledger = Ledger(place, create=True, owner=True)
+    roles = files("dpflow.ledger.storage").joinpath("roles.sql").read_text(encoding="utf-8")
+    with connect("dpflow_owner") as connection:
+        connection.execute(roles)
+        for login, role in ROLES.items():
+            connection.execute(
+                sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(login))
+            )
+    return ledger
+
+
+def write_users() -> None:
+    """The login of Airflow's pages, where its simple auth manager looks for it."""
+    file = Path(os.environ["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"])
+    file.touch(mode=0o600)
+    file.write_text(
+        json.dumps({"admin": read_secret(SECRETS / "admin_password")}), encoding="utf-8"
+    )
+
+
+def load_demo(ledger: Ledger) -> None:
+    """The private tables of the demo and their grants, once."""
+    workspace = Workspace(Path(os.environ["AIRFLOW__CORE__DAGS_FOLDER"]).parent)
+    if not workspace.private_database.exists():
+        load_demo_tables(workspace)
+    if not ledger.scopes():
+        grant_demo_budgets(ledger, workspace)
+
+
+def main() -> None:
+    """Every step, in order."""
+    make_logins()
+    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True)
+    ledger = make_ledger()
+    write_users()
+    load_demo(ledger)
+
+
+if __name__ == "__main__":
+    main()

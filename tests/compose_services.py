@@ -1,0 +1,144 @@
+"""The services of docker-compose.yml as processes of this machine: its commands and environments,
+with places below a folder, free ports and loopback instead of containers.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from dpflow.demo.airflow_environment import find_free_port, inherited_environment
+from dpflow.demo.airflow_stage import Stage
+
+ROOT = Path(__file__).parents[1]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+#: Services that stay up, and the environment that all of Airflow's share.
+SERVICES = ("api-server", "scheduler", "dag-processor", "triggerer")
+
+
+def load_script(name: str) -> ModuleType:
+    """A program of deploy/, which is in no package."""
+    spec = util.spec_from_file_location(name, ROOT / "deploy" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Deployment:
+    """The services below a folder.
+
+    Args:
+        root: stands for the containers' file systems.
+        socket: folder of the Unix socket of a PostgreSQL server that asks for passwords.
+    """
+
+    def __init__(self, root: Path, socket: str) -> None:
+        self.root, self.secrets = root, root / "secrets"
+        self.port, self.health_port = find_free_port(), find_free_port()
+        for name in ("demo/private", "anchor", "logs", "users"):
+            (root / "opt" / name).mkdir(parents=True)
+        anchor = str(root / "opt" / "anchor")
+        load_script("make_secrets").write_secrets(self.secrets, host=socket, anchor=anchor)
+        self._ports = {
+            "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_PORT": str(self.health_port),
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(find_free_port()),
+            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(find_free_port()),
+        }
+
+    @property
+    def dags(self) -> Path:
+        """The folder of DAGs; a test puts its own there before `run_init`."""
+        return self.root / "opt" / "demo" / "dags"
+
+    def environment(self, service: str, home: str = "") -> dict[str, str]:
+        """What a service's container is told, with its own AIRFLOW_HOME and its own secrets."""
+        run = self.root / "run" / (home or service)
+        run.mkdir(parents=True, exist_ok=True)
+        for secret in COMPOSE["services"][service].get("secrets", ()):
+            long = secret if isinstance(secret, dict) else {"source": secret, "target": secret}
+            source = ROOT / COMPOSE["secrets"][long["source"]]["file"]
+            target = run / long["target"]
+            if not target.is_symlink():
+                target.symlink_to(self.secrets / source.name)
+        places = {
+            "/run/secrets": str(run),
+            "/opt/dpflow": str(self.root / "opt"),
+            "http://api-server:8080": f"http://127.0.0.1:{self.port}",
+            "http://localhost:8080": f"http://127.0.0.1:{self.port}",
+            "0.0.0.0": "127.0.0.1",
+        }
+        told = {}
+        for name, text in COMPOSE["services"][service]["environment"].items():
+            for place, here in places.items():
+                text = text.replace(place, here)
+            told[name] = text
+        return (
+            inherited_environment()
+            | told
+            | self._ports
+            | {
+                "AIRFLOW_HOME": str(self.root / "homes" / (home or service)),
+                "AIRFLOW__API__PORT": str(self.port),
+                # each service has a folder of logs here, so that they are asked of each other
+                "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(self.root / "logs" / service),
+                # what the test adds: a lighter server, and DAGs that are read sooner
+                "AIRFLOW__API__WORKERS": "1",
+                "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+                "DPFLOW_SECRETS": str(run),
+                "NO_PROXY": "127.0.0.1,localhost",
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            }
+        )
+
+    def run_init(self) -> None:
+        """The service ``init``, as often as a test likes."""
+        command = [sys.executable, str(ROOT / "deploy" / "init.py")]
+        done = subprocess.run(
+            command, env=self.environment("init"), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+    def make_stage(self, more: Mapping[str, tuple[str, ...]] | None = None) -> Stage:
+        """The services that stay up, started; ``more`` names other processes by their arguments,
+        as "scheduler 2" of the service "scheduler".
+        """
+        commands = {name: tuple(COMPOSE["services"][name]["command"][1:]) for name in SERVICES}
+        commands |= more or {}
+        environments = {
+            name: self.environment(name.split()[0], home=name.replace(" ", "-"))
+            for name in commands
+        }
+        env = environments["scheduler"] | {
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
+        }
+        stage = Stage(self.root / "process-logs", env)
+        stage.start(commands, environments)
+        return stage
+
+    def log_in(self, stage: Stage) -> None:
+        """Wait for a healthy Airflow, and log in with the password of the secrets."""
+        password = (self.secrets / "admin_password").read_text()
+        stage.wait("a login", lambda: stage.client.log_in("admin", password))
+        stage.await_health()
+
+    def run_healthcheck(self, service: str) -> int:
+        """The exit code of a service's health check, with its own environment."""
+        test = COMPOSE["services"][service]["healthcheck"]["test"][1:]
+        here = {
+            "/opt/dpflow/healthcheck.py": str(ROOT / "deploy" / "healthcheck.py"),
+            "8080": str(self.port),
+            "8974": str(self.health_port),
+            "python": sys.executable,
+        }
+        command = [here.get(word, word) for word in test]
+        env = self.environment(service)
+        return subprocess.run(command, env=env, capture_output=True, check=False).returncode
