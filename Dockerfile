@@ -26,10 +26,12 @@ FROM python:3.11-slim
 RUN useradd --create-home --uid 50000 dpflow \
     && mkdir -p /opt/dpflow/demo/private /opt/dpflow/demo/dags /opt/dpflow/anchor /opt/dpflow/logs /opt/dpflow/users \
     && chmod 700 /opt/dpflow/demo/private /opt/dpflow/anchor /opt/dpflow/users \
-    && chown -R dpflow /opt/dpflow
+    && mkdir -p /home/dpflow/airflow/config \
+    && chown -R dpflow /opt/dpflow /home/dpflow/airflow
 
 COPY --from=builder /opt/venv /opt/venv
 COPY deploy/init.py deploy/make_secrets.py deploy/healthcheck.py /opt/dpflow/
+COPY deploy/airflow_local_settings.py /home/dpflow/airflow/config/
 
 USER dpflow
 WORKDIR /opt/dpflow

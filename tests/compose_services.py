@@ -5,6 +5,7 @@ with places below a folder, free ports and loopback instead of containers.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,8 +16,10 @@ from typing import Any
 
 import yaml
 
+from dpflow import Ledger
 from dpflow.demo.airflow_environment import find_free_port, inherited_environment
 from dpflow.demo.airflow_stage import Stage
+from dpflow.demo.workspace import copy_example_dags
 
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -44,6 +47,7 @@ class Deployment:
     def __init__(self, root: Path, socket: str) -> None:
         self.root, self.secrets = root, root / "secrets"
         self.port, self.health_port = find_free_port(), find_free_port()
+        self.more: dict[str, str] = {}  #: what a test adds to every environment
         for name in ("demo/private", "anchor", "logs", "users"):
             (root / "opt" / name).mkdir(parents=True)
         anchor = str(root / "opt" / "anchor")
@@ -61,6 +65,9 @@ class Deployment:
 
     def environment(self, service: str, home: str = "") -> dict[str, str]:
         """What a service's container is told, with its own AIRFLOW_HOME and its own secrets."""
+        config = self.root / "homes" / (home or service) / "config"
+        config.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "deploy" / "airflow_local_settings.py", config)
         run = self.root / "run" / (home or service)
         run.mkdir(parents=True, exist_ok=True)
         for secret in COMPOSE["services"][service].get("secrets", ()):
@@ -97,7 +104,12 @@ class Deployment:
                 "NO_PROXY": "127.0.0.1,localhost",
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             }
+            | self.more
         )
+
+    def prepare_dags(self) -> None:
+        """The folder of DAGs that compose mounts."""
+        copy_example_dags(self.dags)
 
     def run_init(self) -> None:
         """The service ``init``, as often as a test likes."""
@@ -106,6 +118,11 @@ class Deployment:
             command, env=self.environment("init"), capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+    def open_ledger(self) -> Ledger:
+        """The ledger as its owner sees it."""
+        place = (self.secrets / "dpflow_owner_url").read_text()
+        return Ledger(place, anchor=self.root / "opt" / "anchor", owner=True)
 
     def make_stage(self, more: Mapping[str, tuple[str, ...]] | None = None) -> Stage:
         """The services that stay up, started; ``more`` names other processes by their arguments,
@@ -117,6 +134,9 @@ class Deployment:
             name: self.environment(name.split()[0], home=name.replace(" ", "-"))
             for name in commands
         }
+        for name in more or ():  # two on one machine need two ports
+            port = "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_PORT"
+            environments[name][port] = str(find_free_port())
         env = environments["scheduler"] | {
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
         }

@@ -8,6 +8,7 @@ own, as in a container, so the shared secrets and the execution address must rea
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +17,10 @@ import httpx
 import psycopg
 import pytest
 import yaml
-from compose_services import ROOT, Deployment
+from compose_services import COMPOSE, ROOT, Deployment
 
-from dpflow import Ledger, load_table
+from dpflow import load_table
 from dpflow.demo.airflow_stage import Stage
-from dpflow.demo.workspace import copy_example_dags
 
 DAG = """
 from airflow.sdk import DAG
@@ -48,7 +48,7 @@ def deployment(password_server: str, tmp_path_factory: pytest.TempPathFactory) -
     for login in ("airflow", "dpflow_owner", "dpflow_tasks", "dpflow_page"):
         (root / "secrets" / f"{login}_password").write_text(PASSWORD + login + "\n")
     deployment = Deployment(root, password_server)
-    copy_example_dags(deployment.dags)
+    deployment.prepare_dags()
     (deployment.dags / "visits.py").write_text(DAG)
     (deployment.dags / "visits.yml").write_text(yaml.safe_dump(TABLE))
     with duckdb.connect(str(deployment.dags / "visits.duckdb")) as connection:
@@ -56,14 +56,8 @@ def deployment(password_server: str, tmp_path_factory: pytest.TempPathFactory) -
     deployment.run_init()
     deployment.run_init()
     table = load_table(deployment.dags / "visits.yml")
-    open_ledger(deployment).grant("visits", 1, 0, filter="basic", table=table, principal="owner")
+    deployment.open_ledger().grant("visits", 1, 0, filter="basic", table=table, principal="owner")
     return deployment
-
-
-def open_ledger(deployment: Deployment) -> Ledger:
-    """The ledger as its owner sees it."""
-    place = (deployment.secrets / "dpflow_owner_url").read_text()
-    return Ledger(place, anchor=deployment.root / "opt" / "anchor", owner=True)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +73,7 @@ def stage(deployment: Deployment) -> Iterator[Stage]:
 
 def test_init_grants_what_the_demo_needs(deployment: Deployment) -> None:
     """Twice is once: tables, grants and roles are there, and no secret is in a log of the server."""
-    ledger = open_ledger(deployment)
+    ledger = deployment.open_ledger()
     assert {scope.scope for scope in ledger.scopes()} == {"flights", "flights_holdout", "visits"}
     assert len([e for e in ledger.history() if e.kind == "grant"]) == 3
     assert (deployment.root / "opt" / "demo" / "private" / "flights.duckdb").exists()
@@ -132,7 +126,7 @@ def test_a_release_is_paid_once_on_postgresql(deployment: Deployment, stage: Sta
     stage.wait("the run", lambda: succeeded(1))
     # A task that is cleared while the scheduler ends its run may never be scheduled again.
     stage.wait("its end", lambda: client.list_runs("visits")[0]["state"] == "success")
-    ledger = open_ledger(deployment)
+    ledger = deployment.open_ledger()
     first = ledger.releases()
     client.clear("visits", "one")
     stage.wait("the cleared run", lambda: succeeded(2))
@@ -164,6 +158,17 @@ def test_health_checks_see_who_is_healthy(
     deployment: Deployment, stage: Stage, service: str
 ) -> None:
     assert deployment.run_healthcheck(service) == 0
+
+
+def test_the_owner_asks_the_ledger(deployment: Deployment) -> None:
+    """`docker compose run --rm owner ledger show`, with an address that no variable of compose holds."""
+    service = COMPOSE["services"]["owner"]
+    env, words = deployment.environment("owner"), [*service["entrypoint"], *service["command"]]
+    run = str(deployment.root / "run" / "owner")
+    words = [word.replace("$$", "$").replace("/run/secrets", run) for word in words]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "flights_holdout" in done.stdout, done.stderr
+    assert PASSWORD not in done.stdout + done.stderr
 
 
 def test_a_health_check_fails_where_nobody_answers(deployment: Deployment) -> None:

@@ -1,0 +1,130 @@
+"""Fifty runs with five hundred releases under two schedulers whose workers are killed at random: every
+sum is exact, and every run is green or refused by its budget. Run by `make integration`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import duckdb
+import pytest
+import yaml
+from compose_services import Deployment
+
+from dpflow import load_table
+from dpflow.demo.airflow_stage import Stage
+from dpflow.demo.supervisor import list_descendants, list_processes
+
+pytestmark = pytest.mark.integration
+
+RUNS, RELEASES = 50, 10
+GRANTED = 45  #: a run asks for epsilon 1, so that five of them are refused
+PAUSE = 6.0  #: seconds between two kills
+DAG = f"""
+from datetime import timedelta
+from airflow.sdk import DAG
+from dpflow.airflow import ReleaseOperator
+
+RELEASES = [
+    {{"name": f"below {{500 - n}}", "mechanism": "count", "table": "visits.yml", "scope": "visits",
+      "where": f"person < {{500 - n}}", "params": {{"epsilon": "0.1"}}}}
+    for n in range({RELEASES})
+]
+with DAG("storm", schedule=None, is_paused_upon_creation=False, max_active_runs=8,
+         default_args={{"retries": 30, "retry_delay": timedelta(seconds=1)}}):
+    ReleaseOperator(task_id="release", release=RELEASES)
+"""
+TABLE = {
+    "name": "visits",
+    "database": "visits.duckdb",
+    "privacy_unit": {"column": "person"},
+    "contribution_bounds": {"rows": 1},
+    "columns": {"person": {"lower": 0, "upper": 500}},
+}
+
+
+@pytest.fixture
+def deployment(password_server: str, tmp_path: Path) -> Deployment:
+    """Compose's environment with the demo's DAGs and one of ours."""
+    deployment = Deployment(tmp_path, password_server)
+    deployment.more = {
+        # a task whose worker is gone is taken up in seconds, not in five minutes
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
+    }
+    deployment.prepare_dags()
+    (deployment.dags / "storm.py").write_text(DAG)
+    (deployment.dags / "visits.yml").write_text(yaml.safe_dump(TABLE))
+    with duckdb.connect(str(deployment.dags / "visits.duckdb")) as connection:
+        connection.execute("CREATE TABLE visits AS SELECT i AS person FROM range(500) t(i)")
+    deployment.run_init()
+    table = load_table(deployment.dags / "visits.yml")
+    deployment.open_ledger().grant(
+        "visits", GRANTED, 0, filter="basic", table=table, principal="owner"
+    )
+    return deployment
+
+
+def list_workers(stage: Stage) -> list[int]:
+    """Processes below a scheduler that run tasks or wait for them; not those that serve logs."""
+    assert stage.supervisor is not None
+    workers = []
+    for pid in list_descendants(stage.supervisor.pid):
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if os.getsid(pid) != pid and b"serve" not in command and b"api" not in command:
+                workers.append(pid)
+    return workers
+
+
+def test_sums_are_exact_whatever_is_killed(deployment: Deployment) -> None:
+    chance = random.Random(20261123)
+    stage = deployment.make_stage({"scheduler 2": ("scheduler", "--skip-serve-logs")})
+    kills, ended = 0, Counter[str]()
+    try:
+        deployment.log_in(stage)
+        client = stage.client
+        stage.wait("the DAG", lambda: client.get("dags/storm"))
+        for number in range(RUNS):
+            client.trigger("storm", f"run-{number}")
+        last = time.monotonic()
+
+        def all_ended() -> bool:
+            nonlocal kills, last
+            states = Counter(run["state"] for run in client.list_runs("storm"))
+            ended.clear()
+            ended.update(states)
+            if time.monotonic() - last > PAUSE and (workers := list_workers(stage)):
+                with suppress(ProcessLookupError):
+                    os.kill(chance.choice(workers), signal.SIGKILL)
+                    kills += 1
+                last = time.monotonic()
+            return states["success"] + states["failed"] == RUNS
+
+        stage.wait("fifty runs", all_ended, lambda: (sorted(ended.items()), kills))
+        ledger = deployment.open_ledger()
+        releases = [r for r in ledger.releases() if r.dag_id == "storm"]
+        assert ended == {"success": GRANTED, "failed": RUNS - GRANTED}
+        assert Counter(r.state for r in releases) == {"settled": GRANTED * RELEASES}
+        row = ledger.remaining("visits").rows()[0]
+        assert (row["epsilon_spent"], row["epsilon_left"]) == (str(GRANTED), "0")
+        assert ledger.verify().ok
+        runs = {run["dag_run_id"]: run["state"] for run in client.list_runs("storm")}
+        for run, state in runs.items():
+            (task,) = client.list_tasks("storm", run)
+            path = f"dags/storm/dagRuns/{run}/taskInstances/release/logs/{task['try_number']}"
+            log = json.dumps(client.get(path))
+            assert ("BudgetExceeded" in log) == (state == "failed"), run
+        assert kills >= 5
+        print(f"{kills} processes were killed")
+    finally:
+        stage.stop()
+    assert not list_processes(f"AIRFLOW_HOME={deployment.root / 'homes' / 'scheduler'}")
