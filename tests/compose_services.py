@@ -100,6 +100,8 @@ class Deployment:
                 # what the test adds: a lighter server, and DAGs that are read sooner
                 "AIRFLOW__API__WORKERS": "1",
                 "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+                # a busy machine answers tasks late
+                "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
                 "DPFLOW_SECRETS": str(run),
                 "NO_PROXY": "127.0.0.1,localhost",
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -208,5 +208,6 @@ _STYLE = """  :root { --spent: #2f5fb3; --reserved: #a05a00; --empty: #dfe4ea; -
   svg .left { fill: none; stroke: var(--spent); stroke-width: 2.5; }
   svg .forecast { fill: none; stroke: var(--near); stroke-width: 2; stroke-dasharray: 6 4; }
   code { overflow-wrap: anywhere; }
+  @media (max-width: 80rem) { .bar { width: 5rem; } th, td { padding-right: .5rem; } }
   @media (max-width: 40rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; } .bar { width: 6rem; } }
 """

@@ -13,12 +13,19 @@ for (const order of orders) {
   page.on('requestfailed', request => problems.push(request.url()));
   page.on('request', request => hosts.add(new URL(request.url()).host));
   page.on('console', message => message.type() === 'error' && problems.push(message.text()));
+  if (order.login) {
+    await page.goto(order.login.address, { waitUntil: 'networkidle' });
+    await page.fill('input[name=username]', order.login.user);
+    await page.fill('input[name=password]', order.login.password);
+    await page.click('button[type=submit]');
+    await page.waitForURL(address => !address.pathname.includes('login'), { timeout: 60000 });
+  }
   for (const address of order.before || []) await page.goto(address, { waitUntil: 'networkidle' });
-  if (order.before) problems.length = 0;
+  if (order.before || order.login) problems.length = 0;
   await page.goto(order.address);
   let shown = page.mainFrame();
   if (order.frame) {
-    const frame = await page.waitForSelector('iframe', { timeout: 60000 });
+    const frame = await page.waitForSelector('iframe', { timeout: 120000 });
     shown = await frame.contentFrame();
     await shown.waitForSelector('h1', { timeout: 60000 });
   }
@@ -48,6 +55,7 @@ for (const order of orders) {
       heading: document.querySelector('h1').innerText, heads, rows, back: light(back),
       contrast: Math.min(...texts.map(one => contrast(getComputedStyle(one).color, back))),
       bars: [...document.querySelectorAll('.bar .spent, .bar .reserved')].map(one => parseFloat(one.style.width)),
+      cut: [...document.querySelectorAll('.wide')].filter(one => one.scrollWidth > one.clientWidth).length,
       overflow: document.documentElement.scrollWidth > window.innerWidth,
     };
   });

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 RUNS, RELEASES = 50, 10
 GRANTED = 45  #: a run asks for epsilon 1, so that five of them are refused
-PAUSE = 6.0  #: seconds between two kills
+PAUSE = 12.0  #: seconds between two kills
 DAG = f"""
 from datetime import timedelta
 from airflow.sdk import DAG
@@ -76,13 +76,18 @@ def deployment(password_server: str, tmp_path: Path) -> Deployment:
 def list_workers(stage: Stage) -> list[int]:
     """Processes below a scheduler that run tasks or wait for them; not those that serve logs."""
     assert stage.supervisor is not None
-    workers = []
-    for pid in list_descendants(stage.supervisor.pid):
+
+    def read_command(pid: int) -> bytes:
         with suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if os.getsid(pid) != pid and b"serve" not in command and b"api" not in command:
-                workers.append(pid)
-    return workers
+            return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b""
+
+    below = list_descendants(stage.supervisor.pid)
+    schedulers = [
+        pid for pid in below if os.getsid(pid) == pid and b"scheduler" in read_command(pid)
+    ]
+    workers = [pid for scheduler in schedulers for pid in list_descendants(scheduler)]
+    return [pid for pid in workers if b"serve" not in read_command(pid)]
 
 
 def test_sums_are_exact_whatever_is_killed(deployment: Deployment) -> None:
