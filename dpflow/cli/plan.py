@@ -4,6 +4,7 @@ touching data or budget.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from dpflow.cli import plan_schedule
 from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
 from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.planning.precheck import forecast
+from dpflow.engine.planning.report import list_faults
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
@@ -46,6 +48,12 @@ def command(
     error: Annotated[
         list[str] | None, typer.Option(help="With --runs: RELEASE=ERROR at 95 %; repeatable.")
     ] = None,
+    fail_over: Annotated[
+        float | None,
+        typer.Option(
+            help="Exit code 1 if a budget comes to more than this share of its grant, such as 0.8, or nobody can tell."
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw how the budgets burn down, as SVG or PNG.")
     ] = None,
@@ -57,14 +65,23 @@ def command(
     """
     if runs is None and (share or error):
         raise InvalidInput("--share and --error say how to divide a grant over runs; add --runs N")
+    if fail_over is not None and not 0 < fail_over <= 1:
+        raise InvalidInput("--fail-over is a share of a grant, above 0 and at most 1; write 0.8")
     # Options of a schedule make a schedule of a single release file, too.
-    if place.is_dir() or place.suffix == ".py" or any((start, every, until, grant, runs, plot)):
+    options = (start, every, until, grant, runs, plot, fail_over)
+    if place.is_dir() or place.suffix == ".py" or any(options):
         wishes = plan_schedule.Wishes.parse_options(
             start, every, until, grant or [], runs, share or [], error or []
         )
-        return plan_schedule.plan_schedule(
+        seen = plan_schedule.plan_schedule(
             place, find_ledger(ledger, [place]), wishes, as_json, plot
         )
+        if fail_over is not None and (faults := list_faults(seen, fail_over)):
+            # Not among what a pipe reads.
+            for fault in faults:
+                print(fault, file=sys.stderr)
+            raise typer.Exit(1)
+        return
     request, book = load_request(place), find_ledger(ledger, [place])
     plan = make_plan(
         request, Registry.load(), insert_bounds(request, book) if request.bounds else None

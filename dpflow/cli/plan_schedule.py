@@ -73,7 +73,7 @@ class Wishes:
 
 def plan_schedule(
     place: Path, ledger: Ledger | None, wishes: Wishes, as_json: bool, plot: Path | None
-) -> None:
+) -> Forecast:
     """Read, forecast, solve if asked, and print."""
     registry = Registry.load()
     jobs = read_jobs(place, wishes)
@@ -91,8 +91,10 @@ def plan_schedule(
                 "runs": wishes.runs,
                 "tasks": [one.to_json() for one in fitted],
             }
-        return show_json(description)
-    _print_forecast(seen, fitted, wishes)
+        show_json(description)
+    else:
+        _print_forecast(seen, fitted, wishes)
+    return seen
 
 
 def read_jobs(place: Path, wishes: Wishes) -> list[Job]:

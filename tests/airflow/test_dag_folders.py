@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
+from page_runner import examples
 from typer.testing import CliRunner
 
 from dpflow import airflow
@@ -237,3 +240,61 @@ def test_planning_leaves_no_trace(tiny: Tiny, plan: Any) -> None:
     plan(".", "--ledger", tiny.ledger)
     assert files() == before and sys.path == path
     assert len(Ledger(Path(tiny.ledger)).history()) == 1
+
+
+@pytest.mark.parametrize(
+    ("grant", "limit", "fault"),
+    [
+        ("visits=1", "0.8", None),
+        ("visits=1", "0.59", "scope visits comes to 0.60 of its grant at 2020-01-31"),
+        ("visits=0.5", "1", "scope visits is exhausted at 2020-01-2"),
+        ("other=1", "0.8", None),
+        (None, "0.8", "scope visits has no grant here, so nobody can tell"),
+    ],
+)
+def test_a_pipeline_stops_dags_that_spend_too_much(
+    tiny: Tiny, plan: Any, grant: str | None, limit: str, fault: str | None
+) -> None:
+    """The command of the workflow in docs/guides/planning.md: 31 runs of 0.02 within the horizon."""
+    del plan  # for its folder
+    scope = (grant or "visits").partition("=")[0]
+    release = repr(wanted("r", "0.02", scope))
+    (tiny.folder / "dags").mkdir()
+    (tiny.folder / "dags" / "daily.py").write_text(dag("daily", "", release=release))
+    declared = (tiny.folder / "visits.yml").read_text().replace("visits.duckdb", "../visits.duckdb")
+    (tiny.folder / "dags" / "visits.yml").write_text(declared)
+    command = _read_pipeline_command()
+    words = command[: command.index("--grant")] + (["--grant", grant] if grant else [])
+    words += ["--start", "2020-01-01", "--until", "2020-02-01", "--fail-over", limit]
+    done = CliRunner().invoke(app, words[1:])
+    assert (done.exit_code, bool(done.stderr)) == ((1, True) if fault else (0, False)), done.output
+    assert fault is None or fault in done.stderr
+
+
+def test_a_pipeline_stops_where_only_a_run_knows(tiny: Tiny, plan: Any) -> None:
+    """A task that maps over what another task returns may ask for anything."""
+    del plan
+    (tiny.folder / "daily.py").write_text(
+        dag("daily", "", release="[]")
+        .replace(
+            'ReleaseOperator(task_id="release", release=[], blocks=["2020-01-01"])',
+            'ReleaseOperator.partial(task_id="release").expand(release=find())',
+        )
+        .replace(
+            "with DAG",
+            "from airflow.sdk import task\n\n@task\ndef find():\n    return []\n\nwith DAG",
+        )
+    )
+    done = CliRunner().invoke(app, ["plan", "daily.py", "--fail-over", "1", "--grant", "visits=1"])
+    assert done.exit_code == 1, done.output
+    for share in ("0", "1.5", "nan"):
+        refused = CliRunner().invoke(app, ["plan", "daily.py", "--fail-over", share])
+        assert isinstance(refused.exception, InvalidInput)
+
+
+def _read_pipeline_command() -> list[str]:
+    """What the workflow of the page runs."""
+    page = Path(__file__).parents[2] / "docs" / "guides" / "planning.md"
+    (text,) = (one.text for one in examples(page) if "privacy-budget.yml" in (one.title or ""))
+    steps = yaml.safe_load(text)["jobs"]["plan"]["steps"]
+    return shlex.split(steps[-1]["run"])

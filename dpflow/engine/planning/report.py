@@ -117,3 +117,33 @@ def _compare_filters(
         }
         for choice in compare_filters(epsilon, delta, once, each)
     ]
+
+
+def list_faults(forecast: Forecast, share: float) -> list[str]:
+    """Why a schedule does not keep every budget below a share of its grant, one sentence each; none if
+    it does. What nobody can tell before a run counts as a fault.
+
+    Args:
+        share: above 0, at most 1; of the fullest budget, as `Scope.used_share` rounds it.
+    """
+    faults = []
+    for name, outlook in forecast.outlooks.items():
+        over = next(((when, used) for when, used in outlook.burn if used > share), None)
+        if outlook.refused:
+            block = f", block {outlook.block}" if outlook.block else ""
+            faults.append(
+                f"scope {name} is exhausted at {outlook.refused.isoformat()}{block}; release less, or raise its grant"
+            )
+        elif over:
+            faults.append(
+                f"scope {name} comes to {over[1]:.2f} of its grant at {over[0].isoformat()}, and no more than {share} is "
+                f"wanted; release less, or raise its grant"
+            )
+    faults += [
+        f"scope {name} has no grant here, so nobody can tell; name its ledger, or suppose one with --grant"
+        for name in forecast.ungranted
+    ]
+    # Each task once, whatever it releases.
+    tasks = {(job.name, task.name): task.note for job in forecast.jobs for task in job.tasks}
+    faults += [f"{job}.{task}: {note}" for (job, task), note in tasks.items() if note]
+    return faults
