@@ -33,7 +33,7 @@ COMMANDS = {
     ),
     "check": (
         "check",
-        "Say whether declarations, sources, ledger, anchor, extras and Airflow fit together.",
+        "Say whether declarations, sources, ledger, anchor, extras and Airflow fit together; with --runs, which days were never released.",
     ),
     "mechanisms": (
         "mechanisms",
