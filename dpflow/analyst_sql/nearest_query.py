@@ -5,14 +5,18 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from sqlglot import ErrorLevel, exp
 
 from dpflow.analyst_sql.source_text import Refusal, SourceText
+from dpflow.analyst_sql.syntax_repairs import repair_syntax
 
 #: Rounds of mending: each takes what the last one was refused for.
 _ROUNDS = 10
+#: Near texts of one that is no SQL.
+_CANDIDATES = 40
 #: The longest query that is shown, and looked for.
 _LONGEST = 2000
 
@@ -29,6 +33,9 @@ def find_nearest(source: SourceText, refusal: Refusal, try_query: Try) -> str | 
         return None
     if refusal.option is not None:
         return _try_option(source.text.strip(), refusal, try_query)
+    if refusal.rule == "syntax":
+        texts = islice(repair_syntax(source.text, refusal.start or 0), _CANDIDATES)
+        return next(filter(None, (_try_text(text.strip(), try_query) for text in texts)), None)
     if refusal.text is not None:
         return _try_text(refusal.text, try_query)
     if refusal.node is None:
@@ -85,11 +92,19 @@ def _try_option(text: str, refusal: Refusal, try_query: Try) -> str | None:
 
 
 def _try_text(text: str, try_query: Try) -> str | None:
+    """A text, or what is accepted in its place."""
+    refusal: Refusal | None = None
     try:
         try_query(text, {})
+    except Refusal as error:
+        refusal = error
     except Exception:  # noqa: BLE001  as above
         return None
-    return text
+    if refusal is None:
+        return text
+    if refusal.option is not None:
+        return _try_option(text, refusal, try_query)
+    return _mend(refusal, try_query, True)
 
 
 def drop_part(node: Any) -> bool:

@@ -130,17 +130,13 @@ def plan_sql(
     except Refusal as error:
         refusal = error
     if refusal is not None:
-        nearest = find_nearest(
-            source,
-            refusal,
-            lambda text, extra: _read_query(
-                read_source(text),
-                read_settings(merge_options(source.options, {**options, **extra}), folder),
-                find_table,
-                (),
-                registry,
-            ),
-        )
+
+        def try_query(text: str, extra: Mapping[str, str]) -> object:
+            near = read_source(text)
+            given = merge_options({**source.options, **near.options}, {**options, **extra})
+            return _read_query(near, read_settings(given, folder), find_table, (), registry)
+
+        nearest = find_nearest(source, refusal, try_query)
         source.refuse(refusal, nearest)
     stored: list[Stored | None] = [None] * len(planned.parts)
     unpaid: list[str] = []

@@ -35,6 +35,7 @@ from dpflow.analyst_sql.row_reader import RowReader
 from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery
 from dpflow.analyst_sql.source_text import Refusal, rename_part
 from dpflow.analyst_sql.statement import CLAUSES, SOURCES, SelectReader, read_where
+from dpflow.analyst_sql.syntax_repairs import find_select
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, UnknownName
 from dpflow.tables.language.nodes import Node
@@ -88,7 +89,10 @@ class _QueryReader:
         if not isinstance(parsed, exp.Select | exp.SetOperation):
             what = "SHOW, SET and the like" if isinstance(parsed, exp.Command) else "it"
             raise Refusal(
-                "select-only", f"only a SELECT is answered, and {what} is none; write one", parsed
+                "select-only",
+                f"only a SELECT is answered, and {what} is none; write one",
+                parsed,
+                text=find_select(parsed),
             )
         scope = self._read_with(parsed.args.get("with_"), scope, nested)
         if isinstance(parsed, exp.SetOperation):
@@ -165,7 +169,12 @@ class _QueryReader:
     def _read_select(self, parsed: Any, scope: Scope, nested: int, must_release: bool) -> Relation:
         source = parsed.args.get("from_")
         if source is None:
-            raise Refusal("declared-table", "FROM is missing; name a declared table", parsed)
+            raise Refusal(
+                "declared-table",
+                "FROM is missing; name a declared table",
+                parsed,
+                self._propose_table(parsed),
+            )
         spell_joins(parsed, self._find_table, scope)
         joins = parsed.args.get("joins") or []
         first, alias = self._read_relation(source.this, scope, nested)
@@ -196,6 +205,25 @@ class _QueryReader:
         for join in joins:
             sources.append(self._join_released(join, rows, scope, nested))
         return read_released(parsed, sources, rows)
+
+    def _propose_table(self, parsed: Any) -> Callable[[], Any] | None:
+        """What names the declared table that has all columns of a SELECT; None if none has."""
+        used = {one.name.casefold() for one in parsed.find_all(exp.Column)}
+        known: list[str] = []
+        try:
+            self._find_table("")
+        except UnknownName as error:
+            known = error.known[:MOST_NESTED]
+        for name in known:
+            try:
+                table = self._find_table(name)
+            except InvalidInput:
+                continue
+            columns = {one.casefold() for one in (*table.columns, table.privacy_unit.column)}
+            if used <= columns or len(known) == 1:
+                relation = exp.Table(this=exp.to_identifier(table.name))
+                return partial(parsed.set, "from_", exp.From(this=relation))
+        return None
 
     def _read_relation(self, parsed: Any, scope: Scope, nested: int) -> tuple[Relation, str]:
         """One relation of FROM, and what its columns are qualified by, in lower case."""

@@ -114,16 +114,12 @@ class SourceText:
         start = refusal.start
         if start is None:
             start = len(self.text) - len(self.text.lstrip())
-        self.refuse_at(refusal.rule, refusal.what, start, nearest)
-
-    def refuse_at(self, rule: str, what: str, start: int, nearest: str | None = None) -> NoReturn:
-        """Raise `SqlRefused` at an offset of the text."""
         start = min(start, len(self.written))
         line = self.written.count("\n", 0, start)
         column = start - (self.written.rfind("\n", 0, start) + 1)
         raise SqlRefused(
-            what,
-            rule=rule,
+            refusal.what,
+            rule=refusal.rule,
             line=line + 1,
             column=column + 1,
             # A control character in the text must not move a terminal's cursor.
@@ -132,27 +128,26 @@ class SourceText:
         )
 
     def parse(self, parameters: Mapping[str, Any] | Sequence[Any] = ()) -> exp.Expression:
-        """The one statement, with parameters as literals. Raises `SqlRefused`, or `Refusal` where a near query
-        is known.
-        """
-        problem: tuple[str, str, int] | None = None
+        """The one statement, with parameters as literals. Raises `Refusal`."""
+        problem: Refusal | None = None
         statements: list[Any] = []
         try:
             statements = parse_strictly(self.text)
         except PlanRefused as error:
-            refusal = refusal_of(error, None)
-            problem = refusal.rule, refusal.what, 0
+            problem = refusal_of(error, None)
         except RecursionError:
-            problem = "depth", "it is nested too deeply to be read", 0
+            problem = Refusal("depth", "it is nested too deeply to be read")
         except SqlglotError as error:
             positions = getattr(error, "errors", None) or [{}]
             start = self._offset(positions[0].get("line"), positions[0].get("col"))
-            problem = "syntax", "this is not SQL as DuckDB has it; correct it here", start
+            problem = Refusal("syntax", "this is not SQL as DuckDB has it; correct it here")
+            problem.start = start
         # Some of sqlglot's builders look blindly at arguments.
         except (LookupError, AttributeError, TypeError, ValueError):
-            problem = "syntax", "this is not SQL as DuckDB has it", 0
+            problem = Refusal("syntax", "this is not SQL as DuckDB has it")
         if problem is not None:
-            self.refuse_at(*problem)
+            problem.start = problem.start or 0
+            raise problem
         # A comment behind the ; is a statement of its own for the parser.
         statements = [one for one in statements if one and not isinstance(one, exp.Semicolon)]
         if len(statements) != 1:
@@ -160,9 +155,8 @@ class SourceText:
             what = (
                 f"there are {len(statements)} statements; write one query, at most one ; at its end"
             )
-            if not statements:
-                self.refuse_at("one-statement", what, start)
-            refusal = Refusal("one-statement", what, text=self.text[: start - 1].strip())
+            first = self.text[: start - 1].strip() if statements else None
+            refusal = Refusal("one-statement", what, text=first)
             refusal.start = start
             raise refusal
         statement: exp.Expression = _insert_parameters(statements[0], parameters, self)
@@ -260,7 +254,10 @@ def _insert_parameters(
 ) -> Any:
     """The statement with literals where ``$name``, ``$1``, ``:name`` and ``?`` stand: whatever a
     value holds, it stays one literal.
+
+    Raises `Refusal` for the first that has no value, when all others have theirs.
     """
+    refusal: Refusal | None = None
     placeholders = [
         n for n in statement.walk(bfs=False) if isinstance(n, exp.Parameter | exp.Placeholder)
     ]
@@ -277,13 +274,15 @@ def _insert_parameters(
         literal = _make_literal(value)
         if known and literal is None:
             what = "is neither a number, a text, a date nor a truth value"
-        if not known or literal is None:
+        if known and literal is not None:
+            position.replace(literal)
+        elif refusal is None:
             refusal = Refusal("parameters", f"parameter {name[:40]!r} {what}", position)
             # Its node has no position.
             mark = re.search(rf"[$:]{re.escape(name)}(?!\w)", source.text) if name else None
             refusal.start = mark.start() if mark else refusal.start
-            source.refuse(refusal)
-        position.replace(literal)
+    if refusal is not None:
+        raise refusal
     return statement
 
 

@@ -178,3 +178,13 @@ def test_a_list_is_read_part_by_part(fresh: World) -> None:
     fresh.ask(text, epsilon=1)
     answer = fresh.ask(text.replace("<> 'Bern'", "NOT IN ('Bern', 'Rome')"), epsilon="0.5")
     assert answer.free and [city for city, _ in answer.rows] == ["Oslo"]
+
+
+def test_a_sample_variance_counts_missing_values_that_are_numbers(fresh: World) -> None:
+    """Under a FILTER, too, where it divided by the number of the other values."""
+    columns = {"age": {"lower": 0, "upper": 100, "missing": 0}, "cost": {"lower": 0, "upper": 5}}
+    fresh.table = fresh.declare(columns=columns)
+    text = "SELECT COUNT(*), VAR_SAMP(age) FILTER (WHERE cost > 1) FROM visits"
+    (part,) = fresh.ask(f"EXPLAIN {text}", epsilon=1).parts
+    kinds = {one.kind for one in part.part.measures}
+    assert kinds == {"count", "variance"}
