@@ -120,7 +120,8 @@ NEAREST = [
     ("SELECT COUNT(*) FROM visits WHERE", "SELECT COUNT(*) FROM visits"),
     ("SELECT COUNT(*) FROM visits WHERE city = 'Rome", "SELECT COUNT(*) FROM visits WHERE city = 'Rome'"),
     ("SELECT COUNT(*) FROM visits WHERE age > 3 AND AND age < 9", "SELECT COUNT(*) FROM visits WHERE age > 3 AND  age < 9"),
-    ("WITH dp(delta=1e-7) SELECT clinic, COUNT(*) FROM visits GROUP BY clinic", "-- dp: delta=1e-7\nSELECT clinic, COUNT(*) FROM visits GROUP BY clinic"),
+    ("WITH dp(delta=1e-7) SELECT clinic, COUNT(*) FROM visits GROUP BY clinic", "-- dp: delta=1e-7\n"
+     "SELECT clinic, COUNT(*) FROM visits GROUP BY clinic"),
     ("CREATE TABLE t AS SELECT city, COUNT(*) FROM visits GROUP BY city", "SELECT city, COUNT(*) FROM visits GROUP BY city"),
     ("INSERT INTO t SELECT COUNT(*) FROM visits", "SELECT COUNT(*) FROM visits"),
     ("COPY (SELECT SUM(age) FROM visits) TO 'x.csv'", "SELECT SUM(age) FROM visits"),

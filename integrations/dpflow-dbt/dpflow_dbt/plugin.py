@@ -131,10 +131,13 @@ def write_answer(cursor: Any, relation: str, answer: SqlAnswer) -> None:
         *answer.list_columns(intervals=True),
         ("released_at", "TIMESTAMP", [answer.released_at] * len(answer.rows)),
     ]
-    names = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}" {kind}' for name, kind, _ in columns)
-    places = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind, _ in columns)
+    places = ", ".join(
+        f'unnest(CAST(? AS {kind}[])) AS "{name.replace(chr(34), chr(34) * 2)}"'
+        for name, kind, _ in columns
+    )
     with cursor:
-        cursor.execute(f"CREATE OR REPLACE TABLE {relation} ({names})")
-        if answer.rows:
-            values = [list(values) for _, _, values in columns]
-            cursor.execute(f"INSERT INTO {relation} SELECT {places}", values)
+        # One statement: whatever ends it, the earlier table stays.
+        cursor.execute(
+            f"CREATE OR REPLACE TABLE {relation} AS SELECT {places}",
+            [list(values) for _, _, values in columns],
+        )

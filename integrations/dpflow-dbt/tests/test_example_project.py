@@ -71,6 +71,14 @@ def test_only_building_charges_and_only_once(project: Path) -> None:
     paid, rows = spent(project), read(project, "FROM delays ORDER BY ALL")
     assert paid != nothing and len(rows) == 48
     assert len(read(project, "FROM worst_carriers")) == 5
+    # Of destinations, whose options stand in its first line.
+    requests = [
+        one.request
+        for one in Ledger(project / "ledger.sqlite").releases_by_name(
+            "flights", "sql flights for model.flights_dp.destinations"
+        )
+    ]
+    assert [one["params"]["noise"] for one in requests] == ["laplace"]
     run(project, "dbt", "build")
     run(project, "dbt", "build", "--full-refresh")
     run(project, "dbt", "test")

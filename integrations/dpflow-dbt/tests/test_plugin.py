@@ -156,6 +156,58 @@ def test_what_is_refused_costs_nothing_and_leaves_the_table(
     assert project.published.execute('FROM "a b"').fetchall() == [(1,)]
 
 
+def test_an_answer_is_written_whole_or_not_at_all(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure at any statement of writing leaves the earlier table; it left an empty one between two."""
+    first = project.store()
+    cursor_of = type(project.published).cursor
+
+    class Failing:
+        """A cursor whose connection ends after some statements."""
+
+        def __init__(self, statements: int) -> None:
+            self.left, self.cursor = statements, cursor_of(project.published)
+
+        def __enter__(self) -> Failing:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.cursor.close()
+
+        def execute(self, *arguments: Any) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise duckdb.IOException("the disk is full")
+            self.cursor.execute(*arguments)
+
+    write_answer = sys.modules["dpflow_dbt.plugin"].write_answer
+    answer = SimpleNamespace(
+        list_columns=lambda intervals: [("city", "VARCHAR", ["x"])], released_at=None, rows=[("x",)]
+    )
+    for statements in (0, 1):
+        try:
+            write_answer(Failing(statements), '"main"."a b"', answer)
+        except duckdb.IOException:
+            assert project.published.execute('FROM main."a b" ORDER BY ALL').fetchall() == first
+    assert project.published.execute('FROM main."a b"').fetchall() == [("x", None)]
+
+
+def test_an_empty_answer_is_an_empty_table(project: Project) -> None:
+    """With the query's columns and types."""
+    project.store("SELECT city, COUNT(*) AS n FROM visits GROUP BY city HAVING n < -10000")
+    table = project.published.execute('FROM main."a b"')
+    assert [one[0] for one in table.description][:2] == ["city", "n"] and not table.fetchall()
+
+
+def test_the_option_noise_is_the_query_s(project: Project) -> None:
+    """As `dpflow sql` has it; another noise that is no more exact is the same query."""
+    project.store(noise="laplace")
+    with pytest.raises(DbtRuntimeError, match="noise"):
+        project.store(noise="none")
+    assert project.spent() == "0.5"
+
+
 def test_a_value_stays_one_literal(project: Project) -> None:
     text = "SELECT COUNT(*) AS n FROM visits WHERE city = $city"
     rows = project.store(text, parameters={"city": "Oslo' OR 'a' = 'a"})
