@@ -115,9 +115,14 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
     yield f"compute from what was released, at no cost: {_describe_output(plan.query)}"
 
 
-def _describe_output(query: Query) -> str:
-    """What is computed after noise, from the inside out."""
-    inner = [_describe_output(one) for one in list_inner(query) if not isinstance(one, SelectQuery)]
+def _describe_output(query: Query, seen: set[int] | None = None) -> str:
+    """What is computed after noise, from the inside out; what is named often, once."""
+    seen = set() if seen is None else seen
+    inner = []
+    for one in list_inner(query):
+        if not isinstance(one, SelectQuery) and id(one) not in seen:
+            seen.add(id(one))
+            inner.append(_describe_output(one, seen))
     if isinstance(query, UnionAll):
         return ", then ".join([*inner, f"UNION ALL of {len(query.branches)}"])
     after = [f"columns {', '.join(name for name, _ in query.columns)}"]
@@ -198,7 +203,7 @@ def _list_alternatives(query: Query, position: int) -> Iterator[list[Statistic]]
         yield from _list_alternatives(*_find_input(query, output))
         return
     statistics: list[Statistic] = []
-    for one in _trace_output(query, output):
+    for one in _trace_output(query, output, set()):
         if one not in statistics:
             statistics.append(one)
     yield statistics
@@ -211,37 +216,44 @@ def _find_input(query: ReleasedQuery, leaf: OutputExpression) -> tuple[Query, in
     return columns[position]
 
 
-def _trace_column(query: Query, position: int) -> Iterator[Statistic]:
+#: Columns of queries, by the query's identity: each is traced once, however often it is named.
+Seen = set[tuple[int, int]]
+
+
+def _trace_column(query: Query, position: int, seen: Seen) -> Iterator[Statistic]:
     """The statistics of private rows that a column of a query is computed from."""
+    if (id(query), position) in seen:
+        return
+    seen.add((id(query), position))
     if isinstance(query, UnionAll):
         for branch in query.branches:
-            yield from _trace_column(branch, position)
+            yield from _trace_column(branch, position, seen)
         return
-    yield from _trace_output(query, query.columns[position][1])
+    yield from _trace_output(query, query.columns[position][1], seen)
 
 
 def _trace_output(
-    query: SelectQuery | ReleasedQuery, output: OutputExpression
+    query: SelectQuery | ReleasedQuery, output: OutputExpression, seen: Seen
 ) -> Iterator[Statistic]:
     for leaf in output.list_leaves():
         if leaf.op == "aggregate" and isinstance(query, SelectQuery):
             yield query, leaf.args[0]
         elif leaf.op == "scalar":
-            yield from _trace_column(leaf.args[0], 0)
+            yield from _trace_column(leaf.args[0], 0, seen)
         elif isinstance(query, ReleasedQuery):
-            yield from _trace_leaf(query, leaf)
+            yield from _trace_leaf(query, leaf, seen)
 
 
-def _trace_leaf(query: ReleasedQuery, leaf: OutputExpression) -> Iterator[Statistic]:
+def _trace_leaf(query: ReleasedQuery, leaf: OutputExpression, seen: Seen) -> Iterator[Statistic]:
     """Of what stands for released rows or groups of them."""
     if leaf.op == "rows":
         for arg in leaf.args:
             if isinstance(arg, OutputExpression):
-                yield from _trace_output(query, arg)
+                yield from _trace_output(query, arg, seen)
     elif leaf.op == "key":
-        yield from _trace_output(query, (query.groups or ())[leaf.args[0]])
+        yield from _trace_output(query, (query.groups or ())[leaf.args[0]], seen)
     else:
-        yield from _trace_column(*_find_input(query, leaf))
+        yield from _trace_column(*_find_input(query, leaf), seen)
 
 
 def _describe_width(

@@ -22,15 +22,17 @@ from dpflow.analyst_sql.cells import (
 from dpflow.analyst_sql.grouping_levels import add_level
 from dpflow.analyst_sql.query_parts import PartPlan, find_grouping, split_key
 from dpflow.analyst_sql.query_plan import SqlPlan, find_cells_by_query
-from dpflow.analyst_sql.released_query import list_inner
+from dpflow.analyst_sql.released_query import Query, UnionAll, list_inner, walk_query
 from dpflow.analyst_sql.released_rows import RowComputer
 from dpflow.analyst_sql.select_query import SelectQuery
 from dpflow.analyst_sql.stored_answers import find_cells, keep_cells
 from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.core.contract.results import Row
 
-#: More groups are not looked at, and so many private keys are: beyond those that a LIMIT leaves.
-MOST_GROUPS, PRIVATE_KEYS = 5000, 50
+#: More groups, and more rows of joins and unions, are not looked at.
+MOST_GROUPS, MOST_ROWS = 5000, 50_000
+#: So many private keys are, beyond those that a LIMIT leaves.
+PRIVATE_KEYS = 50
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def forecast_noise(plan: SqlPlan) -> list[ColumnNoise] | None:
 
 
 class _TooMany(Exception):
-    """More groups than are looked at."""
+    """More groups or rows than are looked at."""
 
 
 class _Forecast:
@@ -85,6 +87,7 @@ class _Forecast:
     def __init__(self, plan: SqlPlan, private_keys: int) -> None:
         self.keys, self._plan, self._key_reader = private_keys, plan, KeyReader()
         self._cells = [_make_cells(plan, private_keys, factor) for factor in (1, 3)]
+        _count_rows(plan.query, self._cells[0], {})
         self._rows = RowComputer(self._cells[0], None, self._key_reader, True).compute(plan.query)
         self._counts: dict[int, NoiseCount] = {}
 
@@ -115,14 +118,28 @@ class _Forecast:
         return widths.pop() if len(widths) == 1 else None
 
 
+def _count_rows(query: Query, cells: Callable[[SelectQuery], Cells], known: dict[int, int]) -> int:
+    """How many rows a query looks at. Raises `_TooMany`: EXPLAIN takes no longer than a plan may."""
+    if id(query) not in known:
+        if isinstance(query, SelectQuery):
+            rows = len(cells(query))
+        else:
+            inner = [_count_rows(one, cells, known) for one in list_inner(query)]
+            of_union = isinstance(query, UnionAll)
+            rows = sum(inner) if of_union else math.prod(max(n, 1) for n in inner)
+        if rows > MOST_ROWS:
+            raise _TooMany
+        known[id(query)] = rows
+    return known[id(query)]
+
+
 def _add_limits(plan: SqlPlan) -> int:
     """How many rows LIMIT leaves, at most."""
-    waiting, rows = [plan.query], 0
-    while waiting:
-        query = waiting.pop()
-        waiting += list_inner(query)
-        rows += (getattr(query, "limit", None) or 0) + getattr(query, "offset", 0)
-    return min(rows, MOST_GROUPS)
+    limits = (
+        (getattr(one, "limit", None) or 0) + getattr(one, "offset", 0)
+        for one in walk_query(plan.query)
+    )
+    return min(sum(limits), MOST_GROUPS)
 
 
 def _make_cells(plan: SqlPlan, private_keys: int, factor: int) -> Callable[[SelectQuery], Cells]:

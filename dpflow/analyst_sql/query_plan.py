@@ -241,10 +241,11 @@ def _spell_otherwise(query: Query, written: Query) -> Iterator[Query]:
     which a release may have more, and with means as sums by numbers of values.
     """
     spellings = [written, *(replace_selects(one, replace_means) for one in (query, written))]
-    tried = [query]
+    # Compared by what is released: a CTE that is named often makes a query that is large to compare.
+    tried = [list_queries(query)]
     for one in spellings:
-        if one not in tried:
-            tried.append(one)
+        if (released := list_queries(one)) not in tried:
+            tried.append(released)
             yield one
 
 

@@ -72,20 +72,21 @@ Query: TypeAlias = SelectQuery | ReleasedQuery | UnionAll
 def list_queries(query: Query) -> list[SelectQuery]:
     """The private SELECTs that a query is computed from, each once, in the order of the text."""
     queries: list[SelectQuery] = []
-    for one in _walk(query, set()):
+    for one in walk_query(query):
         if isinstance(one, SelectQuery) and one not in queries:
             queries.append(one)
     return queries
 
 
-def _walk(query: Query, seen: set[int]) -> Iterator[Query]:
-    # A CTE that is named often is one query.
+def walk_query(query: Query, seen: set[int] | None = None) -> Iterator[Query]:
+    """A query and all that it reads, each once: a CTE that is named often is one query."""
+    seen = set() if seen is None else seen
     if id(query) in seen:
         return
     seen.add(id(query))
     yield query
     for inner in list_inner(query):
-        yield from _walk(inner, seen)
+        yield from walk_query(inner, seen)
 
 
 def list_inner(query: Query) -> list[Query]:
