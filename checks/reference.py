@@ -108,7 +108,15 @@ def declaration_models() -> list[type[BaseModel]]:
     """The models of a declaration, outermost first."""
     from dpflow.core.contract import declaration as d
 
-    return [d.Table, d.PrivacyUnit, d.ContributionBounds, d.Column, d.Join, d.RequiredCertificates]
+    return [
+        d.Table,
+        d.PrivacyUnit,
+        d.ContributionBounds,
+        d.Column,
+        d.Join,
+        d.SparkSource,
+        d.RequiredCertificates,
+    ]
 
 
 def declaration_schema() -> dict[str, Any]:

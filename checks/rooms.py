@@ -136,6 +136,7 @@ RULES = (
         find_statements,
         {
             "dpflow/tables/backends/duckdb_backend": "DuckDB's statements over private rows",
+            "dpflow/tables/backends/spark_backend": "Spark's expressions over private rows",
             "dpflow/tables/access": "how DuckDB opens files, and what it is asked of its catalogue",
             "dpflow/tables/loading": "an owner's rows on their way into a file",
             "dpflow/tables/public": "published results and public points",

@@ -30,6 +30,7 @@ Translate = Callable[[Exception], DpflowError]
 LIBRARIES = (
     *("great_expectations", "sqlalchemy", "duckdb", "duckdb_sqlalchemy", "pandas", "pyarrow"),
     *("numpy", "scipy", "sklearn", "joblib", "skops", "mlflow", "sqlglot"),
+    *("pyspark", "grpc"),
 )
 
 

@@ -166,8 +166,8 @@ def _check_table(name: str, table: Table | DpflowError) -> Iterator[ProjectFindi
     if refusal is not None:
         yield ProjectFinding(subject, "wrong", refusal)
         return
-    yield ProjectFinding(subject, "ok", f"protects {table.protection_text}; {table.database}")
-    if table.database.exists() and table.database.stat().st_mode & 0o044:
+    yield ProjectFinding(subject, "ok", f"protects {table.protection_text}; {table.place}")
+    if table.source is None and table.database.exists() and table.database.stat().st_mode & 0o044:
         yield ProjectFinding(
             subject,
             "note",
@@ -248,7 +248,7 @@ def _check_output(
     if catalogue.output is None:
         return
     file = catalogue.output.database
-    private = [t.database for t in tables.values() if isinstance(t, Table)]
+    private = [t.database for t in tables.values() if isinstance(t, Table) and t.source is None]
     place = file if file.exists() else next(p for p in file.parents if p.exists())
     if file in private:
         text = f"{file} is a private file, and published results are for everybody; name another"

@@ -50,7 +50,7 @@ def describe_table(table: Table) -> dict[str, Any]:
     unit = table.privacy_unit
     missing = "are dropped" if unit.missing == "drop" else "count as one unit"
     about = {
-        "source": f"{table.database}: {table.relation_name}",
+        "source": table.place if table.source else f"{table.database}: {table.relation_name}",
         "protects": table.protection_text,
         "rows without a unit": missing,
         "rows of one unit that count": bounds.rows,

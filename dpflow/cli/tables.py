@@ -28,7 +28,7 @@ def command(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
         rows.append(
             {
                 "table": name,
-                "source": str(table.database),
+                "source": table.place,
                 "protects": table.protection_text,
                 "scopes": payers,
             }

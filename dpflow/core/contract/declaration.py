@@ -342,6 +342,24 @@ class RequiredCertificates(Strict):
     keys: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
+class SparkSource(Strict):
+    """Rows that a Spark cluster reads, through Spark Connect.
+
+    Attributes:
+        spark: the server, as ``sc://host:port`` without a user or parameters, or a connection's
+            name. The address of the connection ``lake``, with its credentials, is in the environment
+            variable ``DPFLOW_SPARK_LAKE``.
+        table: a folder of Parquet files as the cluster names it, such as ``s3://lake/visits``.
+    """
+
+    example = "{spark: lake, table: 's3://lake/visits'}"
+
+    spark: Annotated[
+        str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,62}|sc://[A-Za-z0-9.-]+(:[0-9]{1,5})?)$")
+    ]
+    table: Annotated[str, Field(pattern=r"^[^*?\[\]{}\\\x00-\x1f]*/[^*?\[\]{}\\\x00-\x1f]*$")]
+
+
 class Table(Strict):
     """A private table as its owner declares it.
 
@@ -349,6 +367,7 @@ class Table(Strict):
         name: what plans, scopes and messages call it.
         database: the DuckDB file, or a list of Parquet files (``NAME.files.json``, which ``dpflow
             load --in-place`` writes); a path relative to the declaration's file.
+        source: in place of ``database``, rows that a Spark cluster reads.
         relation: the table or view in that file; the declaration's name if left out.
         privacy_unit: whose rows one guarantee protects.
         neighbours: ``add-remove`` (one unit more or less), or ``replace`` (one unit's rows become
@@ -379,6 +398,7 @@ class Table(Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
     database: Path
+    source: SparkSource | None = None
     relation: str = ""
     privacy_unit: Annotated[PrivacyUnit, Field(serialization_alias="unit")]
     neighbours: Literal["add-remove", "replace"] = "add-remove"
@@ -397,8 +417,26 @@ class Table(Strict):
     require_certified: RequiredCertificates | None = None
     trusted_sql: tuple[str, ...] = ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_source(cls, given: Any) -> Any:
+        """A source of its own needs no file, and says who computes."""
+        if isinstance(given, dict) and given.get("source") is not None:
+            if given.get("database", Path()) != Path():
+                raise ValueError("give database or source, not both: they are two places of rows")
+            return {"backend": "spark"} | given | {"database": Path()}
+        return given
+
     @model_validator(mode="after")
     def _check_rules(self) -> Table:
+        if (self.source is not None) != (self.backend == "spark"):
+            raise ValueError(
+                "backend spark is for a source on Spark, and no other backend reads one; take backend out"
+            )
+        if self.source is not None and (self.cached_partials or self.relation or self.trusted_sql):
+            raise ValueError(
+                "cached_partials, relation and trusted_sql are for DuckDB files, not for a source on Spark; take them out"
+            )
         if self.protects == "unit-block":
             if self.block is None:
                 raise ValueError("protects: unit-block needs a block column")
@@ -437,6 +475,24 @@ class Table(Strict):
     def relation_name(self) -> str:
         """Name of the relation inside the database file."""
         return self.relation or self.name
+
+    @property
+    def place(self) -> str:
+        """Where the rows are, for people; no credentials."""
+        if self.source is not None:
+            return f"{self.source.table} on {self.source.spark}"
+        return str(self.database)
+
+    def require_file(self, door: str) -> Path:
+        """The file that holds the rows. Raises `PlanRefused` where a cluster has them: ``door``, the
+        subject of a sentence, reads files of this machine only.
+        """
+        if self.source is not None:
+            raise PlanRefused(
+                f"{door} reads DuckDB and Parquet files of this machine, and table {self.name!r} is on Spark; "
+                f"declare a table over a file for it"
+            )
+        return self.database
 
     @property
     def protection_text(self) -> str:
@@ -518,7 +574,15 @@ class Table(Strict):
         people and keep their first names here (their ``serialization_alias``).
         """
         excluded: dict[str, Any] = dict.fromkeys(
-            ("database", "cached_partials", "sealed_version", "backend", "require_certified"), True
+            (
+                "database",
+                "source",
+                "cached_partials",
+                "sealed_version",
+                "backend",
+                "require_certified",
+            ),
+            True,
         )
         # Version 1 had no such field of a join, and it changes no answer.
         excluded["joins"] = {"__all__": {"public"}}

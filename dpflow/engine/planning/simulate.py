@@ -331,7 +331,7 @@ def _refuse_twins(plans: Sequence[Plan]) -> None:
     """Equal releases of one task must read one file."""
     first = plans[0]
     for plan in plans[1:]:
-        if plan.table.database != first.table.database:
+        if plan.table.place != first.table.place:
             # A database's path is in no digest.
             raise PlanRefused(
                 f"{plan.request.name!r} would get the result of {first.request.name!r}: their "

@@ -302,6 +302,12 @@ def data_names(plan: Plan, ledger: Ledger) -> list[str]:
     another gate may be on their rows all the same.
     """
     # Resolved, so that a symbolic link is no second data set.
+    # Of a source on Spark without the server's name, which may have several: what two clusters call
+    # the same is one place, the stricter of two mistakes.
+    source = plan.table.source
+    if source is not None:
+        place = ledger.commitment(f"spark\0{source.table.rstrip('/')}".encode(), "place")[:32]
+        return [f"table {plan.table.name}", f"place {place}"]
     database = os.path.realpath(plan.table.database)
 
     def place_name(relation: str) -> str:

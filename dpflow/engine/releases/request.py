@@ -137,7 +137,7 @@ def require_public(file: Path, table: Table, what: str) -> None:
 
     It is read without a charge, and whoever may see it could see the rows beside it.
     """
-    if is_private_file(file, table.database):
+    if table.source is None and is_private_file(file, table.database):
         raise PlanRefused(
             f"{what} are public, and these are in the private table's file; put them into a file of their own"
         )

@@ -36,7 +36,9 @@ def open_rows(
         TableUnreadable: no such file or relation, or no DuckDB file.
         TableBusy: another process is writing it.
     """
-    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
+    with file_list.open_source(
+        table.require_file("a data contract"), f"table {table.name!r}"
+    ) as connection:
         relation = connection.find_relation(
             table.relation_name, table.trusts_sql(table.relation_name)
         )
@@ -53,7 +55,9 @@ def usable_columns(table: Table, names: Sequence[str]) -> list[str]:
         TableUnreadable: no such file or relation, or no DuckDB file.
         TableBusy: another process is writing it.
     """
-    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
+    with file_list.open_source(
+        table.require_file("a data contract"), f"table {table.name!r}"
+    ) as connection:
         relation = connection.find_relation(
             table.relation_name, table.trusts_sql(table.relation_name)
         )

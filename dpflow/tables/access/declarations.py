@@ -43,7 +43,9 @@ def load_table(table: Path | str, folder: Path = Path()) -> Table:
             f"{path} declares {declared.name!r}, and dpflow.yml calls it {table!r}; write one name in both"
         )
     # Relative to the declaration, so that each means one file from any working directory.
-    files: dict[str, Any] = {"database": (path.parent / declared.database).resolve()}
+    files: dict[str, Any] = {}
+    if declared.source is None:
+        files["database"] = (path.parent / declared.database).resolve()
     if (rule := declared.require_certified) is not None and rule.file is not None:
         file = (path.parent / rule.file).resolve()
         files["require_certified"] = rule.model_copy(update={"file": file})

@@ -21,9 +21,13 @@ def find_backend(name: str) -> type[QueryBackend]:
     """
     if name == DuckDBBackend.name:
         return DuckDBBackend
+    if name == "spark":
+        from dpflow.tables.backends.spark_backend import SparkBackend
+
+        return SparkBackend
     points = [point for point in entry_points(group=GROUP) if point.name == name]
     if not points:
-        known = {DuckDBBackend.name, *(point.name for point in entry_points(group=GROUP))}
+        known = {DuckDBBackend.name, "spark", *(point.name for point in entry_points(group=GROUP))}
         raise UnknownName("query backend", name, known)
     if len(points) > 1:
         raise PluginError(f"two distributions register a query backend called {name!r}; remove one")

@@ -118,7 +118,7 @@ def _parse_target(into: str | None, first: Path, folder: Path) -> tuple[Path, st
         return folder / f"{name}.duckdb", name
     if is_table_name(into):
         declared = load_table(into, folder)
-        return declared.database, declared.relation_name
+        return declared.require_file("dpflow load"), declared.relation_name
     # From the right: a path may hold a colon.
     database, colon, table = into.rpartition(":")
     if not colon or "/" in table:

@@ -84,7 +84,9 @@ def open_rows(path: Path | str) -> Any:
         )
     stored = [n for n, c in table.columns.items() if not c.expression and not c.parts]
     columns = ", ".join(map(sql.quote_name, stored))
-    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
+    with file_list.open_source(
+        table.require_file("a frame of rows"), f"table {table.name!r}"
+    ) as connection:
         relation = connection.find_relation(table.relation_name, trusted=True)
         return pandas.DataFrame(
             # One order whatever the file's: a fitted model can be fitted again.

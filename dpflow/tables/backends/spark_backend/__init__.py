@@ -1,0 +1,11 @@
+"""Spark, through Spark Connect, as a query backend.
+
+`spark_answers` is the class. `spark_session` opens a session, lists a folder's files and keeps the
+server's texts out of errors; `canaries` asks a server what its answers rest on; `spark_columns` says
+how a column of each type is read; `spark_rendering` writes the declared language; `hash_bounding`
+limits contributions by one hash of nonce, unit and group; `spark_queries` answers each kind of request.
+"""
+
+from dpflow.tables.backends.spark_backend.spark_answers import SparkBackend
+
+__all__ = ["SparkBackend"]

@@ -1,0 +1,210 @@
+"""Contribution bounding on Spark: first sums per unit and group, then one hash chooses.
+
+Spark computes a lost partition again, and a random number would then be another one. So nothing here
+draws: every choice is a function of the rows and of a nonce, and so is what a repeated stage gives. The
+number of a cell is SHA-256 of nonce, privacy unit and the group's place, each with its length, and NULL
+apart: no two inputs are one text. It is the same on every server and in Python. The nonce stands in
+Spark's plans; that a unit is bounded does not rest on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpflow.core.contract.declaration import MAX_MAGNITUDE
+from dpflow.errors import PlanRefused
+
+#: Bits of a cell's number: a double holds it exactly.
+_BITS = 52
+#: Where a sum is split, so that each half times a count fits 64 bits.
+_HALF = 31
+_MOST_COUNT = 2**31 - 1
+
+
+def tag_text(text: str | None) -> str:
+    """A text with its length, or a sign that there is none: no two lists of these are one text."""
+    return "n" if text is None else f"t{len(text)}:{text}"
+
+
+def _tag(column: str) -> str:
+    return f"CASE WHEN {column} IS NULL THEN 'n' ELSE concat('t', CAST(length({column}) AS STRING), ':', {column}) END"
+
+
+def hash_text(nonce: int, owners: Sequence[str], *words: str) -> str:
+    """The hash of a nonce, whose rows they are, and further expressions of texts, in hexadecimal."""
+    parts = [f"'{nonce}'", *map(_tag, owners), *words]
+    return f"sha2({_join(parts)}, 256)"
+
+
+def _join(parts: Sequence[str]) -> str:
+    return "concat(" + ", ';', ".join(parts) + ")"
+
+
+def cell_number(nonce: int, owners: Sequence[str], *words: str) -> str:
+    """The same as an integer of `_BITS` bits."""
+    digits = _BITS // 4
+    return f"CAST(conv(substr({hash_text(nonce, owners, *words)}, 1, {digits}), 16, 10) AS BIGINT)"
+
+
+def cell_fraction(nonce: int, owners: Sequence[str | None], *words: str) -> float:
+    """The same in Python, as a number in [0, 1)."""
+    text = ";".join([str(nonce), *map(tag_text, owners), *words])
+    return int(hashlib.sha256(text.encode()).hexdigest()[: _BITS // 4], 16) / 2.0**_BITS
+
+
+@dataclass(frozen=True)
+class SummedColumn:
+    """What is added up: an expression of integers in [low, high], less ``centre`` for each value."""
+
+    steps: str
+    low: int
+    high: int
+    centre: int
+
+    def check_magnitude(self, rows: int) -> None:
+        """Raises `PlanRefused` if one unit could move a sum by 2^62 steps."""
+        reach = max(abs(self.low - self.centre), abs(self.high - self.centre))
+        if max(reach * rows, self.high, rows * (self.high - self.low)) > MAX_MAGNITUDE:
+            raise PlanRefused(
+                "the declared bounds let one unit move a sum by more than 2^62 steps; "
+                "take a coarser step, or tighter bounds on values or contributions"
+            )
+
+
+@dataclass(frozen=True)
+class UnitBounds:
+    """How a unit's rows are truncated.
+
+    Attributes:
+        owners: columns of texts that say whose rows they are.
+        groups: groups that a unit keeps; None where there are no more.
+        rows: rows R that it keeps in each.
+        nonce: what the choice is a function of.
+    """
+
+    owners: tuple[str, ...]
+    groups: int | None
+    rows: int
+    nonce: int
+
+    @property
+    def code(self) -> str:
+        """The group's place as a text."""
+        return "CAST(code AS STRING)"
+
+    def keep_groups(self, rows: Any, ranking: str = "row_number()") -> Any:
+        """Rows of the groups that their unit keeps: those with the least numbers.
+
+        Args:
+            rows: with the columns ``owners`` and ``code``.
+            ranking: ``dense_rank()`` where a unit may have several rows of a group.
+        """
+        if self.groups is None:
+            return rows
+        number = cell_number(self.nonce, self.owners, self.code)
+        window = f"PARTITION BY {', '.join(self.owners)} ORDER BY chosen_by, code"
+        ranked = rows.selectExpr("*", f"{number} AS chosen_by")
+        ranked = ranked.selectExpr("*", f"{ranking} OVER ({window}) AS chosen_as")
+        return ranked.where(f"chosen_as <= {self.groups}")
+
+    def keep_places(self, rows: Any, order: Sequence[str]) -> Any:
+        """At most R rows of each unit and group. Rows have no identity on Spark: a row is its values
+        and its place among those of its cell in their order, and equal rows are one another's.
+        """
+        cell = f"PARTITION BY {', '.join([*self.owners, 'code'])}"
+        places = rows.selectExpr(
+            "*", f"row_number() OVER ({cell} ORDER BY {', '.join(order)}) AS place"
+        )
+        number = cell_number(self.nonce, self.owners, self.code, "CAST(place AS STRING)")
+        drawn = places.selectExpr("*", f"{number} AS drawn_by")
+        drawn = drawn.selectExpr(
+            "*", f"row_number() OVER ({cell} ORDER BY drawn_by, place) AS drawn_as"
+        )
+        return drawn.where(f"drawn_as <= {self.rows}")
+
+    def add_up(self, rows: Any, columns: Sequence[SummedColumn]) -> Any:
+        """Per group ``row_count``, ``unit_count``, and for each column the sum ``s0`` and the number
+        of values ``c0``.
+
+        Args:
+            rows: with the columns ``owners``, ``code`` and ``v0``, ``v1``, ... of integers or NULL.
+        """
+        cell = [f"{name}" for name in (*self.owners, "code")]
+        cells = rows.groupBy(*cell).agg(*self._cell_sums(rows, columns))
+        kept = self.keep_groups(cells)
+        outputs = ["code", f"least(n, {self.rows}L) AS kept_rows"]
+        for i, column in enumerate(columns):
+            outputs += [
+                f"least(n{i}, {self.rows}L) AS kept{i}",
+                f"{self._mean_sum(i, column)} AS sum{i}",
+            ]
+        bounded = kept.selectExpr(*outputs)
+        for i, column in enumerate(columns):
+            # At most 2^62 by plan.
+            away = f"sum{i} + kept{i} * {column.low - column.centre}L"
+            bounded = bounded.selectExpr("*", f"{away} AS total{i}")
+        return bounded.groupBy("code").agg(*self._group_sums(bounded, len(columns)))
+
+    def _cell_sums(self, rows: Any, columns: Sequence[SummedColumn]) -> list[Any]:
+        functions = _functions()
+        sums = [functions.expr("count(*)").alias("n")]
+        for i, column in enumerate(columns):
+            # From the lower bound: never negative. In two halves, so that a unit's rows may be many.
+            above = f"(v{i} - ({column.low}L))"
+            sums += [
+                functions.expr(f"count(v{i})").alias(f"n{i}"),
+                _sum_exactly(f"shiftright({above}, {_HALF})").alias(f"h{i}"),
+                _sum_exactly(f"({above} & {2**_HALF - 1}L)").alias(f"l{i}"),
+            ]
+        return sums
+
+    def _mean_sum(self, i: int, column: SummedColumn) -> str:
+        """The sum of a cell's values above the lower bound, or of more than R values R times their
+        mean, rounded at random.
+
+        With R or fewer the same arithmetic gives the sum itself. Every product fits 64 bits for a
+        unit with fewer than 2^31 rows in a group; with more it is bounded, but no exact mean.
+        """
+        size = f"least(greatest(n{i}, 1L), {_MOST_COUNT}L)"
+        kept = f"least(n{i}, {self.rows}L)"
+        high, low = f"h{i}", f"l{i}"
+        # Long division by the size, half by half.
+        rest = f"(({high} % {size}) * {2**_HALF}L + {low})"
+        reach = column.high - column.low
+        quotient = f"least(({high} div {size}) * {2**_HALF}L + {rest} div {size}, {reach}L)"
+        number = cell_number(self.nonce, self.owners, self.code, f"'{i}'")
+        drawn = f"least(CAST(floor(CAST({number} AS DOUBLE) * {2.0**-_BITS!r}D * CAST({size} AS DOUBLE)) AS BIGINT), {size} - 1L)"
+        scaled = f"{quotient} * {kept} + (({rest} % {size}) * {kept} + {drawn}) div {size}"
+        return f"least({scaled}, {kept} * {reach}L)"
+
+    def _group_sums(self, bounded: Any, size: int) -> list[Any]:
+        functions = _functions()
+        sums = [
+            functions.expr("sum(kept_rows)").alias("row_count"),
+            functions.expr("count(*)").alias("unit_count"),
+        ]
+        for i in range(size):
+            sums += [
+                functions.expr(f"sum(kept{i})").alias(f"c{i}"),
+                _sum_exactly(f"total{i}").alias(f"s{i}"),
+            ]
+        return sums
+
+
+def _sum_exactly(value: str) -> Any:
+    """A sum of 64-bit integers that saturates at +-2^62 in place of wrapping or failing."""
+    end = f"CAST('{MAX_MAGNITUDE}' AS DECIMAL(38, 0))"
+    least = f"CAST('-{MAX_MAGNITUDE}' AS DECIMAL(38, 0))"
+    # In 28 digits, whose sums have 38: no number of rows fills them. No values add up to 0: least
+    # and greatest pass over NULL.
+    total = f"coalesce(CAST(sum(CAST({value} AS DECIMAL(28, 0))) AS DECIMAL(38, 0)), CAST('0' AS DECIMAL(38, 0)))"
+    return _functions().expr(f"CAST(greatest(least({total}, {end}), {least}) AS BIGINT)")
+
+
+def _functions() -> Any:
+    from pyspark.sql.connect import functions
+
+    return functions

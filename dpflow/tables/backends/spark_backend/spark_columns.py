@@ -1,0 +1,221 @@
+"""How a query reads a column of each of Spark's types: exact grid steps, and keys as texts.
+
+Every expression is total whether or not the server's ANSI mode is on: numbers are clamped before they
+change type, so nothing overflows, and no cast meets a value that its type lacks.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Any
+
+from dpflow.core.contract.declaration import MAX_MAGNITUDE, Column
+from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.tables.access.sql import Field
+
+#: Spark's types by their names, as the kinds that the declared language knows.
+_KINDS = {
+    "tinyint": "tinyint",
+    "smallint": "smallint",
+    "int": "integer",
+    "bigint": "bigint",
+    "float": "float",
+    "double": "double",
+    "date": "date",
+    "timestamp_ntz": "timestamp",
+    "timestamp": "timestamp with time zone",
+    "boolean": "boolean",
+    "string": "varchar",
+}
+INTEGERS = {"tinyint": 2**7, "smallint": 2**15, "integer": 2**31, "bigint": 2**63}
+_FLOATS = {"float", "double"}
+_VALUES = {
+    *INTEGERS,
+    *_FLOATS,
+    "decimal",
+    "date",
+    "timestamp",
+    "timestamp with time zone",
+    "boolean",
+}
+_KEYS = {*INTEGERS, "decimal", "date", "timestamp", "boolean", "varchar"}
+_DAY = 86_400_000_000
+#: Digits of a decimal that 64 bits hold, and of one that Spark writes without an exponent.
+_DIGITS, _PLAIN_SCALE = 18, 6
+
+
+def quote_name(name: str) -> str:
+    """A quoted identifier."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def describe_field(name: str, kind: str) -> Field:
+    """A field from the name of Spark's type; one of an unknown type has that name for its kind."""
+    reference = quote_name(name)
+    if found := re.fullmatch(r"decimal\((\d+),(\d+)\)", kind):
+        return Field(name, "decimal", kind, int(found[1]), int(found[2]), reference=reference)
+    return Field(name, _KINDS.get(kind, kind), kind, reference=reference)
+
+
+def key_text(field: Field, role: str) -> str:
+    """The column as a text to group and compare by: equal exactly when the values are the same.
+
+    Raises `TableUnreadable` for types whose values have no one text.
+    """
+    if field.kind not in _KEYS or field.scale > _PLAIN_SCALE:
+        raise TableUnreadable(
+            f"column {field.name!r} is a {field.type.upper()} and cannot be a {role} on Spark; use a whole number, text, "
+            f"DATE, TIMESTAMP_NTZ, BOOLEAN, or DECIMAL column of at most {_PLAIN_SCALE} decimals"
+        )
+    return f"CAST({field.reference} AS STRING)"
+
+
+def holds_text(field: Field, text: str) -> bool:
+    """Whether a key's text is how a value of the column's type is written; decided here, not by
+    the server.
+    """
+    try:
+        if field.kind in INTEGERS:
+            end = INTEGERS[field.kind]
+            return str(int(text)) == text and -end <= int(text) < end
+        if field.kind == "date":
+            return str(dt.date.fromisoformat(text)) == text
+        if field.kind == "timestamp":
+            moment = dt.datetime.fromisoformat(text)
+            fraction = f".{moment.microsecond:06}".rstrip("0").rstrip(".")
+            return f"{moment.replace(microsecond=0)}{fraction}" == text
+        if field.kind == "decimal":
+            number = Decimal(text)
+            digits = number.as_tuple()
+            fits = len(digits.digits) <= max(field.width, field.scale + 1)
+            zero = number == 0 and text.startswith("-")
+            return f"{number:f}" == text and digits.exponent == -field.scale and fits and not zero
+    except (ValueError, InvalidOperation):
+        return False
+    return text in ("true", "false") if field.kind == "boolean" else True
+
+
+def grid_steps(field: Field, declared: Column) -> str:
+    """The column in grid steps as a BIGINT within the declared bounds: clamped, rounded half away
+    from zero.
+
+    NULL and NaN are ``declared.missing``. Dates and timestamps count days since 1970-01-01 (UTC).
+
+    Raises:
+        TableUnreadable: the type is none of a number.
+        PlanRefused: bounds and step are beyond what 64 bits compute exactly.
+    """
+    if field.kind not in _VALUES:
+        raise TableUnreadable(
+            f"column {field.name!r} is a {field.type.upper()} and cannot be a value on Spark; use a number, DATE, TIMESTAMP "
+            f"or BOOLEAN column"
+        )
+    low, high = declared.grid_bounds()
+    if max(-low, high, high - low) > MAX_MAGNITUDE:
+        _refuse(field, "bounds further than 2^62 steps from 0 or from each other")
+    missing = f"{field.reference} IS NULL"
+    if field.kind in _FLOATS:
+        missing += f" OR isnan({field.reference})"
+        steps = _float_steps(field, declared)
+    else:
+        steps = _exact_steps(field, declared)
+    default = "CAST(NULL AS BIGINT)"
+    if declared.missing != "skip":
+        # A declared number is put on the grid as a row's value would be.
+        default = f"{min(max(_half_away(declared.missing / declared.step), low), high)}L"
+    return f"CASE WHEN {missing} THEN {default} ELSE {_clamp(steps, low, high)} END"
+
+
+def _refuse(field: Field, what: str) -> None:
+    raise PlanRefused(
+        f"column {field.name!r} has {what}, which Spark's 64 bits do not compute exactly; take a coarser step, or "
+        f"tighter bounds"
+    )
+
+
+def _half_away(value: Fraction) -> int:
+    size = (2 * abs(value) + 1) // 2
+    return int(size if value >= 0 else -size)
+
+
+def _clamp(value: str, low: int, high: int) -> str:
+    return f"least(greatest({value}, {low}L), {high}L)"
+
+
+def _double(value: Fraction | int) -> str:
+    return f"CAST('{float(value)!r}' AS DOUBLE)"
+
+
+def _float_steps(field: Field, declared: Column) -> str:
+    low, high = declared.grid_bounds()
+    step = declared.step
+    if max(step.numerator, step.denominator) > 10**300:
+        _refuse(field, f"the step {step}")
+    value = f"CAST({field.reference} AS DOUBLE)"
+    # Inside, for a server may look at a CASE's branches whatever its conditions are.
+    value = f"CASE WHEN isnan({value}) THEN {_double(0)} ELSE {value} END"
+    if step.denominator != 1:
+        value = f"({value}) * {_double(step.denominator)}"
+    if step.numerator != 1:
+        value = f"({value}) / {_double(step.numerator)}"
+    value = f"least(greatest({value}, {_double(low)}), {_double(high)})"
+    # By the exact fraction, for servers differ in how they round a double.
+    whole = f"CAST(floor(abs({value})) AS BIGINT)"
+    size = f"({whole} + CASE WHEN abs({value}) - CAST({whole} AS DOUBLE) >= {_double(Fraction(1, 2))} THEN 1L ELSE 0L END)"
+    return f"CASE WHEN {value} < {_double(0)} THEN -{size} ELSE {size} END"
+
+
+def _exact_steps(field: Field, declared: Column) -> str:
+    low, high = declared.grid_bounds()
+    divisor = 10**field.scale if field.kind == "decimal" else 1
+    if field.kind.startswith("timestamp"):
+        divisor = _DAY
+    ratio = 1 / (divisor * declared.step)
+    # Rounded outwards, so that clamping the type's own units moves no value within the bounds.
+    least, most = int(low / ratio // 1), int(-(-high / ratio // 1))
+    n, d = ratio.numerator, ratio.denominator
+    if ratio != 1 and (2 * max(abs(least), abs(most)) * n + d >= 2**63 or 2 * d >= 2**63):
+        _refuse(field, f"a step that does not fit its type {field.type}")
+    if field.kind == "decimal":
+        units = _decimal_units(field, least, most)
+    else:
+        name = field.reference
+        value = {
+            "date": f"CAST(unix_date({name}) AS BIGINT)",
+            "timestamp": f"unix_micros(CAST({name} AS TIMESTAMP))",
+            "timestamp with time zone": f"unix_micros({name})",
+            "boolean": f"CASE WHEN {name} THEN 1L ELSE 0L END",
+        }.get(field.kind, f"CAST({name} AS BIGINT)")
+        units = _clamp(value, least, most)
+    if ratio == 1:
+        return units
+    size = f"((2L * abs({units}) * {n}L + {d}L) div {2 * d}L)"
+    return f"CASE WHEN {units} < 0L THEN -{size} ELSE {size} END"
+
+
+def _decimal_units(field: Field, least: int, most: int) -> str:
+    """A DECIMAL's digits without the point, clamped, as a BIGINT."""
+    end = 10**field.width - 1
+    low, high = (min(max(one, -end), end) for one in (least, most))
+    if max(abs(low), abs(high)) >= 10**_DIGITS or field.scale >= _DIGITS:
+        _refuse(field, f"the type {field.type} and more than {_DIGITS} digits within its bounds")
+    texts = (f"{Decimal(one).scaleb(-field.scale):f}" for one in (low, high))
+    ends = [f"CAST('{text}' AS {field.type})" for text in texts]
+    clamped = f"least(greatest({field.reference}, {ends[0]}), {ends[1]})"
+    narrow = f"CAST({clamped} AS DECIMAL({_DIGITS}, {field.scale}))"
+    ten = f"CAST('{10**field.scale}' AS DECIMAL({field.scale + 1}, 0))"
+    return f"CAST({narrow} * {ten} AS BIGINT)"
+
+
+def decode_texts(column: Any) -> list[str | None]:
+    """Texts that came as bytes; None for what is no UTF-8, which Spark's strings may hold."""
+    texts: list[str | None] = []
+    for raw in column.to_pylist():
+        try:
+            texts.append(raw.decode())
+        except UnicodeDecodeError:
+            texts.append(None)
+    return texts

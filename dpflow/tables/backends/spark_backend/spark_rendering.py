@@ -1,0 +1,151 @@
+"""The declared language as Spark's SQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from dpflow.tables.access.sql import Field
+from dpflow.tables.backends.spark_backend.spark_columns import INTEGERS
+from dpflow.tables.language.nodes import DATE_UNITS, Node, refuse_sql
+from dpflow.tables.language.rendering import Renderer, Term, require_operands
+
+#: The largest DOUBLE below 2^63.
+_FAR = 2**63 - 1024
+#: The first day of what a date or time is in.
+_START_OF = {
+    "day": "CAST({0} AS DATE)",
+    "week": "date_sub(CAST({0} AS DATE), CAST(pmod(dayofweek({0}) + 5, 7) AS INT))",
+    "month": "make_date(year({0}), month({0}), 1)",
+    "quarter": "make_date(year({0}), quarter({0}) * 3 - 2, 1)",
+    "year": "make_date(year({0}), 1, 1)",
+}
+_MICROSECONDS = {"hour": 3_600_000_000, "minute": 60_000_000}
+#: Spark's kind of each family, where a column is computed.
+_KINDS = {
+    "whole": ("bigint", "bigint"),
+    "number": ("double", "double"),
+    "text": ("varchar", "string"),
+    "truth": ("boolean", "boolean"),
+    "date": ("date", "date"),
+    "timestamp": ("timestamp", "timestamp_ntz"),
+    "timestamp with time zone": ("timestamp with time zone", "timestamp"),
+}
+
+
+class SparkRenderer(Renderer):
+    """Spark's SQL. A time with its zone is Spark's TIMESTAMP, one without is its TIMESTAMP_NTZ."""
+
+    dialect = "spark"
+
+    def column_term(self, field: Field) -> Term:
+        kind, name = field.kind, field.reference
+        if kind in INTEGERS:
+            return Term(self.write.cast(name, "BIGINT"), "whole")
+        if kind in ("float", "double"):
+            return Term(self.without_nan(self.write.cast(name, "DOUBLE")), "number")
+        if kind == "decimal":
+            return Term(self.write.cast(name, "DOUBLE"), "number")
+        if kind == "varchar":
+            return Term(name, "text")
+        if kind in ("date", "timestamp", "timestamp with time zone"):
+            return Term(name, kind)
+        if kind == "boolean":
+            return Term(name, "truth")
+        refuse_sql(
+            "types",
+            f"column {field.name!r} is a {field.type.upper()}, of which only IS NULL can be asked",
+        )
+
+    def is_missing(self, field: Field) -> str:
+        missing = self.write.is_null(field.reference)
+        if not field.is_float:
+            return missing
+        return self.write.operate(missing, "OR", self.write.call("isnan", field.reference))
+
+    def text_bytes(self, text: str) -> str:
+        # A column with a collation of its own has another type, which no field has.
+        return text
+
+    def timestamp(self, since: dt.timedelta, zoned: bool) -> str:
+        moment = self.write.call("timestamp_micros", str(since // dt.timedelta(microseconds=1)))
+        return moment if zoned else self._without_zone(moment)
+
+    def to_utc(self, value: str) -> str:
+        # The session's clock is UTC.
+        return self._without_zone(value)
+
+    def _without_zone(self, value: str) -> str:
+        return f"CAST({value} AS TIMESTAMP_NTZ)"
+
+    def date_part(self, part: str, value: str) -> str:
+        if part == "dayofweek":
+            # From Sunday as 1.
+            return self.write.operate(self.write.call("dayofweek", value), "-", "1")
+        if part == "isodow":
+            # From Monday as 1. Not by weekday, of which servers have several ideas.
+            return f"(pmod({self.write.call('dayofweek', value)} + 5, 7) + 1)"
+        return self.write.call(part, value)
+
+    def _write_operator(self, node: Node) -> tuple[str, str]:
+        if node.op == "LIKE" and (node.args[1].op != "text" or "\\" in node.args[1].args[0]):
+            refuse_sql(
+                "patterns",
+                "on Spark LIKE compares with a pattern that is a text without backslashes",
+            )
+        return super()._write_operator(node)
+
+    def _write_date_trunc(self, node: Node) -> tuple[str, str]:
+        unit, value = node.args[0].args[0], self._calendar_value(node, node.args[1])
+        require_operands(unit in DATE_UNITS or value.family != "date", node, "a timestamp")
+        require_short(node.args[1])
+        # Not by date_trunc or trunc, which fail on some servers before the year 1677.
+        if unit in DATE_UNITS:
+            return _START_OF[unit].format(value.sql), "date"
+        # Moved above 0 by whole units, for div cuts towards 0.
+        size = _MICROSECONDS[unit]
+        moved = -(-(10**17) // size) * size
+        number = f"((unix_micros(CAST({value.sql} AS TIMESTAMP)) + {moved}L) div {size}L)"
+        return self._without_zone(f"timestamp_micros({number} * {size}L - {moved}L)"), "timestamp"
+
+    def _write_arithmetic(self, node: Node) -> Term:
+        if node.op != "ln":
+            return super()._write_arithmetic(node)
+        # Spark has NULL for the logarithm of 0.
+        require_short(node.args[0])
+        term = self.write_term(node.args[0])
+        require_operands(term.family in ("whole", "number"), node, "numbers")
+        value = self._as_operand(term)
+        zero = self.write.operate(value, "=", self.write.double(0.0))
+        logarithm = self.write.call("ln", value)
+        value = self.write.choose([(zero, self.write.double(float("-inf")))], logarithm)
+        return Term(self.without_nan(value), "number", value)
+
+    def _write_bucket(self, node: Node, term: Term, width: int) -> str:
+        require_operands(term.family in ("whole", "number"), node, "a number")
+        require_short(node.args[0])
+        if term.family == "whole":
+            # Down, where div cuts towards 0: by the rest, which is never negative.
+            start = f"CAST({term.sql} AS DECIMAL(38, 0)) - pmod({term.sql}, {width}L)"
+        else:
+            quotient = f"{self._as_operand(term)} / {float(width)!r}D"
+            # Clamped to what 64 bits hold; what was beyond is NULL.
+            number = f"CAST(floor(least(greatest({quotient}, -{_FAR}D), {_FAR}D)) AS BIGINT)"
+            number = f"nullif(nullif({number}, {_FAR}L), -{_FAR}L)"
+            start = f"CAST({number} AS DECIMAL(20, 0)) * CAST('{width}' AS DECIMAL(17, 0))"
+        return f"TRY_CAST({start} AS BIGINT)"
+
+
+def require_short(node: Node) -> None:
+    """Refuse, for functions that write their operand several times, an operand with another such one:
+    the query would grow with every level.
+    """
+    if any(f"{name}(" in str(node) for name in ("ln", "bucket", "date_trunc")):
+        refuse_sql(
+            "nesting", "on Spark ln, bucket and date_trunc do not take what one of them gives"
+        )
+
+
+def computed_field(name: str, term: Term) -> Field:
+    """A column that is computed of others, as if it were stored."""
+    kind, type_name = _KINDS[term.family]
+    return Field(name, kind, type_name, reference=f"({term.sql})")

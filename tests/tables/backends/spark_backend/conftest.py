@@ -1,0 +1,86 @@
+"""A Spark Connect server without Java, started once for a process of tests."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from dpflow.core.contract.declaration import Table
+from dpflow.tables import PrivateTable
+from dpflow.testing.backend_relations import Content
+
+
+class ParquetFolders:
+    """Makes folders of Parquet files out of texts."""
+
+    def __init__(self, folder: Path, server: str) -> None:
+        self.folder, self.server, self._numbers = folder, server, itertools.count()
+
+    def __call__(self, relations: Mapping[str, Content]) -> dict[str, Any]:
+        place = self.folder / str(next(self._numbers))
+        for name, (columns, rows) in relations.items():
+            (place / name).mkdir(parents=True)
+            self.write(place / name / "part-0.parquet", columns, rows)
+        return {"source": {"spark": self.server, "table": f"{place}/data"}}
+
+    def write(
+        self, file: Path, columns: Mapping[str, str], rows: Sequence[Sequence[str | None]]
+    ) -> None:
+        """One file."""
+        with duckdb.connect() as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            listed = ", ".join(f'"{column}" VARCHAR' for column in columns)
+            connection.execute(f"CREATE TABLE texts ({listed})")
+            if rows:
+                marks = ", ".join("?" for _ in columns)
+                connection.executemany(f"INSERT INTO texts VALUES ({marks})", rows)
+            casts = ", ".join(f'CAST("{c}" AS {kind}) AS "{c}"' for c, kind in columns.items())
+            connection.execute(f"COPY (SELECT {casts} FROM texts) TO '{file}' (FORMAT parquet)")
+
+
+@pytest.fixture(scope="session")
+def spark_server() -> Iterator[str]:
+    """The server's address; it ends with the tests. ``DPFLOW_TEST_SPARK`` names another server, which
+    must see this machine's files.
+    """
+    if address := os.environ.get("DPFLOW_TEST_SPARK"):
+        yield address
+        return
+    from pysail.spark import SparkConnectServer
+
+    server = SparkConnectServer("127.0.0.1", 0)
+    server.start(background=True)
+    host, port = server.listening_address
+    yield f"sc://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def folders(tmp_path: Path, spark_server: str) -> ParquetFolders:
+    return ParquetFolders(tmp_path, spark_server)
+
+
+@pytest.fixture
+def declare(folders: ParquetFolders) -> Callable[..., PrivateTable]:
+    """Makes a table of columns, rows and fields of its declaration."""
+
+    def declare_rows(
+        kinds: Mapping[str, str], rows: Sequence[Sequence[str | None]], **fields: Any
+    ) -> PrivateTable:
+        given = {
+            "name": "visits",
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 3},
+            "columns": {},
+        }
+        source = folders({"data": (kinds, rows)})
+        where = fields.pop("where", None)
+        return PrivateTable(Table.model_validate(given | source | fields), where)
+
+    return declare_rows

@@ -1,0 +1,251 @@
+"""What can be wrong with a source on Spark: each has its sentence, and says whether a retry helps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpflow.core.contract.declaration import SparkSource, Table
+from dpflow.core.contract.requests import GroupedSums, Records, SortedValues
+from dpflow.errors import (
+    DpflowError,
+    InvalidDeclaration,
+    InvalidInput,
+    PlanRefused,
+    TableBusy,
+    TableInterrupted,
+    TableUnreadable,
+)
+from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
+from dpflow.tables.backends.spark_backend import canaries, spark_session
+from dpflow.tables.backends.spark_backend.spark_columns import describe_field, holds_text
+
+Declare = Callable[..., PrivateTable]
+SECRET = "s3cr3t"
+ONE = [("1", "2")]
+KINDS = {"u": "INTEGER", "v": "INTEGER"}
+
+
+def refusal(table: PrivateTable, request: Any = GroupedSums()) -> DpflowError:
+    """What a request is refused with, before a row is read."""
+    with pytest.raises(DpflowError) as raised:
+        table.check_request(request)
+    assert raised.value.__context__ is None or isinstance(raised.value.__context__, DpflowError)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"spark": f"sc://host:15002/;token={SECRET}", "table": "/lake/visits"},
+        {"spark": f"sc://{SECRET}@host", "table": "/lake/visits"},
+        {"spark": "lake", "table": "/lake/*"},
+        {"spark": "lake", "table": "visits"},
+        {"spark": "lake"},
+    ],
+)
+def test_a_declaration_says_place_and_no_credentials(place: dict[str, Any], tmp_path: Path) -> None:
+    """What else it says is refused, and not repeated."""
+    file = tmp_path / "visits.yml"
+    fields = {"name": "visits", "privacy_unit": {"column": "u"}, "columns": {}}
+    file.write_text(yaml.safe_dump(fields | {"contribution_bounds": {"rows": 1}, "source": place}))
+    with pytest.raises(InvalidDeclaration) as raised:
+        load_table(file)
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"backend": "duckdb"},
+        {"relation": "visits"},
+        {"trusted_sql": ["visits"]},
+        {"protects": "unit-block", "block": "u", "cached_partials": "checked"},
+    ],
+)
+def test_fields_of_files_are_refused(fields: dict[str, Any]) -> None:
+    """They would say nothing."""
+    table = {
+        "name": "visits",
+        "source": {"spark": "lake", "table": "/lake"},
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
+        "columns": {},
+    }
+    assert Table.model_validate(table).backend == "spark"
+    with pytest.raises(ValueError, match="Spark"):
+        Table.model_validate(table | fields)
+    with pytest.raises(ValueError, match="Spark"):
+        without = {name: value for name, value in table.items() if name != "source"}
+        Table.model_validate(without | {"database": "x", "backend": "spark"})
+
+
+def test_doors_of_files_refuse_a_table_on_spark(declare: Declare) -> None:
+    """By name, in place of a file that is not there."""
+    with pytest.raises(PlanRefused, match="a data contract reads DuckDB and Parquet files"):
+        declare(KINDS, ONE).declaration.require_file("a data contract")
+
+
+def test_connections_are_in_the_environment(
+    declare: Declare, spark_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that nobody explained, or explained otherwise, is refused without what it holds."""
+    table = declare(KINDS, ONE)
+    place = SparkSource(spark="lake", table=table.declaration.source.table)
+    named = PrivateTable(table.declaration.model_copy(update={"source": place}))
+    monkeypatch.delenv("DPFLOW_SPARK_LAKE", raising=False)
+    error = refusal(named)
+    assert isinstance(error, InvalidInput) and "DPFLOW_SPARK_LAKE" in str(error)
+    for address in (f"https://{SECRET}", f"sc://host:port;{SECRET}"):
+        monkeypatch.setenv("DPFLOW_SPARK_LAKE", address)
+        error = refusal(named)
+        assert SECRET not in str(error) and not error.retryable
+    monkeypatch.setenv("DPFLOW_SPARK_LAKE", spark_server)
+    named.check_request(GroupedSums())
+
+
+def test_a_server_that_is_down_may_come_back(declare: Declare) -> None:
+    """A retry helps, and comes within seconds, not after the client's ten minutes."""
+    table = declare(KINDS, ONE)
+    down = SparkSource(spark="sc://127.0.0.1:1", table="/nowhere/")
+    begin = time.monotonic()
+    error = refusal(PrivateTable(table.declaration.model_copy(update={"source": down})))
+    assert isinstance(error, TableBusy) and error.retryable
+    assert time.monotonic() - begin < 60
+
+
+@pytest.mark.parametrize("name", canaries.CANARIES)
+def test_a_server_that_fails_a_canary_is_refused(
+    name: str, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is: every answer is a little wrong here."""
+    fetch, asked = spark_session.SparkConnection.fetch, canaries.CANARIES[name]
+
+    def falsify(self: Any, frame: Any) -> dict[str, Any]:
+        import pyarrow as pa
+
+        return {
+            column: pa.array([*values.to_pylist()[1:], values.to_pylist()[0]])
+            if len(set(values.to_pylist())) > 1
+            else pa.array(["another"] * len(values))
+            for column, values in fetch(self, frame).items()
+        }
+
+    monkeypatch.setattr(spark_session, "_TRUSTED", set())
+    monkeypatch.setattr(canaries, "CANARIES", {name: asked})
+    table = declare(KINDS, ONE)
+    table.check_request(GroupedSums())
+    monkeypatch.setattr(spark_session, "_TRUSTED", set())
+    monkeypatch.setattr(spark_session.SparkConnection, "fetch", falsify)
+    error = refusal(table)
+    assert isinstance(error, TableUnreadable) and name in str(error)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("_delta_log/00000000000000000000.json", "of the format Delta"),
+        ("metadata/v1.metadata.json", "of the format Iceberg"),
+        ("readme.txt", "holds other files"),
+    ],
+)
+def test_folders_of_other_formats_are_refused(made: str, words: str, declare: Declare) -> None:
+    """Of their files some hold rows that were deleted, or none."""
+    table = declare(KINDS, ONE)
+    file = Path(table.declaration.source.table) / made
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("{}")
+    error = refusal(table)
+    assert isinstance(error, TableUnreadable) and words in str(error)
+
+
+def test_a_table_that_is_gone_or_changed_is_refused(declare: Declare, folders: Any) -> None:
+    """Between plan and run: no folder, no column, or one of another type."""
+    table = declare(KINDS, ONE, columns={"v": {"lower": 0, "upper": 9}})
+    file = Path(table.declaration.source.table) / "part-0.parquet"
+    request = SortedValues("v", 3)
+    file.unlink()
+    assert "finds no file" in str(refusal(table, request))
+    folders.write(file, {"u": "INTEGER", "w": "INTEGER"}, ONE)
+    assert "did you mean" in str(refusal(table, request)) or "'v'" in str(refusal(table, request))
+    folders.write(file, {"u": "INTEGER", "v": "BLOB"}, ONE)
+    assert "cannot be a value on Spark" in str(refusal(table, request))
+    folders.write(file, {"u": "DOUBLE", "v": "INTEGER"}, ONE)
+    assert "cannot be a unit on Spark" in str(refusal(table, request))
+
+
+def test_keys_that_a_type_lacks_are_refused(declare: Declare) -> None:
+    """In the column's own spelling, decided without the server."""
+    columns = {"v": {"public_keys": ["1", "02"]}}
+    error = refusal(declare(KINDS, ONE, columns=columns), GroupedSums("v", ("1", "02")))
+    assert isinstance(error, PlanRefused) and "'02'" in str(error)
+    error = refusal(declare(KINDS, ONE, columns=columns), Records(("v",), 1))
+    assert isinstance(error, PlanRefused) and "'02'" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("tinyint", "-128", "128"),
+        ("bigint", str(2**63 - 1), "+1"),
+        ("date", "0001-01-01", "2020-1-01"),
+        ("timestamp_ntz", "2020-02-29 12:00:00.5", "2020-02-29T12:00:00"),
+        ("decimal(5,2)", "-0.50", "-0.00"),
+        ("decimal(5,2)", "999.99", "1000.00"),
+        ("boolean", "true", "True"),
+        ("string", "", None),
+    ],
+)
+def test_texts_of_types(kind: str, good: str, bad: str | None) -> None:
+    """One text for each value."""
+    assert holds_text(describe_field("x", kind), good)
+    assert bad is None or not holds_text(describe_field("x", kind), bad)
+
+
+def test_an_answer_is_cancelled_between_its_queries(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another thread; and where nothing runs, nothing happens."""
+    table = declare(KINDS, ONE, columns={"v": {}})
+    fetch = spark_session.SparkConnection.fetch
+
+    def cancel_first(self: Any, frame: Any) -> Any:
+        answer = fetch(self, frame)
+        thread = threading.Thread(target=table.cancel)
+        thread.start()
+        thread.join()
+        return answer
+
+    with table.hold_open():
+        table.cancel()
+        monkeypatch.setattr(spark_session.SparkConnection, "fetch", cancel_first)
+        # Private keys are collected by a query of their own.
+        with pytest.raises(TableInterrupted, match="cancelled") as raised:
+            table.answer(GroupedSums("v", None), ())
+        assert raised.value.retryable
+        monkeypatch.undo()
+        assert int(table.answer(GroupedSums(), ()).rows[0]) == 1
+
+
+def test_the_client_writes_no_error(declare: Declare, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its loggers of query contexts write a server's text to standard error by themselves."""
+    declare(KINDS, ONE).check_request(GroupedSums())
+    from pyspark.logger import PySparkLogger
+
+    for name in spark_session._LOGGERS:
+        PySparkLogger.getLogger(name).error(SECRET)
+    assert SECRET not in "".join(capfd.readouterr())
+
+
+def test_names_of_columns_are_quoted(declare: Declare) -> None:
+    """A name is a name, whatever is in it; two that differ in case alone are refused."""
+    odd = "`v`) OR 1=1 --"
+    table = declare({"u": "INTEGER", odd: "INTEGER"}, ONE, columns={odd: {"lower": 0, "upper": 9}})
+    assert table.answer(SortedValues(odd, 1), ()).values.tolist() == [2]

@@ -1,0 +1,181 @@
+"""What a unit keeps on Spark is a function of rows and nonce, and is what DuckDB answers where nothing
+is left out.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums, KeySets, Records, SortedValues
+from dpflow.errors import PlanRefused
+from dpflow.tables import PrivateTable
+from dpflow.tables.backends.spark_backend import hash_bounding
+
+KINDS = {"u": "INTEGER", "k": "VARCHAR", "v": "DOUBLE", "d": "DATE"}
+KEYS = ("it's", "a;t1:b", "ü")
+JANUARY = dt.date(2020, 1, 1)
+FIELDS: dict[str, Any] = {
+    "columns": {
+        "k": {"public_keys": list(KEYS)},
+        "v": {"lower": -3, "upper": 3, "step": "0.25"},
+        "d": {"lower": JANUARY, "upper": JANUARY + dt.timedelta(30), "missing": JANUARY},
+    },
+}
+
+
+def draw_rows(count: int, seed: int) -> list[tuple[str | None, ...]]:
+    rng = random.Random(seed)
+    return [
+        (
+            rng.choice([None, *"1234567"]),
+            rng.choice([None, "other", *KEYS]),
+            rng.choice([None, "nan", "inf", "-0.0", *(str(i / 8) for i in range(-30, 30))]),
+            rng.choice([None, "2020-01-02", "2019-01-01", "2020-01-30"]),
+        )
+        for _ in range(count)
+    ]
+
+
+def requests(groups: int, rows: int) -> list[Any]:
+    values = (("v", 3), ("d", 18270))
+    return [
+        GroupedSums("k", KEYS, groups, rows, values, (("v", 1, 2),)),
+        GroupedSums("k", None, groups, rows, values),
+        GroupedSums(None, None, 1, rows, values),
+        SortedValues("v", rows, "k", KEYS, groups),
+        SortedValues("d", rows),
+        KeySets("k", groups),
+        Records(("v", "k", "d"), rows),
+    ]
+
+
+def plain(answer: Any) -> Any:
+    """An answer as comparable Python values; units have no names."""
+    fields = {n: getattr(answer, n) for n in answer.__dataclass_fields__}
+    if "codes" in fields and "units" in fields:
+        sets = defaultdict(set)
+        for unit, code in zip(answer.units.tolist(), answer.codes.tolist()):
+            sets[unit].add(answer.keys[code])
+        return sorted(sorted(one) for one in sets.values())
+    if "columns" in fields:
+        by_unit = defaultdict(list)
+        for unit, *row in zip(
+            answer.units.tolist(), *(c.tolist() for c in answer.columns.values())
+        ):
+            by_unit[unit].append(tuple(row))
+        return sorted(sorted(rows) for rows in by_unit.values())
+    listed = lambda one: (  # noqa: E731
+        one.tolist() if isinstance(one, np.ndarray)
+        else {k: listed(v) for k, v in one.items()} if isinstance(one, dict)
+        else one
+    )  # fmt: skip
+    return {name: listed(one) for name, one in fields.items()}
+
+
+@pytest.mark.parametrize("missing", ["drop", "one-unit"])
+def test_exact_statistics_are_those_of_duckdb(
+    missing: str, declare: Callable[..., PrivateTable], tmp_path: Path
+) -> None:
+    """Of the same rows, where no bound binds; also with a condition, and with blocks protected by
+    themselves.
+    """
+    rows = draw_rows(200, 1)
+    fields = FIELDS | {"privacy_unit": {"column": "u", "missing": missing}}
+    fields |= {"block": "d", "protects": "unit-block"} if missing == "drop" else {}
+    where = "v > -2 AND (k <> 'ü' OR d < '2020-01-10')"
+    spark = declare(KINDS, rows, where=where, **fields)
+    file = tmp_path / "same.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        place = spark.declaration.source.table
+        connection.execute(f"CREATE TABLE visits AS SELECT * FROM '{place}/*.parquet'")
+    declared = {"name": "visits", "database": file, "contribution_bounds": {"rows": 3}} | fields
+    duck = PrivateTable(Table.model_validate(declared), where)
+    # One session for all: opening one costs as much as a query of a small table.
+    with spark.hold_open(), duck.hold_open():
+        for request in requests(9, 1000):
+            for blocks in [(), ("2020-01-02", "2020-01-30")] if missing == "drop" else [()]:
+                spark.check_request(request, blocks)
+                assert plain(spark.answer(request, blocks)) == plain(duck.answer(request, blocks))
+
+
+def test_what_is_kept_depends_on_rows_and_nonce_alone(
+    declare: Callable[..., PrivateTable], folders: Any
+) -> None:
+    """A stage that is computed again, over other partitions in another order, keeps the same rows;
+    another nonce keeps others.
+    """
+    rows = draw_rows(300, 2)
+    one = declare(KINDS, rows, **FIELDS)
+    place = Path(one.declaration.source.table)
+    many = declare(KINDS, rows[-30:], **FIELDS)
+    split = Path(many.declaration.source.table)
+    for number, start in enumerate(range(0, 270, 45)):
+        part = rows[start : start + 45][::-1]
+        folders.write(split / f"part-{number + 1}.parquet", KINDS, part)
+    assert len(list(place.iterdir())) == 1 and len(list(split.iterdir())) == 7
+    kept = {}
+    for request in requests(2, 2):
+        first, second = (plain(t._backend.answer(request, (), nonce=5)) for t in (one, many))
+        assert first == second
+        kept[request] = first
+    others = [plain(one._backend.answer(request, (), nonce=6)) for request in kept]
+    assert sum(a != b for a, b in zip(kept.values(), others)) >= 5
+
+
+def test_a_unit_with_many_rows_moves_a_sum_by_its_bound(
+    declare: Callable[..., PrivateTable],
+) -> None:
+    """Whatever its rows are, and for each nonce: 2 rows of at most 3, on a grid of a quarter. The same
+    with the other rows alone gives the rest of the sum.
+    """
+    others = [(str(u), "ü", "1", None) for u in range(5, 9)]
+    heavy = [("1", key, "1e308", None) for key in KEYS for _ in range(50)]
+    request = GroupedSums("k", KEYS, 1, 2, (("v", 0),))
+    with_unit, without = (declare(KINDS, rows, **FIELDS) for rows in (others + heavy, others))
+    for nonce in (1, None):
+        answers = [t._backend.answer(request, (), nonce) for t in (with_unit, without)]
+        moved = answers[0].sums["v"] - answers[1].sums["v"]
+        assert sorted(moved.tolist()) == [0, 0, 2 * 12]
+        assert sorted((answers[0].units - answers[1].units).tolist()) == [0, 0, 1]
+        assert sorted((answers[0].rows - answers[1].rows).tolist()) == [0, 0, 2]
+
+
+def test_hash_inputs_are_told_apart() -> None:
+    """NULL is no text, and no two lists of words are one text."""
+    numbers = [
+        hash_bounding.cell_fraction(1, [None, "n"], "0"),
+        hash_bounding.cell_fraction(1, ["n", None], "0"),
+        hash_bounding.cell_fraction(1, ["a;t1:b"], "0"),
+        hash_bounding.cell_fraction(1, ["a", "b"], "0"),
+        hash_bounding.cell_fraction(1, ["a"], "1", "0"),
+        hash_bounding.cell_fraction(11, ["a"], "0"),
+    ]
+    assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ({"lower": 0, "upper": 2**62}, "2\\^62"),
+        ({"lower": 0, "upper": 2**63}, "2\\^62"),
+        ({"lower": 0, "upper": 2, "step": "1e-18"}, "2\\^62"),
+        ({"lower": 0, "upper": 3, "step": "0.7e-18"}, "does not fit"),
+    ],
+)
+def test_what_64_bits_do_not_hold_is_refused(
+    column: Any, words: str, declare: Callable[..., PrivateTable]
+) -> None:
+    """By declaration and request alone."""
+    table = declare({"u": "INTEGER", "v": "BIGINT"}, [("1", "1")], columns={"v": column})
+    with pytest.raises(PlanRefused, match=words):
+        table.check_request(GroupedSums(values=(("v", 0),), rows_per_group=3), ())
