@@ -18,7 +18,7 @@ from dpflow.engine.releases.certificates import (
     read_shipped_audit,
     write_notes,
 )
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.registry import Registry
@@ -85,11 +85,12 @@ def _accept_shipped(
     """What distributions ship; those that cannot be accepted are named, or skipped. Raises
     `InvalidInput`.
     """
-    accepted, refusals = [], []
+    accepted, refusals = [], list[InvalidInput | PlanRefused]()
     for mechanism in mechanisms:
         try:
             one = read_shipped_audit(mechanism, registry.origin[mechanism.name])
-        except InvalidInput as refusal:
+        # PlanRefused: a plugin's package without files, which must not stand in the way of others.
+        except (InvalidInput, PlanRefused) as refusal:
             if not skip:
                 raise
             refusals.append(refusal)

@@ -242,9 +242,9 @@ def _audit_replays(
         # A loss grows with the factor at most, so the first ones cannot be seen.
         if best.delta or factor * best.share > 0.9:
             left = begun + seconds - time.thread_time()
-            power = estimate_replay_power(
-                replay_pair(mechanism, best, factor, max(left, seconds / 4) / 2)
-            )
+            # Several runs that are chosen number by number show how surely the next ones refute.
+            each = max(left, seconds / 4) / 2 if best.delta else seconds
+            power = estimate_replay_power(replay_pair(mechanism, best, factor, each))
             if power >= POWER:
                 weakened = factor
                 break

@@ -8,6 +8,8 @@ follows from the numbers follows on both sides: where the results differ, rows w
 way, and the loss is infinite.
 
 Noise that must stay secret cannot be followed so (`Unfollowed`); then only results can be compared.
+A sparse vector's threshold can: given what was answered before, the probability of each answer is a
+sum over the threshold's noise.
 Uniform draws that decide nothing by themselves (which shard, which order) are shared by both sides:
 distributions that are close for each of their values are close.
 """
@@ -20,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.sampling import noisy_values
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
-from dpflow.core.toolbox import quantiles
+from dpflow.core.toolbox import quantiles, sparse_vector
 from dpflow.testing import exact_divergence
 from dpflow.testing.sampler_patches import REAL, replace_samplers
 
@@ -38,6 +41,12 @@ Run = Callable[[Source], Hashable]
 WIDER = 6
 #: Choices whose law needs so many polynomials at most.
 MOST_FLIPS = 30
+#: Values of a threshold's noise that are summed over at most, and the mass that is left out.
+MOST_THRESHOLDS, LEFT_OUT = 400_000, 1e-18
+#: How much of an answer's probability the mass that is left out may be.
+NEGLIGIBLE = 1e-9
+#: Values of one number that a climb compares.
+TRIES = 4
 
 
 class Unfollowed(Exception):
@@ -46,6 +55,10 @@ class Unfollowed(Exception):
 
 class _Impossible(Exception):
     """The neighbour never makes this number."""
+
+
+class _Enough(Exception):
+    """The number that was asked for is drawn."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +158,99 @@ class _LargeCounts:
         return math.fsum(p for x, p in self.noise.items() if count + x <= self.threshold)
 
 
+class _Stretch:
+    """A sparse vector between two answers "below": how probable each noise of its threshold is,
+    after what was answered since.
+    """
+
+    def __init__(self, scale: Fraction) -> None:
+        reach = math.ceil(-math.log(LEFT_OUT) * float(scale))
+        if 2 * reach > MOST_THRESHOLDS:
+            raise Unfollowed("the noise of a threshold has too many values to sum over")
+        weights = np.exp(-np.abs(np.arange(-reach, reach + 1.0)) / float(scale))
+        self.weights: NDArray[np.float64] = weights / weights.sum()
+        self.left_out = LEFT_OUT
+
+    def split(self, difference: int, scale: Fraction) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The weights with "below", and those with "above", of a value so far above the threshold."""
+        reach = len(self.weights) // 2
+        if abs(difference) > 2 * reach:
+            below, above = _split_noise(np.arange(-reach, reach + 1.0) - difference, scale)
+        else:
+            first = 2 * reach - difference
+            below, above = (
+                tails[first : first + len(self.weights)] for tails in _list_tails(reach, scale)
+            )
+        return self.weights * below, self.weights * above
+
+    def keep(self, weights: NDArray[Any]) -> None:
+        """Go on after an answer that has these weights."""
+        mass = float(weights.sum())
+        self.weights, self.left_out = weights / mass, self.left_out / mass
+
+
+def _split_noise(room: NDArray[Any], scale: Fraction) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Probabilities that Laplace noise is at most so much, and that it is more."""
+    q = math.exp(-1 / float(scale))
+    # The smaller of both tails has no rounding to hide it.
+    tail = np.exp(-np.where(room < 0, -room, room + 1) / float(scale)) / (1 + q)
+    return np.where(room < 0, tail, 1 - tail), np.where(room < 0, 1 - tail, tail)
+
+
+@lru_cache(maxsize=8)
+def _list_tails(reach: int, scale: Fraction) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The same for every whole number up to three times ``reach``: questions differ by a shift."""
+    return _split_noise(np.arange(-3 * reach, 3 * reach + 1.0), scale)
+
+
+class _Comparison:
+    """Whether a value, so much above a threshold of which only answers are seen, is below it."""
+
+    def __init__(self, stretch: _Stretch, difference: int, scale: Fraction) -> None:
+        self.stretch = stretch
+        self.parts = stretch.split(difference, scale)
+        self.masses = [float(part.sum()) for part in self.parts]
+
+    def draw(self, source: Source, explores: bool) -> bool:
+        below, above = self.masses
+        # What is left out must not decide how probable an improbable answer is.
+        if explores and min(below, above) > self.stretch.left_out / NEGLIGIBLE:
+            return bool(source.draw_below(2))
+        return _draw_unit(source) * (below + above) < below
+
+    def log_mass(self, value: bool) -> float:
+        mass = self.masses[0 if value else 1]
+        if mass <= 0:
+            raise _Impossible
+        return math.log(mass)
+
+    def keep(self, value: bool) -> None:
+        """Go on after this answer."""
+        self.stretch.keep(self.parts[0 if value else 1])
+
+
 class _Follower(Source):
     """A source whose noisy numbers are followed; noise is ``factor`` times weaker than asked for."""
 
     def __init__(self, factor: Fraction, explores: bool) -> None:
-        self.factor, self.explores, self.log = factor, explores, 0.0
+        self.factor, self.explores, self.logs = factor, explores, list[float]()
         self._fresh = SystemSource()
+        self._stretches: dict[int, _Stretch] = {}
+
+    def open_stretch(self, scale: Fraction) -> int:
+        """A name for the secret noise of a threshold: another one on each side, so it is missed
+        nowhere if a result shows it.
+        """
+        name = self._fresh.draw_bits(53)
+        self._stretches[name] = _Stretch(scale / self.factor)
+        return name
+
+    def compare_value(self, difference: int, name: int, scale: Fraction) -> bool:
+        """Whether a value, so much above that threshold, is below it."""
+        law = _Comparison(self._stretches[name], difference, scale / self.factor)
+        answer = bool(self.follow(law))
+        law.keep(answer)
+        return answer
 
     def follow(self, law: Any) -> Any:
         """The next number."""
@@ -185,44 +285,54 @@ class _Wide:
 
 
 class _Recording(_Follower):
-    """Draws a run."""
+    """Draws a run, after numbers that are given."""
 
-    def __init__(self, factor: Fraction, explores: bool) -> None:
+    def __init__(
+        self, factor: Fraction, explores: bool, given: Sequence[Any] | None = None
+    ) -> None:
         super().__init__(factor, explores)
-        self.values: list[Any] = []
+        self._given, self.values = given or [], list[Any]()
+        self._most = math.inf if given is None else len(given) + 1
+
+    def _take(self, draw: Callable[[], Any]) -> Any:
+        at = len(self.values)
+        if at >= self._most:
+            raise _Enough
+        self.values.append(self._given[at] if at < len(self._given) else draw())
+        return self.values[-1]
 
     def follow(self, law: Any) -> Any:
-        value = law.draw(self._fresh, self.explores)
-        self.log += law.log_mass(value)
-        self.values.append(value)
+        value = self._take(lambda: law.draw(self._fresh, self.explores))
+        self.logs.append(law.log_mass(value))
         return value
 
     def share(self, draw: Callable[[], Any], fit: Callable[[Any], Any]) -> Any:
-        self.values.append(draw())
-        return self.values[-1].copy()
+        self.logs.append(0.0)
+        return self._take(draw).copy()
 
 
 class _Replaying(_Follower):
     """Forces a drawn run."""
 
-    def __init__(self, recorded: _Recording) -> None:
+    def __init__(self, recorded: _Recording, is_whole: bool = True) -> None:
         super().__init__(recorded.factor, recorded.explores)
-        self._left = list(recorded.values)
+        self._left, self._is_whole = list(recorded.values), is_whole
 
     def _next(self) -> Any:
         if not self._left:
-            raise _Impossible
+            raise _Impossible if self._is_whole else _Enough
         return self._left.pop(0)
 
     def follow(self, law: Any) -> Any:
         value = self._next()
         try:
-            self.log += law.log_mass(value)
+            self.logs.append(law.log_mass(value))
         except (TypeError, AttributeError):  # another kind of number
             raise _Impossible from None
         return value
 
     def share(self, draw: Callable[[], Any], fit: Callable[[Any], Any]) -> Any:
+        self.logs.append(0.0)
         return fit(self._next())
 
     @property
@@ -260,15 +370,68 @@ def draw_losses(
     return np.array(losses)
 
 
+def climb_losses(
+    first: Run, second: Run, most: int, seconds: float, *, factor: Fraction | int = 1
+) -> NDArray[np.float64]:
+    """Losses of runs that are chosen number by number: of a few values of each the one that loses most.
+
+    A run of many parts loses all that it may where each of them does, which no chance finds. Each is a
+    possible run, and its loss is exact; how often it comes is not said. The arguments are those of
+    `draw_losses`; fewer runs are made if time is over, and then perhaps none.
+    """
+    end, losses = time.thread_time() + seconds, list[float]()
+    with follow_samplers():
+        while len(losses) < most:
+            loss = _climb_loss(first, second, Fraction(factor), end)
+            if loss is None:
+                break
+            losses.append(loss)
+    return np.array(losses)
+
+
+def _climb_loss(first: Run, second: Run, factor: Fraction, end: float) -> float | None:
+    given: list[Any] = []
+    while True:
+        best: tuple[float, Any] | None = None
+        for _ in range(TRIES):
+            if time.thread_time() > end:
+                return None
+            recorded = _Recording(factor, True, given)
+            parts = _split_loss(first, second, recorded)
+            if parts is None:
+                return math.inf
+            # The run ended before it asked for another number: this is all of it.
+            if len(parts) == len(given):
+                return math.fsum(parts)
+            if best is None or parts[-1] > best[0]:
+                best = parts[-1], recorded.values[-1]
+        assert best is not None
+        given.append(best[1])
+
+
 def _draw_loss(first: Run, second: Run, factor: Fraction, explores: bool) -> float:
-    recorded = _Recording(factor, explores)
-    outcome = first(recorded)
-    replayed = _Replaying(recorded)
+    parts = _split_loss(first, second, _Recording(factor, explores))
+    return math.inf if parts is None else math.fsum(parts)
+
+
+def _split_loss(first: Run, second: Run, recorded: _Recording) -> list[float] | None:
+    """What each number of a run, or of its beginning, loses; None where the other side never makes
+    the same.
+    """
+    is_whole, outcome = True, None
     try:
-        same = second(replayed) == outcome
+        outcome = first(recorded)
+    except _Enough:
+        is_whole = False
+    replayed = _Replaying(recorded, is_whole)
+    try:
+        if second(replayed) != outcome or not replayed.is_finished:
+            return None
     except _Impossible:
-        return math.inf
-    return recorded.log - replayed.log if same and replayed.is_finished else math.inf
+        return None
+    except _Enough:
+        pass
+    return [one - other for one, other in zip(recorded.logs, replayed.logs, strict=True)]
 
 
 def _follow_noise(gaussian: bool) -> Callable[..., Any]:
@@ -356,6 +519,10 @@ def _refuse(*_: Any) -> Any:
 
 
 _STAND_INS: dict[Any, Callable[..., Any]] = {
+    sparse_vector._draw_threshold: lambda scale, source: source.open_stretch(scale),
+    sparse_vector._is_below: lambda difference, noise, scale, source: source.compare_value(
+        difference, noise, scale
+    ),
     noisy_values.add_laplace: _follow_noise(False),
     noisy_values.add_gaussian: _follow_noise(True),
     noisy_values.show_large_counts: _follow_large,

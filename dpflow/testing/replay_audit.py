@@ -31,11 +31,13 @@ from dpflow.testing.examples import (
 from dpflow.testing.harness import epsilon_delta
 from dpflow.testing.outcomes import digest_outcome
 from dpflow.testing.release_checks import list_pairs
-from dpflow.testing.replay import Run, Unfollowed, draw_losses, follow_samplers
+from dpflow.testing.replay import Run, Unfollowed, climb_losses, draw_losses, follow_samplers
 from dpflow.testing.session_checks import Game, MemorySession, Pick, list_games, neighbouring_sides
 
 #: Runs that choose a pair of neighbours, and that judge it.
 FEW, MOST = 40, 20_000
+#: Runs that are chosen number by number: when all of them refute, the next ones do, too.
+CLIMBS = 10
 #: Confidence of a measured loss; a refutation needs `RARE`.
 CONFIDENCE = 0.99
 #: What sums of logarithms may be off.
@@ -56,6 +58,7 @@ class ReplayedRuns:
         runs: in the direction that shows more.
         losses: of these runs, for a profile.
         place: which pair of neighbours it was.
+        climbs: so many of these runs, the last, were chosen number by number.
     """
 
     example: Example
@@ -66,6 +69,7 @@ class ReplayedRuns:
     runs: int
     losses: NDArray[np.float64] = field(repr=False)
     place: int = 0
+    climbs: int = 0
 
     @property
     def share(self) -> float:
@@ -128,9 +132,9 @@ def estimate_power(replayed: ReplayedRuns) -> float:
     miss = 1e-3
     n = replayed.runs
     if not replayed.delta:
-        hits = int((replayed.losses > replayed.epsilon + ROUNDING).sum())
-        rate = float(clopper_pearson(np.array([hits]), n, miss)[0][0])
-        return (1 - miss) * (1 - (1 - rate) ** n)
+        drawn = n - replayed.climbs
+        both = replayed.losses[:drawn], replayed.losses[drawn:]
+        return max(_estimate_hit(losses, replayed.epsilon, miss) for losses in both)
     low = _bound_delta(replayed.losses, replayed.epsilon, miss)[0]
     # The true deviation is at most this (Maurer, Pontil 2009, theorem 10), and so is the next one,
     # but for the misses; the next bound lies so far below the next mean.
@@ -143,6 +147,15 @@ def estimate_power(replayed: ReplayedRuns) -> float:
     # Bernstein: how probable it is that the next mean falls so far.
     fall = math.exp(-n * spare**2 / (2 * wide**2 + 2 * spare / 3))
     return max(0.0, 1 - 3 * miss - fall)
+
+
+def _estimate_hit(losses: NDArray[np.float64], epsilon: float, miss: float) -> float:
+    """How surely one of as many runs loses more than epsilon, at least."""
+    if not losses.size:
+        return 0.0
+    hits = int((losses > epsilon + ROUNDING).sum())
+    rate = float(clopper_pearson(np.array([hits]), losses.size, miss)[0][0])
+    return (1 - miss) * (1 - (1 - rate) ** losses.size)
 
 
 def list_runs(mechanism: AnyMechanism, example: Example) -> list[tuple[Run, Run]]:
@@ -194,10 +207,16 @@ def _judge(
 ) -> ReplayedRuns:
     epsilon, delta = epsilon_delta(plan_mechanism(mechanism, example.table, example.params)[1])
     # Of a pure guarantee any possible run will do, so half of them look at improbable ones.
-    losses = draw_losses(*runs, max(most // 2, 4), seconds / 2, factor=factor, explores=not delta)
-    more = draw_losses(*runs, max(most // 2, 4), seconds / 2, factor=factor)
+    # What chance finds at all it finds soon.
+    part = seconds / 2 if delta else seconds / 8
+    losses = draw_losses(*runs, max(most // 2, 4), part, factor=factor, explores=not delta)
+    more = draw_losses(*runs, max(most // 2, 4), part, factor=factor)
     losses = np.concatenate([losses, more])
     if not delta:
+        climbed = losses[:0]
+        if losses.max() <= epsilon + ROUNDING:
+            climbed = climb_losses(*runs, CLIMBS if most > FEW else 1, 6 * part, factor=factor)
+            losses = np.concatenate([losses, climbed])
         worst = float(losses.max())
         return ReplayedRuns(
             example,
@@ -208,6 +227,7 @@ def _judge(
             len(losses),
             losses,
             place,
+            len(climbed),
         )
     passed = _bound_delta(losses, epsilon, RARE)[0] <= delta
     measured = _find_epsilon(losses, delta)

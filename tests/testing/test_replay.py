@@ -15,14 +15,16 @@ from dpflow.core.sampling.noisy_values import (
     draw_place,
     show_large_counts,
 )
+from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import circular_order, discrete_laplace, uniform_integers
+from dpflow.core.toolbox.sparse_vector import Engine
 from dpflow.mechanisms.count import Count
 from dpflow.mechanisms.mean import Variance
-from dpflow.testing import exact_divergence
+from dpflow.testing import enumeration, exact_divergence
 from dpflow.testing.corpus.broken_releases import HalfTheCost, RowsInDocument
 from dpflow.testing.examples import examples_for
 from dpflow.testing.given_sides import Sides
-from dpflow.testing.replay import Run, Unfollowed, draw_losses
+from dpflow.testing.replay import Run, Unfollowed, climb_losses, draw_losses
 from dpflow.testing.replay_audit import (
     ReplayedRuns,
     _bound_delta,
@@ -147,3 +149,65 @@ def test_an_example_brings_its_own_neighbours() -> None:
     assert sides.tables == (((row,), (row,), (row, row)), ((row,), (row,)))
     values = Sides.from_json({"values": [[0, 1], [1, 1]], "swapped": [["amount"]]})
     assert values.values == ((0.0, 1.0), (1.0, 1.0)) and values.swapped == (("amount",),)
+
+
+def compare_values(first: int, second: int) -> Run:
+    """A sparse vector's answers to two values, or to the first if it is below."""
+    engine = Engine(F(4), 1, 1)
+
+    def run(source: Source) -> tuple[bool, ...]:
+        memory = engine.start_session(source)
+        below, memory = engine.compare_value(memory, first, 0, source)
+        if below:
+            return (True,)
+        return False, engine.compare_value(memory, second, 0, source)[0]
+
+    return run
+
+
+def test_answers_of_a_sparse_vector_lose_what_their_laws_say() -> None:
+    """The secret noise of the threshold is summed over, here and by whole enumeration."""
+    runs = compare_values(0, 1), compare_values(1, 0)
+    laws = [enumeration.enumerate_outputs(run, tail=1e-9) for run in runs]
+    expected = sorted(math.log(laws[0][x] / laws[1][x]) for x in laws[0])
+    found = draw_losses(*runs, 100, explores=True)
+    assert sorted(set(found.round(9))) == pytest.approx(expected, abs=1e-5)
+    weak = draw_losses(*runs, 100, explores=True, factor=2)
+    assert weak.max() > found.max() + 0.2
+
+
+def test_a_threshold_that_is_shown_is_a_leak() -> None:
+    def run(value: int) -> Run:
+        engine = Engine(F(2), 1, 2)
+
+        def draw(source: Source) -> Any:
+            memory = engine.start_session(source)
+            return engine.compare_value(memory, value, 0, source)[0], memory.noise
+
+        return draw
+
+    assert (draw_losses(run(0), run(1), 5) == math.inf).all()
+
+
+def test_a_climb_finds_what_many_parts_lose_together() -> None:
+    """Twelve numbers that all tell of one unit: no chance makes all of them tell the same."""
+
+    def run(value: int) -> Run:
+        return lambda source: tuple(add_laplace(value, F(2), source) for _ in range(12))
+
+    drawn = draw_losses(run(0), run(2), 100, explores=True)
+    climbed = climb_losses(run(0), run(2), 4, 60)
+    assert climbed.max() <= 12 + 1e-9
+    assert climbed.min() > 9 and climbed.mean() > drawn.max()
+
+
+def test_a_climb_sees_where_one_side_goes_on() -> None:
+    def run(times: int) -> Run:
+        return lambda source: tuple(add_laplace(0, F(2), source) for _ in range(times))
+
+    assert climb_losses(run(2), run(3), 1, 60) == math.inf
+    assert climb_losses(run(3), run(2), 1, 60) == math.inf
+
+
+def test_no_time_is_no_climb() -> None:
+    assert climb_losses(add_to(0), add_to(1), 3, 0).size == 0

@@ -64,9 +64,8 @@ class Engine:
         # No answer is charged any more, so none may be drawn.
         if memory.is_exhausted(self):
             raise AssertionError("an exhausted sparse-vector session was asked")
-        noise = int(discrete_laplace(self.query_scale, 1, source)[0])
         # The noise of the threshold stays for the whole stretch; only the query's is fresh.
-        if value + noise > threshold + memory.noise:
+        if not _is_below(value - threshold, memory.noise, self.query_scale, source):
             return False, memory
         # A "below" ends the stretch: its threshold noise is never used again. After the last one
         # nothing is compared any more, so nothing is drawn.
@@ -76,7 +75,17 @@ class Engine:
         )
 
     def _threshold_noise(self, source: Source) -> int:
-        return int(discrete_laplace(self.threshold_scale, 1, source)[0])
+        return _draw_threshold(self.threshold_scale, source)
+
+
+# Audits follow these two (`dpflow.testing.replay`): what is secret meets nothing but what they return.
+def _draw_threshold(scale: Fraction, source: Source) -> int:
+    return int(discrete_laplace(scale, 1, source)[0])
+
+
+def _is_below(difference: int, noise: int, scale: Fraction, source: Source) -> bool:
+    """Whether a value, so much above the threshold, is below it once both have their noise."""
+    return difference + int(discrete_laplace(scale, 1, source)[0]) <= noise
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ SHIPPED = Path(__file__).parents[2] / "certificates.json"
 CERTIFICATES = "certificates.json"
 #: What audits found about a package's mechanisms, unsigned, among its files.
 AUDITS = "audits.json"
+#: Which code a certificate compares, in each of them.
+COVERS = (
+    "the .py files of the mechanism's package and of those of its base classes, of dpflow.core and of dpflow.tables; "
+    "not of dpflow.engine, which charges and publishes, nor of dpflow.ledger, nor estimators of plugins"
+)
 #: The verdict of an audit that may be certified.
 PASSED = "not refuted"
 
@@ -56,6 +61,7 @@ class MechanismCertificate:
         measured_epsilon: the lower bound that was found.
         weakened, power: which weaker noise the audit would have caught, and how surely.
         verdict: `PASSED`, or the certificate certifies nothing.
+        covers: which code it compares, and which it does not, in words.
     """
 
     distribution: str
@@ -70,6 +76,7 @@ class MechanismCertificate:
     weakened: int | None
     power: float
     verdict: str
+    covers: str = COVERS
 
     @classmethod
     def of_audit(
@@ -164,12 +171,7 @@ def digest_package(name: str) -> str:
     Raises:
         PlanRefused: it has no files, such as a class typed into a shell.
     """
-    file = getattr(import_module(name), "__file__", None)
-    if file is None or name == "__main__":
-        raise PlanRefused(
-            f"package {name!r} has no files to compare with a certificate; install the mechanism's distribution"
-        )
-    path = Path(file)
+    path = _find_file(name)
     paths = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
     digest = hashlib.sha256()
     for one in paths:
@@ -177,6 +179,15 @@ def digest_package(name: str) -> str:
         digest.update(f"{one.relative_to(path.parent).as_posix()}\n{len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def _find_file(package: str) -> Path:
+    file = getattr(import_module(package), "__file__", None)
+    if file is None or package == "__main__":
+        raise PlanRefused(
+            f"package {package!r} has no files to compare with a certificate; install the mechanism's distribution"
+        )
+    return Path(file)
 
 
 def read_notes(file: Path) -> list[str]:
@@ -206,8 +217,12 @@ def write_notes(notes: Iterable[str]) -> str:
 
 
 def shipped_audits_file(mechanism: Any) -> Path:
-    """Where the distribution of a mechanism ships what audits found about it."""
-    return Path(str(import_module(package_of(type(mechanism))).__file__)).with_name(AUDITS)
+    """Where the distribution of a mechanism ships what audits found about it.
+
+    Raises:
+        PlanRefused: as `digest_package`.
+    """
+    return _find_file(package_of(type(mechanism))).with_name(AUDITS)
 
 
 def read_shipped_audit(mechanism: Any, distribution: str) -> MechanismCertificate:
@@ -219,6 +234,7 @@ def read_shipped_audit(mechanism: Any, distribution: str) -> MechanismCertificat
 
     Raises:
         InvalidInput: nothing is shipped, or it is about something else; says what, and what to run.
+        PlanRefused: as `digest_package`.
     """
     file, name = shipped_audits_file(mechanism), mechanism.name
     next_step = f"audit it here: dpflow certify {name}"

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from dpflow_stable_median.mechanisms import multiplicative_weights
 from dpflow_stable_median.mechanisms.multiplicative_weights import MultiplicativeWeights
+from dpflow_stable_median.theory.audit_examples import EXAMPLES
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
-from dpflow.testing.examples import EXAMPLE_TABLE, Example, make_groups
+from dpflow.testing.examples import EXAMPLE_TABLE, Example, make_groups, read_examples
+from dpflow.testing.replay import climb_losses
+from dpflow.testing.replay_audit import list_runs
 from dpflow.testing.session_checks import MemorySession
 
 # --- multiplicative weights -------------------------------------------------------------------------------------------
@@ -113,3 +116,14 @@ def test_wrong_lengths_are_refused() -> None:
     params = mechanism.Params.model_validate({"epsilon": 1, "by": "kind", "rows": 10})
     with pytest.raises(InvalidInput, match="4 public keys"):
         mechanism.data_request(params, mechanism.Query(weights=[0, 1]), EXAMPLE_TABLE)
+
+
+def test_a_whole_session_with_half_its_noise_is_caught() -> None:
+    """Twelve stretches together lose too much, as none of them does alone; with all noise they do not."""
+    (raw,) = EXAMPLES["multiplicative_weights"]
+    (example,) = read_examples([raw])
+    first, second = list_runs(MultiplicativeWeights(), example)[0]
+    epsilon = float(raw["params"]["epsilon"])
+    sound = climb_losses(first, second, 1, 120)
+    assert sound.size and epsilon / 3 < sound.max() <= epsilon
+    assert climb_losses(first, second, 1, 120, factor=2).max() > epsilon

@@ -28,6 +28,7 @@ from dpflow.engine.releases import certificates
 from dpflow.engine.releases.certificates import (
     CERTIFICATES,
     MechanismCertificate,
+    read_notes,
     write_audits,
     write_notes,
 )
@@ -350,6 +351,40 @@ def test_a_shipped_audit_of_something_else_is_not_accepted(
     assert isinstance(done.exception, InvalidInput) and says in str(done.exception)
     assert "dpflow certify count" in str(done.exception)
     assert not (ledger.anchor_folder / CERTIFICATES).exists()
+
+
+def test_a_plugin_without_files_stands_in_nobodys_way(
+    tiny: Tiny, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A namespace package has no file of its own: all others are accepted, and it is named. A file of that name
+    where the command runs is none of its.
+    """
+    (tmp_path / "acme_bare").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / certificates.AUDITS).write_text(write_audits([describe("sum")]))
+    real, shipped = certificates.package_of, certificates.shipped_audits_file
+    bare = type(REGISTRY.find_mechanism("sum"))
+    monkeypatch.setattr(
+        certificates, "package_of", lambda kind: "acme_bare" if kind is bare else real(kind)
+    )
+    (tmp_path / "count.json").write_text(write_audits([describe("count")]))
+    monkeypatch.setattr(
+        certificates,
+        "shipped_audits_file",
+        lambda one: tmp_path / "count.json" if one.name == "count" else shipped(one),
+    )
+    done = run(tiny, "certify", "--accept")
+    assert done.exit_code == 0 and "count: exact" in done.stdout and "sum:" not in done.stdout
+    assert "package 'acme_bare' has no files" in done.stderr
+    assert isinstance(run(tiny, "certify", "sum", "--accept").exception, PlanRefused)
+
+
+def test_a_certificate_says_what_it_covers(tiny: Tiny, ledger: Ledger, shipped: Path) -> None:
+    shipped.write_text(write_audits([describe("count")]))
+    assert run(tiny, "certify", "count", "--accept").exit_code == 0
+    (note,) = read_notes(ledger.anchor_folder / CERTIFICATES)
+    assert "not of dpflow.engine" in note and "nor estimators of plugins" in note
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"audits": [{}]}', '{"audits": 1}'])

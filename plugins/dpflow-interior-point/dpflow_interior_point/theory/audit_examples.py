@@ -8,10 +8,16 @@ from typing import Any
 LOW, HIGH = {"amount": 3.0}, {"amount": 100.0}
 
 
+#: As many rows on either side of one at 4. A unit on the left makes the short gap before it the middle, and
+#: on the right the long one. On the left rows are equal, so it also changes how many pairs are.
+NEAR, FAR = {"amount": 3.0}, {"amount": 24.0}
+AROUND = [[120, NEAR], [1, {"amount": 4.0}], *([1, {"amount": 24.0 + i}] for i in range(120))]
+
+
 def make_example(
-    params: dict[str, Any], left: Any, right: Any, relation: str = "replace", rows: int = 120
+    params: dict[str, Any], left: Any, right: Any, relation: str = "replace", shared: Any = None
 ) -> dict[str, Any]:
-    """So many rows at either value, and the unit of one table or both."""
+    """The rows that both tables have, by default 120 at either value, and the unit of one or both."""
     table = {
         "name": "audited",
         "database": "audited.duckdb",
@@ -20,7 +26,8 @@ def make_example(
         "neighbours": relation,
         "columns": {"user": {}, "amount": {}},
     }
-    sides = {"shared": [[rows, LOW], [rows, HIGH]], "left": left, "right": right}
+    shared = shared or [[120, LOW], [120, HIGH]]
+    sides = {"shared": shared, "left": left, "right": right}
     return {"table": table, "params": {"column": "amount", **params}, "sides": sides}
 
 
@@ -33,8 +40,12 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     for name, params in {
         "interior_point": {},
         "approximate_median": {},
-        "seeded_median": {},
         "estimate_first_moment": {},
         "find_interior_point": {"exponent": 1},
     }.items()
+} | {
+    "seeded_median": [
+        make_example(COST, [NEAR], [FAR], shared=AROUND),
+        make_example(COST, [NEAR], [], "add-remove", shared=AROUND),
+    ]
 }

@@ -24,6 +24,20 @@ def _make_example(relation: str, params: dict[str, Any], query: dict[str, Any]) 
 
 _MEAN = {"estimator": "column_mean", "columns": ["amount"]}
 
+# A unit that leaves one key for the other. Questions ask in turn for the key that it goes to and for the one
+# that it comes from: "about right" and "wrong" both tell of it.
+_FROM, _TO = ({"weights": weights} for weights in (["1", "0"], ["0", "1"]))
+_WEIGHTS = _make_example(
+    "replace", {"epsilon": "240", "by": "kind", "rows": 1, "accuracy": "1"}, _FROM
+) | {
+    "queries": [_TO, _FROM] * 12,
+    "sides": {
+        "shared": [[2, {"kind": "no"}], [1, {"kind": "yes"}]],
+        "left": [{"kind": "no"}],
+        "right": [{"kind": "yes"}],
+    },
+}
+
 # All groups but a few agree, and one leaves them for a value that hardly ever comes.
 _AGREE = {"values": [[0] * 8 + [20] * 1, [0] * 7 + [20] * 2]}
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
@@ -35,6 +49,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         )
         | {"sides": _AGREE}
     ],
+    "multiplicative_weights": [_WEIGHTS],
     "effective_rounds": [
         _make_example(
             relation,
