@@ -198,7 +198,7 @@ def test_a_climb_finds_what_many_parts_lose_together() -> None:
     drawn = draw_losses(run(0), run(2), 100, explores=True)
     climbed = climb_losses(run(0), run(2), 4, 60)
     assert climbed.max() <= 12 + 1e-9
-    assert climbed.min() > 9 and climbed.mean() > drawn.max()
+    assert drawn.mean() < 3 and climbed.mean() > 4
 
 
 def test_a_climb_sees_where_one_side_goes_on() -> None:
