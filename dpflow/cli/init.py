@@ -216,6 +216,11 @@ class _Asker:
                 shown.setdefault(one, ("false", "true"))
             elif self._asks:
                 self._ask_about(self._columns[one], ends, shown)
+        # Type and bounds are both public, and whole numbers would ruin a column of shares.
+        ends = {
+            c: proposals.add_step(given) if self._columns[c].is_real else given
+            for c, given in ends.items()
+        }
         reach = {c: _parse_count(v) for c, v in self._parse_pairs("--groups", groups).items()}
         for one in shown:
             if self._asks and one not in reach and rows > 1 and len(shown[one]) > 1:

@@ -6,13 +6,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dpflow.catalogue import FILE_NAME, find_catalogue, is_table_name, load_catalogue
-from dpflow.core.contract.declaration import Table
+from dpflow.core.accounting.amounts import exact_text
+from dpflow.core.contract.declaration import Table, default_step
 from dpflow.errors import InvalidInput
 
 #: Beside the declaration; editors read it by the first line of the YAML.
@@ -55,6 +57,17 @@ def parse_bounds(text: str) -> tuple[str, ...]:
             f"bounds {text[:60]!r} have no two ends; write them as 0..120, -10..40, 2013-01-01..2013-12-31 or 0..100/0.5"
         )
     return tuple(part for part in match.groups() if part is not None)
+
+
+def add_step(bounds: Sequence[str]) -> tuple[str, ...]:
+    """Bounds of a column of fractions, with the default step where none is given and 1 is too coarse."""
+    try:
+        low, high = map(Fraction, bounds)
+    except ValueError:  # a step is given, or a bound is no number, which the declaration refuses
+        return tuple(bounds)
+    if not low < high or (step := default_step(low, high)) == 1:
+        return tuple(bounds)
+    return (*bounds, exact_text(step))
 
 
 def write_declaration(proposal: Proposal, folder: Path) -> str:

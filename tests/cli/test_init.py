@@ -209,6 +209,21 @@ def test_a_table_without_a_usable_unit(tmp_path: Path) -> None:
     assert status == 1 and "no column that can name a privacy unit" in errors
 
 
+def test_fractions_get_the_step_of_their_range(tmp_path: Path) -> None:
+    """From type and bounds; whole numbers, wide ranges and a step that is given stay as they are."""
+    kinds = {"a": "DOUBLE", "b": "DECIMAL(9,4)", "c": "INTEGER", "d": "DOUBLE", "e": "FLOAT"}
+    columns = ", ".join(f"CAST(1 AS {kind}) AS {name}" for name, kind in kinds.items())
+    with duckdb.connect(str(tmp_path / "visits.duckdb")) as connection:
+        connection.execute(f"CREATE TABLE visits AS SELECT 'p' AS person, {columns}")
+    ranges = {"a": "0..1", "b": "-5..35", "c": "0..1", "d": "0..5000", "e": "0..1/0.25"}
+    bounds = [word for name, text in ranges.items() for word in ("--bounds", f"{name}={text}")]
+    status, _, errors = init(tmp_path, "--unit", "person", "--rows", "1", "--epsilon", "1", *bounds)
+    assert status == 0, errors
+    columns = yaml.safe_load((tmp_path / "visits.yml").read_text())["columns"]
+    steps = {name: column.get("step") for name, column in columns.items()}
+    assert steps == {"a": "0.001", "b": "0.1", "c": None, "d": None, "e": "0.25"}
+
+
 def test_several_tables_are_named(folder: Path) -> None:
     """And the file's own book is none of them."""
     with duckdb.connect(str(folder / "visits.duckdb")) as connection:

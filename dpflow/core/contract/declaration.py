@@ -173,6 +173,13 @@ class Column(Strict):
         return f"decimal({width},{digits})" if width <= 38 else "text"
 
 
+def default_step(lower: Fraction, upper: Fraction) -> Fraction:
+    """The step of a column of fractions between these bounds that nobody gave one: the power of ten
+    nearest to 2^-10 of the range, and 1 at most.
+    """
+    return min(Fraction(1), Fraction(10) ** round(math.log10(upper - lower) - 3))
+
+
 def _decimal_places(step: Fraction) -> int | None:
     """How many decimals write every multiple of a step; None if none do."""
     rest, digits = step.denominator, 0

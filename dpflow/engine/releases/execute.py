@@ -12,6 +12,7 @@ import datetime as dt
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -211,12 +212,28 @@ def _check_table(
     # A stored result is returned without a look at the table, which may be gone by now.
     if stored is None or not stored.settled:
         certifiers = require_certified(plan, ledger)
-        for name, warning in plan.coarse_grids().items():
-            log.warning("%s reads column %s%s", plan.request.name, name, warning)
         open_tables.enter_context(private.hold_open())
+        _check_grids(plan, private)
         statistic = plan.mechanism.data_request(plan.params, plan.table)
         private.check_request(statistic, plan.request.blocks)
     return private, certifiers
+
+
+def _check_grids(plan: Plan, private: PrivateTable) -> None:
+    """Raises `PlanRefused` for a column of fractions that would be rounded to few whole numbers,
+    because nobody declared its step. The types are public; a plan is made without them.
+    """
+    coarse = plan.coarse_grids()
+    types = private.column_types() if coarse else {}
+    for name, warning in coarse.items():
+        if _holds_fractions(types[name]):
+            raise PlanRefused(
+                f"{plan.request.name} reads column {name}, which holds {types[name]}{warning}"
+            )
+
+
+def _holds_fractions(kind: str) -> bool:
+    return kind in ("DOUBLE", "FLOAT") or re.search(r"^DECIMAL\(\d+,\s*[1-9]", kind) is not None
 
 
 def _make_charge(

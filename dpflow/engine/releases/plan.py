@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from dpflow.core.accounting.events import (
     Unprotected,
     to_json,
 )
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.declaration import Table, default_step
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import DataRequest, Records
@@ -168,7 +167,7 @@ class Plan:
                 continue
             low, high = column.grid_bounds()
             if high - low + 1 < FEW_POINTS and "step" not in column.model_fields_set:
-                step = Fraction(10) ** round(math.log10((column.upper or 0) - column.lower) - 3)
+                step = default_step(column.lower, column.upper or Fraction(0))
                 warnings[name] = (
                     f" ({high - low + 1} grid points, to which values are rounded; declare step: "
                     f"{exact_text(step)}, or step: 1 for whole numbers)"

@@ -25,6 +25,7 @@ class ColumnRoles:
         is_key: values can be compared exactly: it may name the privacy unit, a group or a block.
         is_number: it can be summed, once it has bounds.
         is_date: it is a date or a time.
+        is_real: its values may be fractions.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ColumnRoles:
     is_key: bool
     is_number: bool
     is_date: bool
+    is_real: bool = False
 
 
 def list_tables(database: Path) -> list[str]:
@@ -68,4 +70,5 @@ def _describe_roles(field: sql.Field) -> ColumnRoles:
         is_key,
         is_number,
         field.kind == "date" or sql.is_time(field),
+        field.is_float or field.scale > 0,
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from dpflow import api
 from dpflow.core.contract.declaration import Table
 from dpflow.engine import Plan
+from dpflow.errors import PlanRefused
+from dpflow.ledger import Ledger
 
 
 def plan(mechanism: str, column: dict[str, Any], **params: Any) -> Plan:
@@ -47,3 +51,33 @@ def test_plans_say_it_of_features_and_not_of_labels() -> None:
     shown = plan("learn_thresholds", {"lower": 0, "upper": 1}, label="late").describe()["bounds"]
     assert shown.startswith("x from 0 to 1 (2 grid points, to which values are rounded")
     assert shown.endswith("late from 0 to 1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        ("DOUBLE", True),
+        ("FLOAT", True),
+        ("DECIMAL(5,2)", True),
+        ("DECIMAL(5,0)", False),
+        ("TINYINT", False),
+        ("BOOLEAN", False),
+    ],
+)
+def test_fractions_are_not_rounded_to_few_whole_numbers(
+    tmp_path: Path, kind: str, refused: bool
+) -> None:
+    """Before the charge, by the type alone; a column of integers has no other values anyway."""
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        connection.execute(f"CREATE TABLE t AS SELECT 1 AS u, CAST(1 AS {kind}) AS x")
+    found = plan("sum", {"lower": 0, "upper": 1})
+    table = found.table.model_copy(update={"database": tmp_path / "t.duckdb"})
+    found = api.plan("sum", table, name="a", scope="s", column="x", epsilon=1)
+    book = Ledger(tmp_path / "ledger.sqlite", create=True, anchor=tmp_path / "anchor")
+    book.grant("s", "5", "0", filter="basic")
+    if refused:
+        with pytest.raises(PlanRefused, match=r"x, which holds .*declare step: 0\.001"):
+            api.release(found, book)
+        assert book.remaining("s").rows()[0]["epsilon_left"] == "5"
+    else:
+        api.release(found, book)
