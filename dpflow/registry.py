@@ -26,6 +26,7 @@ BUILT_INS = (
     "dpflow.mechanisms.aggregates",
     "dpflow.mechanisms.private_histogram",
     "dpflow.mechanisms.private_aggregates",
+    "dpflow.mechanisms.cdf",
     "dpflow.mechanisms.key_union",
     "dpflow.mechanisms.select",
     "dpflow.mechanisms.quantile",

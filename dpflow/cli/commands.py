@@ -53,6 +53,10 @@ COMMANDS = {
     ),
     "plan": ("plan", "Say what a release or a whole schedule will cost, before anything is spent."),
     "release": ("release", "Charge, draw, settle and publish releases; list past ones."),
+    "cdf": (
+        "ask_distribution",
+        "Ask a released distribution for shares and quantiles, or draw it; free, as often as you like.",
+    ),
     "sql": (
         "sql",
         "Answer a SELECT over a private table, from stored releases where they do.",

@@ -23,8 +23,10 @@ Error: with probability 95 % the ranks of all answers, in all groups, are within
 e) rows of p n, where G is the number of grid points. In the column's own unit no bound is known
 beforehand.
 
-When not to use it: without a trusted range (`median` then takes `approximate_median`, which finds
-interior points of unbounded data), or where the grid is much coarser than the spread of the rows.
+Without declared bounds `quantile` and `quantiles` are those of `cdf`, which needs none, and `median`
+is `approximate_median`.
+
+When not to use it: where the grid is much coarser than the spread of the rows.
 Recursive schemes that halve the rows at each answer (Kaplan, Schnapp, Stemmer 2022) pay log k
 instead of k, and are wrong where many rows share a value; these are not.
 """
@@ -61,7 +63,8 @@ def _check_share(value: Fraction) -> Fraction:
     return value
 
 
-def _check_distinct(values: tuple[Fraction, ...]) -> tuple[Fraction, ...]:
+def check_distinct(values: tuple[Fraction, ...]) -> tuple[Fraction, ...]:
+    """The quantiles themselves; raises ValueError if one is named twice."""
     if len(set(values)) != len(values):
         raise ValueError("name each quantile once")
     return values
@@ -92,7 +95,7 @@ class QuantilesParams(RankParams):
     """As `ColumnParams`. ``quantiles``: up to 100, strictly between 0 and 1."""
 
     quantiles: Annotated[
-        tuple[Share, ...], Field(min_length=1, max_length=100), AfterValidator(_check_distinct)
+        tuple[Share, ...], Field(min_length=1, max_length=100), AfterValidator(check_distinct)
     ]
 
 
@@ -232,6 +235,25 @@ class _Quantiles(Mechanism[P]):
         return ErrorBound({"rank (rows)": rank}, note)
 
 
+def _delegate_to_cdf(
+    params: RankParams, table: Table, quantiles: tuple[Fraction, ...]
+) -> Delegation | None:
+    """`cdf` where the column declares no bounds; None where it declares some."""
+    if table.column(params.column).lower is not None:
+        return None
+    if params.by is not None:
+        raise PlanRefused(
+            f"column {params.column!r} of table {table.name!r} declares no bounds, and quantiles without them are not "
+            f"taken by group; declare lower and upper, leave by out, or release once for each group, with where"
+        )
+    names = [str(p) for p in quantiles]
+    epsilon = params.model_dump(mode="json")["epsilon"]
+    given = {"column": params.column, "epsilon": epsilon, "quantiles": names}
+    spare = "; delta is not used" if params.delta else ""
+    why = f"column {params.column!r} declares no bounds, so cdf is taken, which needs none{spare}"
+    return Delegation("cdf", given, why)
+
+
 class Quantile(_Quantiles[QuantileParams]):
     """A quantile of a bounded column."""
 
@@ -243,6 +265,10 @@ class Quantile(_Quantiles[QuantileParams]):
     def list_quantiles(self, params: QuantileParams) -> dict[str, Fraction]:
         """The one quantile p."""
         return {f"quantile {params.p}": params.p}
+
+    def delegate_to(self, params: QuantileParams, table: Table) -> Delegation | None:
+        """`cdf` where the column declares no bounds."""
+        return _delegate_to_cdf(params, table, (params.p,))
 
 
 class Quantiles(_Quantiles[QuantilesParams]):
@@ -256,6 +282,10 @@ class Quantiles(_Quantiles[QuantilesParams]):
     def list_quantiles(self, params: QuantilesParams) -> dict[str, Fraction]:
         """All quantiles in ascending order, so that sorted answers belong to them."""
         return {f"quantile {p}": p for p in sorted(params.quantiles)}
+
+    def delegate_to(self, params: QuantilesParams, table: Table) -> Delegation | None:
+        """`cdf` where the column declares no bounds."""
+        return _delegate_to_cdf(params, table, params.quantiles)
 
 
 class Minimum(_Quantiles[ExtremeParams]):

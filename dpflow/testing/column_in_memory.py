@@ -22,6 +22,7 @@ class ArrayColumn(OpenColumn):
     groups: tuple[NDArray[np.float64], ...] = field(repr=False)
     size: int = field(repr=False)
     step = Fraction(1)
+    is_whole = False
     public_size: PublicSize | None = None
 
     @classmethod

@@ -390,11 +390,14 @@ class OpenColumn(ABC):
         rows: values in each group. Secret.
         step: what a difference of 1 is in the column's own measure: a power of ten for decimals,
         else 1.
+        is_whole: whether every value is a whole number of steps, days or microseconds, as its type
+            says.
         public_size: of one group under replace, else None.
     """
 
     rows: NDArray[np.int64]
     step: Fraction
+    is_whole: bool
     public_size: PublicSize | None
 
     @abstractmethod

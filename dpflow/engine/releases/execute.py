@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dpflow import fault_points
 from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.declaration import plain_relation
+from dpflow.core.contract.distribution import Distribution
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE, Result
 from dpflow.core.sampling.randomness import Source
@@ -93,6 +94,13 @@ class Receipt:
     def table(self) -> ResultTable:
         """The result with named columns, as frames and files have it."""
         return make_table(published_release(self))
+
+    @property
+    def cdf(self) -> Distribution:
+        """The distribution of a release of `cdf`, to be asked for shares and quantiles at no cost.
+        Raises `InvalidInput` for another release, or one that answered "none".
+        """
+        return Distribution.from_result(self.result)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The result as a pandas frame; columns as `ResultTable` says. Raises `MissingExtra`."""
@@ -213,20 +221,24 @@ def _check_table(
     if stored is None or not stored.settled:
         certifiers = require_certified(plan, ledger)
         open_tables.enter_context(private.hold_open())
-        _check_grids(plan, private)
+        _check_grids(plan)
         statistic = plan.mechanism.data_request(plan.params, plan.table)
         private.check_request(statistic, plan.request.blocks)
     return private, certifiers
 
 
-def _check_grids(plan: Plan, private: PrivateTable) -> None:
+def _check_grids(plan: Plan) -> None:
     """Raises `PlanRefused` for a column of fractions that would be rounded to few whole numbers,
     because nobody declared its step. The types are public; a plan is made without them.
     """
     coarse = plan.coarse_grids()
-    types = private.column_types() if coarse else {}
+    # Only these: what else is declared need not be there. A computed column has no type of its own.
+    columns = {name: plan.table.columns[name] for name in coarse}
+    stored = {name: column for name, column in columns.items() if column.expression is None}
+    read = plan.table.model_copy(update={"columns": stored})
+    types = PrivateTable(read).column_types() if stored else {}
     for name, warning in coarse.items():
-        if _holds_fractions(types[name]):
+        if _holds_fractions(types.get(name, "")):
             raise PlanRefused(
                 f"{plan.request.name} reads column {name}, which holds {types[name]}{warning}"
             )

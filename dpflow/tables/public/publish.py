@@ -22,6 +22,7 @@ from dpflow.core.contract.results import Row, Synthetic
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.tables.access import sql
+from dpflow.tables.public import distribution_macros
 
 T = TypeVar("T")
 
@@ -167,6 +168,8 @@ def publish(
             _insert_rows(connection, name, COLUMNS, [values[column] for column in FIELDS])
             if release.synthetic is not None:
                 _insert_synthetic(connection, release, release.synthetic)
+            if release.mechanism == distribution_macros.MECHANISM:
+                distribution_macros.create_macros(connection, table)
         fault_points.pass_point("publish.before-commit")
         connection.execute("COMMIT")
         fault_points.pass_point("publish.after-commit")

@@ -74,7 +74,7 @@ def test_fractions_are_not_rounded_to_few_whole_numbers(
     table = found.table.model_copy(update={"database": tmp_path / "t.duckdb"})
     found = api.plan("sum", table, name="a", scope="s", column="x", epsilon=1)
     book = Ledger(tmp_path / "ledger.sqlite", create=True, anchor=tmp_path / "anchor")
-    book.grant("s", "5", "0", filter="basic")
+    book.grant("s", "5", "0", table=table, filter="basic", principal="owner")
     if refused:
         with pytest.raises(PlanRefused, match=r"x, which holds .*declare step: 0\.001"):
             api.release(found, book)

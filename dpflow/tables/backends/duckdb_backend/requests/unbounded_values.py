@@ -107,6 +107,7 @@ class TableColumn(OpenColumn):
         self._exact = sql.has_exact_integers(self._column)
         self._slack = 8 * request.rows_per_group  # rows of one unit share a hash
         self.step = Fraction(1, 10**self._column.scale)
+        self.is_whole = not self._column.is_float
         # Grouping by a constant takes time.
         self._code, by = ("0", "") if self._groups == 1 else ("code", "GROUP BY code")
         counts = self._connection.fetch_arrays(

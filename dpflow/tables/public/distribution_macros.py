@@ -1,0 +1,58 @@
+"""SQL over a published distribution: macros beside the published table, so that any DuckDB session asks
+for shares and quantiles as `dpflow.core.contract.distribution` does in Python.
+
+``TABLE_share_below(release, x)`` and ``TABLE_quantile(release, p)`` give ``{value, low, high}``. The
+first argument is a release's id, or its name: then the one that was settled last. Numbers are doubles,
+and not rounded to whole ones; dates and timestamps count as seconds since 1970-01-01, and x may be
+written as one. An end that nothing bounds is NULL for quantiles, 0 or 1 for shares.
+"""
+
+from __future__ import annotations
+
+import duckdb
+
+from dpflow.core.contract.distribution import SHARE_BELOW
+from dpflow.tables.access import sql
+
+#: The mechanism whose releases have these macros.
+MECHANISM = "cdf"
+
+
+def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
+    """Make both macros of a published table, or bring them to today's form."""
+    name = sql.quote_name(table)
+    settled_last = (
+        f"SELECT arg_max(release_id, released_at) FROM {name} WHERE release = of_release "
+        f"AND mechanism = '{MECHANISM}'"
+    )
+    edges = (
+        f"WITH e AS MATERIALIZED (SELECT {_number('group_key')} AS k, value AS v, half_width_95 AS h "
+        f"FROM {name} WHERE measure = '{SHARE_BELOW}' AND mechanism = '{MECHANISM}' "
+        f"AND (release_id = of_release OR release_id = ({settled_last})))"
+    )
+    x = _number("CAST(x AS VARCHAR)")
+    share = (
+        f"({edges}, q AS (SELECT {x} AS place), f AS (SELECT any_value(place) AS place, "
+        "max(k) FILTER (k <= place) AS k0, max(v) FILTER (k <= place) AS v0, "
+        "min(k) FILTER (k > place) AS k1, min(v) FILTER (k > place) AS v1, "
+        "coalesce(greatest(0, max(v - h) FILTER (k <= place)), 0) AS low, "
+        "coalesce(least(1, min(v + h) FILTER (k >= place)), 1) AS high FROM e, q) "
+        "SELECT {'value': CASE WHEN place = k0 THEN v0 WHEN k0 IS NULL THEN v1 / 2 WHEN k1 IS NULL THEN (v0 + 1) / 2 "
+        "ELSE v0 + (v1 - v0) * ((place - k0) / (k1 - k0)) END, 'low': low, 'high': high} FROM f)"
+    )
+    quantile = (
+        f"({edges}, f AS (SELECT max(k) FILTER (v < p) AS k0, max(v) FILTER (v < p) AS v0, "
+        "min(k) FILTER (v >= p) AS k1, min(v) FILTER (v >= p) AS v1, "
+        "max(k) FILTER (v + h < p) AS low, min(k) FILTER (v - h >= p) AS high FROM e) "
+        "SELECT {'value': CASE WHEN k0 IS NULL THEN k1 WHEN k1 IS NULL THEN k0 "
+        "ELSE k0 + (k1 - k0) * ((p - v0) / (v1 - v0)) END, 'low': low, 'high': high} FROM f)"
+    )
+    for macro, parameter, body in (("share_below", "x", share), ("quantile", "p", quantile)):
+        connection.execute(
+            f"CREATE OR REPLACE MACRO {sql.quote_name(f'{table}_{macro}')}(of_release, {parameter}) AS {body}"
+        )
+
+
+def _number(text: str) -> str:
+    """An edge or argument as a number."""
+    return f"coalesce(TRY_CAST({text} AS DOUBLE), epoch(TRY_CAST({text} AS TIMESTAMP)))"

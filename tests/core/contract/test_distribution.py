@@ -1,0 +1,96 @@
+"""A released distribution is asked: shares, ranges and quantiles, with intervals."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dpflow.core.contract.distribution import Distribution, Estimate
+from dpflow.core.contract.results import Result
+from dpflow.errors import InvalidInput
+
+WHOLE = Distribution.from_rows(
+    [("10", 0.25, 0.01), ("20", 0.5, 0.01), ("30", 0.75, 0.02)], Fraction(1)
+)
+REAL = Distribution.from_rows([("0.0", 0.2, 0.05), ("1.5", 0.8, 0.05)], None)
+DAYS = Distribution.from_rows(
+    [("2013-01-01", 0.0, 0.0), ("2013-01-31", 1.0, 0.0)], Fraction(1), "date"
+)
+CENTS = Distribution.from_rows([("0.10", 0.0, 0.1), ("0.30", 1.0, 0.1)], Fraction(1, 100))
+
+
+def test_shares() -> None:
+    """At an edge what was released; between two, interpolated, from edge to edge; outside, no end."""
+    assert WHOLE.share_below(20) == Estimate(0.5, 0.49, 0.51)
+    assert WHOLE.share_below(Decimal("12.5")) == Estimate(0.3125, 0.24, 0.51)
+    assert WHOLE.share_below(-5) == Estimate(0.125, 0.0, 0.26)
+    assert WHOLE.share_below(99) == Estimate(0.875, 0.73, 1.0)
+    between = WHOLE.share_between(10, 19)
+    assert (between.value, between.low, between.high) == pytest.approx((0.25, 0.23, 0.27))
+    assert (
+        DAYS.share_below("2013-01-16").value == DAYS.share_below(dt.date(2013, 1, 16)).value == 0.5
+    )
+    # Nothing lies between a day's first moment and its last: it is before what follows noon.
+    assert DAYS.share_below("2013-01-15 12:00:00").value == 0.5
+    assert CENTS.share_below("0.20").value == 0.5
+
+
+def test_both_ends_of_a_range_are_in_it() -> None:
+    """Among whole numbers, days and doubles."""
+    atom = Distribution.from_rows(
+        [("5.0", 0.2, 0.0), (repr(float(np.nextafter(5, 6))), 0.9, 0.0)], None
+    )
+    assert atom.share_between(5, 5).value == pytest.approx(0.7)
+    assert atom.share_between(4.9, 4.99).low == 0
+    assert DAYS.share_between("2013-01-01", "2013-01-30").value == 1.0
+    with pytest.raises(InvalidInput, match="ends before it begins"):
+        WHOLE.share_between(3, 2)
+
+
+def test_quantiles() -> None:
+    """In the column's own form: the least value that the share does not exceed."""
+    assert WHOLE.quantile("1/2") == Estimate(19, 10, 29)
+    assert WHOLE.quantile(0.1) == Estimate(9, None, 9)
+    assert WHOLE.quantile(0.9) == Estimate(30, 30, None)
+    assert REAL.quantile(0.5).value == pytest.approx(0.75)
+    assert REAL.quantile(0.5).low == 0.0 and REAL.quantile(0.5).high < 1.5
+    assert DAYS.quantile(0.5) == Estimate("2013-01-15", "2013-01-01", "2013-01-30")
+    assert CENTS.quantile(0.5) == Estimate(0.19, 0.1, 0.29)
+
+
+def test_intervals_follow_from_each_other() -> None:
+    """All hold at once, and shares ascend: a narrow one narrows its neighbours."""
+    wide = Distribution.from_rows([("1", 0.3, 0.3), ("2", 0.5, 0.01), ("3", 0.6, 0.4)], None)
+    assert wide.highs == pytest.approx((0.51, 0.51, 1.0))
+    assert wide.lows == pytest.approx((0.0, 0.49, 0.49))
+
+
+@pytest.mark.parametrize("p", [0, 1, -1, 2, "half", None, float("nan"), "1/0", True])
+def test_a_quantile_between_0_and_1(p: object) -> None:
+    with pytest.raises(InvalidInput):
+        WHOLE.quantile(p)
+
+
+@pytest.mark.parametrize("x", ["abc", None, float("inf"), True, ""])
+def test_what_is_no_value(x: object) -> None:
+    for distribution in (WHOLE, REAL, DAYS):
+        with pytest.raises(InvalidInput):
+            distribution.share_below(x)
+
+
+def test_other_results_are_no_distribution() -> None:
+    with pytest.raises(InvalidInput, match="release the mechanism cdf"):
+        Distribution.from_result(Result(()))
+    with pytest.raises(InvalidInput, match="no edge"):
+        Distribution.from_rows([], None).quantile(0.5)
+    assert Distribution.from_rows([], None).share_below(1) == Estimate(0.5, 0.0, 1.0)
+
+
+def test_a_picture_shows_released_numbers_only() -> None:
+    """An SVG without scripts, and words instead of one where there are too few edges."""
+    assert DAYS._repr_html_().startswith("<svg") and "2013-01-31" in DAYS._repr_html_()
+    assert "too few edges" in Distribution.from_rows([], None)._repr_html_()

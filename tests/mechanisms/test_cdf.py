@@ -1,0 +1,220 @@
+"""Distributions without a range: intervals that hold, whatever the rows, and what each round may cost."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.core.accounting.events import Pure
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.distribution import Distribution
+from dpflow.core.contract.results import NO_INFORMATION, Result
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.errors import PlanRefused
+from dpflow.mechanisms import cdf
+from dpflow.registry import Registry
+from dpflow.testing.column_in_memory import ArrayColumn
+
+RANDOM = np.random.default_rng(2)
+
+
+def declare_table(relation: str = "add-remove", rows: int = 1, **column: Any) -> Table:
+    return Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "privacy_unit": {"column": "user"},
+            "neighbours": relation,
+            "contribution_bounds": {"rows": rows},
+            "columns": {"user": {}, "x": column},
+        }
+    )
+
+
+def draw(values: Any, table: Table | None = None, public: bool = False, **params: Any) -> Result:
+    mechanism = cdf.Cdf()
+    given = mechanism.Params.model_validate({"column": "x", "epsilon": 1, **params})
+    column = ArrayColumn.from_groups(values, size_is_public=public)
+    return mechanism.draw(given, table or declare_table(), column, SystemSource())
+
+
+LAWS = {
+    "normal": lambda n: RANDOM.normal(1000, 1, n),
+    "cauchy": RANDOM.standard_cauchy,
+    "atoms": lambda n: np.where(RANDOM.random(n) < 0.6, 0.0, RANDOM.lognormal(3, 1, n)),
+    "whole": lambda n: RANDOM.poisson(3, n).astype(float),
+    "infinite": lambda n: np.where(RANDOM.random(n) < 0.3, np.inf, -RANDOM.random(n)),
+}
+
+
+def misses(values: np.ndarray, found: Distribution) -> bool:
+    """Whether some interval of a share, a range or a quantile does not hold the rows' own number."""
+    values, n = np.sort(values), len(values)
+    asked = np.concatenate(
+        [values[np.isfinite(values)][:: max(1, n // 50)], RANDOM.normal(0, 9, 9)]
+    )
+    for x in asked.tolist():
+        share = found.share_below(x)
+        if not share.low <= np.searchsorted(values, x) / n <= share.high:
+            return True
+        inside = found.share_between(x, x + 1)
+        true = np.searchsorted(values, x + 1, "right") - np.searchsorted(values, x)
+        if not inside.low <= true / n <= inside.high:
+            return True
+    for p in (0.02, 0.25, 0.5, 0.75, 0.98):
+        low, high = found.quantile(p).low, found.quantile(p).high
+        true = values[int(np.ceil(p * n)) - 1]
+        if (low is not None and true < low) or (high is not None and true > high):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("public", [False, True])
+def test_all_intervals_hold_at_once(law: str, public: bool) -> None:
+    """With few rows and with more. Chernoff's bound and the union leave far less than 5 %: more than
+    3 misses of 12 have a probability below .003 at 5 %.
+    """
+    failed = 0
+    for n in (50, 600, 4000) * 4:
+        values = LAWS[law](n)
+        failed += misses(values, Distribution.from_result(draw(values, public=public)))
+    assert failed <= 3
+
+
+def test_narrower_intervals_would_not_hold() -> None:
+    """The control: a third of the half-widths at the edges is too little."""
+    failed = 0
+    for _ in range(12):
+        values = RANDOM.normal(0, 1, 4000)
+        rows = [row for row in draw(values).rows if row.measure == "share below"]
+        values = np.sort(values)
+        failed += any(
+            abs(np.searchsorted(values, float(row.key)) / 4000 - row.value) > row.half_width_95 / 4
+            for row in rows
+        )
+    assert failed >= 8
+
+
+@pytest.mark.parametrize("points", [[0.0], [1e300], [-5.0, -4.0], [3.0, 4.0, 1.5e308]])
+def test_a_search_that_went_wrong_makes_no_interval_false(
+    monkeypatch: pytest.MonkeyPatch, points: list[float]
+) -> None:
+    """The outermost cells have no end, so rows far from all edges are counted in them."""
+    monkeypatch.setattr(cdf, "search_medians", lambda *given: points)
+    failed = sum(
+        misses(values, Distribution.from_result(draw(values)))
+        for values in (RANDOM.normal(0, 1, 500) for _ in range(12))
+    )
+    assert failed <= 3
+
+
+@pytest.mark.parametrize(
+    ("relation", "rows", "changes"), [("add-remove", 1, 1), ("add-remove", 3, 3), ("replace", 2, 4)]
+)
+def test_every_round_is_paid_for_what_a_unit_changes(
+    monkeypatch: pytest.MonkeyPatch, relation: str, rows: int, changes: int
+) -> None:
+    """The costs of all rounds together are epsilon; one that draws more than planned is seen here."""
+    spent: list[Fraction] = []
+    levels = set[tuple[int, ...]]()
+
+    def add(exact: np.ndarray, scale: Fraction, source: object) -> np.ndarray:
+        # The number of rows moves by the rows of a unit, the counts of a level by its changes.
+        spent.append((rows if len(spent) == 0 else changes) / scale)
+        return np.asarray(exact)
+
+    def middle(keys: Any, low: int, high: int, p: Fraction, rate: Fraction, source: Any) -> int:
+        # Rows of one level are in one part each, so the level costs what one part costs.
+        levels.add((rate.numerator, rate.denominator))
+        parts.append(len(keys))
+        return (low + high) // 2
+
+    parts: list[int] = []
+    monkeypatch.setattr(cdf, "add_laplace", add)
+    monkeypatch.setattr("dpflow.core.toolbox.noisy_tree.add_laplace", add)
+    monkeypatch.setattr(cdf, "draw_quantile", middle)
+    values = RANDOM.normal(0, 1, 3000)
+    result = draw(values, declare_table(relation, rows), epsilon=2, search=4, levels=3, cells=64)
+    assert len(spent) == 1 + 3 and len(parts) <= 1 + 2 + 4 + 8
+    ((numerator, denominator),) = levels
+    search = 4 * 2 * changes * Fraction(numerator, denominator)
+    assert sum(spent) + search == 2
+    assert result.document["distribution"]["search"] == 4
+
+
+def test_halves_of_a_level_share_no_row() -> None:
+    """Each row is in one part of a level at most, and in those above it."""
+    seen: list[int] = []
+
+    def middle(keys: Any, low: int, high: int, *rest: Any) -> int:
+        assert len(keys) == 0 or (low <= keys.min() and keys.max() <= high)
+        seen.append(len(keys))
+        return int(np.median(keys)) if len(keys) else (low + high) // 2
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cdf, "draw_quantile", middle)
+        values, counts = np.unique(RANDOM.poisson(4, 500).astype(float), return_counts=True)
+        cdf.search_medians(values, counts, (-np.inf, np.inf), 3, Fraction(1), SystemSource())
+    assert seen[0] == 500 and sum(seen[1:3]) <= 500 and sum(seen[3:7]) <= 500
+
+
+def test_the_number_of_rows_chooses() -> None:
+    """Public or noisy, and said; a person may fix each size, and the plan says what is chosen."""
+    few, many = (cdf.choose_sizes(n, 1.0, None, None, None) for n in (1000, 10**6))
+    assert (few.search, few.cells, few.levels) == (3, 32, 1)
+    assert (many.search, many.cells, many.levels) == (7, 4096, 3)
+    assert many.error < few.error / 50
+    # A unit of many rows, or less epsilon, is as fewer rows are.
+    assert cdf.choose_sizes(10**6, 1e-3, None, None, None).cells == few.cells
+    fixed = cdf.choose_sizes(1000, 1.0, 2, 16, 2)
+    assert (fixed.search, fixed.cells, fixed.levels) == (2, 16, 2)
+    mechanism, table = cdf.Cdf(), declare_table()
+    bound = mechanism.error_bound(
+        mechanism.Params.model_validate({"column": "x", "epsilon": 1}), table
+    )
+    assert "1,000 rows: 3 search levels, 32 cells in a histogram" in bound.note
+    assert list(bound.half_width.values()) == sorted(bound.half_width.values(), reverse=True)
+
+
+def test_a_value_of_many_rows_has_a_cell_of_its_own() -> None:
+    """So a quantile that is that value is answered, and not one beside it."""
+    values = np.where(RANDOM.random(5000) < 0.6, 0.0, RANDOM.lognormal(3, 1, 5000))
+    found = Distribution.from_result(draw(values))
+    assert found.quantile(0.3).value == found.quantile(0.5).value == 0.0
+    assert found.share_between(0, 0).low > 0.5
+
+
+def test_nothing_is_known_of_no_rows() -> None:
+    """A release that tells nothing says so."""
+    result = draw([], quantiles=["1/2"])
+    assert result.rows[0].measure == "quantile 1/2" and result.rows[0].remark == NO_INFORMATION
+    assert [row.value for row in result.rows[1:3]] == [None, None]
+    assert Result.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize("name", ["quantile", "quantiles"])
+def test_quantiles_without_bounds_are_of_a_distribution(name: str) -> None:
+    """The plan says so; by group they are refused."""
+    asked = {"p": "0.9"} if name == "quantile" else {"quantiles": ["0.9"]}
+    mechanism = Registry.load().mechanisms[name]
+    params = mechanism.Params.model_validate({"column": "x", "epsilon": "0.5", **asked})
+    delegation = mechanism.delegate_to(params, declare_table())
+    assert delegation.mechanism == "cdf" and "declares no bounds" in delegation.why
+    assert delegation.params == {"column": "x", "epsilon": "0.5", "quantiles": ["9/10"]}
+    assert mechanism.delegate_to(params, declare_table(lower=0, upper=9)) is None
+    with pytest.raises(PlanRefused, match="not taken by group"):
+        mechanism.delegate_to(params.model_copy(update={"by": "user"}), declare_table())
+
+
+def test_the_guarantee_is_pure() -> None:
+    """Epsilon, whatever is drawn; noise that cannot be drawn is refused before."""
+    mechanism = cdf.Cdf()
+    params = mechanism.Params.model_validate({"column": "x", "epsilon": "0.5"})
+    assert mechanism.event(params, declare_table()) == Pure(Fraction(1, 2))
+    tiny = params.model_copy(update={"epsilon": Fraction(1, 10**12)})
+    with pytest.raises(PlanRefused):
+        mechanism.event(tiny, declare_table(rows=10**9))

@@ -1,0 +1,86 @@
+"""Macros beside a published table answer as Python does."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from dpflow.core.contract.distribution import SHARE_BELOW, Distribution
+from dpflow.core.contract.results import Row
+from dpflow.tables import PublishedRelease, publish
+
+EDGES = [("-2.5", 0.1, 0.05), ("0.0", 0.4, 0.02), ("1.5", 0.4, 0.2), ("100.0", 0.97, 0.02)]
+DAYS = [("2013-01-01", 0.2, 0.1), ("2013-01-11", 0.6, 0.1)]
+
+
+def published(
+    file: Path, edges: list[tuple[str, float, float]], name: str = "minutes", at: int = 1
+) -> None:
+    rows = [Row("", "quantile 1/2", 3.0), *(Row(k, SHARE_BELOW, v, h) for k, v, h in edges)]
+    release = PublishedRelease(
+        *(f"id {name} {at}", name, "", "cdf", "1", "0", tuple(rows)),
+        released_at=dt.datetime(2020, 1, at, tzinfo=dt.UTC),
+    )
+    publish(file, "my releases", release)
+
+
+def ask(file: Path, question: str, *words: Any) -> dict[str, Any]:
+    with duckdb.connect(str(file), read_only=True) as connection:
+        (found,) = connection.execute(
+            f'SELECT "my releases_{question}"(?, ?)', list(words)
+        ).fetchone()
+    return dict(found)
+
+
+@pytest.mark.parametrize("x", [-9, -2.5, -1, 0, 0.7, 1.5, 3, 99.99, 100, 1e6])
+def test_shares(tmp_path: Path, x: float) -> None:
+    """At edges, between them and outside."""
+    published(tmp_path / "public.duckdb", EDGES)
+    found = ask(tmp_path / "public.duckdb", "share_below", "minutes", x)
+    assert found == pytest.approx(vars(Distribution.from_rows(EDGES, None).share_below(x)))
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.3, 0.4, 0.41, 0.9, 0.96, 0.99])
+def test_quantiles(tmp_path: Path, p: float) -> None:
+    """With no end where nothing bounds it. Python's upper end is the last double below SQL's."""
+    published(tmp_path / "public.duckdb", EDGES)
+    found = ask(tmp_path / "public.duckdb", "quantile", "minutes", p)
+    expected = vars(Distribution.from_rows(EDGES, None).quantile(p))
+    assert {name: found[name] is None for name in found} == {n: expected[n] is None for n in found}
+    for name in found:
+        assert found[name] == (
+            None if expected[name] is None else pytest.approx(expected[name], abs=1e-9)
+        )
+
+
+def test_dates_and_several_releases(tmp_path: Path) -> None:
+    """A name means what was settled last; an id means that release, and nothing of another."""
+    file = tmp_path / "public.duckdb"
+    published(file, EDGES, at=1)
+    published(file, DAYS, at=2)
+    published(file, [("0.0", 0.9, 0.0)], "other", at=3)
+    assert ask(file, "share_below", "minutes", dt.date(2013, 1, 6))["value"] == pytest.approx(0.4)
+    assert ask(file, "share_below", "minutes", "2013-01-01")["low"] == pytest.approx(0.1)
+    assert ask(file, "share_below", "id minutes 1", 0)["value"] == 0.4
+    assert ask(file, "quantile", "minutes", 0.4)["value"] == pytest.approx(
+        dt.datetime(2013, 1, 6, tzinfo=dt.UTC).timestamp()
+    )
+    assert ask(file, "share_below", "nobody's", 0)["value"] is None
+
+
+def test_other_mechanisms_make_no_macro(tmp_path: Path) -> None:
+    """And publishing the same release again changes nothing."""
+    file = tmp_path / "public.duckdb"
+    publish(file, "t", PublishedRelease("1", "n", "", "count", "1", "0", (Row("", "count", 3),)))
+    with duckdb.connect(str(file)) as connection:
+        query = (
+            "SELECT count(*) FROM duckdb_functions() WHERE function_name LIKE 't\\_%' ESCAPE '\\'"
+        )
+        assert connection.execute(query + " AND NOT internal").fetchone() == (0,)
+    published(file, EDGES)
+    published(file, EDGES)
+    assert ask(file, "share_below", "minutes", 0)["value"] == 0.4
