@@ -46,8 +46,8 @@ def command(
     if plot is not None:
         _draw(distribution, file.stem, plot)
     if as_json:
-        return show_json([{"question": question, **vars(found)} for question, found in answers])
-    cells = ((question, found.value, found.low, found.high) for question, found in answers)
+        return show_json([{"question": question, **vars(answer)} for question, answer in answers])
+    cells = ((question, answer.value, answer.low, answer.high) for question, answer in answers)
     show_table(f"distribution of {file.stem}", ("question", "answer", "at least", "at most"), cells)
 
 

@@ -124,17 +124,17 @@ def choose_sizes(
     search = search or max(1, min(MOST_LEVELS, round(0.6 * math.log2(max(2, size * epsilon)) - 3)))
     share = float(1 - COUNTING - SEARCHING) * epsilon
     # Each point of the search has a cell edge at least.
-    listed = [cells] if cells else [2**k for k in range(2, 13) if 2**k >= 2**search]
-    found = []
-    for number in listed:
+    numbers = [cells] if cells else [2**k for k in range(2, 13) if 2**k >= 2**search]
+    options = []
+    for number in numbers:
         for level in [levels] if levels else (1, 2, 3, 4):
             branches = number ** (1 / level)
             # Noises in a prefix, on average: of the first level from both sides, below from the
             # nearer one.
             terms = max(1.0, branches / 6 + (level - 1) * branches / 4)
             noise = 0.8 * math.sqrt(2 * terms) * level / share
-            found.append((math.hypot(noise, 0.15 * size / number) / size, number, level))
-    error, number, level = min(found)
+            options.append((math.hypot(noise, 0.15 * size / number) / size, number, level))
+    error, number, level = min(options)
     return Sizes(search, number, level, min(error, 0.5))
 
 
@@ -197,9 +197,9 @@ class Cdf(Mechanism[CdfParams]):
         prefix = draw_prefix_counts(cells, branches, sizes.levels, scale, public, source)
         shares, halves = estimate_shares(prefix, scale)
         keys = [str(answer.column_value(edge)) for edge in edges.tolist()]
-        listed = list(zip(keys, shares.tolist(), halves.tolist(), strict=True))
+        edge_shares = list(zip(keys, shares.tolist(), halves.tolist(), strict=True))
         step = (Fraction(1) if time else answer.step) if answer.is_whole else None
-        distribution = Distribution.from_rows(listed, step, time)
+        distribution = Distribution.from_rows(edge_shares, step, time)
         about = {
             "column": params.column,
             "step": None if step is None else str(step),
@@ -211,9 +211,11 @@ class Cdf(Mechanism[CdfParams]):
             "levels": sizes.levels,
             "intervals": "all hold at once with probability 95 %",
         }
-        named = [row for p in sorted(params.quantiles) for row in _quantile_rows(distribution, p)]
-        below = [Row(key, SHARE_BELOW, share, half) for key, share, half in listed]
-        return Result((*named, *below), {DOCUMENT: about})
+        quantiles = [
+            row for p in sorted(params.quantiles) for row in _quantile_rows(distribution, p)
+        ]
+        below = [Row(key, SHARE_BELOW, share, half) for key, share, half in edge_shares]
+        return Result((*quantiles, *below), {DOCUMENT: about})
 
     def error_bound(self, params: CdfParams, table: Table) -> ErrorBound:
         """What a share below an edge is off by, for some numbers of rows, all edges at once."""
@@ -379,10 +381,10 @@ def _search_range(column: Column, answer: OpenColumn, time: str) -> tuple[float,
 
 
 def _quantile_rows(distribution: Distribution, p: Fraction) -> list[Row]:
-    found = distribution.quantile(p)
-    nothing = found.low is None and found.high is None
-    rows = [Row("", f"quantile {p}", found.value, remark=NO_INFORMATION if nothing else "")]
-    for end, value in (("at least", found.low), ("at most", found.high)):
+    estimate = distribution.quantile(p)
+    nothing = estimate.low is None and estimate.high is None
+    rows = [Row("", f"quantile {p}", estimate.value, remark=NO_INFORMATION if nothing else "")]
+    for end, value in (("at least", estimate.low), ("at most", estimate.high)):
         rows.append(Row("", f"quantile {p} {end}", value, remark=NO_END if value is None else ""))
     return rows
 

@@ -72,13 +72,13 @@ class Distribution:
         cls, rows: Sequence[tuple[str, float, float]], step: Fraction | None, time: str = ""
     ) -> Distribution:
         """From an edge's text, share and half-width each."""
-        listed = sorted((_read_point(key, step, time), share, half) for key, share, half in rows)
-        lows = [max(0.0, share - half) for _, share, half in listed]
-        highs = [min(1.0, share + half) for _, share, half in listed]
+        edges = sorted((_read_point(key, step, time), share, half) for key, share, half in rows)
+        lows = [max(0.0, share - half) for _, share, half in edges]
+        highs = [min(1.0, share + half) for _, share, half in edges]
         # All hold at once, and shares ascend: so each bounds those beyond it, too.
         lows = list(itertools.accumulate(lows, max))
         highs = list(itertools.accumulate(reversed(highs), min))[::-1]
-        points, shares = tuple(point for point, _, _ in listed), tuple(s for _, s, _ in listed)
+        points, shares = tuple(point for point, _, _ in edges), tuple(s for _, s, _ in edges)
         return cls(points, shares, tuple(lows), tuple(highs), step, time)
 
     @classmethod
@@ -191,18 +191,18 @@ class Distribution:
         """The share below x, or up to it."""
         if included:
             x = self._next(x)
-        place = bisect_right(self.points, x) - 1
+        cell = bisect_right(self.points, x) - 1
         ends = (0.0, *self.shares, 1.0)
-        low = 0.0 if place < 0 else self.lows[place]
-        if place >= 0 and self.points[place] == x:
-            return Estimate(self.shares[place], low, self.highs[place])
-        inner = 0 <= place < len(self.points) - 1
-        high = self.highs[place + 1] if place + 1 < len(self.points) else 1.0
-        before, after = ends[place + 1], ends[place + 2]
+        low = 0.0 if cell < 0 else self.lows[cell]
+        if cell >= 0 and self.points[cell] == x:
+            return Estimate(self.shares[cell], low, self.highs[cell])
+        inner = 0 <= cell < len(self.points) - 1
+        high = self.highs[cell + 1] if cell + 1 < len(self.points) else 1.0
+        before, after = ends[cell + 1], ends[cell + 2]
         # Outside the outermost edges there is nothing to interpolate between.
         part = 0.5
         if inner:
-            part = _ratio(self.points[place], x, self.points[place + 1])
+            part = _ratio(self.points[cell], x, self.points[cell + 1])
         return Estimate(before + part * (after - before), low, high)
 
     def _next(self, x: Number) -> Number:

@@ -115,9 +115,9 @@ def _fill_edges(estimates: Ints, terms: Ints, run: list[int], parts: Ints) -> No
         value = np.where(
             first <= second, estimates[kind, near] + toward, estimates[kind, far] - back
         )
-        known = terms[kind, places] < _UNKNOWN
-        estimates[kind, places] = np.where(known, estimates[kind, places], value)
-        terms[kind, places] = np.where(known, terms[kind, places], np.minimum(first, second))
+        is_filled = terms[kind, places] < _UNKNOWN
+        estimates[kind, places] = np.where(is_filled, estimates[kind, places], value)
+        terms[kind, places] = np.where(is_filled, terms[kind, places], np.minimum(first, second))
 
 
 @lru_cache(maxsize=4096)
