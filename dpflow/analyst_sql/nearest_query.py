@@ -24,11 +24,18 @@ Try = Callable[[str, Mapping[str, str]], object]
 
 
 def find_nearest(source: SourceText, refusal: Refusal, try_query: Try) -> str | None:
-    """A query that is accepted; None if none is near.
+    """A query that is accepted; None if none is near, or if it cannot be shown: a control character of
+    the query must not move a terminal's cursor.
 
     Args:
         try_query: plans a text with further options; raises `Refusal`.
     """
+    text = _find_nearest(source, refusal, try_query)
+    shown = None if text is None else text.replace("\r\n", "\n")
+    return shown if shown and all(c.isprintable() or c in "\n\t" for c in shown) else None
+
+
+def _find_nearest(source: SourceText, refusal: Refusal, try_query: Try) -> str | None:
     if len(source.text) > _LONGEST:
         return None
     if refusal.option is not None:

@@ -143,6 +143,22 @@ def test_what_is_no_select_has_a_near_query(world: World, text: str, nearest: st
     assert world.ask(f"EXPLAIN {_after_comment(nearest)}", epsilon=1, delta="1e-6")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT COUNT(*) FRM visits /*\x1b[2J*/",
+        "SELECT COUNT(*), MAX(clinic) FROM visits WHERE city = '\x1b[2J'",
+        "SELECT COUNT(*) FROM visits WHERE city = '\u202e'; SELECT 1",
+    ],
+)
+def test_a_near_query_moves_no_cursor(world: World, text: str) -> None:
+    """One with control characters is not shown: it reached terminals and logs as it was."""
+    with pytest.raises(SqlRefused) as refused:
+        world.ask(text, epsilon=1)
+    assert refused.value.nearest is None
+    assert all(c.isprintable() or c == "\n" for c in str(refused.value))
+
+
 def test_a_value_that_is_given_stays_where_another_is_missing(world: World) -> None:
     """The near query leaves out what lacks its value, and nothing else."""
     text = "SELECT COUNT(*) FROM visits WHERE age > $low AND age < $high AND city = $city"
