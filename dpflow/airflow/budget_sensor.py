@@ -24,9 +24,10 @@ class BudgetSensor(BudgetCheckOperator, BaseSensorOperator):
 
     :param deferrable: wait in the triggerer, without a worker; Airflow's
         ``[operators] default_deferrable`` if left out.
+    :param poke_interval: seconds, or a timedelta, between two questions to the ledger.
 
     ``releases``, ``blocks`` and ``ledger_conn_id`` are those of `BudgetCheckOperator`, and so is what is
-    counted; ``poke_interval`` (by default 5 minutes), ``timeout``, ``mode`` and ``soft_fail`` are Airflow's.
+    counted; ``timeout``, ``mode`` and ``soft_fail`` are Airflow's.
     It reserves nothing: others may be faster, and a release task downstream may still be refused. A
     scope without a grant, or one that was granted for another table, ends the task at once. Budgets of
     blocks never refill by themselves: without an owner's grant the same run waits until its timeout.
