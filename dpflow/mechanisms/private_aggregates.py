@@ -25,8 +25,8 @@ epsilon is positive; the moments get that much less.
 ``min_units`` raises the threshold: a key with fewer units is shown with odds of delta/g at most.
 
 When not to use it: for public keys (`aggregates` is pure and shows empty groups), or names alone
-(`key_union`). Quantiles have no such form here: drawn for every key that a unit may reach, their
-exponential mechanism would pay for each, and a key near the threshold has too few values for one.
+(`key_union`). Quantiles have no such form: they release no count that could select keys, so a second
+release by the keys that were shown costs the same, and no place of a unit goes to a key that is not.
 Compare: DPEngine.aggregate of PipelineDP, whose private selection pays with an epsilon of its own.
 """
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import product
+from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -14,8 +16,9 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import ValueCounts
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
-from dpflow.mechanisms.quantile import cost_pieces
+from dpflow.mechanisms.quantile import Quantiles, QuantilesParams, cost_pieces
 from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
 from dpflow.testing.audit import refutes_probability
 from dpflow.testing.examples import plan_mechanism
 
@@ -261,3 +264,43 @@ def test_quantiles_that_mean_nothing_are_refused(name: str, raw: dict[str, objec
         plan_mechanism(
             REGISTRY.find_mechanism(name), TABLE, {"column": "score", "epsilon": "1", **raw}
         )
+
+
+def test_private_keys_would_save_nothing(tmp_path: Path) -> None:
+    """One release that selected keys and drew their quantiles would draw as often for a unit as one by
+    the keys that another release showed, so cost the same; and units' places would go to keys that
+    nobody sees.
+    """
+    database = tmp_path / "data.duckdb"
+    with duckdb.connect(str(database)) as connection:
+        # Each of 400 units has both common keys, and eight that it has alone.
+        connection.execute(
+            "CREATE TABLE data AS SELECT u, CASE WHEN k < 2 THEN 'k' || k ELSE u || '-' || k END AS k, u % 3 AS v "
+            "FROM range(400) t(u), range(10) s(k)"
+        )
+        names = connection.execute("SELECT DISTINCT k FROM data ORDER BY k").fetchall()
+
+    def declare_keys(keys: list[str]) -> Table:
+        return Table.model_validate(
+            {
+                "name": "data",
+                "database": database,
+                "privacy_unit": {"column": "u"},
+                "contribution_bounds": {"rows": 2, "groups": 2, "rows_per_group": 1},
+                "columns": {"k": {"keys": keys}, "v": {"lower": 0, "upper": 2}},
+            }
+        )
+
+    shown, every = declare_keys(["k0", "k1"]), declare_keys([name for (name,) in names])
+    params = QuantilesParams(column="v", by="k", quantiles=("0.25", "0.5"), epsilon="1")
+    mechanism = Quantiles()
+    kept = []
+    for table in (shown, every):
+        draws = mechanism.plan_draws(params, table)
+        assert (draws.changed, draws.epsilon) == (2 * 2, Fraction(1, 4))
+        keys = mechanism.group_keys(params, table)
+        answer = PrivateTable(table).answer(mechanism.data_request(params, table), ())
+        values = dict(zip(keys, answer.split(len(keys)), strict=True))
+        kept.append(sum(int(values[key].counts.sum()) for key in ("k0", "k1")))
+    # 2 of 2 places, and 2 of 10: 160 +- 5 standard deviations of at most 16.
+    assert kept[0] == 800 and 80 < kept[1] < 240
