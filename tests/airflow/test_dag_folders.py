@@ -141,7 +141,7 @@ def test_every_operator_that_charges_is_counted(tiny: Tiny, plan: Any) -> None:
         "tables=['visits.yml'], blocks='2020-01-01'",
     }
     free = {f"Budget{verb}Operator" for verb in ("Branch", "Check", "Grant", "Report")}
-    free |= {"LoadOperator"}
+    free |= {"BudgetSensor", "LoadOperator"}
     assert set(airflow.__all__) == {*asks, *free}, "a new operator: does it charge?"
     head = "from airflow.sdk import DAG\nfrom dpflow.airflow import *\nwith DAG('all', schedule=None):\n"
     body = "".join(
