@@ -15,7 +15,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
 from fractions import Fraction
 from html import escape
 from typing import Any
@@ -29,6 +29,8 @@ SHARE_BELOW = "share below"
 DOCUMENT = "distribution"
 _EPOCH = dt.datetime(1970, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
+_WIDE = Context(prec=400)
+_UNITS = {"date": dt.timedelta(days=1), "timestamp": _MICROSECOND}
 
 Number = int | float | Fraction
 
@@ -109,8 +111,9 @@ class Distribution:
         """The share of rows from low to high, both included. Raises `InvalidInput` if high is
         below low.
         """
-        first, last = (_read_point(end, self.step, self.time) for end in (low, high))
-        if last < first:
+        first = _read_point(low, self.step, self.time)
+        last = _read_point(high, self.step, self.time, rounded_down=True)
+        if _read_point(high, self.step, self.time) < first:
             raise InvalidInput("the range ends before it begins; give the lower value first")
         start, end = self._share(first), self._share(last, included=True)
         value = max(0.0, float(end.value) - float(start.value))
@@ -151,8 +154,7 @@ class Distribution:
         """The edges as a plot has them: numbers, or times."""
         if not self.time:
             return [float(point) for point in self.points]
-        unit = dt.timedelta(days=1) if self.time == "date" else _MICROSECOND
-        return [_EPOCH + int(point) * unit for point in self.points]
+        return [_EPOCH + int(point) * _UNITS[self.time] for point in self.points]
 
     def bulk(self) -> slice:
         """The edges between the quantiles .01 and .99, and one more on each side, for a plot: tails may
@@ -217,9 +219,14 @@ class Distribution:
         return 1 if self.time else self.step or 0
 
     def _last_before(self, edge: Number) -> Number:
-        """The largest value below an edge, of those that a column can hold."""
+        """The largest value below an edge, of those that a column can hold; the edge itself if only
+        minus infinity, or a time before the year 1, is below it.
+        """
         if self.step is None:
-            return math.nextafter(float(edge), -math.inf)
+            below = math.nextafter(float(edge), -math.inf)
+            return below if math.isfinite(below) else edge
+        if self.time and edge <= (dt.datetime.min - _EPOCH) // _UNITS[self.time]:
+            return edge
         return edge - self._step
 
     def _interpolate(self, share: Number) -> Number:
@@ -253,7 +260,7 @@ class Distribution:
         near = float(exact)
         if Fraction(repr(near)) == exact:
             return near
-        return f"{Decimal(exact.numerator) / Decimal(exact.denominator):f}"
+        return f"{_WIDE.divide(Decimal(exact.numerator), Decimal(exact.denominator)):f}"
 
 
 def _ratio(low: Number, x: Number, high: Number) -> float:
@@ -277,18 +284,21 @@ def _read_number(value: object) -> Number:
         raise InvalidInput(f"{str(value)[:40]!r} is no number; give one such as 12.5") from None
 
 
-def _read_point(value: object, step: Fraction | None, time: str) -> Number:
+def _read_point(
+    value: object, step: Fraction | None, time: str, *, rounded_down: bool = False
+) -> Number:
     """A value of the column as a number."""
     if not time:
         number = _read_number(value)
-        # A double's text is not its exact value.
-        return number if step is not None else _nearest_double(number)
+        # A double's text is not its exact value. Among exact numbers a double is what it is written
+        # as, and the next one is not lost beyond 2^53.
+        return _nearest_double(number) if step is None else Fraction(str(number))
     try:
         at = dt.datetime.fromisoformat(str(value))
-    except ValueError:
+        if at.tzinfo is not None:
+            at = at.astimezone(dt.UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):
         raise InvalidInput(f"{str(value)[:40]!r} is no {time}; write it as 2013-01-31") from None
-    if at.tzinfo is not None:
-        at = at.astimezone(dt.UTC).replace(tzinfo=None)
     since = at - _EPOCH
     # A moment within a day is after its first one: a share below it counts that day.
-    return -(-since // dt.timedelta(days=1)) if time == "date" else since // _MICROSECOND
+    return since // _UNITS[time] if rounded_down else -(-since // _UNITS[time])

@@ -24,7 +24,7 @@ from dpflow.core.accounting.events import (
 from dpflow.core.contract.declaration import Table, default_step
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import DataRequest, Records
+from dpflow.core.contract.requests import DataRequest, Records, UnboundedValues
 from dpflow.core.contract.results import ErrorBound
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.certificates import require_certificate
@@ -157,8 +157,12 @@ class Plan:
 
     def coarse_grids(self) -> dict[str, str]:
         """For value columns of few grid points whose step nobody declared, a warning that values are
-        rounded to them; labels are left out.
+        rounded to them; labels are left out, and values that are read as they are.
         """
+        if isinstance(self.mechanism, Mechanism) and isinstance(
+            self.mechanism.data_request(self.params, self.table), UnboundedValues
+        ):
+            return {}
         values = self.params.model_dump(mode="json")
         values.pop("label", None)
         used_columns, warnings = set(_iterate_texts(values)), {}

@@ -4,7 +4,8 @@ for shares and quantiles as `dpflow.core.contract.distribution` does in Python.
 ``TABLE_share_below(release, x)`` and ``TABLE_quantile(release, p)`` give ``{value, low, high}``. The
 first argument is a release's id, or its name: then the one that was settled last. Numbers are doubles,
 and not rounded to whole ones; dates and timestamps count as seconds since 1970-01-01, and x may be
-written as one. An end that nothing bounds is NULL for quantiles, 0 or 1 for shares.
+written as one. Of edges that doubles cannot tell apart none bounds a share at itself. An end that
+nothing bounds is NULL for quantiles, 0 or 1 for shares.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
         f"AND mechanism = '{MECHANISM}'"
     )
     edges = (
-        f"WITH e AS MATERIALIZED (SELECT {_number('group_key')} AS k, value AS v, half_width_95 AS h "
-        f"FROM {name} WHERE measure = '{SHARE_BELOW}' AND mechanism = '{MECHANISM}' "
+        f"WITH e AS MATERIALIZED (SELECT {_number('group_key')} AS k, value AS v, half_width_95 AS h, "
+        f"{_is_exact('group_key', 'k')} AS exact FROM {name} WHERE measure = '{SHARE_BELOW}' AND mechanism = '{MECHANISM}' "
         f"AND (release_id = of_release OR release_id = ({settled_last})))"
     )
     x = _number("CAST(x AS VARCHAR)")
@@ -35,8 +36,8 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
         f"({edges}, q AS (SELECT {x} AS place), f AS (SELECT any_value(place) AS place, "
         "max(k) FILTER (k <= place) AS k0, max(v) FILTER (k <= place) AS v0, "
         "min(k) FILTER (k > place) AS k1, min(v) FILTER (k > place) AS v1, "
-        "coalesce(greatest(0, max(v - h) FILTER (k <= place)), 0) AS low, "
-        "coalesce(least(1, min(v + h) FILTER (k >= place)), 1) AS high FROM e, q) "
+        "coalesce(greatest(0, max(v - h) FILTER (k < place OR exact AND k = place)), 0) AS low, "
+        "coalesce(least(1, min(v + h) FILTER (k > place OR exact AND k = place)), 1) AS high FROM e, q) "
         "SELECT {'value': CASE WHEN place = k0 THEN v0 WHEN k0 IS NULL THEN v1 / 2 WHEN k1 IS NULL THEN (v0 + 1) / 2 "
         "ELSE v0 + (v1 - v0) * ((place - k0) / (k1 - k0)) END, 'low': low, 'high': high} FROM f)"
     )
@@ -56,3 +57,13 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
 def _number(text: str) -> str:
     """An edge or argument as a number."""
     return f"coalesce(TRY_CAST({text} AS DOUBLE), epoch(TRY_CAST({text} AS TIMESTAMP)))"
+
+
+def _is_exact(text: str, number: str) -> str:
+    """Whether no other edge has the same double: few digits, the double's own text, or a timestamp of
+    an age in which a double tells microseconds apart.
+    """
+    return (
+        f"(length({text}) <= 15 OR CAST({number} AS VARCHAR) = {text} "
+        f"OR ({text} LIKE '%:%' AND abs({number}) < 8589934592))"
+    )

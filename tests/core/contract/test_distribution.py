@@ -94,3 +94,54 @@ def test_a_picture_shows_released_numbers_only() -> None:
     """An SVG without scripts, and words instead of one where there are too few edges."""
     assert DAYS._repr_html_().startswith("<svg") and "2013-01-31" in DAYS._repr_html_()
     assert "too few edges" in Distribution.from_rows([], None)._repr_html_()
+
+
+def test_ends_of_a_range_that_are_written_as_doubles() -> None:
+    """Beyond 2^53 the next double is far from the next whole number, and 0.1 is no decimal's value."""
+    big = Distribution.from_rows(
+        [(str(10**17), 0.1, 0.0), (str(10**17 + 1), 0.9, 0.0)], Fraction(1)
+    )
+    assert big.share_between(1e17, 1e17) == big.share_between(10**17, 10**17)
+    assert big.share_between(1e17, np.float64(1e17)).low == pytest.approx(0.8)
+    assert CENTS.share_below(0.3) == Estimate(1.0, 0.9, 1.0)
+
+
+def test_a_range_of_days_ends_with_its_last_whole_day() -> None:
+    """A moment within a day belongs to that day: the next one is not in the range."""
+    days = Distribution.from_rows(
+        [("2013-01-31", 0.1, 0.0), ("2013-02-01", 0.5, 0.0), ("2013-02-02", 0.9, 0.0)],
+        Fraction(1),
+        "date",
+    )
+    assert days.share_between("2013-01-31", "2013-01-31 12:00").high == pytest.approx(0.4)
+    assert days.share_between("2013-01-31 06:00", "2013-01-31 12:00").value == 0
+    with pytest.raises(InvalidInput, match="is no date"):
+        days.share_below("0001-01-01 00:00+05:00")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "step", "time"),
+    [
+        ("0001-01-01", "2013-01-01", Fraction(1), "date"),
+        ("0001-01-01 00:00:00+00", "2013-01-01 00:00:00+00", Fraction(1), "timestamp"),
+        (repr(-np.finfo(float).max.item()), "1.0", None, ""),
+    ],
+)
+def test_nothing_can_be_written_below_the_first_edge(
+    first: str, second: str, step: Fraction | None, time: str
+) -> None:
+    """Rows at minus infinity are there: the edge bounds them, and no other text does."""
+    found = Distribution.from_rows([(first, 0.6, 0.1), (second, 0.9, 0.05)], step, time)
+    answer = found.quantile("0.3")
+    assert answer.low is None and answer.value == answer.high
+    assert (
+        Distribution.from_rows([(str(answer.high), 0.6, 0.1)], step, time).points[0]
+        == (found.points[0])
+    )
+
+
+def test_decimals_of_many_digits_are_written_whole() -> None:
+    """A rounded end might lie beyond the value."""
+    edge = "123456789012345678.12345678901234567891"
+    found = Distribution.from_rows([(edge, 0.1, 0.0)], Fraction(1, 10**20))
+    assert found.quantile(0.5).low == edge

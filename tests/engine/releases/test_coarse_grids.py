@@ -81,3 +81,17 @@ def test_fractions_are_not_rounded_to_few_whole_numbers(
         assert book.remaining("s").rows()[0]["epsilon_left"] == "5"
     else:
         api.release(found, book)
+
+
+@pytest.mark.parametrize("mechanism", ["cdf", "bounds"])
+def test_values_that_are_read_as_they_are_need_no_step(tmp_path: Path, mechanism: str) -> None:
+    """Nothing is rounded there, so fractions between declared bounds are neither warned of nor refused."""
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        connection.execute("CREATE TABLE t AS SELECT 1 AS u, CAST(0.5 AS DOUBLE) AS x")
+    found = plan(mechanism, {"lower": 0, "upper": 1})
+    assert "rounded" not in str(found.describe())
+    table = found.table.model_copy(update={"database": tmp_path / "t.duckdb"})
+    found = api.plan(mechanism, table, name="a", scope="s", column="x", epsilon=1)
+    book = Ledger(tmp_path / "ledger.sqlite", create=True, anchor=tmp_path / "anchor")
+    book.grant("s", "5", "0", table=table, filter="basic", principal="owner")
+    api.release(found, book)

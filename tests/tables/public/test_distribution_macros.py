@@ -84,3 +84,24 @@ def test_other_mechanisms_make_no_macro(tmp_path: Path) -> None:
     published(file, EDGES)
     published(file, EDGES)
     assert ask(file, "share_below", "minutes", 0)["value"] == 0.4
+
+
+@pytest.mark.parametrize("x", [2**60, str(2**60), 2.0**60])
+def test_edges_that_doubles_cannot_tell_apart(tmp_path: Path, x: Any) -> None:
+    """A heavy whole number beyond 2^53 has edges at itself and at the next: neither bounds it here."""
+    file = tmp_path / "public.duckdb"
+    published(file, [("0", 0.05, 0.01), (str(2**60), 0.1, 0.01), (str(2**60 + 1), 0.9, 0.01)])
+    found = ask(file, "share_below", "minutes", x)
+    assert found["low"] == pytest.approx(0.04) and found["high"] == 1
+
+
+def test_edges_of_many_digits_that_are_doubles(tmp_path: Path) -> None:
+    """Their text is the double's own, and timestamps of today are told apart: these do bound."""
+    file = tmp_path / "public.duckdb"
+    published(file, [(repr(1 / 3), 0.3, 0.01), (repr(2e20 / 3), 0.6, 0.01)])
+    for x, share in ((1 / 3, 0.3), (2e20 / 3, 0.6)):
+        found = ask(file, "share_below", "minutes", x)
+        assert (found["low"], found["high"]) == pytest.approx((share - 0.01, share + 0.01))
+    published(file, [("2013-01-01 00:00:00.000001", 0.3, 0.01)], at=2)
+    found = ask(file, "share_below", "minutes", dt.datetime(2013, 1, 1, 0, 0, 0, 1))
+    assert (found["low"], found["high"]) == pytest.approx((0.29, 0.31))
