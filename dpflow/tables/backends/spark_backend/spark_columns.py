@@ -73,6 +73,20 @@ def key_text(field: Field, role: str) -> str:
     return f"CAST({field.reference} AS STRING)"
 
 
+def unit_text(field: Field, role: str) -> str:
+    """The column as a text that names nobody, but tells every two values apart. Raises as `key_text`.
+
+    Of a time it is a number, for servers write one text for all times that their clocks do not show:
+    two units would be one, and either could change what the other keeps.
+    """
+    text = key_text(field, role)
+    numbers = {
+        "date": f"unix_date({field.reference})",
+        "timestamp": f"unix_micros(CAST({field.reference} AS TIMESTAMP))",
+    }
+    return f"CAST({numbers[field.kind]} AS STRING)" if field.kind in numbers else text
+
+
 def holds_text(field: Field, text: str) -> bool:
     """Whether a key's text is how a value of the column's type is written; decided here, not by
     the server.
@@ -85,12 +99,15 @@ def holds_text(field: Field, text: str) -> bool:
             return str(dt.date.fromisoformat(text)) == text
         if field.kind == "timestamp":
             moment = dt.datetime.fromisoformat(text)
+            if moment.tzinfo is not None:
+                # Servers pass over the zone, so one block would have many names, each with a budget.
+                return False
             fraction = f".{moment.microsecond:06}".rstrip("0").rstrip(".")
             return f"{moment.replace(microsecond=0)}{fraction}" == text
         if field.kind == "decimal":
             number = Decimal(text)
             digits = number.as_tuple()
-            fits = len(digits.digits) <= max(field.width, field.scale + 1)
+            fits = len(digits.digits) <= field.width
             zero = number == 0 and text.startswith("-")
             return f"{number:f}" == text and digits.exponent == -field.scale and fits and not zero
     except (ValueError, InvalidOperation):

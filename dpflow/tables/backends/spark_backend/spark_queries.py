@@ -35,6 +35,7 @@ from dpflow.tables.backends.spark_backend.spark_columns import (
     grid_steps,
     holds_text,
     key_text,
+    unit_text,
 )
 from dpflow.tables.backends.spark_backend.spark_rendering import SparkRenderer, computed_field
 from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
@@ -74,7 +75,7 @@ class SparkQuery:
                 f"table {table.name!r} has columns whose names differ in case alone; rename one"
             )
         unit = self.own_column(table.privacy_unit.column)
-        self._outputs = [f"{key_text(unit, 'unit')} AS unit"]
+        self._outputs = [f"{unit_text(unit, 'unit')} AS unit"]
         self.owners: tuple[str, ...] = ("unit",)
         self._where = []
         if table.privacy_unit.missing == "drop":
@@ -89,9 +90,9 @@ class SparkQuery:
             self._where.append(SparkRenderer(self.column).condition(where))
 
     def _keep_blocks(self, block: Field, blocks: Sequence[str]) -> None:
-        key = key_text(block, "block")
+        part = unit_text(block, "block")
         if self.table.protects == "unit-block":
-            self._outputs.append(f"{key} AS part")
+            self._outputs.append(f"{part} AS part")
             self.owners = ("unit", "part")
         if blocks:
             check_texts(block, blocks, "block")

@@ -25,17 +25,19 @@ T = TypeVar("T")
 
 #: Loggers of the client's that write an error's text by handlers of their own.
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "pyspark.sql.connect.logging")
-#: Of a session: what folders name is text, as everywhere in dpflow, whatever their names look like.
+#: Of a session: what folders name is text, as everywhere in dpflow, whatever their names look like;
+#: and a text is its letters, where ``${...}`` would stand for a setting or variable of the server's.
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    "spark.sql.variable.substitute": "false",
 }
 #: Servers that answered the canaries, by address and version: asked once in a process.
 _TRUSTED: set[tuple[str, str]] = set()
 #: How often a call that did not reach the server is made again.
 _RETRIES = 2
 #: Logs of table formats, which say what of a folder's files counts.
-_LOGS = {"_delta_log": "Delta", "metadata": "Iceberg"}
+_LOGS = {"_delta_log": "Delta", "metadata": "Iceberg", ".hoodie": "Hudi"}
 
 
 def server_address(source: SparkSource) -> str:

@@ -153,6 +153,7 @@ def test_a_server_that_fails_a_canary_is_refused(
     [
         ("_delta_log/00000000000000000000.json", "of the format Delta"),
         ("metadata/v1.metadata.json", "of the format Iceberg"),
+        (".hoodie/hoodie.properties", "of the format Hudi"),
         ("readme.txt", "holds other files"),
     ],
 )
@@ -197,8 +198,10 @@ def test_keys_that_a_type_lacks_are_refused(declare: Declare) -> None:
         ("bigint", str(2**63 - 1), "+1"),
         ("date", "0001-01-01", "2020-1-01"),
         ("timestamp_ntz", "2020-02-29 12:00:00.5", "2020-02-29T12:00:00"),
+        ("timestamp_ntz", "2020-02-29 12:00:00", "2020-02-29 12:00:00+00:00"),
         ("decimal(5,2)", "-0.50", "-0.00"),
         ("decimal(5,2)", "999.99", "1000.00"),
+        ("decimal(2,2)", "0.50", "1.00"),
         ("boolean", "true", "True"),
         ("string", "", None),
     ],
@@ -249,3 +252,26 @@ def test_names_of_columns_are_quoted(declare: Declare) -> None:
     odd = "`v`) OR 1=1 --"
     table = declare({"u": "INTEGER", odd: "INTEGER"}, ONE, columns={odd: {"lower": 0, "upper": 9}})
     assert table.answer(SortedValues(odd, 1), ()).values.tolist() == [2]
+
+
+def test_a_block_has_one_name(declare: Declare) -> None:
+    """Servers pass over a zone in the text of a time without one: each zone would be a budget of its own
+    for the same rows.
+    """
+    kinds = {"u": "INTEGER", "b": "TIMESTAMP"}
+    table = declare(
+        kinds, [("1", "2020-01-01 00:00:00")], block="b", protects="unit-block", columns={"b": {}}
+    )
+    table.check_request(GroupedSums(), ("2020-01-01 00:00:00",))
+    for zone in ("+00:00", "+05:00"):
+        with pytest.raises(PlanRefused, match="is not how a TIMESTAMP_NTZ is written"):
+            table.check_request(GroupedSums(), (f"2020-01-01 00:00:00{zone}",))
+
+
+def test_texts_are_their_letters(declare: Declare) -> None:
+    """Spark writes a setting or variable of the server's in place of `${...}` where it may."""
+    table = declare(KINDS, ONE)
+    assert table.declaration.source is not None
+    with spark_session.open_session(table.declaration.source, "it") as connection:
+        read = connection.run(lambda session: session.conf.get("spark.sql.variable.substitute"))
+    assert read == "false"

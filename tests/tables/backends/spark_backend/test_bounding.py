@@ -179,3 +179,23 @@ def test_what_64_bits_do_not_hold_is_refused(
     table = declare({"u": "INTEGER", "v": "BIGINT"}, [("1", "1")], columns={"v": column})
     with pytest.raises(PlanRefused, match=words):
         table.check_request(GroupedSums(values=(("v", 0),), rows_per_group=3), ())
+
+
+@pytest.mark.parametrize("protected", ["unit", "part"])
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [
+        ("DATE", ["300000-01-01", "300000-01-02", "2020-01-01"]),
+        ("TIMESTAMP", ["290000-01-01", "290000-01-02", "2020-01-01 00:00:00.000001"]),
+    ],
+)
+def test_times_that_no_clock_shows_are_units_apart(
+    kind: str, times: list[str], protected: str, declare: Callable[..., PrivateTable]
+) -> None:
+    """A server writes one text for all of them, and two units that are one move each other's rows."""
+    fields: dict[str, Any] = {"privacy_unit": {"column": "t"}}
+    if protected == "part":
+        fields = {"block": "t", "protects": "unit-block", "columns": {"t": {}}}
+    rows = [("1", moment) for moment in times]
+    table = declare({"u": "INTEGER", "t": kind}, rows, **fields)
+    assert table.answer(GroupedSums(), ()).units.tolist() == [3]
