@@ -2,9 +2,10 @@
 
 Spark computes a lost partition again, and a random number would then be another one. So nothing here
 draws: every choice is a function of the rows and of a nonce, and so is what a repeated stage gives. The
-number of a cell is SHA-256 of nonce, privacy unit and the group's place, each with its length, and NULL
-apart: no two inputs are one text. It is the same on every server and in Python. The nonce stands in
-Spark's plans; that a unit is bounded does not rest on it.
+number of a cell is SHA-256 of nonce, privacy unit and group, each with its length, and NULL apart: no two
+inputs are one text. It is the same on every server and in Python. A group is its place among public keys,
+and of private keys the text itself: their places follow from other units' rows. The nonce stands in Spark's
+plans; that one unit moves only what is its own does not rest on it.
 """
 
 from __future__ import annotations
@@ -83,17 +84,19 @@ class UnitBounds:
         groups: groups that a unit keeps; None where there are no more.
         rows: rows R that it keeps in each.
         nonce: what the choice is a function of.
+        key: the column of the group's text, where places depend on other units' rows.
     """
 
     owners: tuple[str, ...]
     groups: int | None
     rows: int
     nonce: int
+    key: str | None = None
 
     @property
-    def code(self) -> str:
-        """The group's place as a text."""
-        return "CAST(code AS STRING)"
+    def group(self) -> str:
+        """The group as a text: its place, or its key."""
+        return "CAST(code AS STRING)" if self.key is None else _tag(self.key)
 
     def keep_groups(self, rows: Any, ranking: str = "row_number()") -> Any:
         """Rows of the groups that their unit keeps: those with the least numbers.
@@ -104,7 +107,7 @@ class UnitBounds:
         """
         if self.groups is None:
             return rows
-        number = cell_number(self.nonce, self.owners, self.code)
+        number = cell_number(self.nonce, self.owners, self.group)
         window = f"PARTITION BY {', '.join(self.owners)} ORDER BY chosen_by, code"
         ranked = rows.selectExpr("*", f"{number} AS chosen_by")
         ranked = ranked.selectExpr("*", f"{ranking} OVER ({window}) AS chosen_as")
@@ -118,7 +121,7 @@ class UnitBounds:
         places = rows.selectExpr(
             "*", f"row_number() OVER ({cell} ORDER BY {', '.join(order)}) AS place"
         )
-        number = cell_number(self.nonce, self.owners, self.code, "CAST(place AS STRING)")
+        number = cell_number(self.nonce, self.owners, self.group, "CAST(place AS STRING)")
         drawn = places.selectExpr("*", f"{number} AS drawn_by")
         drawn = drawn.selectExpr(
             "*", f"row_number() OVER ({cell} ORDER BY drawn_by, place) AS drawn_as"
@@ -130,9 +133,10 @@ class UnitBounds:
         of values ``c0``.
 
         Args:
-            rows: with the columns ``owners``, ``code`` and ``v0``, ``v1``, ... of integers or NULL.
+            rows: with the columns ``owners``, ``code``, ``key`` if there is one, and ``v0``, ``v1``, ... of
+                integers or NULL.
         """
-        cell = [f"{name}" for name in (*self.owners, "code")]
+        cell = [*self.owners, "code", *([] if self.key is None else [self.key])]
         cells = rows.groupBy(*cell).agg(*self._cell_sums(rows, columns))
         kept = self.keep_groups(cells)
         outputs = ["code", f"least(n, {self.rows}L) AS kept_rows"]
@@ -175,7 +179,7 @@ class UnitBounds:
         rest = f"(({high} % {size}) * {2**_HALF}L + {low})"
         reach = column.high - column.low
         quotient = f"least(({high} div {size}) * {2**_HALF}L + {rest} div {size}, {reach}L)"
-        number = cell_number(self.nonce, self.owners, self.code, f"'{i}'")
+        number = cell_number(self.nonce, self.owners, self.group, f"'{i}'")
         drawn = f"least(CAST(floor(CAST({number} AS DOUBLE) * {2.0**-_BITS!r}D * CAST({size} AS DOUBLE)) AS BIGINT), {size} - 1L)"
         scaled = f"{quotient} * {kept} + (({rest} % {size}) * {kept} + {drawn}) div {size}"
         return f"least({scaled}, {kept} * {reach}L)"

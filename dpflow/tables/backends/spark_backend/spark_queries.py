@@ -66,6 +66,8 @@ class SparkQuery:
         if table.joins:
             refuse("joined relations")
         self.nonce = secrets.randbits(64) if nonce is None else nonce
+        # A given nonce chooses by places, as the contract says of tests.
+        self._names_groups = nonce is None
         schema = connection.run(lambda _: rows.schema)
         self.fields = {
             one.name: describe_field(one.name, one.dataType.simpleString()) for one in schema
@@ -126,21 +128,27 @@ class SparkQuery:
 
         return self.connection.run(select)
 
-    def with_codes(self, by: str | None, keys: Sequence[str], outputs: Sequence[str]) -> Any:
-        """Rows with the place of their key, ``code``; rows with another key are left out."""
+    def with_codes(
+        self, by: str | None, keys: Sequence[str], outputs: Sequence[str], private: bool = False
+    ) -> Any:
+        """Rows with the place of their key, ``code``; rows with another key are left out. With
+        ``private`` keys their text remains, ``group_key``.
+        """
         if by is None:
             return self.select_rows(["0L AS code", *outputs])
         text = f"{key_text(self.column(by), 'group key')} AS group_key"
         rows = self.select_rows([text, *outputs])
         if not keys:
             # Of a relation without rows nobody could tell the types.
-            return rows.where("false").drop("group_key").selectExpr("*", "0L AS code")
+            empty = rows.where("false").selectExpr("*", "0L AS code")
+            return empty if private else empty.drop("group_key")
         listed = self.connection.make_rows(
             {"listed_key": list(keys), "code": np.arange(len(keys), dtype=np.int64)}
         )
         # The same type on both sides, so keys are compared as bytes.
         same = rows["group_key"] == listed["listed_key"]
-        return rows.join(listed, same, "inner").drop("group_key", "listed_key")
+        coded = rows.join(listed, same, "inner").drop("listed_key")
+        return coded if private else coded.drop("group_key")
 
     def collect_keys(self, by: str) -> tuple[str, ...]:
         """All keys that the rows have, in the order of their bytes."""
@@ -157,9 +165,12 @@ class SparkQuery:
             key_text(column, "group key")
             check_texts(column, keys or (), "key")
 
-    def bounds(self, groups: int | None, rows: int) -> UnitBounds:
-        """How units are truncated."""
-        return UnitBounds(self.owners, groups, rows, self.nonce)
+    def bounds(self, groups: int | None, rows: int, private: bool = False) -> UnitBounds:
+        """How units are truncated. ``private`` keys are chosen by their texts: by places, a unit with a
+        new key would move what all others keep.
+        """
+        key = "group_key" if private and self._names_groups else None
+        return UnitBounds(self.owners, groups, rows, self.nonce, key)
 
     def public_size(self, unit_rows: int) -> PublicSize | None:
         """At most how many rows an ungrouped answer has, where units are replaced."""
@@ -248,8 +259,8 @@ def answer_sums(reading: SparkQuery, request: GroupedSums) -> Groups:
     if request.by is None or keys is None:
         keys = ("",)
     groups = None if len(keys) <= request.groups else request.groups
-    rows = reading.with_codes(request.by, keys, outputs)
-    bounds = reading.bounds(groups, request.rows_per_group)
+    rows = reading.with_codes(request.by, keys, outputs, private)
+    bounds = reading.bounds(groups, request.rows_per_group, private)
     arrays = reading.connection.fetch(bounds.add_up(rows, columns))
     codes, indexes = as_int64(arrays["code"]), np.arange(len(arrays["code"]))
     if private:
@@ -315,8 +326,8 @@ def _check_sets(reading: SparkQuery, request: KeySets) -> None:
 def answer_sets(reading: SparkQuery, request: KeySets) -> Sets:
     """Of each unit's distinct keys as many as it may reach."""
     keys = reading.collect_keys(request.by)
-    rows = reading.with_codes(request.by, keys, []).distinct()
-    bounded = reading.bounds(request.groups, 1).keep_groups(rows)
+    rows = reading.with_codes(request.by, keys, [], private=True).distinct()
+    bounded = reading.bounds(request.groups, 1, private=True).keep_groups(rows)
     arrays = reading.connection.fetch(bounded.selectExpr(f"{_unit_name(reading)} AS u", "code"))
     codes, indexes = np.unique(as_int64(arrays["code"]), return_inverse=True)
     units, order = _number_units(arrays["u"])

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,3 +199,36 @@ def test_times_that_no_clock_shows_are_units_apart(
     rows = [("1", moment) for moment in times]
     table = declare({"u": "INTEGER", "t": kind}, rows, **fields)
     assert table.answer(GroupedSums(), ()).units.tolist() == [3]
+
+
+def test_a_unit_with_a_new_key_moves_its_own_rows_only(
+    declare: Callable[..., PrivateTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's plans show the nonce, so what others keep of private keys is a function of their own rows:
+    by the keys' places it would not be, and it is what the numbers of the keys' texts say.
+    """
+    monkeypatch.setattr("secrets.randbits", lambda _: 5)
+    kinds = {"u": "INTEGER", "k": "VARCHAR"}
+    rows = [(str(i % 30), f"k{i * 7 % 23}") for i in range(200)]
+    tables = [declare(kinds, given, columns={"k": {}}) for given in (rows, [*rows, ("99", "a0")])]
+
+    def count_kept(table: PrivateTable, request: Any, nonce: int | None = None) -> Counter[str]:
+        answer = table._backend.answer(request, (), nonce)
+        if isinstance(request, KeySets):
+            return Counter(answer.keys[code] for code in answer.codes.tolist())
+        return Counter(dict(zip(answer.keys, answer.units.tolist())))
+
+    want: Counter[str] = Counter()
+    for unit in {unit for unit, _ in rows}:
+        own = {key for one, key in rows if one == unit}
+        number = {
+            key: hash_bounding.cell_fraction(5, [unit], hash_bounding.tag_text(key)) for key in own
+        }
+        want.update(sorted(own, key=number.__getitem__)[:2])
+    for request in (GroupedSums("k", None, 2, 3), KeySets("k", 2)):
+        without, with_unit = (count_kept(table, request) for table in tables)
+        assert without == want and with_unit == want + Counter(["a0"])
+        # By places, as the numbers of tests are.
+        assert count_kept(tables[1], request, 5) != count_kept(tables[0], request, 5) + Counter(
+            ["a0"]
+        )
