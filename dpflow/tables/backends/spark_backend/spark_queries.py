@@ -21,6 +21,7 @@ from dpflow.core.contract.requests import (
     Sets,
     SortedValues,
     ValueCounts,
+    spread_groups,
 )
 from dpflow.errors import PlanRefused
 from dpflow.tables.access.sql import Field, match_name
@@ -268,24 +269,8 @@ def answer_sums(reading: SparkQuery, request: GroupedSums) -> Groups:
         indexes = np.argsort(codes)
         keys = tuple(keys[code] for code in codes[indexes].tolist())
         codes = np.arange(len(keys))
-
-    def spread_column(name: str) -> NDArray[np.int64]:
-        whole = np.zeros(len(keys), dtype=np.int64)
-        whole[codes] = as_int64(arrays[name])[indexes]
-        return whole
-
-    names = [name for name, _ in request.values]
-    return Groups(
-        keys,
-        spread_column("row_count"),
-        spread_column("unit_count"),
-        {name: spread_column(f"s{i}") for i, name in enumerate(names)},
-        {name: spread_column(f"c{i}") for i, name in enumerate(names)},
-        {
-            name: spread_column(f"s{i}")
-            for i, (name, _, _) in enumerate(request.squares, len(names))
-        },
-    )
+    sums = {name: as_int64(array)[indexes] for name, array in arrays.items()}
+    return spread_groups(request, keys, codes, sums)
 
 
 def check_values(reading: SparkQuery, request: SortedValues) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.requests import GroupedSums, Groups
+from dpflow.core.contract.requests import GroupedSums, Groups, spread_groups
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
@@ -94,24 +94,8 @@ def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:
     if keys is None:
         keys, indexes = _private_keys(reading, first_key, codes)
         codes = np.arange(len(keys))
-
-    def spread_column(name: str) -> NDArray[np.int64]:
-        whole = np.zeros(len(keys), dtype=np.int64)
-        whole[codes] = columns[name][indexes]
-        return whole
-
-    names = [name for name, _ in request.values]
-    return Groups(
-        keys,
-        spread_column("row_count"),
-        spread_column("unit_count"),
-        {name: spread_column(f"s{i}") for i, name in enumerate(names)},
-        {name: spread_column(f"c{i}") for i, name in enumerate(names)},
-        {
-            name: spread_column(f"s{i}")
-            for i, (name, _, _) in enumerate(request.squares, len(names))
-        },
-    )
+    sums = {name: array[indexes] for name, array in columns.items()}
+    return spread_groups(request, keys, codes, sums)
 
 
 def _number_private_keys(reading: RequestQuery, by: sql.Field) -> tuple[NumberedColumn, int | None]:
