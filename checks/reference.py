@@ -107,6 +107,7 @@ def default_text(field: Any) -> str:
 def declaration_models() -> list[type[BaseModel]]:
     """The models of a declaration, outermost first."""
     from dpflow.core.contract import declaration as d
+    from dpflow.core.contract.spark_source import SparkSource
 
     return [
         d.Table,
@@ -114,7 +115,7 @@ def declaration_models() -> list[type[BaseModel]]:
         d.ContributionBounds,
         d.Column,
         d.Join,
-        d.SparkSource,
+        SparkSource,
         d.RequiredCertificates,
     ]
 

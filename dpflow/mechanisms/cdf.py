@@ -294,7 +294,7 @@ def place_edges(
             (points[0], -max(points[1] - points[0], even / 16)),
             (points[-1], max(points[-1] - points[-2], even / 16)),
         ):
-            edges += _widening_edges(end, width, parts)
+            edges += _widen_edges(end, width, parts)
     # The next double above a point: among these, and among whole numbers beyond 2^53, there is no
     # other between.
     with np.errstate(over="ignore"):
@@ -318,7 +318,7 @@ def place_edges(
     return np.unique(np.array(inside, dtype))
 
 
-def _widening_edges(end: float, width: float, parts: int) -> list[float]:
+def _widen_edges(end: float, width: float, parts: int) -> list[float]:
     """Edges beyond a point: cells of a stretch that gets twice as wide, with half as many cells."""
     edges = []
     for doubling in range(DOUBLINGS):

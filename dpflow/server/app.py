@@ -194,7 +194,7 @@ def check_readiness(request: Request) -> Status:
     try:
         request.app.state.ledger.scopes()
     except LedgerUnavailable:
-        raise refuse_for_now("the ledger cannot be read now") from None
+        raise refuse_for_now("the ledger cannot be read now; repeat the request later") from None
     return Status(status="ready")
 
 

@@ -27,7 +27,7 @@ class KeyConflict(InvalidInput):
 
 
 @dataclass(frozen=True)
-class Answered:
+class PointAnswers:
     """Answers, and the places of points of which a value lies beyond the declared range: the
     range's end stood for it.
     """
@@ -47,7 +47,7 @@ class Waiting:
     session: PredictionSession
     points: Sequence[Sequence[Any]] = field(repr=False)
     key: str | None = None
-    done: Future[Answered] = field(default_factory=Future)
+    done: Future[PointAnswers] = field(default_factory=Future)
     codes: Codes | None = field(default=None, repr=False)
     clamped: list[int] = field(default_factory=list, repr=False)
 
@@ -79,7 +79,7 @@ class Batches:
 
     def submit(
         self, session: PredictionSession, points: Sequence[Sequence[Any]], key: str | None = None
-    ) -> Future[Answered]:
+    ) -> Future[PointAnswers]:
         """Queue a request; the future gets its answers, or the error that it alone caused."""
         waiting = Waiting(session, points, key)
         self._queue.put(waiting)
@@ -153,7 +153,7 @@ class Batches:
         start = 0
         for waiting in group:
             part = answers[start : start + len(waiting.points)]
-            waiting.done.set_result(Answered(part, waiting.clamped))
+            waiting.done.set_result(PointAnswers(part, waiting.clamped))
             start += len(waiting.points)
 
     def _without_conflicts(

@@ -77,7 +77,7 @@ def event(extra: Any) -> Any:
     return SimpleNamespace(extra=extra)
 
 
-def written(*ids: str) -> dict[str, Any]:
+def write_event(*ids: str) -> dict[str, Any]:
     return {
         "dpflow": {
             "run": "2020-01-01",
@@ -98,7 +98,9 @@ def test_an_event_without_metadata(extra: Any, caplog: pytest.LogCaptureFixture)
     """Left out beside others, with a warning; alone it ends the task at once."""
     from dpflow.airflow.asset_events import read_releases
 
-    triggered = {Asset("t"): [event(extra), event(written("a", "b")), event(written("b", "c"))]}
+    triggered = {
+        Asset("t"): [event(extra), event(write_event("a", "b")), event(write_event("b", "c"))]
+    }
     releases = read_releases({"triggering_asset_events": triggered})
     assert [release["release_id"] for release in releases] == ["a", "b", "c"]
     assert releases[0]["run"] == "2020-01-01"

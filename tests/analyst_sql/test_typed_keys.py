@@ -20,7 +20,7 @@ COLUMNS = {
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory: pytest.TempPathFactory) -> World:
+def typed_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Each person has one row of each key."""
     world = World(Path(tmp_path_factory.mktemp("typed")))
     with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
@@ -37,36 +37,36 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_keys_have_the_order_and_type_of_their_column(typed: World, name: str) -> None:
+def test_keys_have_the_order_and_type_of_their_column(typed_world: World, name: str) -> None:
     """As DuckDB has them, ascending and descending; a text that writes a number is a text."""
     text = f"SELECT {name}, COUNT(*) AS n FROM visits GROUP BY {name} ORDER BY {name}"
     kinds = {"VARCHAR": "VARCHAR", "INTEGER": "BIGINT", "DECIMAL(6,2)": "DOUBLE"}
     for order in ("", " DESC"):
-        answer = typed.ask(text + order, epsilon=EXACT, scope="typed")
-        assert answer.rows == typed.truth(text + order)
+        answer = typed_world.ask(text + order, epsilon=EXACT, scope="typed")
+        assert answer.rows == typed_world.truth(text + order)
         assert answer.columns[0].kind == kinds.get(COLUMNS[name][0], COLUMNS[name][0])
 
 
-def test_an_expression_has_the_type_of_its_columns(typed: World) -> None:
+def test_an_expression_has_the_type_of_its_columns(typed_world: World) -> None:
     """A CASE over texts that a column has is a text, too; a part of a date is a number."""
     for key in ("coalesce(code, day)", "CASE WHEN size > 0 THEN code ELSE day END"):
         text = f"SELECT {key} AS k, COUNT(*) FROM visits GROUP BY k ORDER BY k"
-        answer = typed.ask(text, epsilon=EXACT, delta="1e-3", scope="typed")
-        assert answer.rows == typed.truth(text)
+        answer = typed_world.ask(text, epsilon=EXACT, delta="1e-3", scope="typed")
+        assert answer.rows == typed_world.truth(text)
     text = (
         "SELECT day(born) AS k, COUNT(*) FROM visits GROUP BY k HAVING COUNT(*) > 9 ORDER BY k DESC"
     )
-    assert typed.ask(text, epsilon=EXACT, scope="typed").rows == typed.truth(text)
+    assert typed_world.ask(text, epsilon=EXACT, scope="typed").rows == typed_world.truth(text)
 
 
-def test_a_stored_answer_needs_no_source(typed: World) -> None:
+def test_a_stored_answer_needs_no_source(typed_world: World) -> None:
     """Where the catalogue cannot be asked, keys have the type that all of them write."""
     text = "SELECT size, COUNT(*) FROM visits GROUP BY size ORDER BY size"
-    first = typed.ask(text, epsilon=EXACT, scope="typed")
-    place = typed.folder / "visits.duckdb"
-    place.rename(typed.folder / "away.duckdb")
+    first = typed_world.ask(text, epsilon=EXACT, scope="typed")
+    place = typed_world.folder / "visits.duckdb"
+    place.rename(typed_world.folder / "away.duckdb")
     try:
-        again = typed.ask(text, epsilon=1, scope="typed")
+        again = typed_world.ask(text, epsilon=1, scope="typed")
     finally:
-        (typed.folder / "away.duckdb").rename(place)
+        (typed_world.folder / "away.duckdb").rename(place)
     assert again.free and again.rows == first.rows

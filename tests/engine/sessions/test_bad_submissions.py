@@ -50,7 +50,7 @@ def open_gate(tiny: Tiny, **params: Any) -> Session:
     return Session.open(planned, ledger, Registry.load())
 
 
-def tabled(tiny: Tiny, prediction: str) -> dict[str, Any]:
+def write_predictions(tiny: Tiny, prediction: str) -> dict[str, Any]:
     path = tiny.folder / "said.duckdb"
     path.unlink(missing_ok=True)
     with duckdb.connect(str(path)) as connection:
@@ -77,7 +77,10 @@ def tabled(tiny: Tiny, prediction: str) -> dict[str, Any]:
 def test_numbers_that_are_none_or_outside(
     tiny: Tiny, metric: Any, prediction: str, mean: float
 ) -> None:
-    session, given = open_gate(tiny, metric=metric, side="both"), tabled(tiny, prediction)
+    session, given = (
+        open_gate(tiny, metric=metric, side="both"),
+        write_predictions(tiny, prediction),
+    )
     found = {
         claim: judge(session, {**given, "claim": str(claim)})["verdict"]
         for claim in (mean, mean + 0.06, mean - 0.06)
@@ -135,7 +138,7 @@ def test_submissions_after_the_last_answer_cost_nothing(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many more are exhausted without a row read or a row written, and stored ones stay free."""
-    session, given = open_gate(tiny, queries=3), tabled(tiny, "i % 2")
+    session, given = open_gate(tiny, queries=3), write_predictions(tiny, "i % 2")
     asked = [{**given, "claim": f"0.{n}"} for n in range(10, 100)]
     first = [judge(session, one) for one in asked[:3]]
     entries = len(list(Ledger(tiny.ledger).history()))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.declaration import SparkSource, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
     DataRequest,
@@ -18,6 +18,7 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
+from dpflow.core.contract.spark_source import SparkSource
 from dpflow.errors import PlanRefused, TableBusy
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend
 from dpflow.tables.backends.spark_backend.hash_bounding import cell_fraction

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from dpflow.core.contract.declaration import SparkSource
+from dpflow.core.contract.spark_source import SparkSource
 from dpflow.error_boundary import contain_errors, describe_failure, silence_libraries
 from dpflow.errors import (
     DpflowError,

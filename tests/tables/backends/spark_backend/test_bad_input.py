@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dpflow.core.contract.declaration import SparkSource, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, Records, SortedValues
+from dpflow.core.contract.spark_source import SparkSource
 from dpflow.errors import (
     DpflowError,
     InvalidDeclaration,
