@@ -6,6 +6,7 @@ ledger on PostgreSQL, a contract, a candidate, a plot, the server, the demo, an 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,7 +29,8 @@ def require_extra(extra: str, door: str) -> Iterator[None]:
         package that is broken is not mended by installing the extra.
     """
     try:
-        yield
+        with name_main_file():
+            yield
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         # One of our own modules is a mistake in the installation, which no extra mends.
@@ -38,3 +40,21 @@ def require_extra(extra: str, door: str) -> Iterator[None]:
             f"{door} needs the extra {extra!r}, for there is no package {package!r} here: "
             f"pip install '{DISTRIBUTION}[{extra}]'"
         ) from None
+
+
+@contextmanager
+def name_main_file() -> Iterator[None]:
+    """Goes around imports that may reach Spark's client, as that of Great Expectations does.
+
+    In a program without a file, such as ``python -c`` or what `multiprocessing` spawns, the client
+    believes that it runs its own doctests, and ends the process.
+    """
+    main = sys.modules["__main__"]
+    bare = not hasattr(main, "__file__")
+    if bare:
+        main.__file__ = "-c"
+    try:
+        yield
+    finally:
+        if bare:
+            del main.__file__

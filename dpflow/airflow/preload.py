@@ -83,8 +83,11 @@ def count_threads() -> int:
 
 
 def _try_import(name: str) -> bool:
+    from dpflow.extras import name_main_file
+
     try:
-        import_module(name)
+        with name_main_file():
+            import_module(name)
     except ModuleNotFoundError:  # an extra that this installation does without
         return False
     # No reason to stop the scheduler: the task meets the same error and reports it.

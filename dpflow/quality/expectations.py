@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpflow.core.contract.declaration import Table
+from dpflow.extras import require_extra
 
 if TYPE_CHECKING:
     from great_expectations.expectations.expectation import Expectation
@@ -56,16 +57,17 @@ def suite(table: Table) -> list[Expectation]:
     within their bounds; nearly all values of a column with public keys are among them. Depends on
     the declaration alone, never on rows.
     """
-    from great_expectations.expectations.core.expect_column_to_exist import ExpectColumnToExist
-    from great_expectations.expectations.core.expect_column_values_to_be_between import (
-        ExpectColumnValuesToBeBetween,
-    )
-    from great_expectations.expectations.core.expect_column_values_to_be_in_set import (
-        ExpectColumnValuesToBeInSet,
-    )
-    from great_expectations.expectations.core.expect_column_values_to_not_be_null import (
-        ExpectColumnValuesToNotBeNull,
-    )
+    with require_extra("quality", "a data contract"):
+        from great_expectations.expectations.core.expect_column_to_exist import ExpectColumnToExist
+        from great_expectations.expectations.core.expect_column_values_to_be_between import (
+            ExpectColumnValuesToBeBetween,
+        )
+        from great_expectations.expectations.core.expect_column_values_to_be_in_set import (
+            ExpectColumnValuesToBeInSet,
+        )
+        from great_expectations.expectations.core.expect_column_values_to_not_be_null import (
+            ExpectColumnValuesToNotBeNull,
+        )
 
     expectations: list[Expectation] = [
         ExpectColumnToExist(column=name) for name in judged_columns(table)

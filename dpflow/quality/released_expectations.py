@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import pandas as pd
-from great_expectations.core.metric_domain_types import MetricDomainTypes
-from great_expectations.execution_engine import PandasExecutionEngine
-from great_expectations.expectations.expectation import BatchExpectation
-from great_expectations.expectations.metrics.metric_provider import metric_value
-from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
+from dpflow.extras import require_extra
+
+with require_extra("quality", "a data contract"):
+    import pandas as pd
+    from great_expectations.core.metric_domain_types import MetricDomainTypes
+    from great_expectations.execution_engine import PandasExecutionEngine
+    from great_expectations.expectations.expectation import BatchExpectation
+    from great_expectations.expectations.metrics.metric_provider import metric_value
+    from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 
 METRIC = "dpflow.check_outcome"
 
