@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
@@ -15,3 +16,10 @@ if "DPFLOW_TEST_STATE" not in os.environ:
     # Their login on PostgreSQL is a superuser.
     os.environ["DPFLOW_LEDGER_OWNER"] = "1"
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # A worker is a program without a file, which Spark's client takes for its own doctests.
+    from dpflow.extras import name_main_file
+
+    with name_main_file(), contextlib.suppress(ModuleNotFoundError):
+        import pyspark.sql.connect  # noqa: F401

@@ -267,7 +267,9 @@ def test_a_pipeline_stops_dags_that_spend_too_much(
     words = command[: command.index("--grant")] + (["--grant", grant] if grant else [])
     words += ["--start", "2020-01-01", "--until", "2020-02-01", "--fail-over", limit]
     done = CliRunner().invoke(app, words[1:])
-    assert (done.exit_code, bool(done.stderr)) == ((1, True) if fault else (0, False)), done.output
+    # Airflow's own lines stand there, too, once a test has set up its log.
+    said = [line for line in done.stderr.splitlines() if "airflow." not in line]
+    assert (done.exit_code, bool(said)) == ((1, True) if fault else (0, False)), done.output
     assert fault is None or fault in done.stderr
 
 

@@ -163,7 +163,7 @@ def test_a_number_that_says_nothing_is_marked(tmp_path: Path, mechanism: str) ->
     """
     for rows, remark in ((0, NO_INFORMATION), (5000, "")):
         query = f"SELECT i AS u, (i % 31)::DOUBLE AS v FROM range({rows}) t(i)"
-        column = {"lower": 0, "upper": 30}
+        column = {"lower": 0, "upper": 30, "step": "0.5"}
         result = release(tmp_path, query, column, mechanism, epsilon=1)
         assert {row.remark for row in result.rows} == {remark}
         assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result

@@ -287,7 +287,7 @@ def test_private_keys_would_save_nothing(tmp_path: Path) -> None:
                 "database": database,
                 "privacy_unit": {"column": "u"},
                 "contribution_bounds": {"rows": 2, "groups": 2, "rows_per_group": 1},
-                "columns": {"k": {"keys": keys}, "v": {"lower": 0, "upper": 2}},
+                "columns": {"k": {"public_keys": keys}, "v": {"lower": 0, "upper": 2}},
             }
         )
 
