@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
+from dpflow.cli.pictures import save_picture
 from dpflow.core.contract.distribution import Distribution, Estimate
 from dpflow.core.contract.results import Result
 from dpflow.engine import RunIdentity, insert_bounds, load_request, make_plan
@@ -98,9 +99,4 @@ def _draw(distribution: Distribution, name: str, file: Path) -> None:
     axes.set(xlabel=name, ylabel="share of rows below", ylim=(-0.02, 1.02))
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
-    try:
-        figure.savefig(file, dpi=150)
-    except (OSError, ValueError):
-        raise InvalidInput(
-            f"{file} cannot be drawn; give a file that ends in .svg or .png, in a folder of yours"
-        ) from None
+    save_picture(figure, file)

@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from dpflow.cli.console import JsonOption, explain_entry, show_json, show_table
+from dpflow.cli.pictures import save_picture
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
@@ -115,11 +116,7 @@ def draw_sheet(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
     else:
         axes.legend()
     try:
-        figure.savefig(file, dpi=150)
-    except (OSError, ValueError):
-        raise InvalidInput(
-            f"{file} cannot be written as a picture; give a path that ends in .png or .svg"
-        ) from None
+        save_picture(figure, file)
     finally:
         # pyplot keeps every figure until it is closed.
         plt.close(figure)

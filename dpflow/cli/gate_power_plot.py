@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from dpflow.cli.pictures import save_picture
 from dpflow.engine.planning.gate_design import GateOption
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidInput
@@ -38,12 +39,7 @@ def draw_power(curve: Sequence[tuple[float, float]], what: str, event: str, file
     axes.plot([x for x, _ in curve], [y for _, y in curve], marker="o", markersize=4)
     axes.set(xlabel=what, ylabel=f"probability: {event}", ylim=(-0.02, 1.02))
     axes.grid(visible=True, alpha=0.3)
-    try:
-        figure.savefig(file, dpi=150)
-    except (OSError, ValueError):
-        raise InvalidInput(
-            f"{file} cannot be drawn; give a file that ends in .svg or .png, in a folder of yours"
-        ) from None
+    save_picture(figure, file)
 
 
 def write_request(request: ReleaseRequest, file: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dpflow.cli.console import show_json, show_table
+from dpflow.cli.pictures import save_picture
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, make_filter
 from dpflow.engine.planning import report
@@ -264,12 +265,7 @@ def draw_forecast(seen: Forecast, file: Path) -> None:
     if axes.get_lines():
         axes.legend()
     figure.autofmt_xdate()
-    try:
-        figure.savefig(file)
-    except (OSError, ValueError):
-        raise InvalidInput(
-            f"{file} cannot be drawn; give a file that ends in .svg or .png, in a folder of yours"
-        ) from None
+    save_picture(figure, file)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
