@@ -2,14 +2,16 @@
 deletes or puts back any row of any table, uses a copy of the database beside it, or begins with a
 changed ledger of an earlier version.
 
-A witness outside the ledger notes what callers were told. Never was more charged than was granted,
-never were there two draws for one charge, two answers from one state or a grant of one principal
-where two are needed, and whenever the ledger verifies, it says what the witness saw.
+A witness outside the ledger notes what callers were told. Never was more charged than was granted, in
+any period of a quota that refreshes; never were there two draws for one charge, two answers from one
+state or a grant of one principal where two are needed. Whenever the ledger verifies, it says what the
+witness saw. Clocks go where they like.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import random
 import shutil
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -35,7 +38,7 @@ from hypothesis.stateful import (
 
 from dpflow.core.accounting.events import Pure
 from dpflow.errors import BudgetExceeded, DpflowError, LedgerCorrupt
-from dpflow.ledger import GrantProposal, Ledger, ReleaseKey, Reservation, Slot
+from dpflow.ledger import GrantProposal, Ledger, ReleaseCharge, ReleaseKey, Reservation, Slot
 from dpflow.ledger.books import sessions
 from dpflow.ledger.books.records import path_of
 from dpflow.ledger.storage import schema
@@ -45,7 +48,10 @@ TENTH = 10**11
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]
 FIXTURES = Path(__file__).parent / "ledger" / "fixtures"
 UPGRADED: dict[str, Any] = {}
-SCOPES = st.sampled_from(["s", "s", "s/a", "both"])
+#: The last two refresh, if nobody changes that; one is inside the other.
+ALL_SCOPES = ("s", "s/a", "both", "s/m", "s/m/d")
+SCOPES = st.sampled_from(["s", "s", "s/a", "both", "s/m/d"])
+DAYS = (1, 2, 31, -1, -31)  # to the next, over the end of a month, and back
 #: Nothing dies here, so nothing need be on a disk.
 FOLDERS = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 OWNERS = st.sampled_from(["ann", "bob"])
@@ -100,10 +106,13 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         # Ids, keys and times are the same at each try, so that what fails fails again.
         luck, self.fixed = random.Random(16), contextlib.ExitStack()
+        self.now = dt.datetime(2026, 1, 30, 12, tzinfo=dt.UTC)
+        clock = SimpleNamespace(time=lambda: self.now.timestamp())
         for name, change in (
             ("secrets.token_hex", lambda size: luck.randbytes(size).hex()),
             ("secrets.token_bytes", luck.randbytes),
-            ("dpflow.ledger.history.chain._time_text", lambda _: "2026-01-01T00:00:00+00:00"),
+            ("dpflow.ledger.history.chain.time", clock),
+            ("dpflow.ledger.books.charges.today", lambda: self.now.date()),
         ):
             self.fixed.enter_context(mock.patch(name, change))
         self.folder = tempfile.TemporaryDirectory(prefix="dpflow-adversary-", dir=FOLDERS)
@@ -111,9 +120,11 @@ class Machine(RuleBasedStateMachine):
         self.place = self.make_place(str(self.places() or root / "ledger.sqlite"), root / "anchor")
         self.copy: Any = None  # another copy of the database, of which one at most goes on
         self.live: Any = None  # which of the two was written since they parted
-        self.granted = {"s": 0, "s/a": 0, "both": 0}
+        self.granted = dict.fromkeys(ALL_SCOPES, 0)
+        self.periods = {"s/m": "month", "s/m/d": "day"}
         self.waiting: GrantProposal | None = None
-        self.spent: Counter[str] = Counter()
+        #: By scope, and the period of those that refresh.
+        self.spent: Counter[tuple[str, str]] = Counter()
         self.held: list[Reservation] = []
         self.releases: dict[str, Release] = {}
         self.sessions: dict[str, Session] = {}
@@ -132,6 +143,8 @@ class Machine(RuleBasedStateMachine):
         self.ledger = self.place.open()
         for scope, tenths in (("s", 9), ("s/a", 6)):
             self.grant(scope, tenths)
+        for scope, tenths in (("s/m", 6), ("s/m/d", 3)):
+            self.pace(scope, tenths, self.periods[scope])
         self.propose("ann", 6)
         self.approve("bob")
         assert self.granted["both"] == 6
@@ -213,8 +226,33 @@ class Machine(RuleBasedStateMachine):
         terms: Any = {"table": None, "filter": "basic", "principal": "o"}
         told = self.attempt(lambda: self.ledger.grant(scope, Fraction(tenths, 10), 0, **terms))
         if not isinstance(told, DpflowError):
-            assert self.spent[scope] <= tenths
+            assert self.spent[self.account(scope)] <= tenths
             self.granted[scope] = tenths
+
+    @rule(seed=SEEDS)
+    def go_on(self, seed: int) -> None:
+        """Time passes, somebody sets a clock back, or a quota refreshes otherwise."""
+        chance = random.Random(seed)
+        if chance.random() < 0.6:
+            self.now += dt.timedelta(days=chance.choice(DAYS))
+        else:
+            scope = chance.choice(["s/m", "s/m/d"])
+            self.pace(scope, chance.randint(2, 6), chance.choice([None, "never", "day", "week"]))
+
+    def pace(self, scope: str, tenths: int, period: Any) -> None:
+        terms: Any = {"filter": "basic", "period": period, "principal": "o"}
+        told = self.attempt(lambda: self.ledger.quota(scope, Fraction(tenths, 10), 0, **terms))
+        if not isinstance(told, DpflowError):
+            period = period or self.periods[scope]
+            used = any(self.spent[at] for at in self.spent if at[0] == scope)
+            assert period == self.periods[scope] or not used, "sums of another kind of period"
+            self.granted[scope], self.periods[scope] = tenths, period
+            assert self.spent[self.account(scope)] <= tenths
+
+    def account(self, scope: str) -> tuple[str, str]:
+        """What pays now, in the witness's own words."""
+        names = {"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
+        return scope, self.now.strftime(names.get(self.periods.get(scope, ""), ""))
 
     @rule(by=OWNERS, tenths=st.integers(1, 12))
     def propose(self, by: str, tenths: int) -> None:
@@ -233,7 +271,7 @@ class Machine(RuleBasedStateMachine):
         if not isinstance(told, DpflowError):
             tenths = told.epsilon * 10
             assert by != waiting.principal and told == waiting.terms, "a grant of one principal"
-            assert self.spent["both"] <= tenths
+            assert self.spent["both", ""] <= tenths
             self.granted["both"], self.waiting = int(tenths), None
 
     def charge(self, scope: str, tenths: int, *, opens: str = "") -> None:
@@ -243,8 +281,9 @@ class Machine(RuleBasedStateMachine):
             closed = session.exclusive and session.open and same and name != opens
             assert not closed, "charged beside an open gate"
         for at in path_of(scope):
-            self.spent[at] += tenths
-            assert self.spent[at] <= self.granted[at], "charged beyond the grant"
+            account = self.account(at)
+            self.spent[account] += tenths
+            assert self.spent[account] <= self.granted[at], "charged beyond the grant"
 
     @rule(
         scope=SCOPES,
@@ -260,13 +299,33 @@ class Machine(RuleBasedStateMachine):
                 **self.terms(name, tenths),
             )
         )
-        if isinstance(told, DpflowError):
-            return
+        if not isinstance(told, DpflowError):
+            self.note_reservation(told, scope, tenths)
+
+    @rule(seed=SEEDS)
+    def reserve_some(self, seed: int) -> None:
+        """Some at once, all or none; of them some equal, and some that were reserved before."""
+        chance = random.Random(seed)
+        scopes, asks = chance.sample(ALL_SCOPES, 2), dict[ReleaseKey, int]()
+        for _ in range(chance.randint(2, 4)):
+            key = ReleaseKey(chance.choice(scopes), "", "", "o", chance.choice("abcdefgh"))
+            asks.setdefault(key, chance.choice([1, 1, 2]))
+        charges = [
+            ReleaseCharge(key, slot=None, **self.terms(key.digest, n)) for key, n in asks.items()
+        ]
+        told = self.attempt(lambda: self.ledger.reserve_many([*charges, charges[0]]))
+        if not isinstance(told, DpflowError):
+            assert told[-1] == told[0], "one key, two releases"
+            for (key, tenths), held in zip(asks.items(), told):
+                self.note_reservation(held, key.scope, tenths)
+
+    def note_reservation(self, told: Any, scope: str, tenths: int) -> None:
         if told.settled:
             assert told.result["n"] in self.releases[told.release_id].results
             return
         self.held.append(told)
         if told.attempt == 1:
+            assert told.release_id not in self.releases, "charged a second time"
             self.releases[told.release_id] = Release(scope)
             self.charge(scope, tenths)
         release = self.releases[told.release_id]
@@ -479,8 +538,8 @@ class Machine(RuleBasedStateMachine):
 
     def play(self, chance: random.Random) -> None:
         """Any verb of a caller; those about a release or session only if there is one."""
-        scope, tenths = chance.choice(["s", "s/a", "both"]), chance.choice([1, 4])
-        which, by = chance.randint(0, 11), chance.choice(["ann", "bob"])
+        scope, tenths = chance.choice(ALL_SCOPES), chance.choice([1, 4])
+        which, by = chance.randint(0, 13), chance.choice(["ann", "bob"])
         if which == 0:
             self.grant("s/a" if scope == "s/a" else "s", 3 * tenths)
         elif which == 1:
@@ -498,6 +557,8 @@ class Machine(RuleBasedStateMachine):
             self.answer(name, query, 0, tenths == 4)
         elif which == 9 and self.sessions:
             self.read(chance.choice(sorted(self.sessions)))
+        elif which in (10, 11):
+            chance.choice([self.reserve_some, self.go_on])(chance.randint(0, 2**32))
         else:
             instance = chance.choice([None, "0"])
             self.reserve(scope, chance.choice("abcd"), tenths, instance)
@@ -513,14 +574,21 @@ class Machine(RuleBasedStateMachine):
         assert report.ok, report
         for scope in self.granted:
             ((_, cost),) = self.ledger.remaining(scope).spent
-            assert cost.epsilon == self.spent[scope] * TENTH <= self.granted[scope] * TENTH
+            spent = self.spent[self.account(scope)]
+            assert cost.epsilon == spent * TENTH <= self.granted[scope] * TENTH
             assert self.ledger.scope(scope).epsilon == Fraction(self.granted[scope], 10)
+        rows = self.place.sql("SELECT scope, block, epsilon FROM dpflow_account")
+        stored = {(s, block): units for s, block, units in rows if s in self.granted}
+        assert stored == {at: spent * TENTH for at, spent in self.spent.items() if spent}
 
     def teardown(self) -> None:
-        if hasattr(self, "ledger"):
-            self.agree()
-        self.fixed.close()
-        self.folder.cleanup()
+        try:
+            if hasattr(self, "ledger"):
+                self.agree()
+        finally:
+            # A ledger that fails here must not leave its clock and luck to the tests after it.
+            self.fixed.close()
+            self.folder.cleanup()
 
 
 def run_model(places: Any, make_place: Any, **options: Any) -> None:

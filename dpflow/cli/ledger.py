@@ -156,6 +156,10 @@ def quota(
     approvals: ApprovalsOption = None,
     require_certified: CertifiedOption = None,
     certifier: CertifiersOption = None,
+    period: Annotated[
+        Literal["day", "week", "month", "never"] | None,
+        typer.Option(help="The quota is whole again after each (UTC). The scope above never is."),
+    ] = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -165,6 +169,7 @@ def quota(
     book = open_ledger(ledger)
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
+    terms["period"] = period
     _show_grant(book.quota(scope, epsilon, delta, principal=current_principal(), **terms), as_json)
 
 
@@ -206,9 +211,12 @@ def show_scopes(
     rows = [row for name in _scope_names(book, scope) for row in book.remaining(name).rows()]
     if as_json:
         return show_json(rows)
+    cells = [row | {"used": f"{row['used']:.0%}"} for row in rows]
+    for row in cells:
+        if "period" in row:
+            row["block"] = f"{row['block']} {row['period']}, until {row['renews']}".strip()
     amounts = ("epsilon granted", "epsilon left", "delta left")
     columns = ("scope", "block", *amounts, "filter", "used", "protects")
-    cells = [row | {"used": f"{row['used']:.0%}"} for row in rows]
     show_table("remaining", columns, ([row[c.replace(" ", "_")] for c in columns] for row in cells))
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Unpack
 from dpflow import fault_points
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.events import Event
+from dpflow.core.accounting.periods import Period, select_current
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import BudgetExceeded, DpflowError, InvalidInput
@@ -37,21 +38,18 @@ from dpflow.ledger.storage import schema
 
 
 class Ledger(AuditedLedger):
-    """A ledger in a SQLite file or a PostgreSQL database. Safe to use from many processes, threads
-    and forks.
+    """A ledger in a SQLite file or a PostgreSQL database. Safe to use from many processes, threads and forks.
 
     Args:
         target: a path, or a ``postgresql+psycopg://`` URL.
-        anchor: directory of the keys and the high-water mark; by default DPFLOW_LEDGER_ANCHOR, or
-            for a SQLite file this user's state directory (`default_folder`). Keep it where whoever
-            can write the database cannot.
+        anchor: directory of the keys and the high-water mark; by default DPFLOW_LEDGER_ANCHOR, or for a SQLite file
+            this user's state directory (`default_folder`). Keep it where whoever can write the database cannot.
         create: make a new ledger if there is none.
-        owner: spend although this login can change what it spends from; also by
-            DPFLOW_LEDGER_OWNER=1. See `reserve`.
+        owner: spend although this login can change what it spends from; also by DPFLOW_LEDGER_OWNER=1. See `reserve`.
 
     Raises:
-        LedgerCorrupt: not a ledger, of another schema version, or not this anchor's.
-        LedgerUnavailable: locked, full, read-only or out of reach (retryable).
+        LedgerCorrupt: not a ledger, or not this anchor's.
+        LedgerUnavailable: locked, full, read-only, out of reach, or of another schema version (retryable).
         InvalidInput: there is no ledger and ``create`` is false.
     """
 
@@ -72,37 +70,32 @@ class Ledger(AuditedLedger):
         certified_by: Sequence[str] | None = None,
         principal: str,
     ) -> Scope | GrantProposal:
-        """Give a scope a budget, raise it, or lower it to no less than what any of its blocks
-        has spent.
+        """Give a scope a budget, raise it, or lower it to no less than what any of its blocks has spent.
 
         Args:
-            scope: a path such as ``flights`` or ``flights/team-a``; a scope below another is a
-            quota inside it.
+            scope: a path such as ``flights`` or ``flights/team-a``; a scope below another is a quota inside it.
             epsilon, delta: exact amounts, of every block if the scope has blocks.
             filter: the accounting rule, fixed with the first grant.
-            table: the declaration whose privacy unit the budget protects; None for a scope of no
-                table, which then protects ``protects`` in every block if ``blocks``.
-            tail_share: under renyi and hybrid, the part of delta that converts Renyi divergence;
-                the rest pays for mechanisms with a delta of their own. By default all of it, or
-                what an earlier grant said.
-            approvals: 2 has this grant and all later ones of the scope wait until another principal
-                approves (`approve`); 1 ends that, once it is approved itself. By default 1, or what
-                an earlier grant said.
-            certified_by: verifier keys. The scope then pays only for mechanisms that one of them
-                has certified, as they are installed where they run; so do quotas below it. None
-                keeps what an earlier grant said, and an empty list ends it.
+            table: the declaration whose privacy unit the budget protects; None for a scope of no table, which then
+                protects ``protects`` in every block if ``blocks``.
+            tail_share: under renyi and hybrid, the part of delta that converts Renyi divergence; the rest pays for
+                mechanisms with a delta of their own. By default all of it, or what an earlier grant said.
+            approvals: 2 has this grant and all later ones of the scope wait until another principal approves
+                (`approve`); 1 ends that, once it is approved itself. By default 1, or what an earlier grant said.
+            certified_by: verifier keys. The scope then pays only for mechanisms that one of them has certified, as
+                they are installed where they run; so do quotas below it. None keeps what an earlier grant said, and
+                an empty list ends it.
 
         Returns:
             The scope; or the proposal that waits. The same grant proposed again adds nothing.
 
         Raises:
             InvalidAmount: not a legal amount.
-            GrantConflict: another filter than before, another table once something was charged, a
-                parent without a grant, or less than is spent.
+            GrantConflict: another filter than before, another table once something was charged, a parent without a
+                grant, or less than is spent.
 
-        Until the first charge another table may be named: its quotas then follow it. Once something
-        is spent the Renyi order and the division of delta stay: the sums so far were
-        made with them.
+        Until the first charge another table may be named: its quotas then follow it. Once something is spent the
+        Renyi order and the division of delta stay: the sums so far were made with them.
         """
         if table is not None:
             protects, blocks = table.protection_text, table.protects == "unit-block"
@@ -132,6 +125,7 @@ class Ledger(AuditedLedger):
         tail_share: object | None = None,
         approvals: int | None = None,
         certified_by: Sequence[str] | None = None,
+        period: Period | Literal["never"] | None = None,
         principal: str,
     ) -> Scope | GrantProposal:
         """Give a scope below another, such as ``flights/team-a``, a budget of its own inside that
@@ -142,8 +136,14 @@ class Ledger(AuditedLedger):
         says otherwise. Several quotas may add up to more than the scope above: then the first to
         spend is served. ``approvals`` and ``certified_by`` are the quota's own, as for `grant`.
 
+        Args:
+            period: ``day``, ``week`` or ``month`` (UTC) after which the quota is whole again, ``never``,
+                or None for what an earlier grant said. It paces who spends, and promises nothing. The
+                period of a charge is that of its entry's time.
+
         Raises:
-            GrantConflict: the scope above has no grant or a smaller one; else as for `grant`.
+            GrantConflict: the scope above has no grant or a smaller one; the quota was charged and
+                counts by another period; else as for `grant`.
             InvalidInput: the scope is not below another.
         """
         grants.checked_scope(scope)
@@ -156,7 +156,7 @@ class Ledger(AuditedLedger):
                 )
             before = charges.find_scope(writer.state, scope)
             name = filter or (before or above).filter.name
-            terms = grants.Terms.parse_terms(name, epsilon, delta, tail_share, certified_by)
+            terms = grants.Terms.parse_terms(name, epsilon, delta, tail_share, certified_by, period)
             grants.require_inside(scope, terms, above)
             return grants.store_grant(
                 writer, scope, terms, above.protects, above.blocks, principal, approvals=approvals
@@ -194,11 +194,13 @@ class Ledger(AuditedLedger):
             return charges.all_scopes(state)
 
     def remaining(self, scope: str) -> Remaining:
-        """What is left in a scope, by block."""
+        """What is left in a scope, by block; of a quota that refreshes, in this period."""
+        day = charges.today()
         with self._begin_reading() as state:
             granted = charges.get_scope(state, scope)
-            spent = charges.list_costs(state, scope) or [("", Cost())]
-            return Remaining(granted, tuple(spent))
+            costs = charges.list_costs(state, scope)
+            spent = select_current(granted.filter.period, costs, day) or [("", Cost())]
+            return Remaining(granted, tuple(spent), day)
 
     def odometer(self, scope: str, *, delta: object | None = None) -> dict[str, Guarantee | None]:
         """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the
@@ -211,20 +213,22 @@ class Ledger(AuditedLedger):
         Beside the blocks, ``*`` is what a unit pays that has rows in every block used so far.
         """
         total_delta = None if delta is None else amounts.check_delta(delta)
-        left = self.remaining(scope)
-        spent = dict(left.spent)
-        if left.scope.blocks and len(spent) > 1:
+        with self._begin_reading() as state:
+            granted = charges.get_scope(state, scope)
+            spent = charges.sum_costs(state, granted)
+        if granted.blocks and len(spent) > 1:
             spent["*"] = sum(spent.values(), Cost())
-        return {
-            block: odometer(cost, left.scope.filter, total_delta) for block, cost in spent.items()
-        }
+        return {block: odometer(cost, granted.filter, total_delta) for block, cost in spent.items()}
 
     def check(self, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> str | None:
         """Would these be accepted together now? None if so, else why not. Charges nothing."""
         with self._begin_reading() as state:
             bill = charges.make_bill(state, scope, events, blocks)
-            refusal = charges.find_refusal(state, bill)
-            return None if refusal is None else str(refusal)
+            try:
+                charges.OpenAccounts(state).debit(bill)
+            except BudgetExceeded as refusal:
+                return str(refusal)
+        return None
 
     def require(self, *asks: tuple[str, Sequence[Event], Sequence[str]]) -> None:
         """Raises `BudgetExceeded` unless all of these (scope, events, blocks) would be accepted
@@ -233,7 +237,7 @@ class Ledger(AuditedLedger):
         with self._begin_reading() as state:
             bills = [charge for ask in asks for charge in charges.make_bill(state, *ask)]
             # Merged, because two charges may fit one by one and not together.
-            charges.require_budget(state, charges.merge_charges(bills))
+            charges.OpenAccounts(state).debit(charges.merge_charges(bills))
 
     # --- releases -----------------------------------------------------------------------------------------------
 
@@ -272,16 +276,18 @@ class Ledger(AuditedLedger):
         reservations: dict[ReleaseKey, Reservation] = {}
         try:
             with self._begin_writing(ReadAhead(releases.wanted_rows(asks))) as writer:
+                accounts = charges.OpenAccounts(writer.state)
                 for ask in releases.sort_known_first(writer.state, asks):
                     if ask.key in reservations:
                         continue
                     row = releases.find_release(writer, ask)
-                    held = (
-                        Reservation(releases.charge_release(writer, ask), 1, False, key=ask.key)
-                        if row is None
-                        else releases.take_over(writer, row, ask)
-                    )
+                    if row is None:
+                        name = releases.charge_release(writer, ask, accounts)
+                        held = Reservation(name, 1, False, key=ask.key)
+                    else:
+                        held = releases.take_over(writer, row, ask)
                     reservations[ask.key] = held
+                accounts.write()
                 fault_points.pass_point("reserve.before-commit")
         except BudgetExceeded as refusal:
             self._note_refusal(ask, refusal)
@@ -432,14 +438,17 @@ class Ledger(AuditedLedger):
             with self._begin_writing(ReadAhead(releases.wanted_rows([ask]))) as writer:
                 row, resumed = releases.find_release(writer, ask), False
                 if row is None:
+                    accounts = charges.OpenAccounts(writer.state)
                     name = releases.charge_release(
                         writer,
                         ask,
+                        accounts,
                         state="open",
                         exclusive=exclusive,
                         secret=secret,
                         commitment=sessions.seal_state(self._anchor, secret),
                     )
+                    accounts.write()
                     session = SessionRecord(name, 0, False, stored_json(strip_salt(secret)))
                 else:
                     session = self._make_session(writer.state, row.id)
@@ -553,10 +562,12 @@ class Ledger(AuditedLedger):
         with self._begin_reading() as state:
             return sessions.stored_answer(self._cipher, state, session_id, query)
 
-    def answers(self, session_id: str) -> list[AnswerRecord]:
-        """All answers of a session, in the order they were given. Raises `UnknownName`."""
+    def answers(self, session_id: str, after: int = 0) -> list[AnswerRecord]:
+        """The answers of a session but for the first ``after``, in the order they were given. Raises
+        `UnknownName`.
+        """
         with self._begin_reading() as state:
-            return sessions.list_answers(self._cipher, state, session_id)
+            return sessions.list_answers(self._cipher, state, session_id, after)
 
     def _note_refusal(self, ask: ReleaseCharge, refusal: BudgetExceeded) -> None:
         """Write down what a budget refused, for auditors."""

@@ -224,7 +224,7 @@ def killed_at(passage: Passage) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("life", "every"),
-    [(one_shot, 151), *(pytest.param(life, 1, marks=pytest.mark.slow) for life in ALL_LIVES)],
+    [(one_shot, 127), *(pytest.param(life, 1, marks=pytest.mark.slow) for life in ALL_LIVES)],
 )
 def test_killed_at_any_line(ledger, place, ask, life, every):
     """SIGKILL before each line of the ledger's code, from opening it to the last commit, the first

@@ -142,6 +142,28 @@ def test_many_are_reserved_and_settled_whole(ledger, ask):
     assert kinds == ["grant", "refuse", *["reserve"] * 3, *["settle"] * 3] and ledger.verify().ok
 
 
+def test_a_batch_with_many_terms_charges_each_budget_by_all_of_them(ledger, ask):
+    """Charges on equal terms share a bill, others do not; a refusal names what is left after those
+    before it.
+    """
+    ledger.quota("flights/a", "0.5", 0, principal="owner")
+    terms = [("flights/a", "0.1"), ("flights/a", "0.1"), ("flights/a", "0.2"), ("flights", "0.1")]
+    asks = [
+        ReleaseCharge(replace(ask.key(str(n)), scope=scope), **ask.terms(epsilon))
+        for n, (scope, epsilon) in enumerate(terms)
+    ]
+    held = ledger.reserve_many(asks)
+    assert [len(one.release_id) for one in held] == [16] * 4
+    assert len({one.release_id for one in held}) == 4
+    assert ask.spent(ledger) == {"": "0.5"}
+    assert ledger.remaining("flights/a").rows()[0]["epsilon_spent"] == "0.4"
+    more = [replace(one, key=replace(one.key, task_id="more")) for one in asks[:2]]
+    with pytest.raises(BudgetExceeded, match="epsilon 0.1 is asked, 0 of 0.5 is left") as caught:
+        ledger.reserve_many(more)
+    assert caught.value.scope == "flights/a"
+    assert ask.spent(ledger) == {"": "0.5"} and ledger.verify().ok
+
+
 def test_a_snapshot_is_a_text(ledger, ask):
     """A number stood in the row as a text and in the history as a number: no later verification
     passed.

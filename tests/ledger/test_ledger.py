@@ -423,7 +423,7 @@ def test_a_restored_backup_is_found(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_is_none_is_refused(tmp_path: Path) -> None:
-    """A text file, a foreign database, another schema version, no file, and no place to write."""
+    """A text file, a foreign database, no version of a ledger, no file, and no place to write."""
     (tmp_path / "text").write_text("not a database, by far; just words " * 40)
     with pytest.raises(LedgerCorrupt, match="is not a ledger"):
         Ledger(tmp_path / "text")
@@ -432,14 +432,42 @@ def test_a_ledger_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LedgerCorrupt, match="no dpflow ledger"):
         Ledger(tmp_path / "foreign", create=True)
     Ledger(tmp_path / "l", create=True)
-    with sqlite3.connect(tmp_path / "l") as connection:
-        connection.execute("UPDATE dpflow_meta SET value = '999'")
-    with pytest.raises(LedgerCorrupt, match="schema version 999"):
-        Ledger(tmp_path / "l")
+    for version in ("0", "4", "08", "8.0", "-8", "٩", " 8", "8\n", "9" * 30, ""):
+        with sqlite3.connect(tmp_path / "l") as connection:
+            connection.execute("UPDATE dpflow_meta SET value = ?", (version,))
+        with pytest.raises(LedgerCorrupt, match="schema version"):
+            Ledger(tmp_path / "l")
     with pytest.raises(InvalidInput, match="there is no ledger"):
         Ledger(tmp_path / "missing")
     with pytest.raises(LedgerUnavailable, match="cannot be written"):
         Ledger(tmp_path / "text" / "below" / "l", create=True)
+
+
+def test_an_older_program_waits_for_its_upgrade(tmp_path: Path) -> None:
+    """Of a later ledger, whether that was upgraded before the program began or under it: retryable, and it
+    says what to upgrade. A ledger that is only damaged is not taken for one.
+    """
+    ledger = Ledger(tmp_path / "l", create=True)
+    ledger.grant("s", 1, 0, table=None, filter="basic", principal="owner")
+
+    def damage_index() -> None:
+        with sqlite3.connect(tmp_path / "l") as connection:
+            connection.execute("DELETE FROM dpflow_node")
+
+    damage_index()
+    with pytest.raises(LedgerCorrupt):
+        reserve(ledger)
+    with sqlite3.connect(tmp_path / "l") as connection:
+        connection.execute("UPDATE dpflow_meta SET value = '8' WHERE name = 'schema'")
+    for use in (
+        lambda: Ledger(tmp_path / "l"),
+        lambda: reserve(ledger),
+        lambda: ledger.remaining("s"),
+    ):
+        with pytest.raises(LedgerUnavailable, match="Upgrade dpflow on this machine"):
+            use()
+    with sqlite3.connect(tmp_path / "l") as connection:
+        assert connection.execute("SELECT count(*) FROM dpflow_release").fetchone() == (0,)
 
 
 def test_a_full_disk_records_nothing(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 from dpflow.core.accounting import amounts, renyi
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, to_units_down, to_units_up
 from dpflow.core.accounting.events import Event, check_supported
+from dpflow.core.accounting.periods import PERIODS, Period
 from dpflow.core.accounting.renyi import Conversion
 from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 
@@ -86,6 +87,8 @@ class Filter:
         certified_by: verifier keys. Unless there are none, only mechanisms that one of these has
             certified are paid for. It changes no sum; it is sealed with the rule because
             whoever does not know of it must not charge.
+        period: of a quota that refreshes: what each of its accounts holds is for one such period.
+            It proves nothing, and belongs to no scope whose promise somebody relies on.
     """
 
     name: FilterName
@@ -95,6 +98,7 @@ class Filter:
     tail_delta: Fraction = Fraction(0)
     conversion: Conversion = "tight"
     certified_by: tuple[str, ...] = ()
+    period: Period | None = None
 
     def __post_init__(self) -> None:
         if self.name not in ("basic", "renyi", "hybrid") or self.conversion not in (
@@ -104,6 +108,10 @@ class Filter:
             description = f"{self.name!r} with conversion {self.conversion!r}"[:80]
             raise InvalidDeclaration(
                 f"there is no filter {description}; use basic, renyi or hybrid, tight or tail."
+            )
+        if self.period is not None and self.period not in PERIODS:
+            raise InvalidDeclaration(
+                f"there is no period {str(self.period)[:40]!r}; use {', '.join(PERIODS)}."
             )
         amounts.check_epsilon(self.epsilon)
         amounts.check_delta(self.delta)
@@ -161,7 +169,8 @@ class Filter:
         if cost.delta > 0 and self.delta == self.tail_delta:
             raise PlanRefused(
                 f"this release has a delta of its own ({amounts.short_text(own_delta)}), and the grant leaves none for mechanisms; "
-                "grant the scope with filter basic and delta > 0, or with a tail_share below 1."
+                "write guarantee: zcdp where the mechanism has it, or grant the scope with filter basic and delta > 0, "
+                "or with a tail_share below 1."
             )
         return cost
 
@@ -174,11 +183,16 @@ class Filter:
 
     def to_json(self) -> dict[str, Any]:
         """Everything that was fixed, amounts as exact strings. Version 2 is what version 1 was, with
-        the keys of those who certify.
+        the keys of those who certify; version 3 has a period, with such keys or without.
         """
-        certified = {"certified_by": list(self.certified_by)} if self.certified_by else {}
-        return certified | {
-            "version": 2 if certified else 1,
+        more: dict[str, Any] = (
+            {"certified_by": list(self.certified_by)} if self.certified_by else {}
+        )
+        version = 2 if more else 1
+        if self.period is not None:
+            version, more["period"] = 3, self.period
+        return more | {
+            "version": version,
             "name": self.name,
             "epsilon": amounts.exact_text(self.epsilon),
             "delta": amounts.exact_text(self.delta),
@@ -194,17 +208,19 @@ class Filter:
         """
         names = {"version", "name", "epsilon", "delta", "order", "tail_delta", "conversion"}
         keys = data.get("certified_by", ()) if isinstance(data, Mapping) else ()
+        period = data.get("period") if isinstance(data, Mapping) else None
         present = names | {"certified_by"} if keys else names
+        present = present | {"period"} if period else present
         if (
             not isinstance(data, Mapping)
             or set(data) != present
-            or data["version"] != (2 if keys else 1)
+            or data["version"] != (3 if period else 2 if keys else 1)
             or not isinstance(keys, (list, tuple))
             or not all(isinstance(key, str) for key in keys)
         ):
             raise InvalidDeclaration(
-                f"not a filter of version 1 or 2: it has exactly the fields {', '.join(sorted(names))}, "
-                f"and in version 2 certified_by."
+                f"not a filter of version 1 to 3: it has exactly the fields {', '.join(sorted(names))}, "
+                f"in version 2 certified_by, and in version 3 a period."
             )
         return cls(
             data["name"],
@@ -214,6 +230,7 @@ class Filter:
             amounts.check_delta(data["tail_delta"]),
             data["conversion"],
             tuple(keys),
+            period,
         )
 
 

@@ -9,22 +9,31 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
+from dpflow.core.accounting.periods import name_period
 from dpflow.core.accounting.privacy_filters import CLOSED, Capacity, Cost
-from dpflow.errors import DpflowError, InvalidInput
+from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit.history_index import HistoryIndex, Unsettled
 from dpflow.ledger.audit.recheck import read_body
 from dpflow.ledger.audit.signed_notes import SignedNote, read_notes
 from dpflow.ledger.books import charges, grants
-from dpflow.ledger.books.records import Entry, GrantProposal, Scope, make_slot, stored_json
+from dpflow.ledger.books.records import (
+    UNREADABLE_ROW,
+    Entry,
+    GrantProposal,
+    Scope,
+    make_slot,
+    stored_json,
+)
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.read_only import ReadOnlyDatabase
@@ -98,15 +107,28 @@ def _select_used_share(greatest: Any, least: Any) -> Any:
 _OF_SCOPE = match_columns(_A.scope)
 
 
-def _count_near(used: Any) -> Any:
-    near = sa.func.sum(sa.case((used >= sa.literal_column(str(NEAR_END)), 1), else_=0))
-    return sa.select(sa.func.count().label("blocks"), near.label("near")).where(_OF_SCOPE)
+#: Of a quota that refreshes: the accounts of one period, whose name theirs begin with.
+_OF_PERIOD = sa.func.substr(_A.block, 1, sa.bindparam("length", type_=sa.Integer)) == sa.bindparam(
+    "period", type_=sa.Text
+)
 
 
-def _select_fullest(used: Any) -> Any:
+def _count_near(used: Any, *conditions: Any) -> Any:
+    # Not as parameters, which SQLAlchemy 2.0 sends without types: PostgreSQL takes them for texts.
+    near = sa.func.sum(
+        sa.case(
+            (used >= sa.literal_column(str(NEAR_END)), sa.literal_column("1")),
+            else_=sa.literal_column("0"),
+        )
+    )
+    counts = sa.select(sa.func.count().label("blocks"), near.label("near"))
+    return counts.where(_OF_SCOPE, *conditions)
+
+
+def _select_fullest(used: Any, *conditions: Any) -> Any:
     return (
         sa.select(schema.account)
-        .where(_OF_SCOPE)
+        .where(_OF_SCOPE, *conditions)
         .order_by(used.desc(), _A.block.desc())
         .limit(sa.literal_column("1"))
     )
@@ -118,6 +140,8 @@ _BOTH = (
     _select_used_share(sa.func.greatest, sa.func.least),
 )
 _COUNTS, _FULLEST = Prepared(*map(_count_near, _BOTH)), Prepared(*map(_select_fullest, _BOTH))
+_COUNTS_NOW = Prepared(*(_count_near(used, _OF_PERIOD) for used in _BOTH))
+_FULLEST_NOW = Prepared(*(_select_fullest(used, _OF_PERIOD) for used in _BOTH))
 _BLOCKS = sa.select(schema.account).where(_OF_SCOPE).order_by(_A.block.desc()).limit(_LIMIT)
 _LAST_BLOCKS = Prepared(_BLOCKS)
 _EARLIER_BLOCKS = Prepared(_BLOCKS.where(_A.block < sa.bindparam("before", type_=sa.Text)))
@@ -129,6 +153,7 @@ class BudgetState:
     """One block of a scope, or a scope without blocks.
 
     Attributes:
+        block: of a quota that refreshes its period, and the block behind a slash.
         spent: all that was charged, what is reserved among it.
         reserved: charged for releases that have no result yet.
         daily: by day (UTC), what was charged.
@@ -143,7 +168,9 @@ class BudgetState:
 
 @dataclass(frozen=True)
 class ScopeSummary:
-    """A scope, its fullest block, how many blocks were charged, and how many are near their end."""
+    """A scope, its fullest block, how many blocks were charged, and how many are near their end; of a
+    quota that refreshes, in this period.
+    """
 
     fullest: BudgetState
     blocks: int
@@ -166,6 +193,9 @@ class ShownRelease:
         run_id: Airflow's run that charged it; "" outside Airflow.
         params: what its mechanism was given, as far as it is asked for by everybody who plans.
         answers: of a session, how often it answered.
+        half_widths: of the noise's 95 % intervals by measure, as they were planned; none where the
+            result alone says them, or an earlier version charged it.
+        published: the file and table that its values are published in; "" if none was named.
     """
 
     release_id: str
@@ -187,6 +217,8 @@ class ShownRelease:
     charges: tuple[tuple[str, str, Cost], ...]
     params: dict[str, Any]
     answers: int = 0
+    half_widths: dict[str, float] = field(default_factory=dict)
+    published: str = ""
 
 
 @dataclass(frozen=True)
@@ -214,8 +246,8 @@ class BudgetView:
 
     Raises:
         InvalidInput: there is no ledger, or the target is no place of one.
-        LedgerUnavailable: out of reach, or of an earlier schema version (retryable).
-        LedgerCorrupt: not a ledger, or of a later version.
+        LedgerUnavailable: out of reach, or of another schema version (retryable).
+        LedgerCorrupt: not a ledger.
     """
 
     def __init__(
@@ -295,10 +327,15 @@ class BudgetView:
     def _summarise(
         self, transaction: Transaction, index: HistoryIndex, scope: Scope
     ) -> ScopeSummary:
-        limits = _invert_limits(scope.capacity)
-        counts = transaction.first(_COUNTS, scope=scope.scope, **limits)
-        row = transaction.first(_FULLEST, scope=scope.scope, **limits)
-        budget = _make_budget(scope, "" if row is None else row.block, row, index)
+        limits: dict[str, Any] = _invert_limits(scope.capacity)
+        count, fullest, name = _COUNTS, _FULLEST, ""
+        if scope.filter.period is not None:
+            name = name_period(scope.filter.period, charges.today())
+            count, fullest = _COUNTS_NOW, _FULLEST_NOW
+            limits |= {"period": name, "length": len(name)}
+        counts = transaction.first(count, scope=scope.scope, **limits)
+        row = transaction.first(fullest, scope=scope.scope, **limits)
+        budget = _make_budget(scope, name if row is None else row.block, row, index)
         return ScopeSummary(budget, counts.blocks, counts.near or 0)
 
     def budgets(self, name: str, before: str | None = None, limit: int = 50) -> list[BudgetState]:
@@ -485,37 +522,48 @@ def _show_releases(
         return []
     ids = [{"id": entry.release_id} for entry in entries]
     rows = {row.id: row for row in transaction.rows(_RELEASES, rows=ids)}
-    releases = []
-    for entry in entries:
-        # A row that somebody deleted by hand: `dpflow ledger verify` says so.
-        if (row := rows.get(entry.release_id)) is None:
-            continue
-        body, request = read_body(entry), stored_json(row.request)
-        session = index.sessions.get(row.id)
-        releases.append(
-            ShownRelease(
-                release_id=row.id,
-                seq=entry.seq,
-                at=entry.at,
-                name=row.name,
-                mechanism=str(request.get("mechanism", "")),
-                table=str(request.get("table", "")),
-                state=row.state,
-                scope=row.scope,
-                blocks=tuple(stored_json(row.blocks)),
-                event=stored_json(row.event),
-                dag_id=row.dag_id or _read_dag_id(row.principal),
-                task_id=row.task_id,
-                run=row.run_identity,
-                run_id=_read_run_id(body["slot"]) if row.dag_id else "",
-                principal=row.principal,
-                attempts=row.attempts,
-                charges=tuple((at, b, Cost(*units)) for at, b, *units in body["charges"]),
-                params=dict(request.get("params") or {}),
-                answers=session.answers if session else 0,
-            )
-        )
-    return releases
+    # A row that somebody deleted by hand is left out: `dpflow ledger verify` says so.
+    pairs = [(entry, rows[entry.release_id]) for entry in entries if entry.release_id in rows]
+    try:
+        return [_show_release(entry, row, index.sessions.get(row.id)) for entry, row in pairs]
+    # Edited by hand, so that it may say anything.
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        raise LedgerCorrupt(UNREADABLE_ROW) from None
+
+
+def _show_release(entry: Any, row: Any, session: Unsettled | None) -> ShownRelease:
+    body, request = read_body(entry), stored_json(row.request)
+    return ShownRelease(
+        release_id=row.id,
+        seq=entry.seq,
+        at=entry.at,
+        name=row.name,
+        mechanism=str(request.get("mechanism", "")),
+        table=str(request.get("table", "")),
+        state=row.state,
+        scope=row.scope,
+        blocks=tuple(map(str, stored_json(row.blocks))),
+        event=stored_json(row.event),
+        dag_id=row.dag_id or _read_dag_id(row.principal),
+        task_id=row.task_id,
+        run=row.run_identity,
+        run_id=_read_run_id(body["slot"]) if row.dag_id else "",
+        principal=row.principal,
+        attempts=row.attempts,
+        charges=tuple((at, b, Cost(*units)) for at, b, *units in body["charges"]),
+        params=dict(request.get("params") or {}),
+        answers=session.answers if session else 0,
+        half_widths=_read_widths(request.get("half_width_95")),
+        published=str(request.get("publish") or ""),
+    )
+
+
+def _read_widths(stored: Any) -> dict[str, float]:
+    """Half-widths by measure; earlier versions wrote none, and whoever edits the database anything."""
+    pairs = stored.items() if isinstance(stored, dict) else ()
+    numbers = {m: w for m, w in pairs if isinstance(w, (int, float)) and not isinstance(w, bool)}
+    # Larger than any double, or none at all, is no width that was planned.
+    return {m: float(w) for m, w in numbers.items() if abs(w) <= sys.float_info.max}
 
 
 def _read_run_id(slot: Sequence[str] | None) -> str:

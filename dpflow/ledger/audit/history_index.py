@@ -7,6 +7,7 @@ numbers of entries, names and privacy costs: about 30 bytes an entry.
 
 from __future__ import annotations
 
+import datetime as dt
 import heapq
 import itertools
 from array import array
@@ -56,8 +57,8 @@ class HistoryIndex:
         seq, hash, at: of the last entry that was read.
         orphans: charged and not settled, by release.
         sessions: all of them, by release.
-        faults: entries that do not follow the one before them. Hashes and seals are not checked:
-            whoever has the anchor verifies.
+        faults: entries that do not follow the one before them, or that no ledger wrote. Hashes and
+            seals are not checked: whoever has the anchor verifies.
     """
 
     def __init__(self) -> None:
@@ -76,6 +77,14 @@ class HistoryIndex:
         if row.seq != self.seq + 1 or row.previous != self.hash:
             self.faults.append(row.seq)
         self.seq, self.hash, self.at = row.seq, row.hash, row.at
+        try:
+            self._index_entry(row)
+        # Edited by hand, so that it may say anything.
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            if self.faults[-1:] != [row.seq]:
+                self.faults.append(row.seq)
+
+    def _index_entry(self, row: Any) -> None:
         dag_id = self._find_dag(row)
         kind = row.kind
         if kind in ("reserve", "session"):
@@ -108,7 +117,7 @@ class HistoryIndex:
         (self.orphans if row.kind == "reserve" else self.sessions)[row.release_id] = charge
         if body["dag_id"]:
             self._tasks[dag_id].add(body["task_id"])
-        day = row.at[:10]
+        day = dt.date.fromisoformat(row.at[:10]).isoformat()
         for at, block, cost in charges:
             days = self._spend.setdefault((at, block), {})
             days[day] = days.get(day, Cost()) + cost

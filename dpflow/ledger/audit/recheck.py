@@ -9,6 +9,7 @@ then compared with every row.
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import json
 import marshal
@@ -20,6 +21,7 @@ from typing import Any
 
 from dpflow.core.accounting import events
 from dpflow.core.accounting.events import Unprotected
+from dpflow.core.accounting.periods import name_account, select_current
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import DpflowError
@@ -181,6 +183,8 @@ class Recheck:
         _require(capacity == told, "holds another capacity than it grants")
         _require(set(body) == {"filter", "protects", "blocks"}, "grants something unknown")
         _require(approvals in (1, 2), "asks for an impossible number of approvals")
+        paced = _parse_filter(body["filter"])[0].period is not None
+        _require("/" in entry.scope or not paced, "lets a scope refresh that is no quota")
         return body | {"approvals": approvals}
 
     def _needs_second(self, scope: str, terms: Mapping[str, Any]) -> bool:
@@ -224,6 +228,9 @@ class Recheck:
             _require(granted.name == former.name, "changes the filter of a scope")
             costs = [cost for cost in spent.values() if cost != Cost()]
             _require(not costs or may_follow(granted, former), "changes how spent sums are counted")
+            if granted.period is not None:
+                current = select_current(granted.period, spent.items(), _day_of(entry))
+                costs = [cost for _, cost in current if cost != Cost()]
             fits = all(Filter.admits(limits, cost) for cost in costs)
             _require(fits, "grants less than is spent")
         self.scopes[name] = body | {"closed": 0, "seq": entry.seq}
@@ -247,7 +254,7 @@ class Recheck:
         is_session = kind == "session"
         _require(is_session == (body["state"] is not None), "has a state that does not belong here")
         _require(is_session or not body["exclusive"], "closes data without being a session")
-        self._debit_accounts(scope, body)
+        self._debit_accounts(scope, body, entry)
         self._keys.add(key)
         if body["slot"] is not None:
             self.slots.add(self._read_slot(name, body))
@@ -280,13 +287,13 @@ class Recheck:
             closed = gate is not None and self.releases[gate].state == "open"
             _require(not closed, "reads data that an open gate closes")
 
-    def _debit_accounts(self, scope: str, body: Mapping[str, Any]) -> None:
+    def _debit_accounts(self, scope: str, body: Mapping[str, Any], entry: Any) -> None:
         """Every block of every scope of the path pays what the event costs there, or nothing
-        does.
+        does; a quota that refreshes pays in the period of the entry's time.
         """
         after: dict[tuple[str, str], Cost] = {}
         path = path_of(scope)
-        blocks = sorted({block for _, block, *_ in body["charges"]})
+        blocks = sorted({block for at, block, *_ in body["charges"] if at == path[0]})
         for at in path:
             granted = self.scopes.get(at)
             _require(granted is not None, "charges a scope without a grant")
@@ -309,7 +316,13 @@ class Recheck:
             fits = Filter.admits(_parse_filter(granted["filter"])[1], total)
             _require(fits, f"charges more than scope {name} was granted")
             after[name, block] = total
-        expected = {(at, block) for at in path for block in blocks}
+        expected = set()
+        for at in path:
+            period = _parse_filter(self.scopes[at]["filter"])[0].period
+            named = blocks
+            if period is not None:
+                named = [name_account(period, block, _day_of(entry)) for block in blocks]
+            expected |= {(at, account) for account in named}
         _require(expected == after.keys() and expected, "does not charge its whole path")
         for (name, block), total in after.items():
             self.accounts.setdefault(name, {})[block] = total
@@ -426,6 +439,11 @@ class Recheck:
         for scope, blocks in self.accounts.items():
             for block, cost in blocks.items():
                 yield scope, block, cost
+
+
+def _day_of(entry: Any) -> dt.date:
+    """The day (UTC) that an entry says; every ledger writes its time in UTC."""
+    return dt.date.fromisoformat(entry.at[:10])
 
 
 def recheck_entries(rows: Any) -> Recheck:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import sqlalchemy as sa
 
 from dpflow.core.accounting.amounts import EPSILON_UNIT, exact_text
 from dpflow.core.accounting.events import Event, Unprotected, check_supported
+from dpflow.core.accounting.periods import name_account, strip_period
 from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
@@ -24,7 +26,9 @@ _SCOPES = Prepared(sa.select(schema.scope).order_by(schema.scope.c.name))
 
 @dataclass(frozen=True)
 class Charge:
-    """What one budget pays: the sum of several events in its scope's filter."""
+    """What one budget pays: the sum of several events in its scope's filter. In a quota that refreshes
+    ``block`` is the name of an account (`periods.name_account`).
+    """
 
     scope: Scope
     block: str
@@ -88,22 +92,41 @@ def all_scopes(state: LedgerState) -> list[Scope]:
 
 
 def list_costs(state: LedgerState, scope: str) -> list[tuple[str, Cost]]:
-    """What each budget of a scope has spent, by block, none of them left out: empty before the
-    first charge.
+    """What each account of a scope has spent, by its name, none of them left out: empty before the
+    first charge. An account is called as its block, and in a quota that refreshes as its period, too.
     """
     rows = state.list_rows(schema.account, scope)
-    return sorted((row.block, _cost_of(row)) for row in rows)
+    return sorted((row.block, Cost(row.epsilon, row.delta, row.renyi)) for row in rows)
 
 
-def _cost_of(row: Any) -> Cost:
-    return Cost(row.epsilon, row.delta, row.renyi)
+def sum_costs(state: LedgerState, scope: Scope) -> dict[str, Cost]:
+    """What each block of a scope has spent since its first charge. A refreshed quota gives no loss back: its
+    periods add up.
+    """
+    sums: dict[str, Cost] = {}
+    for account, cost in list_costs(state, scope.scope) or [("", Cost())]:
+        block = strip_period(scope.filter.period, account)
+        sums[block] = sums.get(block, Cost()) + cost
+    return sums
+
+
+def today() -> dt.date:
+    """The day (UTC) for who only reads; a charge takes that of its entry."""
+    return dt.datetime.now(dt.UTC).date()
 
 
 def make_bill(
-    state: LedgerState, scope: str, events: Sequence[Event], blocks: Sequence[str]
+    state: LedgerState,
+    scope: str,
+    events: Sequence[Event],
+    blocks: Sequence[str],
+    day: dt.date | None = None,
 ) -> list[Charge]:
     """What every budget on the scope's path pays for these events together; a block named twice
     pays once.
+
+    Args:
+        day: of the charge, which decides the period of a quota that refreshes; today if left out.
 
     Raises:
         UnknownName: a scope on the path has no grant.
@@ -121,11 +144,12 @@ def make_bill(
                 else "has no blocks, so name none"
             )
             raise InvalidInput(f"scope {name!r} {needs}")
-        charges += [
-            Charge(granted, checked_name("a block", b, empty=not granted.blocks), cost)
-            # A set has no order, and the bill goes into the history: equal charges read the same.
-            for b in sorted({*blocks} or {""})
-        ]
+        # A set has no order, and the bill goes into the history: equal charges read the same.
+        for b in sorted({*blocks} or {""}):
+            block = checked_name("a block", b, empty=not granted.blocks)
+            if granted.filter.period is not None:
+                block = name_account(granted.filter.period, block, day or today())
+            charges.append(Charge(granted, block, cost))
     return charges
 
 
@@ -171,59 +195,54 @@ def merge_charges(charges: Sequence[Charge]) -> list[Charge]:
     return list(sums.values())
 
 
-def find_refusal(state: LedgerState, charges: Sequence[Charge]) -> BudgetExceeded | None:
-    """Why these charges cannot be paid, or None."""
-    return _add_charges(state, charges)[1]
-
-
-def require_budget(state: LedgerState, charges: Sequence[Charge]) -> None:
-    """Raises `BudgetExceeded` unless every budget can pay."""
-    refusal = find_refusal(state, charges)
-    if refusal is not None:
-        raise refusal
-
-
-def debit_accounts(state: LedgerState, charges: Sequence[Charge]) -> None:
-    """Charge every budget or none; the caller holds the write lock. Raises `BudgetExceeded`."""
-    debits, refusal = _add_charges(state, charges)
-    if refusal is not None:
-        raise refusal
-    for charge, row, after in debits:
-        if row is None:
-            scope, block = charge.scope.scope, charge.block
-            state.insert(schema.account, scope=scope, block=block, **vars(after))
-        else:
-            state.update(schema.account, row, **vars(after))
-
-
-def _add_charges(
-    state: LedgerState, charges: Sequence[Charge]
-) -> tuple[list[tuple[Charge, Any, Cost]], BudgetExceeded | None]:
-    """Each charge with its budget's row, if it has one, and the sums after it; and the first budget
-    that cannot pay.
+class OpenAccounts:
+    """The budgets that one transaction charges, each read and written once however many releases it
+    pays for. Whoever made it holds the write lock and calls `write` before the end.
     """
-    debits = []
-    for charge in charges:
-        row = state.find(schema.account, scope=charge.scope.scope, block=charge.block)
-        used = Cost() if row is None else _cost_of(row)
-        after = used + charge.cost
-        # Both sides are whole units: no rounding can admit a charge too many.
-        if not Filter.admits(charge.scope.capacity, after):
-            return [], BudgetExceeded(
-                _explain_refusal(charge, used),
-                scope=charge.scope.scope,
-                block=charge.block or None,
-            )
-        debits.append((charge, row, after))
-    return debits, None
+
+    def __init__(self, state: LedgerState) -> None:
+        self._state = state
+        self._sums: dict[tuple[str, str], Cost] = {}
+        #: Of releases that were charged here, by all that they depend on: equal ones share a bill.
+        self.bills: dict[Any, list[Charge]] = {}
+
+    def debit(self, charges: Sequence[Charge]) -> None:
+        """Charge these budgets. Raises `BudgetExceeded`, after which nothing may be written."""
+        for charge in charges:
+            account = charge.scope.scope, charge.block
+            used = self._sums.get(account)
+            if used is None:
+                row = self._find_row(account)
+                used = Cost() if row is None else Cost(row.epsilon, row.delta, row.renyi)
+            after = used + charge.cost
+            # Both sides are whole units: no rounding can admit a charge too many.
+            if not Filter.admits(charge.scope.capacity, after):
+                raise BudgetExceeded(
+                    _explain_refusal(charge, used), scope=account[0], block=charge.block or None
+                )
+            self._sums[account] = after
+
+    def write(self) -> None:
+        """Write what every budget has spent now."""
+        for account, cost in self._sums.items():
+            row = self._find_row(account)
+            if row is None:
+                scope, block = account
+                self._state.insert(schema.account, scope=scope, block=block, **vars(cost))
+            else:
+                self._state.update(schema.account, row, **vars(cost))
+
+    def _find_row(self, account: tuple[str, str]) -> Any:
+        return self._state.find(schema.account, scope=account[0], block=account[1])
 
 
 def _explain_refusal(charge: Charge, used: Cost) -> str:
     # People compare what they ask for with what is left, so both are told in the same amounts.
     row = Remaining(charge.scope, ((charge.block, used),)).rows()[0]
     request = Remaining(charge.scope, ((charge.block, charge.cost),)).rows()[0]
+    what = "block" if charge.scope.filter.period is None else "period"
     account = f"scope {charge.scope.scope!r}" + (
-        f", block {charge.block!r}" if charge.block else ""
+        f", {what} {charge.block!r}" if charge.block else ""
     )
     paths = []
     if row["epsilon_left"] is not None:
@@ -241,9 +260,12 @@ def _explain_refusal(charge: Charge, used: Cost) -> str:
             f"{account} is closed: entries were lost that may have charged it. Have its owner grant "
             f"it again, knowing what may be spent: dpflow ledger grant {charge.scope.scope}"
         )
+    period, wait = charge.scope.filter.period, ""
+    if period is not None:
+        wait = f"wait for the next {period} (UTC), "
     return (
         f"{account} cannot pay: {', and '.join(paths)} (delta left {row['delta_left']}, filter {charge.scope.filter.name}). "
-        f"Ask for less, or have its owner run: {_write_command(charge, used)}"
+        f"{'Ask' if not wait else f'{wait[0].upper()}{wait[1:]}ask'} for less, or have its owner run: {_write_command(charge, used)}"
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.amounts import DELTA_UNIT, exact_text, to_units_down
+from dpflow.core.accounting.periods import PERIODS, Period, select_current
 from dpflow.core.accounting.privacy_filters import (
     Cost,
     Filter,
@@ -26,10 +28,11 @@ from dpflow.ledger.books.records import (
     is_same_principal,
     stored_json,
 )
-from dpflow.ledger.history.chain import Writer, canonical_json
+from dpflow.ledger.history.chain import Writer
 from dpflow.ledger.history.checkpoint import parse_public_key
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.compact_json import canonical_json
 from dpflow.ledger.storage.statements import Prepared
 
 _PROPOSALS = Prepared(sa.select(schema.proposal).order_by(schema.proposal.c.seq))
@@ -47,8 +50,8 @@ def checked_scope(name: str) -> str:
 
 @dataclass(frozen=True)
 class Terms:
-    """A grant's amounts before they meet what was granted earlier; None of ``tail_share`` and
-    ``certified_by`` keeps what an earlier grant said.
+    """A grant's amounts before they meet what was granted earlier; None of ``tail_share``,
+    ``certified_by`` and ``period`` keeps what an earlier grant said.
     """
 
     name: FilterName
@@ -56,6 +59,7 @@ class Terms:
     delta: Fraction
     tail_share: Fraction | None
     certified_by: tuple[str, ...] | None = None
+    period: Period | Literal["never"] | None = None
 
     @classmethod
     def parse_terms(
@@ -65,6 +69,7 @@ class Terms:
         delta: object,
         tail_share: object | None,
         certified_by: Sequence[str] | None = None,
+        period: Period | Literal["never"] | None = None,
     ) -> Terms:
         """Validated terms. Raises `InvalidAmount`, `InvalidDeclaration` or `InvalidInput`."""
         share = None if tail_share is None else amounts.parse_exact("tail_share", tail_share)
@@ -73,9 +78,13 @@ class Terms:
                 parse_public_key(key)
             # A set has no order, and a filter is compared by its text.
             certified_by = tuple(sorted({key.strip() for key in certified_by}))
-        terms = cls(
-            name, amounts.check_epsilon(epsilon), amounts.check_delta(delta), share, certified_by
-        )
+        if period is not None and period not in (*PERIODS, "never"):
+            choices = ", ".join(PERIODS)
+            raise InvalidInput(
+                f"a quota refreshes each {choices}, or never; {str(period)[:40]!r} is none of these"
+            )
+        sums = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
+        terms = cls(name, *sums, share, certified_by, period)
         # Built for its checks only: amounts that no filter can hold are refused before the turn.
         terms.build_filter(None)
         return terms
@@ -88,13 +97,18 @@ class Terms:
         built = make_filter(
             self.name, self.epsilon, self.delta, tail_share=Fraction(1) if share is None else share
         )
-        return self.add_certifiers(built, known)
+        return self.add_conditions(built, known)
 
-    def add_certifiers(self, filter: Filter, known: Filter | None) -> Filter:
-        """The filter with whom these terms trust, or with whom an earlier filter did."""
+    def add_conditions(self, filter: Filter, known: Filter | None) -> Filter:
+        """The filter with whom these terms trust and when they refresh, or with what an earlier filter
+        said of both.
+        """
         before = () if known is None else known.certified_by
         keys = before if self.certified_by is None else self.certified_by
-        return replace(filter, certified_by=keys)
+        period = None if known is None else known.period
+        if self.period is not None:
+            period = None if self.period == "never" else self.period
+        return replace(filter, certified_by=keys, period=period)
 
 
 def find_parent(state: LedgerState, scope: str) -> Scope | None:
@@ -160,11 +174,17 @@ def store_grant(
         )
     # While nothing is spent, the Renyi order may still follow the new amounts.
     if before is not None and any(cost != Cost() for _, cost in used):
-        filter = terms.add_certifiers(_change_amounts(before, terms), before.filter)
+        filter = terms.add_conditions(_change_amounts(before, terms), before.filter)
+        if filter.period != before.filter.period:
+            counted = f"each {before.filter.period}" if before.filter.period else "without periods"
+            raise GrantConflict(
+                f"quota {scope!r} was charged, and counts {counted}, which stays; leave --period out, or "
+                f"make another quota"
+            )
     else:
         filter = terms.build_filter(None if before is None else before.filter)
     granted = Scope(scope, filter, protects, blocks, approvals=approvals or stays)
-    _require_covers(granted, used)
+    _require_covers(granted, used, writer.day)
     if 2 in (stays, granted.approvals):
         return _propose(writer, granted, principal)
     _put_in_effect(writer, granted, principal, binds)
@@ -294,13 +314,16 @@ def approve_proposal(writer: Writer, scope: str, seq: int, principal: str) -> Sc
         raise GrantConflict(
             f"scope {scope!r} has changed since entry {seq} proposed this grant; propose it again"
         )
-    _require_covers(granted, used)
+    _require_covers(granted, used, writer.day)
     _put_in_effect(writer, granted, principal, binds, seq)
     return granted
 
 
 def may_follow(granted: Filter, former: Filter) -> bool:
     """Whether sums that were made under one filter still mean the same under another."""
+    # What was charged is in accounts of one kind of period, or of none.
+    if granted.period != former.period:
+        return False
     if granted.order is None:
         return True
     # Charges before a Renyi path was open were not counted on it.
@@ -338,10 +361,12 @@ def _change_amounts(scope: Scope, terms: Terms) -> Filter:
     return Filter(before.name, epsilon, delta, before.order, tail, before.conversion)
 
 
-def _require_covers(granted: Scope, used: list[tuple[str, Cost]]) -> None:
-    """Raises `GrantConflict` if a budget has spent more than the new grant holds."""
+def _require_covers(granted: Scope, used: list[tuple[str, Cost]], day: dt.date) -> None:
+    """Raises `GrantConflict` if a budget has spent more than the new grant holds; in a quota that
+    refreshes, in this period.
+    """
     capacity = granted.filter.capacity()
-    for block, cost in used:
+    for block, cost in select_current(granted.filter.period, used, day):
         if cost != Cost() and not Filter.admits(capacity, cost):
             in_block = f" in block {block!r}" if block else ""
             raise GrantConflict(

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
+from dpflow.core.accounting.periods import name_period, next_start
 from dpflow.core.accounting.privacy_filters import (
     CLOSED,
     SATURATED,
@@ -81,6 +82,9 @@ def check_key_length(what: str, *names: str) -> None:
         )
 
 
+UNREADABLE_ROW = "a row of the ledger cannot be read; run dpflow ledger verify"
+
+
 def stored_json(text: Any) -> Any:
     """What a row's JSON says. Raises `LedgerCorrupt` for a text that no ledger wrote, without
     repeating it.
@@ -88,9 +92,7 @@ def stored_json(text: Any) -> Any:
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):
-        raise LedgerCorrupt(
-            "a row of the ledger cannot be read; run dpflow ledger verify"
-        ) from None
+        raise LedgerCorrupt(UNREADABLE_ROW) from None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -345,6 +347,8 @@ class Remaining:
 
     scope: Scope
     spent: tuple[tuple[str, Cost], ...]
+    #: The day (UTC) that it is about.
+    day: dt.date = dt.date.min
 
     def rows(self) -> list[dict[str, Any]]:
         """Exact amounts as text, one mapping per budget."""
@@ -356,12 +360,16 @@ class Remaining:
 
     def _row(self, block: str, spent: Cost) -> dict[str, Any]:
         """A path that the filter does not have is None; ``used`` is the share of the better open
-        path that is gone.
+        path that is gone. Of a quota that refreshes: its period, and the day on which the next begins.
         """
         granted = self.scope.filter
         capacity = self.scope.capacity
         sums, divergence = granted.name != "renyi", granted.order is not None
-        return {
+        paced = {}
+        if granted.period is not None:
+            renews = next_start(granted.period, self.day).isoformat()
+            paced = {"period": name_period(granted.period, self.day), "renews": renews}
+        return paced | {
             "scope": self.scope.scope,
             "block": block,
             "epsilon_granted": exact_text(granted.epsilon),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NotRequired, TypedDict
@@ -31,6 +29,7 @@ from dpflow.ledger.history import chain
 from dpflow.ledger.history.cipher import Cipher, add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.compact_json import canonical_json, encode_finite
 from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns
 
 R, _L = schema.release.c, schema.slot.c
@@ -45,12 +44,9 @@ _RESULT = Prepared(
 )
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-
-
 @functools.lru_cache(maxsize=1024)
 def _event_text(event: Event) -> str:
-    return chain.canonical_json(events.to_json(event))
+    return canonical_json(events.to_json(event))
 
 
 class ChargeTerms(TypedDict):
@@ -123,7 +119,7 @@ class ReleaseCharge:
         """What the release's row and its entry say of it."""
         return self.key.columns | {
             "family": self.family,
-            "blocks": chain.canonical_json(list(self.request.get("blocks", self.blocks))),
+            "blocks": canonical_json(list(self.request.get("blocks", self.blocks))),
             "event": _event_text(events.check_supported(self.event)),
             "request": encode_ordered(self.request),
         }
@@ -179,6 +175,7 @@ def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
 
 def wanted_rows(charges: Iterable[ReleaseCharge]) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
     """What is read for these charges for certain, to be read ahead."""
+    shared = set()
     for ask in charges:
         key = ask.key.columns
         yield schema.release, key
@@ -186,6 +183,10 @@ def wanted_rows(charges: Iterable[ReleaseCharge]) -> Iterator[tuple[sa.Table, di
             yield schema.release, key | {"digest": ask.key.former_digest}
         if ask.slot is not None:
             yield schema.slot, {"run": ask.slot.run}
+        read = ask.key.scope, tuple(ask.blocks), tuple(ask.data)
+        if read in shared:
+            continue
+        shared.add(read)
         for name in path_of(ask.key.scope):
             yield schema.scope, {"name": name}
             for block in ask.blocks or ("",):
@@ -235,6 +236,10 @@ def _list_changes(ask: ReleaseCharge, before: Any) -> list[str]:
             changes += [f"parameter {n}" for n in {**old, **new} if old.get(n) != new.get(n)]
         elif new != old:
             changes.append(part)
+    versions = stored.get("version"), asked.get("version")
+    if None not in versions and versions[0] != versions[1]:
+        what = "from version {} to version {}, which came with dpflow itself".format(*versions)
+        changes.append(f"mechanism {asked.get('mechanism')} {what}")
     if changes:
         return changes
     same = before.digest in (ask.key.digest, ask.key.former_digest)
@@ -251,33 +256,39 @@ def sort_known_first(state: LedgerState, asks: Sequence[ReleaseCharge]) -> Seque
 def charge_release(
     writer: chain.Writer,
     ask: ReleaseCharge,
+    accounts: charges.OpenAccounts,
     *,
     state: str = "reserved",
     exclusive: bool = False,
     secret: str | None = None,
     commitment: str | None = None,
 ) -> str:
-    """Debit every budget and add the release, or raise and leave nothing. Returns the release's
-    id.
+    """Debit every budget and add the release, or raise; then the transaction must leave nothing.
+    Returns the release's id.
     """
-    # Refusals before writes: a charge that raises has nothing to undo.
-    books = writer.state
-    claims = data_claims.require_access(books, ask.key.scope, ask.data, ask.partition)
-    bill = charges.make_bill(books, ask.key.scope, [ask.event], ask.blocks)
-    charges.require_protection(bill, ask.protects)
-    charges.require_certified(bill, ask.certified_by)
-    charges.debit_accounts(books, bill)
-    # Drawn, not counted: ids that follow each other would tell how much others release.
-    release_id = secrets.token_hex(8)
-    data_claims.record_claims(
-        books,
-        release_id,
-        ask.key.scope,
-        ask.data,
-        claims,
-        gate=exclusive,
-        partition=ask.partition,
+    books, release_id = writer.state, writer.draw_id()
+    # Equal terms have one bill, and access: what this transaction writes meanwhile changes neither.
+    terms = (
+        *(ask.key.scope, ask.public["event"], ask.protects, ask.partition, exclusive),
+        *map(tuple, (ask.blocks, ask.certified_by, ask.data)),
     )
+    bill = accounts.bills.get(terms)
+    if bill is None:
+        claims = data_claims.require_access(books, ask.key.scope, ask.data, ask.partition)
+        bill = charges.make_bill(books, ask.key.scope, [ask.event], ask.blocks, writer.day)
+        charges.require_protection(bill, ask.protects)
+        charges.require_certified(bill, ask.certified_by)
+        data_claims.record_claims(
+            books,
+            release_id,
+            ask.key.scope,
+            ask.data,
+            claims,
+            gate=exclusive,
+            partition=ask.partition,
+        )
+        accounts.bills[terms] = bill
+    accounts.debit(bill)
     public = ask.public | {"exclusive": int(exclusive)}
     sealed = None if secret is None else writer.make_key(release_id, 0).encrypt(secret, "state")
     books.insert(
@@ -418,7 +429,7 @@ def encode_ordered(value: Mapping[str, Any]) -> str:
     `InvalidInput`.
     """
     try:
-        return _ENCODER.encode(value)
+        return encode_finite(value)
     except (TypeError, ValueError, RecursionError):
         raise InvalidInput(
             "what the ledger stores must be JSON: texts, finite numbers, lists and mappings"

@@ -123,14 +123,16 @@ def open_answer(cipher: Cipher, row: Any) -> str:
     return text
 
 
-def list_answers(cipher: Cipher, state: LedgerState, session_id: str) -> list[AnswerRecord]:
-    """All answers of a session, in order.
+def list_answers(
+    cipher: Cipher, state: LedgerState, session_id: str, after: int = 0
+) -> list[AnswerRecord]:
+    """The answers of a session but for the first ``after``, in order.
 
     Raises:
         UnknownName: no such session.
         LedgerCorrupt: an answer is missing.
     """
-    rows = _rows_after(state, session_id, 0)
+    rows = _rows_after(state, session_id, after)
     return [
         AnswerRecord(row.query, stored_json(strip_salt(open_answer(cipher, row)))) for row in rows
     ]

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import hashlib
 import hmac
-import json
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,8 @@ import sqlalchemy as sa
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
 from dpflow.ledger.history.cipher import Cipher, DataKey
-from dpflow.ledger.history.state import EMPTY_ROOT, LedgerState, ReadAhead, digest_text, encode_row
+from dpflow.ledger.history.state import EMPTY_ROOT, LedgerState, ReadAhead, digest_text
+from dpflow.ledger.storage.compact_json import canonical_json, encode_json
 from dpflow.ledger.storage.schema import entry
 from dpflow.ledger.storage.statements import (
     Prepared,
@@ -45,17 +45,9 @@ _HASH_AT = Prepared(sa.select(entry.c.hash).where(match_columns(entry.c.seq)))
 INSERT = prepare_insert(entry)
 
 
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-
-
-def canonical_json(value: Any) -> str:
-    """JSON with one spelling, in ASCII."""
-    return _ENCODER.encode(value)
-
-
 def digest_json(value: Any) -> str:
     """SHA-256 of canonical JSON: of public things only."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+    return digest_text(canonical_json(value))
 
 
 def hash_entry(fields: Mapping[str, Any]) -> str:
@@ -63,14 +55,14 @@ def hash_entry(fields: Mapping[str, Any]) -> str:
     canonical JSON.
     """
     names = FIELDS if fields["root"] else _WITHOUT_ROOT
-    return digest_text(encode_row([fields[name] for name in names]))
+    return digest_text(encode_json([fields[name] for name in names]))
 
 
 def _hash_row(row: Any) -> str:
     # The columns of an entry are its fields in their order, then hash and seal. All but its number
     # are texts.
     if row.root:
-        return digest_text(f"[{row.seq},{encode_row(row[1:9])[1:]}")
+        return digest_text(encode_json(row[:9]))
     return hash_entry(row._asdict())
 
 
@@ -110,8 +102,10 @@ class Writer:
         self._anchor, self._mark, self._ahead = anchor, mark, ahead
         self.cipher = Cipher(anchor)
         self._keys: list[DataKey] = []
+        self._id_prefix = secrets.token_hex(2)
         self._entries: list[dict[str, Any]] = []
         self._started: tuple[Seen, LedgerState] | None = None
+        self._second: int | None = None
         self.added: Seen | None = None  # the newest entry that it made
         self.known = {mark}  # what its history held before, for certain
 
@@ -137,14 +131,25 @@ class Writer:
             self.known.add(newest)
         return self._started
 
+    @property
+    def day(self) -> dt.date:
+        """The day (UTC) that the entries say, by this machine's clock."""
+        return dt.datetime.fromtimestamp(self._read_second(), dt.UTC).date()
+
+    def _read_second(self) -> int:
+        # Once: what a charge was counted by and what its entry says must be one time.
+        if self._second is None:
+            self._second = int(time.time())
+        return self._second
+
     def add_entry(
         self, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]
     ) -> None:
-        """Add an entry. The time is for people; nothing depends on the clock."""
+        """Add an entry. Its time is for people; beside quotas that refresh nothing depends on the clock."""
         self._entries.append(
             {
                 "seq": self.next_seq,
-                "at": _time_text(int(time.time())),
+                "at": _time_text(self._read_second()),
                 "kind": kind,
                 "scope": scope,
                 "release_id": release_id,
@@ -152,6 +157,12 @@ class Writer:
                 "body": canonical_json(body),
             }
         )
+
+    def draw_id(self) -> str:
+        """A release's id: drawn, not counted, as ids that follow each other would tell how much others
+        release. Those of one transaction have a common beginning, so that an index keeps them on one page.
+        """
+        return self._id_prefix + secrets.token_hex(6)
 
     def make_key(self, release_id: str, version: int) -> DataKey:
         """A new key, to be stored behind all else that this transaction writes."""

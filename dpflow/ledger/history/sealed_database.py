@@ -111,7 +111,7 @@ class SealedDatabase:
             LedgerCorrupt: a row that was read is not what the newest entry left; or the anchor has
                 seen an entry that is not in this database, such as one of a copy in use elsewhere.
         """
-        with contextlib.closing(Mark(self._anchor)) as mark:
+        with self._naming_versions(), contextlib.closing(Mark(self._anchor)) as mark:
             # Read before the turn, which others wait for: it may be older then, never newer.
             seen = mark.read_entry()
             reads = [] if ahead is None else chain.plan_reads(seen, ahead)
@@ -139,11 +139,23 @@ class SealedDatabase:
         # Before the transaction: what it sees may be newer than the mark, never older.
         with contextlib.closing(Mark(self._anchor, read_only=True)) as mark:
             seen = mark.read_entry()
-        with self._database.begin_reading(chain.plan_reads(seen, ReadAhead())) as transaction:
+        with (
+            self._naming_versions(),
+            self._database.begin_reading(chain.plan_reads(seen, ReadAhead())) as transaction,
+        ):
             state = chain.read_state(transaction, self._anchor, seen)
             with _proving(state.prove_reads):
                 yield state
             state.prove_reads()
+
+    @contextlib.contextmanager
+    def _naming_versions(self) -> Iterator[None]:
+        """Says so where a ledger was upgraded under a program that runs, which cannot read it then."""
+        try:
+            yield
+        except LedgerCorrupt:
+            self._database.refuse_later(self._database.stored_version())
+            raise
 
     def _require_spender(self) -> None:
         """Whoever spends should not be able to change budgets or history; asked once."""

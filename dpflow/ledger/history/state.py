@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import itemgetter
@@ -27,6 +26,7 @@ import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.compact_json import encode_json
 from dpflow.ledger.storage.statements import (
     Prepared,
     Read,
@@ -46,9 +46,6 @@ _FEW = 8  # further levels that are read when the trie is deeper than expected
 
 _NODES = prepare_lookup(list(schema.node.columns), [schema.node.c.prefix])
 STORE_NODE = prepare_insert(schema.node, replace=True)
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-_quote = json.encoder.encode_basestring_ascii
-_PLAIN = {str, int, type(None)}
 
 
 def digest_text(text: str) -> str:
@@ -59,29 +56,11 @@ def digest_text(text: str) -> str:
 def _digest_rows(rows: Sequence[Sequence[Any]]) -> str | None:
     """A digest of rows in any order; None of none."""
     try:
-        if len(rows) == 1:
-            return digest_text(f"[{encode_row(rows[0])}]")
-        return digest_text(_encode(sorted(rows))) if rows else None
+        return digest_text(encode_json(sorted(rows))) if rows else None
     except (
         TypeError
     ):  # SQLite holds any type in any column: what no ledger wrote agrees with no item
         return ""
-
-
-def encode_row(values: Sequence[Any]) -> str:
-    """A row as a JSON list without spaces, in ASCII: as `json.dumps` writes it, in two thirds of its
-    time for what nearly all rows hold.
-    """
-    kinds = {*map(type, values)}
-    if kinds == {str}:
-        return f"[{','.join(map(_quote, values))}]"
-    if not kinds <= _PLAIN:
-        return _encode(values)
-    # Not `str(value)`, which is slower; and true is no number, so it is not plain.
-    texts = [
-        _quote(v) if type(v) is str else "null" if v is None else int.__repr__(v) for v in values
-    ]
-    return f"[{','.join(texts)}]"
 
 
 EMPTY_ROOT = digest_text(_LEAF)
@@ -107,6 +86,7 @@ class RowIndex:
         self.identify = pick_values(self.identity)
         self.primary_of_row = pick_values([self.names.index(name) for name in self.primary])
         self.primary_of = pick_values(self.primary)
+        self.take_columns = pick_values(self.names)
         #: Whether an identity has one row at most.
         self.single = not table.info.get("group")
         select = sa.select(*self.columns)
@@ -123,12 +103,12 @@ class RowIndex:
 
     def name_item(self, identity: Sequence[Any]) -> str:
         """The path of the item of a group of rows."""
-        return digest_text(encode_row([self.table.name, *identity]))
+        return digest_text(encode_json([self.table.name, *identity]))
 
     def name_list(self, value: Any) -> str:
         """The path of the item that lists what identifies the rows of a column's value."""
         # A list where items have names: no name reads like that, whatever it is called.
-        return digest_text(_encode([self.table.name, [value]]))
+        return digest_text(encode_json([self.table.name, [value]]))
 
     def digest_rows(self, rows: Sequence[Sequence[Any]]) -> str | None:
         """What the item says of its rows; None if there are none."""
@@ -244,18 +224,23 @@ class LedgerState:
 
     def rows(self, table: sa.Table, **identity: Any) -> list[Any]:
         """All rows with this identity."""
-        form = TABLES[table.name]
-        key = form.identify(identity)
-        rows = self._rows.get((table.name, key))
-        if rows is None:
-            rows = self.transaction.rows(form.select, **identity)
-            self._note_rows(form, key, rows)
-        return rows
+        return self._read_group(TABLES[table.name], identity)[1]
 
     def find(self, table: sa.Table, **identity: Any) -> Any:
         """The row with this identity, or None."""
-        rows = self.rows(table, **identity)
+        rows = self._read_group(TABLES[table.name], identity)[1]
         return rows[0] if rows else None
+
+    def _read_group(
+        self, form: RowIndex, values: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], list[Any]]:
+        """What identifies rows among the values of columns, and these rows."""
+        key = form.identify(values)
+        rows = self._rows.get((form.table.name, key))
+        if rows is None:
+            rows = self.transaction.rows(form.select, **dict(zip(form.identity, key)))
+            self._note_rows(form, key, rows)
+        return key, rows
 
     def find_handle(self, table: sa.Table, value: str) -> Any:
         """The row that has this handle, or None, which proves nothing: it may have been deleted."""
@@ -282,28 +267,30 @@ class LedgerState:
         """All rows whose `RowIndex.listed` column has this value, with none left out, as this
         transaction leaves them.
         """
-        # A list is of who is in it: a row that changed since it was read is in `_rows` only.
-        form = TABLES[table.name]
-        keys = [tuple([row[i] for i in form.places]) for row in self._load_list(form, value)]
-        return [row for key in keys for row in self._rows[table.name, key]]
+        form, rows = TABLES[table.name], []
+        for row in self._load_list(form, value):
+            key = form.table.name, tuple([row[i] for i in form.places])
+            # A list is of who is in it: a row that changed since it was read is in `_rows` only.
+            if key not in self._rows:
+                self.take(table, row)
+            rows += self._rows[key]
+        return rows
 
     def _load_list(self, form: RowIndex, value: Any) -> list[Any]:
-        table, rows = form.table, self._lists.get((form.table.name, value))
+        name, rows = form.table.name, self._lists.get((form.table.name, value))
         if rows is None:
             rows = self.transaction.rows(form.list_all, **{str(form.listed): value})
-            for row in rows:
-                self.take(table, row)
-            self._lists[table.name, value] = rows
-            self._reads[form.name_list(value)] = form.digest_list(rows), table.name
+            self._lists[name, value] = rows
+            # Who is in it is proved by one item; whoever wants what a row says takes the row.
+            self._reads[form.name_list(value)] = form.digest_list(rows), name
         return rows
 
     def insert(self, table: sa.Table, **row: Any) -> None:
         """Add a row, which is proved not to be there."""
         form = TABLES[table.name]
-        key = form.identify(row)
-        rows = self.rows(table, **dict(zip(form.identity, key)))
+        key, rows = self._read_group(form, row)
         others = self._load_list(form, row[form.listed]) if form.listed else []
-        added = form.select.row._make([row[name] for name in form.names])
+        added = form.select.row._make(form.take_columns(row))
         self._inserts.setdefault(table.name, {})[form.primary_of(row)] = row
         self._rows[table.name, key] = [*rows, added]
         self._changed.add((table.name, key))
@@ -400,8 +387,7 @@ class LedgerState:
     ) -> None:
         """Add the leaves of sorted paths below a node."""
         if expected != _ABSENT and prefix not in self._bodies:
-            deeper = range(len(prefix), len(prefix) + _FEW)
-            self._load_nodes({path[:level] for path in paths for level in deeper})
+            self._load_nodes(_name_prefixes(paths, len(prefix)))
         body = _LEAF if expected == _ABSENT else self._proved_body(prefix, expected)
         if body[0] == _LEAF:
             LedgerState._depth = max(LedgerState._depth, len(prefix))
@@ -435,10 +421,15 @@ class LedgerState:
         """The hash of a node with these items put in; what was written is added to ``changed``."""
         body = _LEAF if expected == _ABSENT else self._proved_body(prefix, expected)
         if body[0] == _LEAF:
-            before = [body[at : at + _ITEM] for at in range(1, len(body), _ITEM)]
-            changes = dict(items)
-            whole = [item for item in before if item[:64] not in changes]
-            whole = sorted([*whole, *(path + digest for path, digest in items)])
+            for path, digest in items:
+                at = 1
+                while at < len(body) and body[at : at + 64] < path:
+                    at += _ITEM
+                after = at + _ITEM if body.startswith(path, at) else at
+                body = body[:at] + path + digest + body[after:]
+            if len(body) <= 1 + BUCKET * _ITEM:
+                return _write_node(prefix, body, changed.__setitem__)
+            whole = [body[at : at + _ITEM] for at in range(1, len(body), _ITEM)]
             return build_nodes(whole, changed.__setitem__, prefix)
         level = len(prefix)
         for digit, of_child in itertools.groupby(items, lambda item: item[0][level]):
@@ -448,9 +439,9 @@ class LedgerState:
         return _write_node(prefix, body, changed.__setitem__)
 
 
-def _name_prefixes(paths: Iterable[str]) -> set[str]:
-    """The nodes above these items, as far down as the trie is expected to go."""
-    levels = range(LedgerState._depth + 1)
+def _name_prefixes(paths: Iterable[str], start: int = 0) -> set[str]:
+    """The nodes above these items from a level on, as far down as the trie is expected to go."""
+    levels = range(start, LedgerState._depth + 1) or range(start, start + _FEW)
     return {path[:level] for path in paths for level in levels}
 
 

@@ -73,6 +73,20 @@ _POWERS = """SELECT CASE WHEN r.rolsuper THEN 'is a superuser'
 _UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
 
 
+def _parse_url(text: str) -> sa.URL:
+    """A URL that can be told without its password. Raises `InvalidInput`, without repeating it: where
+    ``@`` or ``/`` is not escaped, parts of a password stand where host and database should.
+    """
+    with contextlib.suppress(ValueError, sa.exc.ArgumentError):
+        url = sa.make_url(text)
+        if "@" not in f"{url.host}{url.database}":
+            return url
+    raise InvalidInput(
+        "the ledger's URL cannot be read; write it as postgresql+psycopg://LOGIN:PASSWORD@HOST:PORT/DATABASE, with "
+        "%40 for @ and %2F for / in login and password"
+    )
+
+
 class Database:
     """One ledger's database, by path or URL."""
 
@@ -90,7 +104,7 @@ class Database:
             raise InvalidInput("the ledger's place holds a NUL character; correct it")
         self.path = Path(text).absolute() if self.sqlite else None
         self._url = (
-            sa.URL.create("sqlite", database=str(self.path)) if self.sqlite else sa.make_url(text)
+            sa.URL.create("sqlite", database=str(self.path)) if self.sqlite else _parse_url(text)
         )
         self._engine: sa.Engine | None = None
         self._mine = threading.local()  # this thread's place in the queue
@@ -101,7 +115,13 @@ class Database:
         _databases.add(self)
 
     def __repr__(self) -> str:
-        return str(self.path) if self.sqlite else self._url.render_as_string(hide_password=True)
+        """Where it is. A URL's query may hold passwords, too: of it only the server is told."""
+        if self.sqlite:
+            return str(self.path)
+        place = {
+            name: self._url.query[name] for name in ("host", "port") if name in self._url.query
+        }
+        return self._url.set(query=place).render_as_string(hide_password=True)
 
     def __del__(self) -> None:
         """Close connections now; the engine is in reference cycles, and a server has only so many
@@ -335,9 +355,9 @@ class Database:
         """Whether there is a ledger of this schema version.
 
         Raises:
-            LedgerUnavailable: it has an earlier version and waits for its upgrade (retryable), or is
-                out of reach.
-            LedgerCorrupt: another version, or a file that is no ledger.
+            LedgerUnavailable: it has an earlier version and waits for its upgrade, or a later one and
+                this program waits for its own (retryable); or it is out of reach.
+            LedgerCorrupt: no version at all, or a file that is no ledger.
         """
         shown = self.stored_version()
         if shown in schema.UPGRADABLE:
@@ -346,6 +366,7 @@ class Database:
                 f"{self!r} has ledger schema version {shown}, this dpflow uses {schema.VERSION}; nothing was recorded. "
                 f"Have its owner run: dpflow ledger upgrade"
             )
+        self.refuse_later(shown)
         if shown not in (None, schema.VERSION):
             raise LedgerCorrupt(
                 f"{self!r} has ledger schema version {shown}, this dpflow reads only {schema.VERSION}; "
@@ -353,9 +374,18 @@ class Database:
             )
         return shown is not None
 
+    def refuse_later(self, version: str | None) -> None:
+        """Raises `LedgerUnavailable` for a version that only a later dpflow reads."""
+        if version is not None and schema.is_later(version):
+            # Retryable: the next try may run where the new version is.
+            raise LedgerUnavailable(
+                f"{self!r} has ledger schema version {version}, and this dpflow knows none after {schema.VERSION}; nothing "
+                f"was recorded. Upgrade dpflow on this machine, as on every worker: use the dpflow that made it"
+            )
+
     def stored_version(self) -> str | None:
         """The schema version of the ledger here; None if there is none. Raises `LedgerCorrupt` for a
-        file that is no ledger.
+        file that is no ledger, and `LedgerUnavailable` for a login that may not even read this.
         """
         if self.path is not None:
             try:
@@ -378,7 +408,14 @@ class Database:
                         f"{self!r} is a database but no dpflow ledger; name another file"
                     )
                 return None
-            versions = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'schema'")
+            try:
+                versions = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'schema'")
+            except _psycopg_errors("InsufficientPrivilege"):
+                # Retryable: an upgrade makes the tables again, and roles.sql comes after it.
+                raise LedgerUnavailable(
+                    f"{self!r} lets this database role read nothing, as between an upgrade and roles.sql; nothing was "
+                    f"recorded. Have its owner run roles.sql"
+                ) from None
         return str(versions[0][0]) if versions else "unknown"
 
     def find_power(self) -> str | None:
@@ -444,8 +481,9 @@ def _configure_sqlite(connection: sqlite3.Connection, record: Any) -> None:
     ((mode,),) = connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'EXTRA'}")
     if mode == "wal":
-        # Whoever finds so many pages in the log moves them to the file, inside its turn.
-        connection.execute("PRAGMA wal_autocheckpoint = 2000")
+        # Whoever finds so many pages in the log, 47 MiB, moves them to the file, inside its turn. Most
+        # are written many times, so fewer moves cost less.
+        connection.execute("PRAGMA wal_autocheckpoint = 6000")
         # Opened before anything is written through this connection, so that it hears of every write
         # error.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchall()

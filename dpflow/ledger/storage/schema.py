@@ -8,6 +8,7 @@ listed whole, a handle that finds them too, and whether an identity has a group 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +17,12 @@ from sqlalchemy import BigInteger, Column, Integer, SmallInteger, Text
 VERSION = "7"
 #: Versions that `dpflow ledger upgrade` takes to this one.
 UPGRADABLE = ("5", "6")
+
+
+def is_later(version: str) -> bool:
+    """Whether a version as it is stored is one that only a later dpflow reads."""
+    return re.fullmatch("[1-9][0-9]{0,5}", version) is not None and int(version) > int(VERSION)
+
 
 metadata = sa.MetaData()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dpflow.errors import BudgetExceeded, InvalidInput
+from dpflow.errors import BudgetExceeded, InvalidInput, LedgerUnavailable
 from dpflow.ledger import BudgetView, Ledger
 from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage import schema
@@ -182,6 +182,22 @@ def test_a_spender_sees_no_secret(owner, login, tmp_path, ask):
             with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
                 connection.execute(statement)
     assert ask.spent(owner) == {"": "0.4"} and owner.verify().ok
+
+
+def test_a_login_waits_for_its_roles(owner, login, tmp_path, ask):
+    """An upgrade makes the tables again, so for a while nobody but the owner may read them. A task that
+    was refused for good then would lose its run.
+    """
+    url = owner._database._url.render_as_string(hide_password=False)
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(
+            "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM dpflow_spender, dpflow_interactive"
+        )
+        with pytest.raises(LedgerUnavailable, match=r"nothing was recorded.*run roles\.sql"):
+            Ledger(login("dpflow_spender"), anchor=tmp_path / "anchor")
+        connection.execute(ROLES_SQL)
+    ledger = Ledger(login("dpflow_spender"), anchor=tmp_path / "anchor")
+    assert ask.reserve(ledger, "waits").attempt == 1 and LedgerUnavailable.retryable
 
 
 @pytest.mark.parametrize("role", ROLES)
