@@ -19,10 +19,14 @@ from dpflow.errors import TableUnreadable
 from dpflow.tables.backends.spark_backend.hash_bounding import (
     SummedColumn,
     UnitBounds,
-    cell_fraction,
-    cell_number,
+    find_cell_fraction,
+    write_cell_number,
 )
-from dpflow.tables.backends.spark_backend.spark_columns import describe_field, grid_steps, key_text
+from dpflow.tables.backends.spark_backend.spark_columns import (
+    describe_field,
+    key_text,
+    write_grid_steps,
+)
 
 if TYPE_CHECKING:
     from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
@@ -88,12 +92,12 @@ def _read_decimals(connection: SparkConnection) -> bool:
     rows = connection.make_rows({"t": _DECIMALS})
     typed = rows.selectExpr("CAST(t AS DECIMAL(38, 2)) AS x")
     column = Column(lower=-50, upper=50, step=Fraction(1, 4))
-    steps = grid_steps(describe_field("x", "decimal(38,2)"), column)
+    steps = write_grid_steps(describe_field("x", "decimal(38,2)"), column)
     return _fetch(connection, typed.selectExpr(f"{steps} AS y")) == [200, -1, 1]
 
 
 def _read(connection: SparkConnection, values: Any, kind: str, column: Column) -> list[Any]:
-    steps = grid_steps(describe_field("x", kind), column)
+    steps = write_grid_steps(describe_field("x", kind), column)
     return _fetch(connection, connection.make_rows({"x": values}).selectExpr(f"{steps} AS y"))
 
 
@@ -103,9 +107,9 @@ def _fetch(connection: SparkConnection, frame: Any) -> list[Any]:
 
 def _hash_texts(connection: SparkConnection) -> bool:
     rows = connection.make_rows({"u": _TEXTS})
-    number = cell_number(2**64 - 1, ["u"], "CAST(7 AS STRING)", "'0'")
+    number = write_cell_number(2**64 - 1, ["u"], "CAST(7 AS STRING)", "'0'")
     answer = _fetch(connection, rows.selectExpr(f"CAST({number} AS DOUBLE) * {2.0**-52!r}D AS y"))
-    return answer == [cell_fraction(2**64 - 1, [text], "7", "0") for text in _TEXTS]
+    return answer == [find_cell_fraction(2**64 - 1, [text], "7", "0") for text in _TEXTS]
 
 
 def _order_texts(connection: SparkConnection) -> bool:
@@ -162,7 +166,7 @@ def _bound_sums(connection: SparkConnection) -> bool:
         code: (answer["unit_count"][i].as_py(), answer["s0"][i].as_py())
         for i, code in enumerate(answer["code"].to_pylist())
     }
-    numbers = {code: cell_fraction(5, ["a"], str(code)) for code in (0, 1, 2)}
+    numbers = {code: find_cell_fraction(5, ["a"], str(code)) for code in (0, 1, 2)}
     chosen_cells = [("a", code) for code in sorted(numbers, key=numbers.__getitem__)[:2]]
     chosen_cells += [("b", 2), ("c", 1)]
     want: dict[int, tuple[int, int]] = {}
@@ -170,7 +174,7 @@ def _bound_sums(connection: SparkConnection) -> bool:
         above = [v + 4 for u, c, v in cells if (u, c) == (unit, code) and v is not None]
         size, most = max(len(above), 1), min(len(above), 2)
         quotient, rest = divmod(sum(above), size)
-        drawn = int(cell_fraction(5, [unit], str(code), "0") * size)
+        drawn = int(find_cell_fraction(5, [unit], str(code), "0") * size)
         total = quotient * most + (rest * most + drawn) // size - 5 * most
         count, before = want.get(code, (0, 0))
         want[code] = (count + 1, before + total)

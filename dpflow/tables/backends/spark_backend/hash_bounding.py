@@ -23,20 +23,24 @@ _BITS = 52
 #: Where a sum is split, so that each half times a count fits 64 bits.
 _HALF = 31
 _MOST_COUNT = 2**31 - 1
+#: Up to here 64 bits hold a sum of 2^42 such numbers, more than any table has rows; others are decimals.
+_SMALL = 2**20
 
 
 def tag_text(text: str | None) -> str:
-    """A text with its length, or a sign that there is none: no two lists of these are one text."""
-    return "n" if text is None else f"t{len(text)}:{text}"
+    """A text with its length in bytes, or a sign that there is none: no two lists of these are one text."""
+    return "n" if text is None else f"t{len(text.encode())}:{text}"
 
 
-def _tag(column: str) -> str:
-    return f"CASE WHEN {column} IS NULL THEN 'n' ELSE concat('t', CAST(length({column}) AS STRING), ':', {column}) END"
+def write_tag(column: str) -> str:
+    """The same of a column of texts or integers, as an expression."""
+    column = f"CAST({column} AS STRING)"
+    return f"CASE WHEN {column} IS NULL THEN 'n' ELSE concat('t', CAST(octet_length({column}) AS STRING), ':', {column}) END"
 
 
 def hash_text(nonce: int, owners: Sequence[str], *words: str) -> str:
     """The hash of a nonce, whose rows they are, and further expressions of texts, in hexadecimal."""
-    parts = [f"'{nonce}'", *map(_tag, owners), *words]
+    parts = [f"'{nonce}'", *map(write_tag, owners), *words]
     return f"sha2({_join(parts)}, 256)"
 
 
@@ -44,13 +48,21 @@ def _join(parts: Sequence[str]) -> str:
     return "concat(" + ", ';', ".join(parts) + ")"
 
 
-def cell_number(nonce: int, owners: Sequence[str], *words: str) -> str:
+def write_cell_number(nonce: int, owners: Sequence[str], *words: str) -> str:
     """The same as an integer of `_BITS` bits."""
-    digits = _BITS // 4
-    return f"CAST(conv(substr({hash_text(nonce, owners, *words)}, 1, {digits}), 16, 10) AS BIGINT)"
+    return _write_number(hash_text(nonce, owners, *words))
 
 
-def cell_fraction(nonce: int, owners: Sequence[str | None], *words: str) -> float:
+def write_group_number(secret: str, unit: str) -> str:
+    """The same of a column with a secret, and a unit's text."""
+    return _write_number(f"sha2({_join([secret, write_tag(unit)])}, 256)")
+
+
+def _write_number(digest: str) -> str:
+    return f"CAST(conv(substr({digest}, 1, {_BITS // 4}), 16, 10) AS BIGINT)"
+
+
+def find_cell_fraction(nonce: int, owners: Sequence[str | None], *words: str) -> float:
     """The same in Python, as a number in [0, 1)."""
     text = ";".join([str(nonce), *map(tag_text, owners), *words])
     return int(hashlib.sha256(text.encode()).hexdigest()[: _BITS // 4], 16) / 2.0**_BITS
@@ -65,10 +77,19 @@ class SummedColumn:
     high: int
     centre: int
 
+    @property
+    def reach(self) -> int:
+        """The largest value above the lower bound."""
+        return self.high - self.low
+
+    @property
+    def farthest(self) -> int:
+        """How far a value may be from the centre."""
+        return max(abs(self.low - self.centre), abs(self.high - self.centre))
+
     def check_magnitude(self, rows: int) -> None:
         """Raises `PlanRefused` if one unit could move a sum by 2^62 steps."""
-        reach = max(abs(self.low - self.centre), abs(self.high - self.centre))
-        if max(reach * rows, self.high, rows * (self.high - self.low)) > MAX_MAGNITUDE:
+        if max(self.farthest * rows, self.high, rows * self.reach) > MAX_MAGNITUDE:
             raise PlanRefused(
                 "the declared bounds let one unit move a sum by more than 2^62 steps; "
                 "take a coarser step, or tighter bounds on values or contributions"
@@ -96,7 +117,7 @@ class UnitBounds:
     @property
     def group(self) -> str:
         """The group as a text: its place, or its key."""
-        return "CAST(code AS STRING)" if self.key is None else _tag(self.key)
+        return "CAST(code AS STRING)" if self.key is None else write_tag(self.key)
 
     def keep_groups(self, rows: Any, ranking: str = "row_number()") -> Any:
         """Rows of the groups that their unit keeps: those with the least numbers.
@@ -107,7 +128,7 @@ class UnitBounds:
         """
         if self.groups is None:
             return rows
-        number = cell_number(self.nonce, self.owners, self.group)
+        number = write_cell_number(self.nonce, self.owners, self.group)
         window = f"PARTITION BY {', '.join(self.owners)} ORDER BY chosen_by, code"
         ranked = rows.selectExpr("*", f"{number} AS chosen_by")
         ranked = ranked.selectExpr("*", f"{ranking} OVER ({window}) AS chosen_as")
@@ -121,12 +142,12 @@ class UnitBounds:
         places = rows.selectExpr(
             "*", f"row_number() OVER ({cell} ORDER BY {', '.join(order)}) AS place"
         )
-        number = cell_number(self.nonce, self.owners, self.group, "CAST(place AS STRING)")
-        drawn = places.selectExpr("*", f"{number} AS drawn_by")
-        drawn = drawn.selectExpr(
+        number = write_cell_number(self.nonce, self.owners, self.group, "CAST(place AS STRING)")
+        ranked = places.selectExpr("*", f"{number} AS drawn_by")
+        ranked = ranked.selectExpr(
             "*", f"row_number() OVER ({cell} ORDER BY drawn_by, place) AS drawn_as"
         )
-        return drawn.where(f"drawn_as <= {self.rows}")
+        return ranked.where(f"drawn_as <= {self.rows}")
 
     def add_up(self, rows: Any, columns: Sequence[SummedColumn]) -> Any:
         """Per group ``row_count``, ``unit_count``, and for each column the sum ``s0`` and the number
@@ -150,16 +171,20 @@ class UnitBounds:
             # At most 2^62 by plan.
             away = f"sum{i} + kept{i} * {column.low - column.centre}L"
             bounded = bounded.selectExpr("*", f"{away} AS total{i}")
-        return bounded.groupBy("code").agg(*self._group_sums(bounded, len(columns)))
+        return bounded.groupBy("code").agg(*self._group_sums(columns))
 
     def _cell_sums(self, rows: Any, columns: Sequence[SummedColumn]) -> list[Any]:
         functions = _functions()
         sums = [functions.expr("count(*)").alias("n")]
         for i, column in enumerate(columns):
-            # From the lower bound: never negative. In two halves, so that a unit's rows may be many.
+            # From the lower bound: never negative.
             above = f"(v{i} - ({column.low}L))"
+            sums.append(functions.expr(f"count(v{i})").alias(f"n{i}"))
+            if column.reach <= _SMALL:
+                sums.append(functions.expr(f"sum({above})").alias(f"t{i}"))
+                continue
+            # In two halves, so that a unit's rows may be many.
             sums += [
-                functions.expr(f"count(v{i})").alias(f"n{i}"),
                 _sum_exactly(f"shiftright({above}, {_HALF})").alias(f"h{i}"),
                 _sum_exactly(f"({above} & {2**_HALF - 1}L)").alias(f"l{i}"),
             ]
@@ -174,28 +199,40 @@ class UnitBounds:
         """
         size = f"least(greatest(n{i}, 1L), {_MOST_COUNT}L)"
         kept = f"least(n{i}, {self.rows}L)"
-        high, low = f"h{i}", f"l{i}"
-        # Long division by the size, half by half.
-        rest = f"(({high} % {size}) * {2**_HALF}L + {low})"
-        reach = column.high - column.low
-        quotient = f"least(({high} div {size}) * {2**_HALF}L + {rest} div {size}, {reach}L)"
-        number = cell_number(self.nonce, self.owners, self.group, f"'{i}'")
-        drawn = f"least(CAST(floor(CAST({number} AS DOUBLE) * {2.0**-_BITS!r}D * CAST({size} AS DOUBLE)) AS BIGINT), {size} - 1L)"
-        scaled = f"{quotient} * {kept} + (({rest} % {size}) * {kept} + {drawn}) div {size}"
-        return f"least({scaled}, {kept} * {reach}L)"
+        if column.reach <= _SMALL:
+            total = f"greatest(coalesce(t{i}, 0L), 0L)"
+            quotient, rest = f"{total} div {size}", f"{total} % {size}"
+        else:
+            # Long division by the size, half by half.
+            rest = f"((h{i} % {size}) * {2**_HALF}L + l{i})"
+            quotient = f"(h{i} div {size}) * {2**_HALF}L + {rest} div {size}"
+            rest = f"{rest} % {size}"
+        number = write_cell_number(self.nonce, self.owners, self.group, f"'{i}'")
+        extra = f"least(CAST(floor(CAST({number} AS DOUBLE) * {2.0**-_BITS!r}D * CAST({size} AS DOUBLE)) AS BIGINT), {size} - 1L)"
+        # Of no more than R values nothing is rounded.
+        extra = f"CASE WHEN n{i} > {self.rows}L THEN {extra} ELSE 0L END"
+        scaled = f"least({quotient}, {column.reach}L) * {kept} + (({rest}) * {kept} + {extra}) div {size}"
+        return f"least({scaled}, {kept} * {column.reach}L)"
 
-    def _group_sums(self, bounded: Any, size: int) -> list[Any]:
+    def _group_sums(self, columns: Sequence[SummedColumn]) -> list[Any]:
         functions = _functions()
         sums = [
             functions.expr("sum(kept_rows)").alias("row_count"),
             functions.expr("count(*)").alias("unit_count"),
         ]
-        for i in range(size):
-            sums += [
-                functions.expr(f"sum(kept{i})").alias(f"c{i}"),
-                _sum_exactly(f"total{i}").alias(f"s{i}"),
-            ]
+        for i, column in enumerate(columns):
+            total = _sum_exactly(f"total{i}")
+            if column.farthest * self.rows <= _SMALL:
+                total = functions.expr(f"coalesce(sum(total{i}), 0L)")
+            sums += [functions.expr(f"sum(kept{i})").alias(f"c{i}"), total.alias(f"s{i}")]
         return sums
+
+
+def count_and_first(rows: Any, key: str, names: Sequence[str], size: str) -> Any:
+    """Of each key how many rows there are, and the columns' values in one of them."""
+    functions = _functions()
+    outputs = [functions.expr(f"first({name})").alias(name.strip("`")) for name in names]
+    return rows.groupBy(key).agg(functions.expr("count(*)").alias(size.strip("`")), *outputs)
 
 
 def _sum_exactly(value: str) -> Any:

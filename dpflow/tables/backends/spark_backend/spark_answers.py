@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,76 +19,109 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
-from dpflow.core.contract.spark_source import SparkSource
-from dpflow.errors import PlanRefused, TableBusy
+from dpflow.errors import TableBusy
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend
-from dpflow.tables.backends.spark_backend.hash_bounding import cell_fraction
-from dpflow.tables.backends.spark_backend.spark_columns import grid_steps, key_text
-from dpflow.tables.backends.spark_backend.spark_queries import SparkQuery, find_handler, refuse
+from dpflow.tables.backends.spark_backend import spark_groups
+from dpflow.tables.backends.spark_backend.hash_bounding import find_cell_fraction
+from dpflow.tables.backends.spark_backend.spark_columns import key_text, write_grid_steps
+from dpflow.tables.backends.spark_backend.spark_handlers import find_handler
+from dpflow.tables.backends.spark_backend.spark_joins import check_places
+from dpflow.tables.backends.spark_backend.spark_queries import SparkQuery
 from dpflow.tables.backends.spark_backend.spark_session import SparkConnection, open_session
+from dpflow.tables.backends.spark_backend.spark_sources import (
+    SourceState,
+    open_state,
+    require_source,
+)
 from dpflow.tables.language.nodes import Node
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _OpenSource:
-    """A session with the folder's rows, and the listing of its files when it was opened."""
+class OpenSource:
+    """A session, and the states of the rows when it was opened: of each joined relation by the join's
+    name, and of the table itself by "".
+    """
 
     connection: SparkConnection
-    rows: Any
-    listing: bytes
+    states: Mapping[str, SourceState]
+
+    @property
+    def rows(self) -> Any:
+        """The table's own rows."""
+        return self.states[""].rows
+
+    @property
+    def identity(self) -> bytes:
+        """What differs when any of these rows differ."""
+        listed = [state.identity for state in self.states.values()]
+        return listed[0] if len(listed) == 1 else hashlib.sha256(b"".join(listed)).digest()
 
 
 class SparkBackend(QueryBackend):
-    """Answers over a folder of Parquet files, by a server of Spark Connect.
+    """Answers over a folder or a catalogue's table, by a server of Spark Connect.
 
-    One state is one listing of the folder: names, sizes and times of its files. It is compared before
-    and after each answer, and what was computed meanwhile is thrown away if it changed.
+    One state of Parquet files is their listing: names, sizes and times. It is compared before and after
+    each answer, and what was computed meanwhile is thrown away if it changed. Of Delta and Iceberg it
+    is a version, which answers name (`spark_sources`).
     """
 
     name = "spark"
 
     def __init__(self, table: Table, where: Node | None, seal: BlockSeal | None = None) -> None:
         super().__init__(table, where, seal)
-        self._what = f"table {table.name!r}"
-        self._held: _OpenSource | None = None
+        self.what = f"table {table.name!r}"
+        self._held: OpenSource | None = None
         # Whatever is open now, for `cancel`.
         self._open: SparkConnection | None = None
 
     @contextmanager
     def hold_open(self) -> Iterator[None]:
-        with self._open_source() as self._held:
+        with self.open_source() as self._held:
             try:
                 yield
             finally:
                 self._held = None
 
     @contextmanager
-    def _open_source(self) -> Iterator[_OpenSource]:
+    def open_source(self) -> Iterator[OpenSource]:
+        """The source that is held open, or one that is open for this block."""
         if self._held is not None:
             yield self._held
             return
-        source = self._source
-        with open_session(source, self._what) as connection:
+        source = require_source(self.table.source, self.what)
+        with open_session(source, self.what) as connection:
             self._open = connection
             try:
-                connection.check_folder(source.table)
-                listing = connection.list_files(source.table)
-                yield _OpenSource(connection, connection.read_files(source.table), listing)
+                sources = {"": source}
+                sources |= {
+                    one.name: source.find_relation(one.relation) for one in self.table.joins
+                }
+                states = {name: open_state(connection, one) for name, one in sources.items()}
+                check_places(self.table, {name: one.location for name, one in states.items()})
+                yield OpenSource(connection, states)
             finally:
                 self._open = None
 
-    @property
-    def _source(self) -> SparkSource:
-        if self.table.source is None:
-            raise PlanRefused(
-                f"{self._what} has no source on Spark; write one, or take backend out"
+    def require_unchanged(self, source: OpenSource) -> None:
+        """Raises `TableBusy` if files changed since the source was opened."""
+        if any(state.find_identity() != state.identity for state in source.states.values()):
+            raise TableBusy(
+                f"the files of {self.what} changed while they were read, so nothing of it is used; try again when "
+                f"they are written"
             )
-        return self.table.source
 
     @contextmanager
     def _open_query(self, blocks: Sequence[str], nonce: int | None = None) -> Iterator[SparkQuery]:
-        with self._open_source() as source:
-            yield SparkQuery(self.table, source.connection, source.rows, blocks, self.where, nonce)
+        with self.open_source() as source:
+            yield self._make_query(source, blocks, nonce)
+
+    def _make_query(
+        self, source: OpenSource, blocks: Sequence[str], nonce: int | None
+    ) -> SparkQuery:
+        rows = {name: state.rows for name, state in source.states.items()}
+        return SparkQuery(self.table, source.connection, rows, blocks, self.where, nonce)
 
     def cancel(self) -> None:
         # Read once: the query's own thread may close it at any moment.
@@ -96,20 +130,20 @@ class SparkBackend(QueryBackend):
             connection.cancel()
 
     def snapshot_identity(self) -> bytes:
-        with self._open_source() as source:
-            return source.listing
+        with self.open_source() as source:
+            return source.identity
 
-    def column_types(self) -> Mapping[str, str]:
+    def column_types(self, names: Collection[str]) -> Mapping[str, str]:
         with self._open_query(()) as reading:
-            return {name: reading.column(name).type for name in self.table.columns}
+            return {name: reading.column(name).type for name in names}
 
     def check_schema(self) -> None:
         with self._open_query(()) as reading:
             for name, column in self.table.columns.items():
                 if column.parts is not None:
-                    continue  # refused where somebody groups by it
-                if column.lower is not None:
-                    grid_steps(reading.column(name), column)
+                    reading.key_parts(name)
+                elif column.lower is not None:
+                    write_grid_steps(reading.column(name), column)
                 elif column.public_keys is not None:
                     key_text(reading.column(name), "group key")
                 else:
@@ -125,44 +159,61 @@ class SparkBackend(QueryBackend):
     def answer(
         self, request: DataRequest, blocks: Sequence[str], nonce: int | None = None
     ) -> Answer:
-        handler = find_handler(request)
-        with self._open_source() as source:
-            reading = SparkQuery(
-                self.table, source.connection, source.rows, blocks, self.where, nonce
-            )
-            with source.connection.make_interruptible():
-                answer = handler.answer(reading, request)
-                listing = source.connection.list_files(self._source.table)
-            if listing != source.listing:
-                raise TableBusy(
-                    f"the files of {self._what} changed while they were read, so nothing of it is used; try again when "
-                    f"they are written"
-                )
-            return answer
+        answer = find_handler(request).answer
+        assert answer is not None, "asked by a method of its own"
+        with self.open_source() as source:
+            reading = self._make_query(source, blocks, nonce)
+            return self._read_once(source, lambda: answer(reading, request))
+
+    def _read_once(self, source: OpenSource, read: Callable[[], T]) -> T:
+        """What is read of one state, unless another thread cancels it."""
+        with source.connection.make_interruptible():
+            answer = read()
+            self.require_unchanged(source)
+        return answer
 
     @contextmanager
     def open_answer(
         self, request: DataRequest, blocks: Sequence[str], nonce: int | None = None
     ) -> Iterator[Answer]:
-        yield self.answer(request, blocks, nonce)
+        handler = find_handler(request)
+        if handler.open is None:
+            yield self.answer(request, blocks, nonce)
+            return
+        answer, open_request = handler.answer, handler.open
+        assert answer is not None
+        with self.open_source() as source:
+            reading = self._make_query(source, blocks, nonce)
+            kept = self._read_once(source, lambda: answer(reading, request))
+            with open_request(reading, request, kept) as opened:
+                yield opened
 
     def grouped_rows(
         self, request: GroupValues, secret: bytes, blocks: Sequence[str]
     ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
-        self._refuse_groups()
+        return self._read_groups(blocks, lambda one: spark_groups.group_rows(one, request, secret))
+
+    def unit_rows(
+        self, columns: Sequence[str], blocks: Sequence[str]
+    ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        return self._read_groups(blocks, lambda one: spark_groups.unit_rows(one, columns))
 
     def group_moments(
         self, request: GroupMoments, secret: bytes, blocks: Sequence[str]
     ) -> dict[str, NDArray[np.float64]]:
-        self._refuse_groups()
+        return self._read_groups(blocks, lambda one: spark_groups.add_moments(one, request, secret))
 
     def group_estimates(
         self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]
     ) -> NDArray[np.float64]:
-        self._refuse_groups()
+        return self._read_groups(
+            blocks, lambda one: spark_groups.estimate_groups(one, request, secret)
+        )
 
-    def _refuse_groups(self) -> NoReturn:
-        refuse("holdout groups")
+    def _read_groups(self, blocks: Sequence[str], read: Callable[[SparkQuery], T]) -> T:
+        with self.open_source() as source:
+            reading = self._make_query(source, blocks, None)
+            return self._read_once(source, lambda: read(reading))
 
     def keyed_fractions(
         self, nonce: int, cells: Sequence[tuple[str, str]], *words: str
@@ -170,5 +221,5 @@ class SparkBackend(QueryBackend):
         # In Python, not on the server: what it draws by is what it ought to.
         parts = [] if self.table.protects == "unit" else ["0"]
         return np.array(
-            [cell_fraction(nonce, [unit, *parts], code, *words) for unit, code in cells]
+            [find_cell_fraction(nonce, [unit, *parts], code, *words) for unit, code in cells]
         )

@@ -70,7 +70,16 @@ def key_text(field: Field, role: str) -> str:
             f"column {field.name!r} is a {field.type.upper()} and cannot be a {role} on Spark; use a whole number, text, "
             f"DATE, TIMESTAMP_NTZ, BOOLEAN, or DECIMAL column of at most {_PLAIN_SCALE} decimals"
         )
-    return f"CAST({field.reference} AS STRING)"
+    return write_text(field.reference, field.kind)
+
+
+def write_text(value: str, kind: str) -> str:
+    """A value of a kind as a text, by a function where it is none. Sail carries a file's least and largest
+    value through a plain cast, and fails where their texts are in another order, as of 9 and 10: whether
+    there is an answer would follow from one row.
+    """
+    text = f"CAST({value} AS STRING)"
+    return text if kind == "varchar" else f"substr({text}, 1)"
 
 
 def unit_text(field: Field, role: str) -> str:
@@ -84,7 +93,15 @@ def unit_text(field: Field, role: str) -> str:
         "date": f"unix_date({field.reference})",
         "timestamp": f"unix_micros(CAST({field.reference} AS TIMESTAMP))",
     }
-    return f"CAST({numbers[field.kind]} AS STRING)" if field.kind in numbers else text
+    return write_text(numbers[field.kind], "bigint") if field.kind in numbers else text
+
+
+def write_owner(field: Field, role: str) -> str:
+    """The column as rows are put together by whose they are: a BIGINT of whole numbers, which is cheaper to
+    compare, else the text of `unit_text`. Raises as `key_text`.
+    """
+    text = unit_text(field, role)
+    return f"CAST({field.reference} AS BIGINT)" if field.kind in INTEGERS else text
 
 
 def holds_text(field: Field, text: str) -> bool:
@@ -115,7 +132,7 @@ def holds_text(field: Field, text: str) -> bool:
     return text in ("true", "false") if field.kind == "boolean" else True
 
 
-def grid_steps(field: Field, declared: Column) -> str:
+def write_grid_steps(field: Field, declared: Column) -> str:
     """The column in grid steps as a BIGINT within the declared bounds: clamped, rounded half away
     from zero.
 
@@ -125,25 +142,84 @@ def grid_steps(field: Field, declared: Column) -> str:
         TableUnreadable: the type is none of a number.
         PlanRefused: bounds and step are beyond what 64 bits compute exactly.
     """
-    if field.kind not in _VALUES:
-        raise TableUnreadable(
-            f"column {field.name!r} is a {field.type.upper()} and cannot be a value on Spark; use a number, DATE, TIMESTAMP "
-            f"or BOOLEAN column"
-        )
+    _require_value(field)
     low, high = declared.grid_bounds()
     if max(-low, high, high - low) > MAX_MAGNITUDE:
         _refuse(field, "bounds further than 2^62 steps from 0 or from each other")
-    missing = f"{field.reference} IS NULL"
-    if field.kind in _FLOATS:
-        missing += f" OR isnan({field.reference})"
-        steps = _float_steps(field, declared)
-    else:
-        steps = _exact_steps(field, declared)
+    missing = _write_missing(field)
+    exact = field.kind not in _FLOATS
+    steps = _exact_steps(field, declared) if exact else _float_steps(field, declared)
     default = "CAST(NULL AS BIGINT)"
     if declared.missing != "skip":
         # A declared number is put on the grid as a row's value would be.
         default = f"{min(max(_half_away(declared.missing / declared.step), low), high)}L"
     return f"CASE WHEN {missing} THEN {default} ELSE {_clamp(steps, low, high)} END"
+
+
+def write_number(field: Field) -> tuple[str, str]:
+    """The column as a DOUBLE, dates and timestamps in days since 1970-01-01, and the condition that it
+    has no value. To compare, not to add up. Raises `TableUnreadable` as `write_grid_steps` does.
+    """
+    _require_value(field)
+    exact = field.kind in (*_FLOATS, "decimal")
+    value = f"CAST({field.reference if exact else _write_integer(field)} AS DOUBLE)"
+    if field.kind.startswith("timestamp"):
+        value = f"({value} / {_double(_DAY)})"
+    return value, _write_missing(field)
+
+
+def write_bounded_number(field: Field, declared: Column) -> str:
+    """The column as estimators read it: a DOUBLE within its bounds if it has any, ``declared.missing`` or
+    NaN for what is missing; text as its bytes. Raises `TableUnreadable` as `write_grid_steps` does.
+    """
+    if field.kind == "varchar":
+        return f"CAST({field.reference} AS BINARY)"
+    value, missing = write_number(field)
+    if declared.lower is not None and declared.upper is not None:
+        value = f"least(greatest({value}, {_double(declared.lower)}), {_double(declared.upper)})"
+    default = "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else _double(declared.missing)
+    return f"CASE WHEN {missing} THEN {default} ELSE {value} END"
+
+
+def write_open_number(field: Field) -> str:
+    """The column as a number without bounds, in the same order: a DOUBLE of binary floats, else a BIGINT;
+    decimals count their last digit, dates days and times microseconds since 1970-01-01 (UTC).
+
+    Raises:
+        TableUnreadable: the type is none of a number.
+        PlanRefused: a decimal that 64 bits do not hold.
+    """
+    _require_value(field)
+    if field.kind in _FLOATS:
+        return f"CAST({field.reference} AS DOUBLE)"
+    end = 10**field.width - 1
+    value = _decimal_units(field, -end, end) if field.kind == "decimal" else _write_integer(field)
+    # least and greatest pass over NULL, so a missing value would become a bound.
+    return f"CASE WHEN {field.reference} IS NULL THEN NULL ELSE {value} END"
+
+
+def _require_value(field: Field) -> None:
+    if field.kind not in _VALUES:
+        raise TableUnreadable(
+            f"column {field.name!r} is a {field.type.upper()} and cannot be a value on Spark; use a number, DATE, TIMESTAMP "
+            f"or BOOLEAN column"
+        )
+
+
+def _write_missing(field: Field) -> str:
+    missing = f"{field.reference} IS NULL"
+    return f"{missing} OR isnan({field.reference})" if field.kind in _FLOATS else missing
+
+
+def _write_integer(field: Field) -> str:
+    """A number's, day's or time's own units as a BIGINT."""
+    name = field.reference
+    return {
+        "date": f"CAST(unix_date({name}) AS BIGINT)",
+        "timestamp": f"unix_micros(CAST({name} AS TIMESTAMP))",
+        "timestamp with time zone": f"unix_micros({name})",
+        "boolean": f"CASE WHEN {name} THEN 1L ELSE 0L END",
+    }.get(field.kind, f"CAST({name} AS BIGINT)")
 
 
 def _refuse(field: Field, what: str) -> None:
@@ -162,7 +238,7 @@ def _clamp(value: str, low: int, high: int) -> str:
     return f"least(greatest({value}, {low}L), {high}L)"
 
 
-def _double(value: Fraction | int) -> str:
+def _double(value: Any) -> str:
     return f"CAST('{float(value)!r}' AS DOUBLE)"
 
 
@@ -196,17 +272,12 @@ def _exact_steps(field: Field, declared: Column) -> str:
     n, d = ratio.numerator, ratio.denominator
     if ratio != 1 and (2 * max(abs(least), abs(most)) * n + d >= 2**63 or 2 * d >= 2**63):
         _refuse(field, f"a step that does not fit its type {field.type}")
-    if field.kind == "decimal":
-        units = _decimal_units(field, least, most)
-    else:
-        name = field.reference
-        value = {
-            "date": f"CAST(unix_date({name}) AS BIGINT)",
-            "timestamp": f"unix_micros(CAST({name} AS TIMESTAMP))",
-            "timestamp with time zone": f"unix_micros({name})",
-            "boolean": f"CASE WHEN {name} THEN 1L ELSE 0L END",
-        }.get(field.kind, f"CAST({name} AS BIGINT)")
-        units = _clamp(value, least, most)
+    is_decimal = field.kind == "decimal"
+    units = (
+        _decimal_units(field, least, most)
+        if is_decimal
+        else _clamp(_write_integer(field), least, most)
+    )
     if ratio == 1:
         return units
     size = f"((2L * abs({units}) * {n}L + {d}L) div {2 * d}L)"
@@ -228,11 +299,11 @@ def _decimal_units(field: Field, least: int, most: int) -> str:
 
 
 def decode_texts(column: Any) -> list[str | None]:
-    """Texts that came as bytes; None for what is no UTF-8, which Spark's strings may hold."""
+    """Texts that came as bytes; None for NULL, and for what is no UTF-8, which Spark's strings may hold."""
     texts: list[str | None] = []
     for raw in column.to_pylist():
         try:
-            texts.append(raw.decode())
+            texts.append(None if raw is None else raw.decode())
         except UnicodeDecodeError:
             texts.append(None)
     return texts

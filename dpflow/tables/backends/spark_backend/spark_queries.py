@@ -1,11 +1,11 @@
-"""What Spark is asked for each kind of request, and what it is not asked yet."""
+"""What Spark is asked for sums, sorted values, key sets and records."""
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,22 +23,29 @@ from dpflow.core.contract.requests import (
     ValueCounts,
     spread_groups,
 )
-from dpflow.errors import PlanRefused
+from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.access.sql import Field, match_name
 from dpflow.tables.backends.spark_backend.hash_bounding import (
     SummedColumn,
     UnitBounds,
     hash_text,
+    tag_text,
+    write_tag,
 )
 from dpflow.tables.backends.spark_backend.spark_columns import (
     decode_texts,
     describe_field,
-    grid_steps,
     holds_text,
     key_text,
-    unit_text,
+    write_grid_steps,
+    write_owner,
 )
-from dpflow.tables.backends.spark_backend.spark_rendering import SparkRenderer, computed_field
+from dpflow.tables.backends.spark_backend.spark_joins import JoinedRows, find_prefix
+from dpflow.tables.backends.spark_backend.spark_rendering import (
+    SparkRenderer,
+    describe_computed_field,
+)
 from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
 from dpflow.tables.language.grouping import parse_row_expression
 from dpflow.tables.language.nodes import Node
@@ -50,35 +57,42 @@ class SparkQuery:
     Attributes:
         table: the declaration.
         connection: the open session.
+        joined: declared joins by their name.
         owners: the columns of a query that say whose rows they are.
         nonce: what every choice is a function of.
+        sample_nonce: what samples of an open column are a function of.
     """
 
     def __init__(
         self,
         table: Table,
         connection: SparkConnection,
-        rows: Any,
+        rows: Mapping[str, Any],
         blocks: Sequence[str],
         where: Node | None,
         nonce: int | None,
     ) -> None:
-        self.table, self.connection, self._rows = table, connection, rows
-        if table.joins:
-            refuse("joined relations")
+        self.table, self.connection, self._rows = table, connection, rows[""]
         self.nonce = secrets.randbits(64) if nonce is None else nonce
+        self.sample_nonce = secrets.randbits(64) if nonce is None else nonce
         # A given nonce chooses by places, as the contract says of tests.
         self._names_groups = nonce is None
-        schema = connection.run(lambda _: rows.schema)
-        self.fields = {
-            one.name: describe_field(one.name, one.dataType.simpleString()) for one in schema
-        }
-        if len({name.casefold() for name in self.fields}) < len(self.fields):
-            raise PlanRefused(
-                f"table {table.name!r} has columns whose names differ in case alone; rename one"
+        self.fields = read_fields(connection, self._rows)
+        # Of its own: by one nonce what is joined and what is then kept would go together.
+        join_nonce = secrets.randbits(64) if nonce is None else nonce
+        self.joined = {
+            join.name: JoinedRows(
+                join,
+                rows[join.name],
+                read_fields(connection, rows[join.name]),
+                self.own_column(join.left_column),
+                f"{find_prefix(self.fields)}{number}_",
+                join_nonce,
             )
+            for number, join in enumerate(table.joins)
+        }
         unit = self.own_column(table.privacy_unit.column)
-        self._outputs = [f"{unit_text(unit, 'unit')} AS unit"]
+        self._outputs = [f"{write_owner(unit, 'unit')} AS unit"]
         self.owners: tuple[str, ...] = ("unit",)
         self._where = []
         if table.privacy_unit.missing == "drop":
@@ -93,29 +107,58 @@ class SparkQuery:
             self._where.append(SparkRenderer(self.column).condition(where))
 
     def _keep_blocks(self, block: Field, blocks: Sequence[str]) -> None:
-        part = unit_text(block, "block")
+        part = write_owner(block, "block")
         if self.table.protects == "unit-block":
             self._outputs.append(f"{part} AS part")
             self.owners = ("unit", "part")
         if blocks:
             check_texts(block, blocks, "block")
             # By the column itself, so that Spark passes over folders and files of other blocks.
-            values = ", ".join(f"CAST({_hex_text(text)} AS {block.type})" for text in blocks)
-            self._where.append(f"{block.reference} IN ({values})")
+            self._where.append(f"{block.reference} IN ({write_text_list(blocks, block.type)})")
 
     def own_column(self, name: str) -> Field:
         """A stored column; `TableUnreadable` with close matches."""
         return self.fields[match_name(name, self.fields, f"column in table {self.table.name!r}")]
 
     def column(self, name: str) -> Field:
-        """A stored column, or one that is computed of such."""
+        """A stored column, one of a joined relation, or one that is computed of such."""
         declared = self.table.columns.get(name)
         if declared is not None and declared.parts is not None:
-            refuse("groups of several columns")
+            raise TableUnreadable(
+                f"column {name!r} is several columns together, which are keys and no value on Spark; use one of them"
+            )
         if declared is not None and declared.expression is not None:
             node = parse_row_expression(declared.expression, self.table)
-            return computed_field(name, SparkRenderer(self.column).write_term(node))
-        return self.own_column(name)
+            return describe_computed_field(name, SparkRenderer(self.column).write_term(node))
+        parts = self.table.split_name(name)
+        return self.own_column(name) if len(parts) == 1 else self.joined[parts[0]].column(parts[1])
+
+    def key_parts(self, by: str) -> tuple[Field, ...]:
+        """The columns whose keys a grouping column combines; one is itself. Raises `TableUnreadable`
+        where one has no keys.
+        """
+        fields = tuple(map(self.column, self._part_names(by)))
+        for field in fields:
+            key_text(field, "group key")
+        return fields
+
+    def _part_names(self, by: str) -> tuple[str, ...]:
+        declared = self.table.columns.get(by)
+        return (by,) if declared is None or declared.parts is None else declared.parts
+
+    def _write_key(self, by: str) -> str:
+        """A row's key as one text; of several columns with each one's length, NULL if one is missing."""
+        fields = self.key_parts(by)
+        texts = [key_text(field, "group key") for field in fields]
+        if len(texts) == 1:
+            return texts[0]
+        missing = " OR ".join(f"{field.reference} IS NULL" for field in fields)
+        tags = ", ';', ".join(map(write_tag, texts))
+        return f"CASE WHEN {missing} THEN CAST(NULL AS STRING) ELSE concat({tags}) END"
+
+    def _encode_key(self, by: str, key: str) -> str:
+        """The same of a key's text."""
+        return ";".join(map(tag_text, json.loads(key))) if len(self._part_names(by)) > 1 else key
 
     def select_rows(self, outputs: Sequence[str], where: Sequence[str] = ()) -> Any:
         """Rows of the named blocks with their unit and part. Only describes the query."""
@@ -123,6 +166,9 @@ class SparkQuery:
 
         def select(_: Any) -> Any:
             bounded = self._rows
+            for joined in self.joined.values():
+                if joined.is_needed():
+                    bounded = joined.join_to(bounded)
             for condition in conditions:
                 bounded = bounded.where(condition)
             return bounded.selectExpr(*self._outputs, *outputs)
@@ -137,14 +183,15 @@ class SparkQuery:
         """
         if by is None:
             return self.select_rows(["0L AS code", *outputs])
-        text = f"{key_text(self.column(by), 'group key')} AS group_key"
+        text = f"{self._write_key(by)} AS group_key"
         rows = self.select_rows([text, *outputs])
         if not keys:
             # Of a relation without rows nobody could tell the types.
             empty = rows.where("false").selectExpr("*", "0L AS code")
             return empty if private else empty.drop("group_key")
+        texts = [self._encode_key(by, key) for key in keys]
         listed = self.connection.make_rows(
-            {"listed_key": list(keys), "code": np.arange(len(keys), dtype=np.int64)}
+            {"listed_key": texts, "code": np.arange(len(keys), dtype=np.int64)}
         )
         # The same type on both sides, so keys are compared as bytes.
         same = rows["group_key"] == listed["listed_key"]
@@ -152,19 +199,36 @@ class SparkQuery:
         return coded if private else coded.drop("group_key")
 
     def collect_keys(self, by: str) -> tuple[str, ...]:
-        """All keys that the rows have, in the order of their bytes."""
-        column = self.column(by)
-        text = f"CAST({key_text(column, 'group key')} AS BINARY) AS k"
-        rows = self.select_rows([text], [f"{column.reference} IS NOT NULL"]).select("k").distinct()
-        texts = decode_texts(self.connection.fetch(rows)["k"])
-        return tuple(sorted((text for text in texts if text is not None), key=str.encode))
+        """All keys that the rows have, in the order of their bytes; of several columns the texts of lists,
+        in which those with public keys have no other.
+        """
+        outputs, conditions = [], []
+        for i, (name, field) in enumerate(zip(self._part_names(by), self.key_parts(by))):
+            text = key_text(field, "group key")
+            outputs.append(f"CAST({text} AS BINARY) AS k{i}")
+            conditions.append(f"{field.reference} IS NOT NULL")
+            public = self.table.column(name).public_keys if by != name else None
+            if public is not None:
+                conditions.append(f"{text} IN ({write_text_list(public)})" if public else "false")
+        names = [f"k{i}" for i in range(len(outputs))]
+        rows = self.select_rows(outputs, conditions).select(*names).distinct()
+        arrays = self.connection.fetch(rows)
+        columns = [decode_texts(arrays[name]) for name in names]
+        texts = [
+            key[0] if len(key) == 1 else json.dumps(key, ensure_ascii=False, separators=(",", ":"))
+            for key in zip(*columns)
+            if None not in key
+        ]
+        return tuple(sorted(texts, key=str.encode))
 
     def check_keys(self, by: str | None, keys: Sequence[str] | None) -> None:
         """Refuse a grouping column of another type, and public keys that it cannot hold."""
-        if by is not None:
-            column = self.column(by)
-            key_text(column, "group key")
-            check_texts(column, keys or (), "key")
+        if by is None:
+            return
+        fields = self.key_parts(by)
+        for i, field in enumerate(fields):
+            texts = [json.loads(key)[i] if len(fields) > 1 else key for key in keys or ()]
+            check_texts(field, list(dict.fromkeys(texts)), "key")
 
     def bounds(self, groups: int | None, rows: int, private: bool = False) -> UnitBounds:
         """How units are truncated. ``private`` keys are chosen by their texts: by places, a unit with a
@@ -177,26 +241,28 @@ class SparkQuery:
         """At most how many rows an ungrouped answer has, where units are replaced."""
         if self.table.neighbours != "replace":
             return None
+        return PublicSize(self.count_units() * unit_rows, False)
+
+    def count_units(self) -> int:
+        """Units of the whole table, whatever a request leaves out."""
         unit = self.own_column(self.table.privacy_unit.column)
-        there = (
-            [f"{unit.reference} IS NOT NULL"] if self.table.privacy_unit.missing == "drop" else []
+        there = "true"
+        if self.table.privacy_unit.missing == "drop":
+            there = f"{unit.reference} IS NOT NULL"
+        units = lambda _: self._rows.where(there).selectExpr(self._outputs[0]).distinct().count()  # noqa: E731
+        return int(self.connection.run(units))
+
+
+def read_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
+    """The columns of a relation, from its schema alone. Raises `PlanRefused` where two have one name but
+    for their case.
+    """
+    schema = connection.run(lambda _: rows.schema)
+    if len({one.name.casefold() for one in schema}) < len(schema):
+        raise PlanRefused(
+            f"{connection.what} has columns whose names differ in case alone; rename one"
         )
-
-        def count(_: Any) -> int:
-            units = self._rows
-            for condition in there:
-                units = units.where(condition)
-            return int(units.selectExpr(self._outputs[0]).distinct().count())
-
-        return PublicSize(self.connection.run(count) * unit_rows, False)
-
-
-def refuse(what: str) -> NoReturn:
-    """Raise `PlanRefused` for what this backend does not have."""
-    raise PlanRefused(
-        f"the backend spark does not have {what} yet, so nothing is charged; ask for sums, sorted values, key sets or "
-        f"records of one table, or declare a table over a DuckDB file or Parquet files"
-    )
+    return {one.name: describe_field(one.name, one.dataType.simpleString()) for one in schema}
 
 
 def check_query(reading: SparkQuery, rows: Any) -> None:
@@ -214,17 +280,13 @@ def check_texts(field: Field, texts: Sequence[str], role: str) -> None:
             )
 
 
-def _hex_text(text: str) -> str:
-    """A text as a literal, from its bytes: no sign of it can end the literal."""
-    return f"CAST(unhex('{text.encode().hex()}') AS STRING)"
+def write_text_list(texts: Sequence[str], kind: str = "STRING") -> str:
+    """Texts as literals of a type, from their bytes: no sign of a text can end its literal."""
+    literals = (f"CAST(unhex('{text.encode().hex()}') AS STRING)" for text in texts)
+    return ", ".join(one if kind == "STRING" else f"CAST({one} AS {kind})" for one in literals)
 
 
-def as_int64(column: Any) -> NDArray[np.int64]:
-    """A column of a result as 64-bit integers."""
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64)
-
-
-def _summed_columns(
+def _list_summed_columns(
     reading: SparkQuery, request: GroupedSums
 ) -> tuple[list[str], list[SummedColumn]]:
     """Outputs of the rows query, and what is added up of them."""
@@ -232,11 +294,11 @@ def _summed_columns(
     columns: list[SummedColumn] = []
     for name, centre in request.values:
         declared = reading.table.bounded_column(name)
-        outputs.append(f"{grid_steps(reading.column(name), declared)} AS v{len(columns)}")
+        outputs.append(f"{write_grid_steps(reading.column(name), declared)} AS v{len(columns)}")
         columns.append(SummedColumn(f"v{len(columns)}", *declared.grid_bounds(), centre))
     for name, centre, half in request.squares:
         declared = reading.table.bounded_column(name)
-        away = f"({grid_steps(reading.column(name), declared)} - ({centre}L))"
+        away = f"({write_grid_steps(reading.column(name), declared)} - ({centre}L))"
         largest = max((end - centre) ** 2 for end in declared.grid_bounds())
         outputs.append(f"{away} * {away} AS v{len(columns)}")
         columns.append(SummedColumn(f"v{len(columns)}", 0, largest, half))
@@ -248,13 +310,13 @@ def _summed_columns(
 def check_sums(reading: SparkQuery, request: GroupedSums) -> None:
     """Refuse keys that the column cannot hold, and sums beyond 2^62 steps."""
     reading.check_keys(request.by, request.keys)
-    outputs, _ = _summed_columns(reading, request)
+    outputs, _ = _list_summed_columns(reading, request)
     check_query(reading, reading.select_rows(outputs))
 
 
 def answer_sums(reading: SparkQuery, request: GroupedSums) -> Groups:
     """Sums per unit and group, bounded, then per group."""
-    outputs, columns = _summed_columns(reading, request)
+    outputs, columns = _list_summed_columns(reading, request)
     private = request.by is not None and request.keys is None
     keys = reading.collect_keys(request.by or "") if private else request.keys
     if request.by is None or keys is None:
@@ -277,14 +339,14 @@ def check_values(reading: SparkQuery, request: SortedValues) -> None:
     """Refuse keys that the column cannot hold, and a column without bounds."""
     reading.check_keys(request.by, request.keys)
     declared = reading.table.bounded_column(request.column)
-    value = f"{grid_steps(reading.column(request.column), declared)} AS v"
+    value = f"{write_grid_steps(reading.column(request.column), declared)} AS v"
     check_query(reading, reading.select_rows([value]))
 
 
 def answer_values(reading: SparkQuery, request: SortedValues) -> ValueCounts:
     """Bound contributions, count equal values."""
     declared = reading.table.bounded_column(request.column)
-    steps = grid_steps(reading.column(request.column), declared)
+    steps = write_grid_steps(reading.column(request.column), declared)
     keys = ("",) if request.by is None else request.keys
     rows = reading.with_codes(request.by, keys, [f"{steps} AS v"]).where("v IS NOT NULL")
     groups = None if len(keys) <= request.groups else request.groups
@@ -301,11 +363,10 @@ def answer_values(reading: SparkQuery, request: SortedValues) -> ValueCounts:
     )
 
 
-def _check_sets(reading: SparkQuery, request: KeySets) -> None:
+def check_sets(reading: SparkQuery, request: KeySets) -> None:
+    """Refuse a column that has no keys."""
     reading.check_keys(request.by, None)
-    check_query(
-        reading, reading.select_rows([f"{key_text(reading.column(request.by), 'key')} AS k"])
-    )
+    check_query(reading, reading.with_codes(request.by, (), [], private=True))
 
 
 def answer_sets(reading: SparkQuery, request: KeySets) -> Sets:
@@ -313,20 +374,20 @@ def answer_sets(reading: SparkQuery, request: KeySets) -> Sets:
     keys = reading.collect_keys(request.by)
     rows = reading.with_codes(request.by, keys, [], private=True).distinct()
     bounded = reading.bounds(request.groups, 1, private=True).keep_groups(rows)
-    arrays = reading.connection.fetch(bounded.selectExpr(f"{_unit_name(reading)} AS u", "code"))
+    arrays = reading.connection.fetch(bounded.selectExpr(f"{name_unit(reading)} AS u", "code"))
     codes, indexes = np.unique(as_int64(arrays["code"]), return_inverse=True)
-    units, order = _number_units(arrays["u"])
+    units, order = number_units(arrays["u"])
     return Sets(
         tuple(keys[code] for code in codes.tolist()), units[order], indexes.astype(np.int64)[order]
     )
 
 
-def _unit_name(reading: SparkQuery) -> str:
+def name_unit(reading: SparkQuery) -> str:
     """A name of each unit for this one reading, whose order tells nothing."""
     return hash_text(reading.nonce, reading.owners, "'name'")
 
 
-def _number_units(names: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def number_units(names: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The number of each row's unit, and the order in which the numbers ascend."""
     units = np.unique(np.asarray(names.to_pylist(), dtype=np.str_), return_inverse=True)[1]
     return units.astype(np.int64), np.argsort(units, kind="stable").astype(np.int64)
@@ -339,11 +400,11 @@ def _record_outputs(reading: SparkQuery, request: Records) -> tuple[list[str], l
         declared = reading.table.column(name)
         if declared.public_keys is None:
             bounded = reading.table.bounded_column(name)
-            outputs.append(f"{grid_steps(reading.column(name), bounded)} AS x{i}")
+            outputs.append(f"{write_grid_steps(reading.column(name), bounded)} AS x{i}")
             present.append(f"x{i} IS NOT NULL")
             continue
         reading.check_keys(name, declared.public_keys)
-        listed = ", ".join(map(_hex_text, declared.public_keys))
+        listed = write_text_list(declared.public_keys)
         place = f"array_position(array({listed}), {key_text(reading.column(name), 'group key')})"
         # No public key is -1.
         outputs.append(f"CAST(coalesce({place}, 0) AS BIGINT) - 1L AS x{i}")
@@ -363,31 +424,7 @@ def answer_records(reading: SparkQuery, request: Records) -> RecordArrays:
         rows = rows.where(condition)
     names = [f"x{i}" for i in range(len(request.columns))]
     bounded = reading.bounds(None, request.rows).keep_places(rows, names)
-    arrays = reading.connection.fetch(bounded.selectExpr(f"{_unit_name(reading)} AS u", *names))
-    units, order = _number_units(arrays["u"])
+    arrays = reading.connection.fetch(bounded.selectExpr(f"{name_unit(reading)} AS u", *names))
+    units, order = number_units(arrays["u"])
     columns = {name: as_int64(arrays[f"x{i}"])[order] for i, name in enumerate(request.columns)}
     return RecordArrays(units[order], columns, reading.public_size(request.rows))
-
-
-@dataclass(frozen=True)
-class SparkHandler:
-    """What refuses requests of one class by the catalogue alone, and what answers them."""
-
-    check: Callable[[SparkQuery, Any], None]
-    answer: Callable[[SparkQuery, Any], Any]
-
-
-HANDLERS: dict[type, SparkHandler] = {
-    GroupedSums: SparkHandler(check_sums, answer_sums),
-    SortedValues: SparkHandler(check_values, answer_values),
-    KeySets: SparkHandler(_check_sets, answer_sets),
-    Records: SparkHandler(check_records, answer_records),
-}
-
-
-def find_handler(request: Any) -> SparkHandler:
-    """The handler of a request's class; `PlanRefused` by its name where there is none."""
-    handler = HANDLERS.get(type(request))
-    if handler is None:
-        refuse(f"requests of the kind {type(request).__name__}")
-    return handler

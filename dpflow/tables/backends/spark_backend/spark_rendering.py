@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 from dpflow.tables.access.sql import Field
-from dpflow.tables.backends.spark_backend.spark_columns import INTEGERS
+from dpflow.tables.backends.spark_backend.spark_columns import INTEGERS, write_text
 from dpflow.tables.language.nodes import DATE_UNITS, Node, refuse_sql
 from dpflow.tables.language.rendering import Renderer, Term, require_operands
 
@@ -61,6 +61,19 @@ class SparkRenderer(Renderer):
         if not field.is_float:
             return missing
         return self.write.operate(missing, "OR", self.write.call("isnan", field.reference))
+
+    def without_nan(self, value: str) -> str:
+        return super().without_nan(self._join_zeros(value))
+
+    def without_zero(self, value: str) -> str:
+        return super().without_zero(self._join_zeros(value))
+
+    def _join_zeros(self, value: str) -> str:
+        """The same number, 0 for -0. On Sail nullif and IN take these for two, and a division by -0 fails."""
+        return self.write.operate(value, "+", self.write.double(0.0))
+
+    def as_text(self, term: Term) -> str:
+        return write_text(term.sql, "varchar" if term.family == "text" else term.family)
 
     def text_bytes(self, text: str) -> str:
         # A column with a collation of its own has another type, which no field has.
@@ -145,7 +158,7 @@ def require_short(node: Node) -> None:
         )
 
 
-def computed_field(name: str, term: Term) -> Field:
+def describe_computed_field(name: str, term: Term) -> Field:
     """A column that is computed of others, as if it were stored."""
     kind, type_name = _KINDS[term.family]
     return Field(name, kind, type_name, reference=f"({term.sql})")

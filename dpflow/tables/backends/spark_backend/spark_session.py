@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
+import logging
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -13,57 +13,50 @@ from dpflow.core.contract.spark_source import SparkSource
 from dpflow.error_boundary import contain_errors, describe_failure, silence_libraries
 from dpflow.errors import (
     DpflowError,
-    InvalidInput,
     PlanRefused,
     TableBusy,
     TableInterrupted,
     TableUnreadable,
 )
 from dpflow.extras import require_extra
+from dpflow.tables.backends.server_addresses import find_server_address
 
 T = TypeVar("T")
 
 #: Loggers of the client's that write an error's text by handlers of their own.
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "pyspark.sql.connect.logging")
 #: Of a session: what folders name is text, as everywhere in dpflow, whatever their names look like;
-#: and a text is its letters, where ``${...}`` would stand for a setting or variable of the server's.
+#: and a text is its letters, where ``${...}`` would stand for a setting or variable of the server's. A file
+#: that is damaged or gone is an error: where it is passed over, one row's damage takes away others'.
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.variable.substitute": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
 }
 #: Servers that answered the canaries, by address and version: asked once in a process.
 _TRUSTED: set[tuple[str, str]] = set()
+#: How often a long answer says how far it is.
+_NOTE_SECONDS = 10.0
+_log = logging.getLogger("dpflow.spark")
 #: How often a call that did not reach the server is made again.
 _RETRIES = 2
-#: Logs of table formats, which say what of a folder's files counts.
-_LOGS = {"_delta_log": "Delta", "metadata": "Iceberg", ".hoodie": "Hudi"}
-
-
-def server_address(source: SparkSource) -> str:
-    """The server's address, with the credentials that a connection has. Raises `InvalidInput` where
-    nobody said what the connection is.
-    """
-    if source.spark.startswith("sc://"):
-        return source.spark
-    variable = f"DPFLOW_SPARK_{source.spark.upper()}"
-    address = os.environ.get(variable, "")
-    # Not repeated: it may hold a token.
-    if re.match(r"sc://[^/;]", address) is None:
-        raise InvalidInput(
-            f"the connection {source.spark!r} needs the address of a Spark Connect server in the environment variable "
-            f"{variable}, such as sc://spark.example.org:15002; set it"
-        )
-    return address
 
 
 class SparkConnection:
-    """An open session. ``what`` names the table in messages."""
+    """An open session.
+
+    Attributes:
+        what: names the table in messages.
+    """
 
     def __init__(self, session: Any, what: str) -> None:
-        self._session, self._what = session, what
+        self._session, self.what = session, what
         # Whether an answer is computed, which `cancel` may end, and whether it was.
         self._answering = self._cancelled = False
+        self._next_note = math.inf
 
     def run(self, action: Callable[[Any], T]) -> T:
         """What an action on the session returns; what it raises quotes neither server nor row.
@@ -82,13 +75,26 @@ class SparkConnection:
     def make_interruptible(self) -> Iterator[None]:
         """What is asked inside, in several queries, ends when another thread cancels it."""
         self._answering, self._cancelled = True, False
+        self._next_note = time.monotonic() + _NOTE_SECONDS
         try:
             yield
         finally:
             self._answering = self._cancelled = False
+            self._next_note = math.inf
+
+    def note_progress(self, stages: Any = None, **_: Any) -> None:
+        """Log now and then which share of the tasks of the running query is done, in tens of per cent.
+        How many there are may follow from rows.
+        """
+        planned = sum(stage.num_tasks for stage in stages or ())
+        if not planned or time.monotonic() < self._next_note:
+            return
+        self._next_note = time.monotonic() + _NOTE_SECONDS
+        tenths = 10 * sum(stage.num_completed_tasks for stage in stages) // planned
+        _log.info("%s: Spark has done about %d %% of its query", self.what, 10 * tenths)
 
     def _interruption(self) -> TableInterrupted:
-        return TableInterrupted(f"the query of {self._what} was cancelled; run it again")
+        return TableInterrupted(f"the query of {self.what} was cancelled; run it again")
 
     def fetch(self, frame: Any) -> dict[str, Any]:
         """All rows of a finished query: one Arrow column per output."""
@@ -122,43 +128,16 @@ class SparkConnection:
             return describe_failure(error)
         if _is_out_of_reach(error):
             return TableBusy(
-                f"the Spark server of {self._what} cannot be reached, or ended the session; try again when it is back"
+                f"the Spark server of {self.what} cannot be reached, or ended the session; try again when it is back"
             )
         return TableUnreadable(
-            f"{self._what} cannot be read on Spark ({type(error).__name__}); the error's own text is withheld, as it "
+            f"{self.what} cannot be read on Spark ({type(error).__name__}); the error's own text is withheld, as it "
             f"may quote rows; look at the cluster's own log"
         )
 
-    def check_folder(self, folder: str) -> None:
-        """Refuse a folder of a table format, whose log says what of its files counts. Reads no file.
-        Raises `TableUnreadable`.
-        """
-        for log, kind in _LOGS.items():
-            if self._list(f"{folder.rstrip('/')}/{log}"):
-                raise TableUnreadable(
-                    f"{self._what} is a table of the format {kind}, whose log says which of its files count, and dpflow reads plain "
-                    f"Parquet folders on Spark; write its newest state to one"
-                )
-
-    def list_files(self, folder: str) -> bytes:
-        """A digest of the names, sizes and times of a folder's Parquet files: what differs when the
-        rows may differ. Reads no file. Raises `TableUnreadable` if there are none, or others too.
-        """
-        files = self._list(folder)
-        if not files:
-            raise TableUnreadable(
-                f"{self._what}: Spark finds no file in {folder}; correct the declaration's source, or write the rows"
-            )
-        if not all(file["path"].endswith(".parquet") for file in files):
-            raise TableUnreadable(
-                f"{self._what}: {folder} holds other files than those whose names end with .parquet; take them out"
-            )
-        states = sorted((file["path"], file["time"], file["length"]) for file in files)
-        return hashlib.sha256(repr(states).encode()).digest()
-
-    def _list(self, folder: str) -> list[dict[str, Any]]:
-        """The files of a folder and of those in it, from their names and states alone; none of a folder
-        that is not there.
+    def list_files(self, folder: str) -> list[dict[str, Any]]:
+        """Path, time and length of each file of a folder and of those in it; none of a folder that is not
+        there. Reads no file.
         """
 
         def ask(session: Any) -> list[dict[str, Any]]:
@@ -175,11 +154,12 @@ class SparkConnection:
 
         return self.run(ask)
 
-    def read_files(self, folder: str) -> Any:
-        """The rows of a folder; nothing is read before somebody asks. Columns that folders name, such as
-        ``day=2013-01-01``, are texts.
-        """
-        return self.run(lambda session: session.read.parquet(folder))
+    def read_file(self, path: str) -> bytes:
+        """The bytes of one file of a table's log. Raises `TableUnreadable` if it is not there."""
+        column = self.fetch(
+            self.run(lambda session: session.read.format("binaryFile").load(path).select("content"))
+        )["content"]
+        return b"".join(column.to_pylist())
 
 
 def _is_out_of_reach(error: Exception) -> bool:
@@ -208,7 +188,7 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
     """
     from dpflow.tables.backends.spark_backend.canaries import check_server
 
-    address = server_address(source)
+    address = find_server_address(source)
     # The client warns of versions of pandas, of which nothing here makes use.
     with require_extra("spark", "a table on Spark"), silence_libraries():
         from pyspark.logger import PySparkLogger
@@ -227,6 +207,7 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
     try:
         # The client would go on for ten minutes.
         session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
+        session.registerProgressHandler(connection.note_progress)
         connection.run(lambda one: [one.conf.set(*setting) for setting in _SETTINGS.items()])
         server = (address, connection.run(lambda one: str(one.version)))
         if server not in _TRUSTED:

@@ -1,4 +1,4 @@
-"""A Spark Connect server without Java, started once for a process of tests."""
+"""A Spark Connect server without Java, started once for a process of tests; or a cluster of Spark itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from checks.spark_cluster import SparkCluster, run_cluster
 from dpflow.core.contract.declaration import Table
 from dpflow.tables import PrivateTable
 from dpflow.testing.backend_relations import Content
@@ -45,12 +46,19 @@ class ParquetFolders:
 
 
 @pytest.fixture(scope="session")
-def spark_server() -> Iterator[str]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """Apache Spark itself, with two workers."""
+    with run_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark_server(request: pytest.FixtureRequest) -> Iterator[str]:
     """The server's address; it ends with the tests. ``DPFLOW_TEST_SPARK`` names another server, which
-    must see this machine's files.
+    must see this machine's files, or is ``cluster``.
     """
     if address := os.environ.get("DPFLOW_TEST_SPARK"):
-        yield address
+        yield request.getfixturevalue("cluster").address if address == "cluster" else address
         return
     from pysail.spark import SparkConnectServer
 

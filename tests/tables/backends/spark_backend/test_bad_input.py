@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,12 @@ def refusal(table: PrivateTable, request: Any = GroupedSums()) -> DpflowError:
         {"spark": f"sc://host:15002/;token={SECRET}", "table": "/lake/visits"},
         {"spark": f"sc://{SECRET}@host", "table": "/lake/visits"},
         {"spark": "lake", "table": "/lake/*"},
+        {"spark": "lake", "table": f"s3a://key:{SECRET}@lake/visits"},
+        {"spark": "lake", "table": "./lake/visits"},
+        {"spark": "lake", "table": "file:lake/visits"},
         {"spark": "lake", "table": "visits"},
+        {"spark": "lake", "table": "lake.visits"},
+        {"spark": "lake", "table": "main.lake.visits; x"},
         {"spark": "lake"},
     ],
 )
@@ -269,6 +275,41 @@ def test_a_block_has_one_name(declare: Declare) -> None:
             table.check_request(GroupedSums(), (f"2020-01-01 00:00:00{zone}",))
 
 
+def test_folders_of_other_blocks_are_passed_over(declare: Declare, folders: Any) -> None:
+    """What is damaged in one of them is not read; in a block that is asked for, it is."""
+    table = declare(KINDS, ONE, block="day", columns={"v": {"lower": 0, "upper": 9}})
+    folder = Path(table.declaration.source.table)
+    (folder / "part-0.parquet").unlink()
+    # Of several values: what a footer's least and greatest value say is known without the data.
+    rows = [(str(i % 7), str(i % 5)) for i in range(999)]
+    for day in ("mon", "tue"):
+        (folder / f"day={day}").mkdir()
+        folders.write(folder / f"day={day}" / "part-0.parquet", KINDS, rows)
+    file = folder / "day=mon" / "part-0.parquet"
+    content = bytearray(file.read_bytes())
+    # All data; the footer, from which schemas come, remains.
+    end = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    content[4:end] = b"\xff" * (end - 4)
+    file.write_bytes(content)
+    request = SortedValues("v", 3)
+    whole = sum(table.answer(request, ("tue",)).counts.tolist())
+    assert whole == 7 * 3
+    with suppress(TableUnreadable):
+        # Some servers fail, others take what they find.
+        assert sum(table.answer(request, ("mon",)).counts.tolist()) != whole
+
+
+def test_damaged_files_are_passed_over_by_no_server(declare: Declare) -> None:
+    """Whatever it is set to: a file that is left out for one row's damage takes others' rows with it."""
+    table = declare(KINDS, ONE)
+    assert table.declaration.source is not None
+    with spark_session.open_session(table.declaration.source, "it") as connection:
+        for what in ("CorruptFiles", "MissingFiles"):
+            name = f"spark.sql.files.ignore{what}"
+            assert name in spark_session._SETTINGS
+            assert connection.run(lambda session, name=name: session.conf.get(name)) == "false"
+
+
 def test_texts_are_their_letters(declare: Declare) -> None:
     """Spark writes a setting or variable of the server's in place of `${...}` where it may."""
     table = declare(KINDS, ONE)
@@ -276,3 +317,19 @@ def test_texts_are_their_letters(declare: Declare) -> None:
     with spark_session.open_session(table.declaration.source, "it") as connection:
         read = connection.run(lambda session: session.conf.get("spark.sql.variable.substitute"))
     assert read == "false"
+
+
+@pytest.mark.parametrize("divisor", ["f", "-i", "i * -1"])
+@pytest.mark.parametrize("operator", ["/", "%"])
+def test_a_division_by_either_zero_is_missing(
+    divisor: str, operator: str, declare: Declare
+) -> None:
+    """On Sail one by -0 fails, so one row would decide whether there is a result."""
+    quotient = {"expression": f"4 {operator} ({divisor})", "lower": -9, "upper": 9}
+    columns = {"i": {}, "f": {}, "q": quotient}
+    kinds = {"u": "INTEGER", "i": "INTEGER", "f": "DOUBLE"}
+    table = declare(kinds, [("1", "0", "-0.0"), ("2", "1", "1")], columns=columns)
+    answer = table.answer(GroupedSums(values=(("q", 0),)), ())
+    assert answer.rows.tolist() == [2] and abs(answer.sums["q"][0]) == (4 if operator == "/" else 0)
+    zero = PrivateTable(table.declaration, "f IN (0, 7)")
+    assert zero.answer(GroupedSums(), ()).rows.tolist() == [1]

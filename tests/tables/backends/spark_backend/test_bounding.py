@@ -153,13 +153,15 @@ def test_a_unit_with_many_rows_moves_a_sum_by_its_bound(
 def test_hash_inputs_are_told_apart() -> None:
     """NULL is no text, and no two lists of words are one text."""
     numbers = [
-        hash_bounding.cell_fraction(1, [None, "n"], "0"),
-        hash_bounding.cell_fraction(1, ["n", None], "0"),
-        hash_bounding.cell_fraction(1, ["a;t1:b"], "0"),
-        hash_bounding.cell_fraction(1, ["a", "b"], "0"),
-        hash_bounding.cell_fraction(1, ["a"], "1", "0"),
-        hash_bounding.cell_fraction(11, ["a"], "0"),
+        hash_bounding.find_cell_fraction(1, [None, "n"], "0"),
+        hash_bounding.find_cell_fraction(1, ["n", None], "0"),
+        hash_bounding.find_cell_fraction(1, ["a;t1:b"], "0"),
+        hash_bounding.find_cell_fraction(1, ["a", "b"], "0"),
+        hash_bounding.find_cell_fraction(1, ["a"], "1", "0"),
+        hash_bounding.find_cell_fraction(11, ["a"], "0"),
     ]
+    # Lengths are of bytes: of what is no UTF-8 servers count letters in several ways.
+    assert hash_bounding.tag_text("ü") == "t2:ü"
     assert len(set(numbers)) == len(numbers)
 
 
@@ -222,7 +224,8 @@ def test_a_unit_with_a_new_key_moves_its_own_rows_only(
     for unit in {unit for unit, _ in rows}:
         own = {key for one, key in rows if one == unit}
         number = {
-            key: hash_bounding.cell_fraction(5, [unit], hash_bounding.tag_text(key)) for key in own
+            key: hash_bounding.find_cell_fraction(5, [unit], hash_bounding.tag_text(key))
+            for key in own
         }
         want.update(sorted(own, key=number.__getitem__)[:2])
     for request in (GroupedSums("k", None, 2, 3), KeySets("k", 2)):

@@ -1,0 +1,244 @@
+"""Bounded aggregates on Apache Spark beside un-noised Spark SQL for the same bound, in one run.
+
+The workloads are those of `bench.tables`, over a folder of Parquet files, on a master with two workers of one
+core (`checks.spark_cluster`; needs Java 17 and ``make .venv-spark/.dpflow-installed``). Time is what Spark's
+executors say of their processors' seconds, so that a busy machine slows neither side. `python -m bench spark`
+reads 10 million rows; `python -m bench.spark ROWS ROWS ...` other sizes, and says how time and shuffled bytes
+grow with them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import duckdb
+
+from bench.events import REGIONS, make
+from bench.timing import show
+from checks.spark_cluster import SparkCluster, run_cluster
+from dpflow import plan, release
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import DataRequest, GroupedSums, SortedValues
+from dpflow.error_boundary import contain_errors
+from dpflow.ledger import Ledger
+from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
+from dpflow.tables.backends.spark_backend import spark_session
+
+ROWS = 10_000_000
+_FILES = 8
+_CLAMPED = "least(greatest(amount, 0), 200)"
+
+
+def _bound_cells(column: str, totals: str) -> str:
+    """Cells of three groups a unit, chosen by a hash."""
+    cells = (
+        f"SELECT unit, {column} AS g, count(*) AS c, sum({_CLAMPED}) AS s FROM events GROUP BY 1, 2"
+    )
+    ranked = f"SELECT *, row_number() OVER (PARTITION BY unit ORDER BY xxhash64(unit, g, 7)) AS n FROM ({cells})"
+    return f"SELECT g, sum(least(c, 2)), count(*){totals} FROM ({ranked}) WHERE n <= 3 GROUP BY g"
+
+
+CASES: tuple[tuple[str, DataRequest, str], ...] = (
+    (
+        "W1 count and sum",
+        GroupedSums(None, None, 1, 6, (("amount", 0),)),
+        f"SELECT sum(least(c, 6)), sum(s * least(1, 6 / c)) FROM (SELECT count(*) AS c, sum({_CLAMPED}) AS s FROM events "
+        f"GROUP BY unit)",
+    ),
+    (
+        "W2 by 50 regions",
+        GroupedSums("region", REGIONS, 3, 2, (("amount", 0),)),
+        _bound_cells("region", ", sum(s * least(1, 2 / c))"),
+    ),
+    (
+        "W3 by 10,000 private keys",
+        GroupedSums("category", None, 3, 2),
+        _bound_cells("category", ""),
+    ),
+    (
+        "W4 values for quantiles",
+        SortedValues("amount", 6),
+        f"SELECT x, count(*) FROM (SELECT CAST({_CLAMPED} AS BIGINT) AS x, row_number() OVER (PARTITION BY unit "
+        f"ORDER BY rand()) AS n FROM events) WHERE n <= 6 GROUP BY x",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a query took of the cluster: seconds of processors, and bytes that tasks wrote for others."""
+
+    seconds: float
+    shuffled: int
+
+
+class Meter:
+    """Reads what the cluster's stages took."""
+
+    def __init__(self, cluster: SparkCluster) -> None:
+        self._cluster = cluster
+
+    def _sum(self) -> Effort:
+        stages = self._cluster.list_stages()
+        return Effort(
+            sum(stage["executorCpuTime"] for stage in stages) / 1e9,
+            sum(stage["shuffleWriteBytes"] for stage in stages),
+        )
+
+    def run(self, action: Callable[[], object]) -> Effort:
+        """What an action took, once its stages are on Spark's page."""
+        before = self._sum()
+        action()
+        time.sleep(2)
+        after = self._sum()
+        return Effort(after.seconds - before.seconds, after.shuffled - before.shuffled)
+
+
+def write_events(folder: Path, rows: int) -> Path:
+    """A folder of Parquet files."""
+    made = folder / "events.duckdb"
+    make(made, rows)
+    lake = folder / f"events-{rows}"
+    lake.mkdir()
+    with duckdb.connect(str(made), read_only=True) as connection:
+        for i in range(_FILES):
+            part = f"SELECT unit, region, category, amount FROM events WHERE hash(unit, amount) % {_FILES} = {i}"
+            connection.execute(f"COPY ({part}) TO '{lake}/part-{i}.parquet' (FORMAT parquet)")
+    made.unlink()
+    return lake
+
+
+def declare(lake: Path, server: str) -> dict[str, Any]:
+    """The table as its owner declares it."""
+    return {
+        "name": "events",
+        "source": {"spark": server, "table": str(lake)},
+        "privacy_unit": {"column": "unit"},
+        "contribution_bounds": {"rows": 6, "groups": 3, "rows_per_group": 2},
+        "columns": {
+            "region": {"public_keys": list(REGIONS)},
+            "category": {},
+            "amount": {"lower": 0, "upper": 200},
+        },
+    }
+
+
+def measure(
+    cluster: SparkCluster, lake: Path, repeats: int = 3
+) -> dict[str, tuple[Effort, Effort]]:
+    """Of each case what dpflow and the floor take, the least of several turns."""
+    from pyspark.sql.connect.session import SparkSession
+
+    meter, session = Meter(cluster), SparkSession.builder.remote(cluster.address).create()
+    session.read.parquet(str(lake)).createOrReplaceTempView("events")
+    table = PrivateTable(Table.model_validate(declare(lake, cluster.address)))
+    taken: dict[str, tuple[Effort, Effort]] = {}
+    for name, request, query in CASES:
+        pairs = []
+        with table.hold_open():
+            for turn in range(repeats + 1):
+                ours = meter.run(lambda request=request: table.answer(request, ()))  # type: ignore[misc]
+                floor = meter.run(lambda query=query: session.sql(query).toArrow())  # type: ignore[misc]
+                if turn:
+                    pairs.append((ours, floor))
+        taken[name] = (
+            min((pair[0] for pair in pairs), key=lambda effort: effort.seconds),
+            min((pair[1] for pair in pairs), key=lambda effort: effort.seconds),
+        )
+    session.stop()
+    return taken
+
+
+def measure_release(cluster: SparkCluster, lake: Path, folder: Path) -> float:
+    """Processor milliseconds of this process for a whole release without its calls of the server: plan,
+    charge, queries as text, noise and settling.
+    """
+    import yaml
+
+    declaration = folder / "events.yml"
+    declaration.write_text(yaml.safe_dump(declare(lake, cluster.address)))
+    table, ledger = load_table(declaration), folder / "ledger.db"
+    Ledger(ledger, create=True).grant(
+        "events", 99, 0, filter="basic", table=table, principal="owner"
+    )
+    spent, least = [0.0], float("inf")
+
+    def call_timed(*words: Any, **options: Any) -> Any:
+        begin = time.process_time()
+        try:
+            return contain_errors(*words, **options)
+        finally:
+            spent[0] += time.process_time() - begin
+
+    with mock.patch.object(spark_session, "contain_errors", call_timed):
+        for turn in range(6):
+            spent[0], begin = 0.0, time.process_time()
+            planned = plan(
+                "mean",
+                declaration,
+                column="amount",
+                by="region",
+                name=f"m{turn}",
+                scope="events",
+                epsilon=1,
+            )
+            release(planned, Ledger(ledger))
+            least = min(least, time.process_time() - begin - spent[0])
+    return 1000 * least
+
+
+def main(*sizes: int) -> None:
+    """Print the tables."""
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        run_cluster(Path(scratch) / "cluster") as cluster,
+    ):
+        folder, efforts = Path(scratch), {}
+        for rows in sizes or (ROWS,):
+            lake = write_events(folder, rows)
+            efforts[rows] = measure(cluster, lake)
+            show(
+                f"Spark, {rows:,} rows: seconds of executors' processors",
+                ("workload", "dpflow", "un-noised SQL", "ratio", "shuffled MB", "of the SQL"),
+                [
+                    (
+                        name,
+                        f"{ours.seconds:.2f}",
+                        f"{floor.seconds:.2f}",
+                        f"{ours.seconds / floor.seconds:.2f}",
+                        f"{ours.shuffled / 1e6:.1f}",
+                        f"{floor.shuffled / 1e6:.1f}",
+                    )
+                    for name, (ours, floor) in efforts[rows].items()
+                ],
+            )
+        least = min(efforts)
+        for rows in sorted(efforts)[1:]:
+            show(
+                f"from {least:,} to {rows:,} rows, for each row",
+                ("workload", "seconds", "shuffled bytes"),
+                [
+                    (
+                        name,
+                        f"{ours.seconds / efforts[least][name][0].seconds * least / rows:.2f}",
+                        f"{ours.shuffled / efforts[least][name][0].shuffled * least / rows:.2f}",
+                    )
+                    for name, (ours, _) in efforts[rows].items()
+                ],
+            )
+        taken = measure_release(cluster, lake, folder)
+        print(
+            f"plan, charge, noise and settling beside Spark's answer: {taken:.1f} ms of a processor"
+        )
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,215 @@
+"""Where a source's rows are, and which state of them is read.
+
+A folder of Parquet files has no version: its state is a listing, which is compared after each answer. A
+table of Delta or Iceberg has one: the newest when it was opened is read, whatever is written meanwhile.
+A catalogue's table is either of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+from dpflow.core.contract.spark_source import SparkSource, is_folder
+from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.tables.backends.spark_backend.spark_columns import quote_name
+from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
+
+#: Folders of table formats, which say what of the other files counts.
+_LOGS = {"_delta_log": "delta", "metadata": "iceberg", ".hoodie": "hudi"}
+_DELTA_COMMIT = re.compile(r"(?:.*/)?([0-9]{20})\.json")
+_ICEBERG_METADATA = re.compile(r"(?:.*/)?v([0-9]+)\.metadata\.json")
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """One state of a source.
+
+    Attributes:
+        rows: the relation; nothing is read before somebody asks.
+        find_identity: what differs when these rows may differ, as of now.
+        identity: the same when it was opened.
+        location: the folder.
+    """
+
+    rows: Any
+    find_identity: Callable[[], bytes]
+    identity: bytes
+    location: str
+
+
+def open_state(connection: SparkConnection, source: SparkSource) -> SourceState:
+    """The newest state of a source, from names, sizes, logs and the catalogue alone.
+
+    Raises `TableUnreadable` where there is none, or it is not clear which files count.
+    """
+    finder = _Finder(connection)
+    if "/" in source.table:
+        location = source.table
+        rows, find_identity = finder.open_folder(location)
+    else:
+        rows, find_identity, location = finder.open_catalogue_table(source.table)
+    return SourceState(rows, find_identity, find_identity(), location)
+
+
+class _Finder:
+    """Looks for a source's state in one session."""
+
+    def __init__(self, connection: SparkConnection) -> None:
+        self._connection, self._what = connection, connection.what
+
+    def open_folder(self, folder: str) -> tuple[Any, Callable[[], bytes]]:
+        """Rows of a folder of any format, and what finds their state's identity."""
+        for log, kind in _LOGS.items():
+            if self._connection.list_files(f"{folder.rstrip('/')}/{log}"):
+                return self._open_version(kind, folder)
+        rows = self._connection.run(lambda session: session.read.parquet(folder))
+        return rows, lambda: self._digest_listing(folder)
+
+    def open_catalogue_table(self, name: str) -> tuple[Any, Callable[[], bytes], str]:
+        """The same of a table that a catalogue names by three words, and its folder."""
+        quoted = ".".join(map(quote_name, name.split(".")))
+        about = self._describe_table(quoted)
+        provider, location = about.get("Provider", "").casefold(), about.get("Location", "")
+        if not is_folder(location):
+            # Also where servers would take it for a pattern of several.
+            location = ""
+        if provider in ("delta", "iceberg") and location:
+            return *self._open_version(provider, location), location
+        if provider != "parquet" or not location:
+            self._refuse(
+                "the catalogue says of it neither Parquet, Delta nor Iceberg and a location, as of a table that is stored; "
+                "declare such a table, or a folder"
+            )
+        rows = self._connection.run(lambda session: session.read.table(quoted))
+        return rows, lambda: self._digest_table(rows, location), location
+
+    def _describe_table(self, quoted: str) -> dict[str, str]:
+        """What the catalogue says of a table beside its columns."""
+
+        def describe(session: Any) -> list[dict[str, Any]]:
+            from pyspark.errors import AnalysisException
+
+            try:
+                lines = session.sql(f"DESCRIBE TABLE EXTENDED {quoted}").toArrow().to_pylist()
+                return list(lines)
+            except AnalysisException:
+                return []
+
+        lines = self._connection.run(describe)
+        names = [line["col_name"] for line in lines]
+        # Behind the columns, of which one may be called Location.
+        begin = max((i for i, one in enumerate(names) if one.startswith("# Detailed")), default=-1)
+        if begin < 0:
+            self._refuse(
+                "the session's catalogue has no such table, or does not let it be seen; correct the declaration's source"
+            )
+        return {line["col_name"]: str(line["data_type"]) for line in lines[begin:]}
+
+    def _open_version(self, kind: str, folder: str) -> tuple[Any, Callable[[], bytes]]:
+        """Rows of the newest version of a table of Delta or Iceberg."""
+        if kind == "hudi":
+            self._refuse(
+                "it is a table of the format Hudi, whose log dpflow does not read; write its newest state to a folder of "
+                "Parquet files"
+            )
+        log, names = {
+            "delta": ("_delta_log", _DELTA_COMMIT),
+            "iceberg": ("metadata", _ICEBERG_METADATA),
+        }[kind]
+        log_folder = f"{folder.rstrip('/')}/{log}"
+        files = [file["path"] for file in self._connection.list_files(log_folder)]
+        versions = {int(match[1]): path for path in files if (match := names.fullmatch(path))}
+        if kind == "iceberg" and sum("metadata.json" in path for path in files) > len(versions):
+            # Written by a catalogue, or compressed: which of them is the newest is not in the names.
+            versions = {}
+        if not versions:
+            self._refuse(
+                f"it is a table of the format {kind.title()}, and the names in its folder {log} do not tell its newest version, as "
+                f"{'N.json does' if kind == 'delta' else 'vN.metadata.json does where all are of this form'}; write its newest "
+                f"state to a folder of Parquet files"
+            )
+        newest = max(versions)
+        entry = f"{log_folder}/{versions[newest].rpartition('/')[2]}"
+        content = self._connection.read_file(entry)
+        version = str(newest)
+        if kind == "iceberg":
+            version = _read_snapshot(content)
+            if not version:
+                self._refuse("it is a table of the format Iceberg without a snapshot; write rows")
+
+        def read(session: Any) -> Any:
+            from pyspark.errors import AnalysisException
+
+            rows = session.read.format(kind).option("versionAsOf", version).load(folder)
+            try:
+                # Asks the server, which may lack the format.
+                return rows if rows.schema is not None else None
+            except AnalysisException:
+                return None
+
+        rows = self._connection.run(read)
+        if rows is None:
+            self._refuse(
+                f"it is a table of the format {kind.title()}, whose newest version the server does not read; install the "
+                f"format there, or write the newest state to a folder of Parquet files"
+            )
+        return rows, lambda: _digest([kind, version, self._connection.read_file(entry)])
+
+    def _digest_listing(self, folder: str) -> bytes:
+        files = self._connection.list_files(folder)
+        if not files:
+            self._refuse(
+                f"Spark finds no file in {folder}; correct the declaration's source, or write the rows"
+            )
+        if not all(file["path"].endswith(".parquet") for file in files):
+            self._refuse(
+                f"{folder} holds other files than those whose names end with .parquet; take them out"
+            )
+        return _digest(sorted((file["path"], file["time"], file["length"]) for file in files))
+
+    def _digest_table(self, rows: Any, location: str) -> bytes:
+        """As of a folder, where the catalogue counts exactly the folder's files."""
+        digest = self._digest_listing(location)
+        listed = {_plain_path(file["path"]) for file in self._connection.list_files(location)}
+        counted = self._connection.run(lambda _: rows.inputFiles())
+        if {_plain_path(unquote(path)) for path in counted} != listed:
+            self._refuse(
+                "its files are not those of its location: parts of it are elsewhere, or files there do not count; "
+                "declare a folder, or a table of Delta or Iceberg"
+            )
+        return digest
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise TableUnreadable(f"{self._what} cannot be read on Spark: {why}")
+
+
+def _read_snapshot(metadata: bytes) -> str:
+    """The current snapshot of an Iceberg table; "" if there is none."""
+    # What is no JSON is quoted by its error, which ends here.
+    with suppress(ValueError, AttributeError, TypeError):
+        snapshot = int(json.loads(metadata).get("current-snapshot-id"))
+        return str(snapshot) if snapshot >= 0 else ""
+    return ""
+
+
+def _plain_path(path: str) -> str:
+    """A path without its scheme, which servers write in several ways."""
+    return re.sub(r"^([a-z0-9]+:)?/*", "", path)
+
+
+def _digest(state: Any) -> bytes:
+    return hashlib.sha256(repr(state).encode()).digest()
+
+
+def require_source(source: SparkSource | None, what: str) -> SparkSource:
+    """The source of a declaration. Raises `PlanRefused` if it has none."""
+    if source is None:
+        raise PlanRefused(f"{what} has no source on Spark; write one, or take backend out")
+    return source
