@@ -1,4 +1,6 @@
-"""Medians of repeated runs, taken in turns so that a busy machine slows all of them equally."""
+"""Repeated runs, taken in turns so that a busy machine slows all of them equally: medians, and least
+times of the processor.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ def medians(
 def wall_and_cpu(
     actions: Mapping[str, Callable[[], object]], repeats: int = 5
 ) -> dict[str, tuple[float, float]]:
-    """As `medians`, of seconds on the wall and of the processor in all threads: a busy machine
-    blurs the second less.
+    """The least seconds on the wall and of the processor in all threads: whatever else runs on the
+    machine only adds to either.
     """
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
     for turn in range(repeats + 1):
@@ -43,8 +45,8 @@ def wall_and_cpu(
                 taken[name].append((time.perf_counter() - wall, time.process_time() - cpu))
     return {
         name: (
-            statistics.median(wall for wall, _ in pairs),
-            statistics.median(cpu for _, cpu in pairs),
+            min(wall for wall, _ in pairs),
+            min(cpu for _, cpu in pairs),
         )
         for name, pairs in taken.items()
     }

@@ -200,5 +200,7 @@ def _show_end(report: LoadReport, database: Path, as_json: bool, counted: bool) 
         print(f"{database}:{report.table} holds this source already; nothing changed")
         return
     if report.ignored_columns:
-        print(f"left out, because nobody declared them: {', '.join(report.ignored_columns)}")
+        print(
+            f"left out, because no type is declared for them (--columns): {', '.join(report.ignored_columns)}"
+        )
     print(f"loaded into {database}:{report.table}; declare it with: dpflow init {database}")

@@ -5,7 +5,9 @@ arithmetic, read-only and sandboxed. `publish` copies settled results into an ou
 error of this package holds a value of a row.
 """
 
+from dpflow.tables.backends.server_addresses import add_address_finder
 from dpflow.tables.language.grouping import declare_columns, declare_groups
+from dpflow.tables.loading.build_database import build_database
 from dpflow.tables.loading.csv_files import CsvFormat, CsvSource
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.sources import (
@@ -14,10 +16,11 @@ from dpflow.tables.loading.sources import (
     ParquetSource,
 )
 from dpflow.tables.private import PrivateTable
-from dpflow.tables.public.load import build, open_rows
+from dpflow.tables.public.open_rows import open_rows
 from dpflow.tables.public.predictions import PredictionTable, read_predictions
 from dpflow.tables.public.publish import PublishedRelease, publish, published_ids, read_published
 from dpflow.tables.public.query_points import publish_answers, read_points
+from dpflow.tables.snapshot import SnapshotTable
 
 __all__ = [
     "CsvFormat",
@@ -28,7 +31,9 @@ __all__ = [
     "PredictionTable",
     "PrivateTable",
     "PublishedRelease",
-    "build",
+    "SnapshotTable",
+    "add_address_finder",
+    "build_database",
     "declare_columns",
     "declare_groups",
     "load_rows",

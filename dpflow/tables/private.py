@@ -4,7 +4,8 @@ that it can.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,9 @@ from dpflow.tables.language import conditions, expressions
 #: 128 bits.
 MOST_SQUARED = 2**30
 
+#: All that there are in this process, for who ends it.
+_TABLES: weakref.WeakSet[PrivateTable] = weakref.WeakSet()
+
 
 class PrivateTable:
     """A declared table, whose answers a query backend computes (`dpflow.tables.backends`). Every call
@@ -60,6 +64,7 @@ class PrivateTable:
         # Parsed before any file is opened: what is refused does not depend on the data.
         self._where = None if where is None else conditions.parse_condition(where, declaration)
         self._backend = find_backend(declaration.backend)(declaration, self._where, seal)
+        _TABLES.add(self)
 
     @classmethod
     def load(cls, path: Path | str) -> PrivateTable:
@@ -93,9 +98,17 @@ class PrivateTable:
         """
         self._backend.cancel()
 
-    def column_types(self) -> Mapping[str, str]:
-        """The type of each declared column, as its source names it; reads no row."""
-        return self._backend.column_types()
+    @staticmethod
+    def cancel_all() -> None:
+        """The same for every table of this process."""
+        for table in list(_TABLES):
+            table.cancel()
+
+    def column_types(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """The types of these declared columns (all if left out), as the source names them; reads no
+        row.
+        """
+        return self._backend.column_types(self.declaration.columns if names is None else names)
 
     def check_schema(self) -> None:
         """Check every declared column against the catalog; reads no row.

@@ -73,6 +73,17 @@ def test_a_target_is_a_file_and_a_table(visits: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "table"), [("City-visits 2026.csv", "city_visits_2026"), ("2026.csv", "visits")]
+)
+def test_a_file_whose_name_is_no_tables_is_told_an_option(
+    visits: Path, name: str, table: str
+) -> None:
+    (visits / "visits.csv").rename(visits / name)
+    status, _, errors = dpflow(visits, "load", name)
+    assert status == 1 and f"--into {table}.duckdb:{table}\n" in errors
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("nothing.csv",), "there is no file nothing.csv"),

@@ -134,8 +134,14 @@ def _strict_number(column: sql.Field, declared: Any, **_: Any) -> str:
     [
         ("TIME", PRIVATE, "Field._is_genuine", lambda self, value: None, "InternalException"),
         ("DECIMAL(38,0)", PRIVATE, "Field._is_genuine", lambda self, value: None, "cannot be read"),
-        ("INTEGER", VALUE, "grid_steps", _strict_number, "ConversionException"),
-        ("BIGINT", VALUE, "grid_steps", lambda c, d, **_: f"({c.sql} >> 8)", "rows move .* by"),
+        ("INTEGER", VALUE, "write_grid_steps", _strict_number, "ConversionException"),
+        (
+            "BIGINT",
+            VALUE,
+            "write_grid_steps",
+            lambda c, d, **_: f"({c.sql} >> 8)",
+            "rows move .* by",
+        ),
     ],
     ids=["a time as text", "a wide decimal as text", "a cast that raises", "no bounds"],
 )

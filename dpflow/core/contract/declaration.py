@@ -251,7 +251,8 @@ class Join(Strict):
     read), ``whole-unit`` (no private table beside budgets per block, which it would cross).
 
     Attributes:
-        relation: the relation's name in the same file.
+        relation: the relation's name in the same file; of a source on Spark a folder or catalogue's table,
+            or the name of what lies beside the table's.
         name: what its columns are called by: ``name.column``.
         kind: ``unit`` is another private table, joined on the privacy unit: its rows of a unit are
             protected with that unit. ``dimension`` is a table that the owner declares public, joined
@@ -448,6 +449,8 @@ class Table(Strict):
                 raise ValueError(f"trusted_sql: {UnknownName('private relation', name, private)}")
         for join in self.joins:
             join.check_rules(self)
+            if self.source is not None:
+                self.source.find_relation(join.relation)
         # Cached sums of a block are truncated within the block alone.
         if self.cached_partials and self.protects != "unit-block":
             raise ValueError(

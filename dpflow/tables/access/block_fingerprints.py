@@ -1,32 +1,34 @@
-"""Where a table's rows are stored, to tell without reading them that they have not changed.
+"""Where a table's rows are stored, to tell without decoding them that they have not changed.
 
 DuckDB keeps rows in row groups, each column of a row group in segments, and segments in blocks of
 the file. What is written is never changed in place: an update, or a checkpoint that compacts,
 writes other blocks and frees the old ones, which may be used again. The catalog says for each
-segment in which block it lies, and where; a block begins with the checksum that DuckDB wrote with
-it and verifies when it reads it. So a row group whose segments are in the same places of blocks
-with the same checksums holds the rows that it held, less those that were deleted since, which are
-looked at as well.
+segment in which block it lies, and where. So a row group whose segments are in the same places of
+blocks with the same SHA-256 holds the rows that it held, less those that were deleted since, which
+are looked at as well.
+
+The checksum that DuckDB writes with a block would not do. It is the exclusive or of each word of 8
+bytes times one odd number. So it stays the same if two words change places, if two equal words
+become two other equal ones, or if the first bits of two words are turned. Two rows of one person
+that are corrected together are enough.
 
 The catalog's statistics of segments are never read. DuckDB cannot write a least value that is no
 date, raises an internal error instead and takes the whole database with it: one row would decide
 whether there is a release. What they were read for is asked of the rows, in expressions that no row
 can make fail, and no change that they showed is missed:
 
-- Which row groups hold rows of a block: a query of the block column finds all of them.
+- Which row groups hold rows of a block: a query of the block column finds their numbers, and which
+  numbers are a row group's follows from those that rows have (`_Layout._place_groups`).
 - A segment without a block of the file has one value, or says of all its rows whether they are
   NULL. DuckDB keeps that value in the statistics; here any row of the segment that is left tells
   it (`dpflow.tables.access.sql.exact_text`), and if none is left there is nothing to tell.
 - Texts too long for a segment: DuckDB answers a condition on their length from the same statistics.
-- Of segments in a block the statistics repeat what is in the block, and its checksum covers that.
+- Of segments in a block the statistics repeat what is in the block, and its digest covers that.
 
-This relies on DuckDB's file format, and on no two contents of one block that were both written
-having one checksum of 64 bits. That is no keyed digest: who can write the database's blocks bit by
-bit, and knows all that is in one, could make another that is taken for it. Rows, and who adds rows
-through DuckDB, cannot: they do not choose a block's bytes.
+This relies on DuckDB's file format, and on nobody knowing two contents of one SHA-256.
 
 Where that description does not determine rows there is no fingerprint: rows that are only in the
-write-ahead log, updates not yet written out, texts of 4,096 bytes and more, which are stored
+write-ahead log, updates not yet written out, row groups whose numbers deletions leave open, texts of 4,096 bytes and more, which are stored
 elsewhere, relations that are no tables, and tables with an ENUM: DuckDB writes the least and
 greatest value of one whenever it lists segments, and ends the session if files brought a code that
 is no value. Of types that no release reads (lists, structs) it
@@ -38,10 +40,11 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpflow.errors import TableError
+from dpflow.errors import TableError, TableUnreadable
 from dpflow.tables.access import sandbox, sql
 
 #: Texts from this length on are stored outside their segment.
@@ -59,7 +62,8 @@ class _Segment:
         first, rows: numbers of its first row and of its rows.
         is_validity: whether it says which rows of a column are NULL.
         constant: whether it has no block of the file, but one value for all its rows.
-        facts: what else the catalog says, with the checksums of its blocks.
+        facts: what else the catalog says.
+        blocks: the blocks of the file that it lies in.
         nulls_vary: whether some of its rows may be NULL and others not.
     """
 
@@ -69,6 +73,7 @@ class _Segment:
     is_validity: bool
     constant: bool
     facts: tuple[Any, ...]
+    blocks: tuple[int, ...]
     nulls_vary: bool = False
 
 
@@ -91,6 +96,9 @@ class _Layout:
         self.connection, self.relation = connection, relation
         self.fields = {name: relation.fields[name] for name in columns}
         self.groups: list[_RowGroup] = []
+        self._constants: dict[int, Any] = {}
+        self._blocks: dict[int, bytes] = {}
+        self._digests: dict[int, bytes | None] = {}
         self.rows = connection.count_stored_rows(relation)
 
     def read_catalog(self, counted: str) -> bool:
@@ -104,14 +112,13 @@ class _Layout:
         listed = self.connection.fetch_rows(
             sql.storage_query(self.relation.quoted), [list(self.fields)]
         )
-        blocks = sorted({number for row in listed for number in row[-1] if number >= 0})
-        sums = dict(zip(blocks, self.connection.read_checksums(blocks), strict=True))
         by_number: dict[int, list[Any]] = {}
         for number, *row in listed:
             by_number.setdefault(number, []).append(row)
         for rows in by_number.values():
             before = self.groups[-1].first + self.groups[-1].rows if self.groups else 0
-            self.groups.append(self._read_group(_RowGroup(before), rows, sums, counted))
+            self.groups.append(self._read_group(_RowGroup(before), rows, counted))
+        self._place_groups()
         # A column without segments is computed, not stored.
         return all({s.column for s in g.segments} == set(self.fields) for g in self.groups)
 
@@ -119,9 +126,7 @@ class _Layout:
         """Whether any column of the table, read or not, has an ENUM in its type."""
         return any("ENUM(" in field.type for field in self.relation.fields.values())
 
-    def _read_group(
-        self, group: _RowGroup, rows: list[Any], sums: dict[int, bytes], counted: str
-    ) -> _RowGroup:
+    def _read_group(self, group: _RowGroup, rows: list[Any], counted: str) -> _RowGroup:
         offsets: dict[str, int] = {}
         for column, path, kind, count, compression, written, updated, offset, numbers in rows:
             depth, in_file = path.count(","), numbers[0] >= 0
@@ -137,9 +142,11 @@ class _Layout:
             offsets[path] = offsets.get(path, 0) + count
             if column == counted and depth == 0:
                 group.rows += count
-            where = [(number, sums.get(number)) for number in numbers]
-            facts = (column, path, kind, count, compression, offset, where)
-            group.segments.append(_Segment(column, first, count, is_validity, constant, facts))
+            facts = (column, path, kind, count, compression, offset)
+            blocks = tuple(number for number in numbers if number >= 0)
+            group.segments.append(
+                _Segment(column, first, count, is_validity, constant, facts, blocks)
+            )
         for column in self.fields:
             data = [s for s in group.segments if s.column == column and not s.is_validity]
             marks = [s for s in group.segments if s.column == column and s.is_validity]
@@ -149,6 +156,32 @@ class _Layout:
             if any(s.constant for s in data) and any("Empty Validity" in s.facts for s in marks):
                 group.determined = False
         return group
+
+    def _place_groups(self) -> None:
+        """Find the number of each row group's first row, which the catalog does not tell.
+
+        Groups are numbered in their order. Once all rows of one are deleted it is dropped, and the
+        numbers of those behind it stay. What was dropped is nobody's: where there is a row of the number that
+        follows a group's last one, the next group begins there. Elsewhere, as long as no stored row is
+        deleted, the rows' own numbers tell. If some are, no group from there on is determined.
+        """
+        firsts = [group.first for group in self.groups]
+        query = f"SELECT rowid FROM {self.relation.quoted} WHERE rowid IN (SELECT unnest(?))"
+        there = {number for (number,) in self.connection.fetch_rows(query, [firsts])}
+        if there.issuperset(firsts):
+            return
+        if self.has_gaps():
+            start = next(i for i, first in enumerate(firsts) if first not in there)
+            for group in self.groups[start:]:
+                group.determined = False
+            return
+        query = sql.rows_at_query(self.relation.quoted)
+        for group, (number,) in zip(
+            self.groups, self.connection.fetch_rows(query, [firsts]), strict=True
+        ):
+            for segment in group.segments:
+                segment.first += number - group.first
+            group.first = number
 
     def has_gaps(self) -> bool:
         """Whether rows were deleted that are still stored."""
@@ -171,13 +204,47 @@ class _Layout:
 
     def digest_groups(self, indexes: Iterable[int]) -> str | None:
         """A digest of these row groups in their order; None if one of them is not determined."""
-        groups = [self.groups[index] for index in sorted(set(indexes))]
-        if not all(group.determined for group in groups):
+        indexes = sorted(set(indexes))
+        if not all(self.groups[index].determined for index in indexes):
             return None
-        constants = [s for group in groups for s in group.segments if s.constant]
-        values = dict(zip(map(id, constants), self._constant_values(constants), strict=True))
-        marks = [[(s.facts, values.get(id(s))) for s in group.segments] for group in groups]
-        return hashlib.sha256(repr(marks).encode()).hexdigest()
+        self.read_groups(indexes)
+        whole = hashlib.sha256()
+        for index in indexes:
+            digest = self._digest_group(index)
+            if digest is None:
+                return None
+            whole.update(digest)
+        return whole.hexdigest()
+
+    def _digest_group(self, index: int) -> bytes | None:
+        """A digest of one determined row group that was read; None if its blocks could not be."""
+        if index not in self._digests:
+            group, digest = self.groups[index], None
+            blocks = {number for segment in group.segments for number in segment.blocks}
+            if blocks <= self._blocks.keys():
+                marks = [
+                    (s.facts, [(n, self._blocks[n]) for n in s.blocks], self._constants.get(id(s)))
+                    for s in group.segments
+                ]
+                digest = hashlib.sha256(repr((group.first, marks)).encode()).digest()
+            self._digests[index] = digest
+        return self._digests[index]
+
+    def read_groups(self, indexes: Iterable[int]) -> None:
+        """Read the blocks of the file and the constant segments' values of these row groups, as far
+        as they were not read yet, all at once; a group that is not determined needs none.
+        """
+        segments = [
+            s
+            for index in sorted(set(indexes))
+            for s in self.groups[index].segments
+            if self.groups[index].determined
+        ]
+        constants = [s for s in segments if s.constant and id(s) not in self._constants]
+        self._constants |= zip(map(id, constants), self._constant_values(constants), strict=True)
+        blocks = sorted({number for s in segments for number in s.blocks} - self._blocks.keys())
+        with suppress(TableUnreadable):
+            self._blocks |= zip(blocks, self.connection.digest_blocks(blocks), strict=True)
 
     def _constant_values(self, segments: Sequence[_Segment]) -> list[Any]:
         """The value of each constant segment, or of a validity segment whether it is of NULLs."""
@@ -242,11 +309,15 @@ def fingerprint_blocks(
     steps = _SPANS * max(1, layout.rows or 0)  # rows that may be looked at for places
     gaps = layout.has_gaps()
     answer: dict[str, str | None] = dict.fromkeys(blocks, "nowhere")
+    indexes = {
+        text: {i for low, high, _ in pieces for i in layout.groups_between(low, high)}
+        for text, pieces in spans.items()
+    }
+    layout.read_groups(set().union(*indexes.values()))
     for text, pieces in spans.items():
         if not pieces:
             continue
-        ranges = [layout.groups_between(low, high) for low, high, _ in pieces]
-        content = layout.digest_groups(index for one in ranges for index in one)
+        content = layout.digest_groups(indexes[text])
         low, high = min(piece[0] for piece in pieces), max(piece[1] for piece in pieces)
         rows: str | None = "all"
         if gaps:  # of rows that are still stored, those that were not deleted

@@ -36,14 +36,23 @@ def open_rows(
         TableUnreadable: no such file or relation, or no DuckDB file.
         TableBusy: another process is writing it.
     """
-    with file_list.open_source(
-        table.require_file("a data contract"), f"table {table.name!r}"
-    ) as connection:
+    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
         relation = connection.find_relation(
             table.relation_name, table.trusts_sql(table.relation_name)
         )
         query = contract_query(table, relation, blocks, columns, fewest_units)
         connection.execute(f"CREATE TEMP VIEW contract_rows AS {query}")
+        yield lambda: connection.lend(ConnectionWrapper)
+
+
+@contextmanager
+def open_arrays(
+    arrays: Sequence[Any], outputs: Sequence[str], what: str
+) -> Iterator[Callable[[], Any]]:
+    """The same view over arrays, as the columns c0, c1, ... of which ``outputs`` are expressions."""
+    with sandbox.open_arrays(arrays, what) as connection:
+        listed = ", ".join(outputs) or "NULL AS nothing"
+        connection.execute(f"CREATE TEMP VIEW contract_rows AS SELECT {listed} FROM given")
         yield lambda: connection.lend(ConnectionWrapper)
 
 
@@ -55,9 +64,7 @@ def usable_columns(table: Table, names: Sequence[str]) -> list[str]:
         TableUnreadable: no such file or relation, or no DuckDB file.
         TableBusy: another process is writing it.
     """
-    with file_list.open_source(
-        table.require_file("a data contract"), f"table {table.name!r}"
-    ) as connection:
+    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
         relation = connection.find_relation(
             table.relation_name, table.trusts_sql(table.relation_name)
         )

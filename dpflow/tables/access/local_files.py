@@ -11,7 +11,12 @@ from dpflow.errors import InvalidInput
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SERVERS = ("postgres", "postgresql")
 #: In the folder of a table that keeps files of deleted rows beside the others.
-LOGS = {"_delta_log": "Delta"}
+LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi", "metadata/*.metadata.json": "Iceberg"}
+#: Statements that write a table's newest state, in DuckDB's own client.
+_COPIES = {
+    "Delta": "INSTALL delta; COPY (FROM delta_scan('FOLDER')) TO 'state.parquet'",
+    "Iceberg": "INSTALL iceberg; COPY (FROM iceberg_scan('FOLDER')) TO 'state.parquet'",
+}
 
 
 def require_local_place(place: str, what: str) -> None:
@@ -52,8 +57,14 @@ def require_plain_files(files: Sequence[Path]) -> None:
     require_plain_names([str(file.absolute()) for file in files])
     for folder in {parent for file in files for parent in file.absolute().parents}:
         for log, kind in LOGS.items():
-            if (folder / log).is_dir():
-                raise InvalidInput(
-                    f"{folder} is a {kind} table, whose log says which of its files count; write the "
-                    f"newest state to Parquet files with a {kind} reader, then load those"
-                )
+            if any(folder.glob(log)):
+                raise describe_logged_table(str(folder), kind)
+
+
+def describe_logged_table(folder: str, kind: str) -> InvalidInput:
+    """That a folder is a table of this kind, and how its rows come here."""
+    copy = f", or in DuckDB's own client ({_COPIES[kind]})" if kind in _COPIES else ""
+    return InvalidInput(
+        f"{folder} is a table of the format {kind}, whose log says which of its files count, and dpflow reads no such log; "
+        f"write its newest state to Parquet files with Spark{copy}, then: dpflow load FILES"
+    )

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, InvalidInput, MissingExtra, TableBusy, TableUnreadable
 from dpflow.extras import require_extra
-from dpflow.tables.access.local_files import LOGS, require_plain_names
+from dpflow.tables.access.local_files import LOGS, describe_logged_table, require_plain_names
 
 T = TypeVar("T")
 
@@ -114,11 +114,8 @@ class ObjectStore:
         for folder in sorted(folders):
             for log, kind in LOGS.items():
                 inside = f"{folder}/{log}"
-                if self._ask(lambda inside=inside: self.files.exists(inside)):  # type: ignore[misc]
-                    raise InvalidInput(
-                        f"{self.files.unstrip_protocol(folder)} is a {kind} table, whose log says which of its files "
-                        f"count; write the newest state to Parquet files with a {kind} reader, then load those"
-                    )
+                if self._ask(lambda inside=inside: self.files.glob(inside)):  # type: ignore[misc]
+                    raise describe_logged_table(self.files.unstrip_protocol(folder), kind)
 
     def copy(self, paths: Sequence[str], folder: Path) -> list[Path]:
         """The objects as files of a folder, each below a number of its own.

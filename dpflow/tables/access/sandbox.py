@@ -4,6 +4,7 @@ no row.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import tempfile
@@ -40,8 +41,8 @@ PRIVATE = "private"
 #: How names of our temporary tables and views begin.
 TEMPORARY = ("keys", "kept", "sums", "cut_", "contract_rows")
 
-#: Bytes of a DuckDB file before its first block, and of the checksum that a block begins with.
-_HEADERS, _CHECKSUM = 3 * 4096, 8
+#: Bytes of a DuckDB file before its first block.
+_HEADERS = 3 * 4096
 
 
 def memory_limit() -> str:
@@ -189,23 +190,22 @@ class Connection:
                 wait([outcome], timeout=0.02)
         return scrub_errors(outcome.result, self._what)
 
-    def read_checksums(self, blocks: Sequence[int]) -> list[bytes]:
-        """The checksums with which these blocks of the file begin, or `TableUnreadable`."""
+    def digest_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        """The SHA-256 of each of these blocks of the file, which are read whole, or `TableUnreadable`."""
+        if not blocks:
+            return []
         query = "SELECT block_size FROM pragma_database_size() WHERE database_name = ?"
         size = self.fetch_rows(query, [PRIVATE])[0][0]
-        sums = []
+        digests = []
         if self._file is not None:
             with suppress(OSError):
-                sums = [
-                    os.pread(self._file, _CHECKSUM, _HEADERS + size * block) for block in blocks
-                ]
-        if (
-            self._file is None
-            or any(len(one) < _CHECKSUM for one in sums)
-            or len(sums) < len(blocks)
-        ):
+                for block in blocks:
+                    content = os.pread(self._file, size, _HEADERS + size * block)
+                    if len(content) == size:
+                        digests.append(hashlib.sha256(content).digest())
+        if len(digests) < len(blocks):
             raise TableUnreadable(f"the blocks of {self._what} cannot be looked at")
-        return sums
+        return digests
 
     def find_relation(self, name: str, trusted: bool = False) -> Relation:
         """The table or view that DuckDB means by this name, or `TableUnreadable` with close
@@ -349,7 +349,7 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
             connection.execute(f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
-            # Checksums are read through this handle, so it must be the file that DuckDB has open.
+            # Blocks are read through this handle, so it must be the file that DuckDB has open.
             if file is not None and not os.path.samestat(os.fstat(file), database.stat()):
                 raise TableBusy(f"{what} was exchanged while it was opened; try again")
             yield connection

@@ -227,7 +227,7 @@ def check_value(column: Field) -> None:
         )
 
 
-def grid_steps(column: Field, declared: Column, *, above: int = 0) -> str:
+def write_grid_steps(column: Field, declared: Column, *, above: int = 0) -> str:
     """The column in grid steps above an integer, as a BIGINT, within the declared bounds: clamped,
     rounded half away from zero.
 
@@ -509,6 +509,14 @@ def row_places_query(relation: str, low: int, high: int, condition: str) -> str:
     """A digest of the numbers of the rows that fulfil a condition, all from ``low`` to ``high``."""
     numbers = f"CAST(CAST(bitstring_agg(rowid, {low}, {high}) AS VARCHAR) AS BLOB)"
     return f"SELECT sha256({numbers}) FROM {relation} AS t WHERE {condition}"
+
+
+def rows_at_query(relation: str) -> str:
+    """The numbers of the rows at some places, counted from 0, in their order; the places are its
+    parameter.
+    """
+    placed = f"SELECT rowid, row_number() OVER (ORDER BY rowid) - 1 AS place FROM {relation}"
+    return f"SELECT rowid FROM ({placed}) WHERE place IN (SELECT unnest(?)) ORDER BY rowid"
 
 
 def least_between(relation: str, text: str, first: int, rows: int) -> str:

@@ -18,7 +18,7 @@ promises, which `dpflow.testing.backend_checks` holds each backend to:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -67,8 +67,8 @@ class QueryBackend(ABC):
         """Keep one state of the rows open for the calls inside, which are made in one thread."""
 
     @abstractmethod
-    def column_types(self) -> Mapping[str, str]:
-        """The type of each declared column, as the source names it, from the catalogue alone."""
+    def column_types(self, names: Collection[str]) -> Mapping[str, str]:
+        """The types of these declared columns, as the source names them, from the catalogue alone."""
 
     @abstractmethod
     def check_schema(self) -> None:

@@ -119,6 +119,14 @@ class Renderer(ABC):
         """A DOUBLE, or NULL for NaN."""
         return self.write.call("nullif", value, self.write.double(float("nan")))
 
+    def without_zero(self, value: str) -> str:
+        """A DOUBLE to divide by, or NULL for either zero."""
+        return self.write.call("nullif", value, self.write.double(0.0))
+
+    def as_text(self, term: Term) -> str:
+        """A value as a text."""
+        return self.write.cast(term.sql, "VARCHAR")
+
     def _as_operand(self, term: Term) -> str:
         """A number as a DOUBLE that goes into arithmetic, through which NaN stays NaN."""
         return term.unguarded or self.as_double(term)
@@ -196,7 +204,7 @@ class Renderer(ABC):
             )
         else:
             if node.op in ("/", "%"):
-                values[1] = self.write.call("nullif", values[1], self.write.double(0.0))
+                values[1] = self.without_zero(values[1])
             value = self.write.operate(values[0], node.op, values[1])
         return Term(self.without_nan(value), "number", value)
 
@@ -268,7 +276,9 @@ class Renderer(ABC):
             return self.write.cast(self._calendar_value(node, node.args[0]).sql, kind), kind.lower()
         if kind == "BIGINT":
             return self.write.try_cast(term.sql, kind), "whole"
-        return self.write.cast(term.sql, kind), "number" if kind == "DOUBLE" else "text"
+        if kind == "VARCHAR":
+            return self.as_text(term), "text"
+        return self.write.cast(term.sql, kind), "number"
 
     def _write_comparison(self, node: Node) -> str:
         """A comparison of one family; a text literal takes the type of a time or UUID that it is

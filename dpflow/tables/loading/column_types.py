@@ -72,6 +72,11 @@ def normalize_type(column: str, text: str) -> str:
     return name
 
 
+def normalize_types(columns: Mapping[str, str]) -> dict[str, str]:
+    """The columns with `normalize_type` of each type."""
+    return {name: normalize_type(name, kind) for name, kind in columns.items()}
+
+
 def write_columns(columns: Mapping[str, str]) -> str:
     """The inverse of `parse_columns`."""
     plain = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -13,6 +13,7 @@ import duckdb
 
 from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.tables.access import sql
+from dpflow.tables.loading.column_types import normalize_types
 from dpflow.tables.loading.report import Rejects
 from dpflow.tables.loading.sources import (
     CastSource,
@@ -83,7 +84,7 @@ class CsvSource(CastSource):
     def __init__(
         self, files: Sequence[Path], columns: Mapping[str, str], form: CsvFormat = CsvFormat()
     ) -> None:
-        self.files, self.columns, self.form = files, columns, form
+        self.files, self.columns, self.form = files, normalize_types(columns), form
         self._states = FileStates.note(files)
         self._header = read_header(files[0], form)
         for other in files[1:]:

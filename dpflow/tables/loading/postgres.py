@@ -10,7 +10,7 @@ import select
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ _TYPES = {
     "timestamp with time zone": "TIMESTAMP WITH TIME ZONE",
 }
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typtype
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typtype,
+       t.typnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'pg_catalog')
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
@@ -96,7 +97,8 @@ def copy_postgres(
     with require_extra("postgres", "a PostgreSQL source"):
         import psycopg
 
-    place = re.sub(r"^(\w+)(?:\+psycopg)?://(?:[^@/]*@)?", r"\1://", url).partition("?")[0]
+    # Up to the last @, which a password may hold by mistake: all before it stays untold.
+    place = re.sub(r"^(\w+)(?:\+psycopg)?://(?:.*@)?", r"\1://", url).partition("?")[0]
     what = f"{place} (table {table!r})"
 
     def describe_error(error: Exception) -> DpflowError:
@@ -107,46 +109,62 @@ def copy_postgres(
             )
         return TableUnreadable(
             f"{what} cannot be copied ({type(error).__name__}); the error's own text is withheld; check that this "
-            f"login may read the table, and that blocks are values of their column"
+            f"login may read the table, all rows of it, and that blocks are values of their column"
         )
 
     with tempfile.TemporaryDirectory(prefix="dpflow-") as folder:
         file = Path(folder) / "rows.csv"
 
-        def copy_rows() -> tuple[dict[str, str], int, str]:
+        def copy_rows() -> tuple[_CopiedColumns, int, str]:
             with psycopg.connect(re.sub(r"^(\w+)\+psycopg://", r"\1://", url)) as connection:
                 connection.read_only = True
                 connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
                 connection.execute("SET LOCAL TimeZone = 'UTC'")
                 connection.execute("SET LOCAL DateStyle = 'ISO'")
-                # Below 1, which a login may have, the server rounds floating-point numbers.
-                connection.execute("SET LOCAL extra_float_digits = 1")
-                types = _choose_columns(connection, what, table, columns)
+                # Below 1, which a login may have, the server rounds floating-point numbers; before version
+                # 12 it did below 3.
+                connection.execute("SET LOCAL extra_float_digits = 3")
+                # Where a policy hides rows of this login, an error instead of the rest of them.
+                connection.execute("SET LOCAL row_security = off")
+                chosen = _choose_columns(connection, what, table, columns)
                 if by is not None:
-                    require_columns({by: ""}, list(types), what)
-                return types, *_copy(connection, file, table, types, by, blocks)
+                    require_columns({by: ""}, list(chosen.types), what)
+                return chosen, *_copy(connection, file, table, chosen.types, by, blocks)
 
-        types, rows, digest = contain_errors(copy_rows, describe_error)
+        chosen, rows, digest = contain_errors(copy_rows, describe_error)
         # Only quoted texts are empty: what is missing has no quotes.
-        source = _CopiedSource([file], types, CsvFormat(quoted_missing=False))
+        source = _CopiedSource([file], chosen.types, CsvFormat(quoted_missing=False))
         source.copied_rows, source.digest, source.name = rows, digest, what
+        source.canonical_columns, source.ignored_columns = chosen.canonical, chosen.ignored
         yield source
+
+
+@dataclass(frozen=True)
+class _CopiedColumns:
+    """Which columns of a server's table are copied.
+
+    Attributes:
+        types: their types in DuckDB's words.
+        canonical: those of one of the server's own types: what it writes of their values is known.
+        ignored: the table's other columns.
+    """
+
+    types: dict[str, str]
+    canonical: frozenset[str]
+    ignored: tuple[str, ...]
 
 
 def _choose_columns(
     connection: Any, what: str, table: str, columns: Mapping[str, str] | None
-) -> dict[str, str]:
-    """The columns to copy, with their types in DuckDB's words."""
+) -> _CopiedColumns:
+    """The declared columns, or all whose types a declaration can use."""
     stored = connection.execute(_COLUMNS, [table]).fetchall()
     if not stored:
         raise InvalidInput(
             f"{what}: there is no such table for this login; write it as schema.table, and quote names with capitals"
         )
-    if columns:
-        require_columns(columns, [name for name, *_ in stored], what)
-        return dict(columns)
-    types = {}
-    for name, kind, family in stored:
+    types, own_types = {}, {}
+    for name, kind, family, built_in in stored:
         # Without the length of a text; a numeric keeps its digits.
         plain = re.sub(r"\([^)]*\)", "", kind)
         text = (
@@ -154,11 +172,25 @@ def _choose_columns(
         )
         with suppress(InvalidInput):
             types[name] = normalize_type(name, text)
+            if built_in:
+                own_types[name] = types[name]
+    names = [name for name, *_ in stored]
+    if columns:
+        require_columns(columns, names, what)
+        types = dict(columns)
     if not types:
         raise InvalidInput(
             f"{what} has no column whose type a declaration can use; name types with columns"
         )
-    return types
+    lower = [name.casefold() for name in types]
+    odd = [n for n in types if lower.count(n.casefold()) > 1 or {"\n", "\r"} & set(n)]
+    if odd:
+        raise InvalidInput(
+            f"{what} has the columns {', '.join(map(repr, odd))}; in a private file names differ by more than capitals "
+            f"and have no line ends, so name other columns, or load a view that renames these"
+        )
+    canonical = frozenset(n for n, kind in types.items() if own_types.get(n) == kind)
+    return _CopiedColumns(types, canonical, tuple(n for n in names if n not in types))
 
 
 def _copy(

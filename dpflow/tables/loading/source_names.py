@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,9 +112,10 @@ def _parse_target(into: str | None, first: Path, folder: Path) -> tuple[Path, st
     if into is None:
         name = first.name.partition(".")[0]
         if not is_table_name(name):
+            plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
+            other = plain if is_table_name(plain) else "visits"
             raise InvalidInput(
-                f"a table cannot be called {name!r}, after {first.name}; say where: --into FILE:TABLE, such as "
-                f"visits.duckdb:visits"
+                f"a table cannot be called {name!r}, after {first.name}; say where: --into {other}.duckdb:{other}"
             )
         return folder / f"{name}.duckdb", name
     if is_table_name(into):

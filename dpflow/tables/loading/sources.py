@@ -23,7 +23,7 @@ import duckdb
 from dpflow.errors import InvalidInput, TableBusy, UnknownName
 from dpflow.extras import require_extra
 from dpflow.tables.access import sandbox, sql
-from dpflow.tables.loading.column_types import normalize_type
+from dpflow.tables.loading.column_types import normalize_type, normalize_types
 from dpflow.tables.loading.exact_values import TypedValue
 from dpflow.tables.loading.report import Rejects
 
@@ -109,6 +109,8 @@ class CastSource:
     name: str
     columns: Mapping[str, str]
     ignored_columns: tuple[str, ...] = ()
+    #: Columns whose texts a database wrote from values of their declared types.
+    canonical_columns: frozenset[str] = frozenset()
 
     def _relation(self) -> str:
         """What the rows are read from."""
@@ -148,7 +150,8 @@ class CastSource:
             value, stored = self._value(column)
             if stored.startswith("ENUM"):
                 value, stored = f"CAST({value} AS VARCHAR)", "VARCHAR"
-            typed = TypedValue(f"v{place}", stored, kind, self._time_format(kind))
+            canonical = column in self.canonical_columns
+            typed = TypedValue(f"v{place}", stored, kind, self._time_format(kind), canonical)
             values.append(f"{value} AS v{place}")
             casts += [f"v{place}", f"{typed.cast()} AS c{place}"]
             exact = typed.is_exact(f"c{place}")
@@ -204,7 +207,7 @@ class JsonSource(CastSource):
 
     def __init__(self, files: Sequence[Path], columns: Mapping[str, str]) -> None:
         self._states = FileStates.note(files)
-        self.files, self.columns = files, columns
+        self.files, self.columns = files, normalize_types(columns)
         self.name = ", ".join(map(str, files))
         self._format = "array" if all(map(_starts_array, files)) else "newline_delimited"
 
@@ -249,7 +252,7 @@ class ParquetSource(CastSource):
 
     def __init__(self, files: Sequence[Path], columns: Mapping[str, str]) -> None:
         self._states = FileStates.note(files)
-        self.files, self.columns = files, columns
+        self.files, self.columns = files, normalize_types(columns)
         self.name = ", ".join(map(str, files))
         self._stored: dict[str, str] = {}
 
@@ -276,7 +279,7 @@ class ObjectSource(CastSource):
     """An Arrow table or a pandas frame in this process."""
 
     def __init__(self, rows: Any, columns: Mapping[str, str]) -> None:
-        self._rows, self.columns = rows, columns
+        self._rows, self.columns = rows, normalize_types(columns)
         self._frame = hasattr(rows, "iloc")
         self._stored: dict[str, str] = {}
         self.name = "a pandas frame" if self._frame else "an Arrow table"

@@ -1,1 +1,1 @@
-"""Public tables: published releases, query points, predictions, and loading a private file."""
+"""Public tables: published releases, query points, predictions, and rows that are open."""

@@ -21,6 +21,12 @@ _ROWS = "dpflow_answers"
 _TYPES = ("BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN", "DATE", "TIMESTAMP")
 
 
+def name_dataset(database: Path, table: str) -> tuple[str, str]:
+    """Namespace and name of a published table for lineage, as dbt's own lineage has them for DuckDB."""
+    file = database.resolve()
+    return f"duckdb://{file}", f"{file.stem}.main.{table}"
+
+
 def publish_view(
     database: Path,
     name: str,

@@ -73,17 +73,31 @@ def test_a_name_that_is_a_pattern_is_refused(tmp_path: Path, kind: str) -> None:
             list_files(files, tmp_path, "visits", tmp_path / "visits.files.json")
 
 
-def test_files_of_a_delta_table_are_no_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "log", "way"),
+    [
+        ("Delta", "_delta_log/0.json", "with Spark.* delta_scan.* then: dpflow load FILES"),
+        ("Hudi", ".hoodie/hoodie.properties", "with Spark, then: dpflow load FILES"),
+        ("Iceberg", "metadata/v1.metadata.json", "with Spark.* iceberg_scan.* dpflow load FILES"),
+    ],
+)
+def test_files_of_a_table_with_a_log_are_no_table(
+    tmp_path: Path, kind: str, log: str, way: str
+) -> None:
     """Those of deleted rows lie beside the others, and only the log tells them apart."""
     part = tmp_path / "visits" / "day=1" / "part.parquet"
     part.parent.mkdir(parents=True)
     duckdb.sql("SELECT 'p' AS person").write_parquet(str(part))
     list_files([part], tmp_path, "visits", tmp_path / "visits.files.json")
-    (tmp_path / "visits" / "_delta_log").mkdir()
-    with pytest.raises(InvalidInput, match="is a Delta table"):
+    # Another's folder of this name is none.
+    (tmp_path / "metadata").mkdir()
+    list_files([part], tmp_path, "visits", tmp_path / "visits.files.json")
+    (tmp_path / "visits" / log).parent.mkdir()
+    (tmp_path / "visits" / log).write_text("{}")
+    with pytest.raises(InvalidInput, match=f"is a table of the format {kind}.* {way}"):
         list_files([part], tmp_path, "visits", tmp_path / "other.files.json")
     with (
-        pytest.raises(InvalidInput, match="is a Delta table"),
+        pytest.raises(InvalidInput, match=f"of the format {kind}"),
         open_source([str(part)], None, f"{tmp_path}/v.duckdb:v", None, CsvFormat(), None, []),
     ):
         pass

@@ -216,7 +216,7 @@ def test_what_is_refused(store: tuple[Any, str], tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="in several places"):
         find_sources([f"{root}/*.parquet", str(tmp_path)])
     files.pipe(f"{root}/_delta_log/0.json", b"{}")
-    with pytest.raises(InvalidInput, match="is a Delta table"):
+    with pytest.raises(InvalidInput, match="of the format Delta"):
         make_list(root, tmp_path)
     assert not (tmp_path / "visits.files.json").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,9 @@ INSERT INTO visits VALUES
   ('p1', E'Os"lo\r\n,x', 3, 1.25, 0.1, true, '2026-01-01', '2026-01-01 10:00:00+02', 'glad', '{1}', 1),
   ('', NULL, NULL, NULL, 'Infinity', false, '2026-01-02', NULL, NULL, NULL, NULL),
   (E'p\n3', '', -7, -99999999.99, 'NaN', NULL, '2026-01-02', 'infinity', 'sad', NULL, NULL);
+CREATE TABLE capitals (a int, "A" int, b int);
+CREATE TABLE lines (a int, "b
+c" int);
 """
 
 
@@ -50,6 +54,7 @@ def test_values_arrive_as_they_were(server: str, tmp_path: Path) -> None:
     with copy_postgres(server, "public.visits") as source:
         assert "parts" not in source.columns and "big" not in source.columns
         assert source.columns["cost"] == "DECIMAL(10,2)" and "@" not in source.name
+        assert source.ignored_columns == ("parts", "big")
         assert load_rows(source, database, "visits").rows == 3
     text = "SELECT person, city, age, CAST(cost AS VARCHAR), CAST(x AS VARCHAR), ok, CAST(day AS VARCHAR), "
     text += 'CAST("at" AS VARCHAR), mood FROM visits ORDER BY person'
@@ -96,6 +101,8 @@ def test_a_list_of_blocks_may_be_long(server: str) -> None:
         ("visits; DROP TABLE visits", None, (), InvalidInput, "there is no such table"),
         ("visits", {"persn": "VARCHAR"}, (), InvalidInput, "did you mean 'person'"),
         ("visits", None, ("no day",), TableUnreadable, "blocks are values of their column"),
+        ("capitals", None, (), InvalidInput, "columns 'a', 'A'; in a private file names differ by"),
+        ("lines", None, (), InvalidInput, "and have no line ends, so name other columns"),
     ],
 )
 def test_what_the_server_refuses(
@@ -108,12 +115,42 @@ def test_what_the_server_refuses(
     assert refused.value.__context__ is None and "postgres:postgres" not in str(refused.value)
 
 
-def test_a_server_out_of_reach_is_tried_again() -> None:
-    """And no password is said."""
+def test_rows_that_a_policy_hides_are_not_left_out(server: str) -> None:
+    """A login that sees a part of the table loads nothing, instead of that part."""
+    with psycopg.connect(server) as owner:
+        owner.execute("DROP ROLE IF EXISTS halfway")
+        owner.execute("CREATE ROLE halfway LOGIN PASSWORD 'halfway'")
+        owner.execute("GRANT SELECT ON visits TO halfway")
+        owner.execute("ALTER TABLE visits ENABLE ROW LEVEL SECURITY")
+        owner.execute("CREATE POLICY half ON visits FOR SELECT TO halfway USING (ok)")
+    login = re.sub("//.*@", "//halfway:halfway@", server)
+    try:
+        with pytest.raises(TableUnreadable, match="may read the table, all rows of it"):
+            with copy_postgres(login, "visits"):
+                pass
+    finally:
+        with psycopg.connect(server) as owner:
+            owner.execute("DROP OWNED BY halfway")
+            owner.execute("DROP ROLE halfway")
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        "me:secret@",
+        "me:sec@secret@",
+        "me:sec/secret@",
+        "me:4/secret@",
+        "me:sec?secret@",
+        "m/e:secret@",
+    ],
+)
+def test_a_server_out_of_reach_is_tried_again(login: str) -> None:
+    """And no password is said, nor a part of one that holds what a URL should escape."""
     with pytest.raises(TableBusy, match="cannot be reached") as refused:
-        with copy_postgres("postgresql://me:secret@127.0.0.1:1/db", "visits"):
+        with copy_postgres(f"postgresql://{login}127.0.0.1:1/db?sslpassword=secret", "visits"):
             pass
-    assert "secret" not in str(refused.value)
+    assert "sec" not in str(refused.value) and "127.0.0.1:1/db" in str(refused.value)
 
 
 def test_a_server_that_is_lost_in_the_middle(server: str, tmp_path: Path) -> None:

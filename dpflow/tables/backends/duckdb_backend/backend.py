@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,16 +93,16 @@ class DuckDBBackend(QueryBackend):
             + self.table.relation_name.encode()
         )
 
-    def column_types(self) -> Mapping[str, str]:
+    def column_types(self, names: Collection[str]) -> Mapping[str, str]:
         with self._open_query(()) as reading:
-            return {name: reading.column(name).type for name in self.table.columns}
+            return {name: reading.column(name).type for name in names}
 
     def check_schema(self) -> None:
         with self._open_query(()) as reading:
             for name, column in self.table.columns.items():
                 # Only what each call refuses matters here: its SQL is not run.
                 if column.lower is not None:
-                    sql.grid_steps(
+                    sql.write_grid_steps(
                         reading.column(name), column, above=sorted_values.offset_of(column)
                     )
                 elif column.public_keys is not None:

@@ -1,19 +1,18 @@
 """Contribution bounding by sorting: what `dpflow.tables.backends.duckdb_backend.bounding.sql_bounding` does in SQL, for
 rows that fit in one word each.
 
-DuckDB makes an integer of every row: its unit's number, its group's code and its values, highest
-first. Once these words are sorted a unit's rows lie side by side, and all that is left are passes
-over arrays in order, a piece that fits in the processor's cache at a time. A hash table of a
-million units goes to memory for every row instead, twice. Where cells (one unit, one group) are few
-beside the rows, they need no sorting either: their sums are kept in an array by their number. Where
-the numbers of a table's units and private keys are so wide that its words would not fit, DuckDB sums
-the cells. Several values may need several words a row. What is drawn is drawn from the cells, so which
-of these ways made them changes no law.
+DuckDB makes an integer of every row: its unit's number, its group's code and its values, highest first. Once these
+words are sorted a unit's rows lie side by side, and all that is left are passes over arrays in order, a piece that
+fits in the processor's cache at a time. A hash table of a million units goes to memory for every row instead, twice.
+Where cells (one unit, one group) are few beside the rows, they need no sorting either: their sums are kept in an
+array by their number. Where the numbers of a table's units and private keys are so wide that its words would not fit,
+DuckDB sums the cells. Several values may need several words a row. What is drawn is drawn from the cells, so which of
+these ways made them changes no law.
 
-The truncation is the same: values above a cell's bound count as their mean, rounded at random
-without bias; groups and rows above a bound are left out by a uniform choice, here the first places
-of a shuffle. Sums are integers of 64 bits that cannot overflow for the number of rows read. Where
-the words of some table would not fit, however its rows are numbered, the SQL form answers.
+The truncation is the same: values above a cell's bound count as their mean, rounded at random without bias; groups
+and rows above a bound are left out by a uniform choice, here the first places of a shuffle. Sums are integers of 64
+bits that cannot overflow for the number of rows read. Where the words of some table would not fit, however its rows
+are numbered, the SQL form answers.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ from dpflow.tables.backends.duckdb_backend.bounding.sorted_runs import (
 )
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import WORD, Truncation, bit_length
 
-#: Chunks in one run of words (a unit's, or a cell's) from which on it is worked on in pieces:
-#: arrays beside it would take several times its memory.
+#: Chunks in one run of words (a unit's, or a cell's) from which on it is worked on in pieces: arrays beside it would take
+#: several times its memory.
 LARGE = 4
 
 #: Bits reserved for a unit's number, and for a private key's, where types decide on the form.
@@ -56,10 +55,8 @@ BYTES_PER_WORD = 24
 
 @dataclass(frozen=True)
 class NumberedColumn:
-    """A column of the rows query as numbers 0, 1, ...: ``sql`` less ``low`` is below ``size``,
-    which itself stands for NULL.
-
-    ``private``: rows decide how many there are.
+    """A column of the rows query as numbers 0, 1, ...: ``sql`` less ``low`` is below ``size``, which itself stands for
+    NULL. ``private``: rows decide how many there are.
     """
 
     sql: str
@@ -277,10 +274,17 @@ class PackedRows:
             shift += width
         return f"CAST({' + '.join(reversed(terms))} AS BIGINT)"
 
+    @property
+    def _groups_matter(self) -> bool:
+        """Whether a choice is made among a unit's cells, so that these have to lie side by side."""
+        return self.truncation.groups is not None
+
     def cells_query(self, rows: str) -> str:
         """The cells of a rows query, with the numbers of units as they are, in no order."""
-        columns = [f"{number.sql} AS unit{i}" for i, number in enumerate(self.units)]
-        columns += [f"{self.codes.number} AS number", "n"]
+        columns = [f"{self.codes.number} AS number"] if self._code_bits else []
+        columns.append("n")
+        if self._groups_matter:
+            columns += [f"{number.sql} AS unit{i}" for i, number in enumerate(self.units)]
         for i, value in enumerate(self.truncation.values):
             columns += [f"m{i}"] if value.optional else []
             columns.append(f"CAST(s{i} AS BIGINT) AS s{i}")
@@ -289,8 +293,13 @@ class PackedRows:
 
     def read_cells(self, arrays: Mapping[str, Any]) -> UnitGroupCells:
         """The cells of what `cells_query` gave, by unit and code as those of sorted words."""
+        rows = np.asarray(arrays["n"], np.int64)
+        code = np.asarray(arrays["number"], np.int64) if self._code_bits else np.zeros_like(rows)
+        if not self._groups_matter:
+            # Any numbers of units will do, so each cell has its own.
+            counts, sums = self._read_sums(arrays, rows, slice(None))
+            return UnitGroupCells(np.arange(len(rows)), code, rows, counts, sums)
         units = [np.ma.asarray(arrays[f"unit{i}"]) for i in range(len(self.units))]
-        code, rows = (np.asarray(arrays[name], np.int64) for name in ("number", "n"))
         # No unit comes last, as in words.
         keys = [key for unit in units for key in (np.ma.getmaskarray(unit), unit.filled(0))]
         keys = [key for key in (*keys, code) if key.any()]
@@ -298,13 +307,18 @@ class PackedRows:
         new = np.zeros(len(order), bool)
         for key in keys[: len(keys) - bool(code.any())]:
             new[1:] |= key[order[1:]] != key[order[:-1]]
+        counts, sums = self._read_sums(arrays, rows, order)
+        return UnitGroupCells(np.cumsum(new), code[order], rows[order], counts, sums)
+
+    def _read_sums(
+        self, arrays: Mapping[str, Any], rows: Integers, order: Integers | slice
+    ) -> tuple[tuple[Integers, ...], tuple[Integers, ...]]:
+        """Each value's numbers and sums, by cell."""
         counts, sums = [], []
         for i, value in enumerate(self.truncation.values):
-            counts.append(
-                np.asarray(arrays[f"m{i}"], np.int64)[order] if value.optional else rows[order]
-            )
-            sums.append(np.asarray(arrays[f"s{i}"], np.int64)[order])
-        return UnitGroupCells(np.cumsum(new), code[order], rows[order], tuple(counts), tuple(sums))
+            counts.append(np.asarray(arrays[f"m{i}"], np.int64) if value.optional else rows)
+            sums.append(np.asarray(arrays[f"s{i}"], np.int64))
+        return tuple(c[order] for c in counts), tuple(s[order] for s in sums)
 
     def sums(self, parts: Iterable[Integers | tuple[Integers, ...] | UnitGroupCells]) -> Totals:
         """The bounded sums of parts with all rows of a unit in one of them: words, those of each
@@ -574,9 +588,7 @@ def _is_large(words: Integers) -> bool:
 def rescale_sums(
     totals: Integers, counts: Integers, most: int, draws: np.random.Generator
 ) -> Integers:
-    """Sums of ``counts`` values as those of at most ``most``: that many times the mean, rounded at
-    random without bias.
-    """
+    """Sums of ``counts`` values as those of at most ``most``: that many times the mean, rounded at random without bias."""
     large = np.flatnonzero(counts > most)
     if len(large):
         count = counts[large]

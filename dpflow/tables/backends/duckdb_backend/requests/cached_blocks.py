@@ -17,7 +17,7 @@ With ``cached_partials: checked`` private rows do decide between cached and comp
 
 - Whether there is an entry at all. None is written for a block whose rows its places do not
   determine (a text of 4,096 bytes, an update not yet written out), and the oldest entries go.
-- Whether the places and checksums of the block's row groups are those of the entry. Row groups
+- Whether the places and digests of the block's row groups are those of the entry. Row groups
   hold rows of several blocks, so a unit in another block changes them as well.
 - Which of the stored rows were deleted, and whether telling that takes too long.
 - Whether the places of a public dimension are the same. Which blocks of the file were free when it

@@ -84,7 +84,7 @@ def moments_query(reading: RequestQuery, request: GroupMoments, secret: bytes) -
     outputs = [_bucket_column(reading, request.groups, secret)]
     for name, column in zip("xy", request.columns):
         outputs.append(
-            f"{sql.grid_steps(reading.column(column), reading.table.bounded_column(column))} AS {name}"
+            f"{sql.write_grid_steps(reading.column(column), reading.table.bounded_column(column))} AS {name}"
         )
     # A pair with one half missing is in no sum, or n would not be the number of products.
     present = " AND ".join(f"{name} IS NOT NULL" for name, _ in zip("xy", request.columns))
@@ -132,16 +132,21 @@ def check_estimates(reading: RequestQuery, request: GroupEstimates) -> None:
     if not theirs:
         estimates_query(reading, request, b"")
         return
-    # `sandbox.open_arrays` needs it, and inside a draw its absence would be the answer none.
-    with require_extra("gate", "an expression over predictions"):
-        import pandas  # noqa: F401
     kinds_read = {name: reading.column(name).kind for name in sorted(node.column_names() - theirs)}
     rows_query(reading, GroupValues(request.groups, tuple(kinds_read)), b"")
     kinds = {
         name: "varchar" if kind in ("varchar", "enum") else "double"
         for name, kind in kinds_read.items()
     }
-    _arrays_query(node, reading.table, kinds | dict.fromkeys(theirs, "double"))
+    check_arrays(node, reading.table, kinds | dict.fromkeys(theirs, "double"))
+
+
+def check_arrays(node: Node, table: Table, kinds: Mapping[str, str]) -> None:
+    """Refuse what `estimate_arrays` could not compute over arrays of these kinds."""
+    # `sandbox.open_arrays` needs it, and inside a draw its absence would be the answer none.
+    with require_extra("gate", "an expression over predictions"):
+        import pandas  # noqa: F401
+    _arrays_query(node, table, kinds)
 
 
 def estimate_arrays(

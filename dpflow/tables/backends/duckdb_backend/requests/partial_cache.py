@@ -12,7 +12,7 @@ The sums are exact, so they are as private as the table and stay where it is: in
 ledger, a result or a message. What makes them right:
 
 - The name of an entry is a digest of the request, the declaration, the condition, the columns' types and the block.
-- Its state says where in the file the block's rows are stored, with checksums of what is there
+- Its state says where in the file the block's rows are stored, with digests of what is there
   (`dpflow.tables.access.block_fingerprints`). If that is anything else now, the entry is not used and is
   replaced.
 - Of sealed blocks the version that the owner declares is in the name. Their entries stay: what would be

@@ -46,7 +46,7 @@ def records_query(reading: RequestQuery, request: Records) -> str:
             outputs.append(f"CAST(coalesce({position}, 0) - 1 AS BIGINT) AS x{i}")
         else:
             outputs.append(
-                f"{sql.grid_steps(reading.column(name), reading.table.bounded_column(name))} AS x{i}"
+                f"{sql.write_grid_steps(reading.column(name), reading.table.bounded_column(name))} AS x{i}"
             )
             present.append(f"x{i} IS NOT NULL")
     # Before the truncation, so that a row without a number takes no place of one with all.

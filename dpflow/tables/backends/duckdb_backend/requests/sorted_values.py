@@ -35,7 +35,7 @@ def truncate_request(reading: RequestQuery, request: SortedValues) -> tuple[Trun
     above = offset_of(declared)
     low, high = declared.grid_bounds()
     value = Value(low - above, high - above, 0)
-    output = f"{sql.grid_steps(reading.column(request.column), declared, above=above)} AS v0"
+    output = f"{sql.write_grid_steps(reading.column(request.column), declared, above=above)} AS v0"
     rows, groups = reading.in_groups(request, [output])
     size, unit = len(request.keys), reading.protected_columns
     return Truncation(

@@ -15,6 +15,10 @@ from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import CODE_BI
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import KEY_BITS, Truncation, Value
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
+#: Of private keys that are whole numbers: the most places in all arrays of sums together, one for
+#: each number between the least and the largest key, beyond 2^CODE_BITS an array.
+MOST_PLACES = 1 << 23
+
 
 def check_request(reading: RequestQuery, request: GroupedSums) -> None:
     """Refuse keys that the column cannot hold, and sums beyond 2^62 steps; reads no row."""
@@ -33,12 +37,12 @@ def truncate_request(
     outputs, values = [], []
     for i, (name, centre) in enumerate(request.values):
         declared = reading.table.bounded_column(name)
-        outputs.append(f"{sql.grid_steps(reading.column(name), declared)} AS v{i}")
+        outputs.append(f"{sql.write_grid_steps(reading.column(name), declared)} AS v{i}")
         values.append(Value(*declared.grid_bounds(), centre, declared.missing == "skip"))
     for name, centre, half in request.squares:
         declared = reading.table.bounded_column(name)
         # Squares of distances from the centre: on the grid, and small where values are near it.
-        away = f"({sql.grid_steps(reading.column(name), declared)} - {sql.write_integer(centre)})"
+        away = f"({sql.write_grid_steps(reading.column(name), declared)} - {sql.write_integer(centre)})"
         outputs.append(f"{away} * {away} AS v{len(values)}")
         largest = max((end - centre) ** 2 for end in declared.grid_bounds())
         values.append(Value(0, largest, half, declared.missing == "skip"))
@@ -83,7 +87,8 @@ def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:
     if request.by is not None:
         by = reading.column(request.by)
         if keys is None:
-            numbers, first_key = _number_private_keys(reading, by)
+            values = len(request.values) + len(request.squares)
+            numbers, first_key = _number_private_keys(reading, by, values)
         else:
             reading.number_keys(by, keys)
     truncation = truncate_request(reading, request, first_key)
@@ -98,9 +103,11 @@ def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:
     return spread_groups(request, keys, codes, sums)
 
 
-def _number_private_keys(reading: RequestQuery, by: sql.Field) -> tuple[NumberedColumn, int | None]:
-    """The codes of private keys, and the key that has code 0; None if the table ``keys`` lists
-    them.
+def _number_private_keys(
+    reading: RequestQuery, by: sql.Field, values: int
+) -> tuple[NumberedColumn, int | None]:
+    """The codes of private keys of which so many values are summed, and the key that has code 0; None
+    if the table ``keys`` lists them.
 
     Rows may decide which keys have an array's place each: a code only brings a group's rows
     together. Where draws are equal the lower code decides, and both numberings keep the keys' order.
@@ -109,7 +116,9 @@ def _number_private_keys(reading: RequestQuery, by: sql.Field) -> tuple[Numbered
         return NumberedColumn("code", 0, 1 << KEY_BITS, private=True), -sql.SMALL_OFFSET
     if sql.is_integer(by) and not by.reference and not reading.is_view():
         numbers = reading.number_column(by, "code")
-        if numbers is not None and numbers.size < 1 << CODE_BITS:
+        # A place each is worth its memory up to about as many as there may be rows.
+        most = max(1 << CODE_BITS, min(reading.most_rows(), MOST_PLACES // (1 + values)))
+        if numbers is not None and numbers.size < most:
             return NumberedColumn("code", 0, numbers.size, private=True), numbers.low
     return NumberedColumn("code", 0, reading.collect_keys(by), private=True), None
 
@@ -120,11 +129,30 @@ def _private_keys(
     """The keys that these codes mean, in their order, and where in the codes each is."""
     if first_key is not None:
         # In the order of texts, as keys of every other type.
-        texts = (codes + first_key).astype(np.bytes_)
-        order = np.argsort(texts)
-        return tuple(text.decode() for text in texts[order].tolist()), order
+        keys = codes + first_key
+        order = _order_as_texts(keys)
+        return tuple(map(str, keys[order].tolist())), order
     listed = reading.fetch_arrays("SELECT code, text FROM keys ORDER BY text")
     indexes = np.full(len(listed["code"]), -1)
     indexes[codes] = np.arange(len(codes))
     indexes = indexes[as_int64(listed["code"])]
     return tuple(map(str, listed["text"][indexes >= 0])), indexes[indexes >= 0]
+
+
+def _order_as_texts(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where numbers stand in the order of their texts: by their digits from the left, and of
+    a beginning before what it begins; those with a sign come before all others.
+    """
+    places = np.argsort(numbers, kind="stable")
+    negative = int(np.searchsorted(numbers, 0, sorter=places))
+    # From the one next to 0 on, so that the shorter of two stands first already.
+    parts = [places[:negative][::-1], places[negative:]]
+    powers = np.array([10**n for n in range(20)], np.uint64)
+    ordered = []
+    for part in parts:
+        # The least BIGINT has no counterpart with another sign; as a UINT64 it has.
+        size = np.abs(numbers[part]).astype(np.uint64)
+        digits = np.maximum(np.searchsorted(powers, size, "right"), 1)
+        # As many digits as the longest, which 64 bits hold.
+        ordered.append(part[np.argsort(size * powers[19 - digits], kind="stable")])
+    return np.concatenate(ordered)

@@ -32,7 +32,7 @@ from dpflow.core.contract.requests import (
     PublicSize,
     UnboundedValues,
 )
-from dpflow.tables.access import sql
+from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import Truncation, collect_values
 from dpflow.tables.backends.duckdb_backend.requests.public_size import find_public_size
@@ -94,16 +94,35 @@ def open_column(reading: RequestQuery, request: UnboundedValues) -> OpenColumn:
     making = statement(reading, request)
     reading.bound_joins()
     reading.connection.execute(making, reading.parameters)
-    return TableColumn(reading, request)
+
+    def find_size(rows: int) -> PublicSize | None:
+        return find_public_size(
+            reading, [request.column], request.rows_per_group, size=rows, missing_are_values=False
+        )
+
+    column = reading.column(request.column)
+    return TableColumn(reading.connection, column, request, reading.count_units, find_size)
 
 
 class TableColumn(OpenColumn):
-    """An open column of a table, on the connection that holds its ``kept``."""
+    """An open column of a table, on the connection that holds its ``kept``.
 
-    def __init__(self, reading: RequestQuery, request: UnboundedValues) -> None:
-        self._reading, self._request = reading, request
-        self._connection, self._groups = reading.connection, len(request.keys)
-        self._column = reading.column(request.column)
+    Args:
+        count_units: counts the units of the whole table.
+        find_size: the public size of the only group, from its number of rows.
+    """
+
+    def __init__(
+        self,
+        connection: sandbox.Connection,
+        column: sql.Field,
+        request: UnboundedValues,
+        count_units: Callable[[], int],
+        find_size: Callable[[int], PublicSize | None],
+    ) -> None:
+        self._connection, self._column, self._request = connection, column, request
+        self._count_units, self._find_size = count_units, find_size
+        self._groups = len(request.keys)
         self._exact = sql.has_exact_integers(self._column)
         self._slack = 8 * request.rows_per_group  # rows of one unit share a hash
         self.step = Fraction(1, 10**self._column.scale)
@@ -120,20 +139,12 @@ class TableColumn(OpenColumn):
         return "TableColumn()"
 
     def count_units(self) -> int:
-        return self._reading.count_units()
+        return self._count_units()
 
     @property
     def public_size(self) -> PublicSize | None:  # type: ignore[override]
         """Asked for by few draws, so it is counted when one does."""
-        if self._request.by is not None:
-            return None
-        return find_public_size(
-            self._reading,
-            [self._request.column],
-            self._request.rows_per_group,
-            size=int(self.rows[0]),
-            missing_are_values=False,
-        )
+        return None if self._request.by is not None else self._find_size(int(self.rows[0]))
 
     def sample_values(self, most: int) -> list[NDArray[Any]]:
         # About as many hashes as are wanted lie below this share of them; if too few do, all are

@@ -13,6 +13,8 @@ from dpflow.core.contract.requests import GroupedSums, Groups, KeySets, SortedVa
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sql
+from dpflow.tables.backends.duckdb_backend.requests import sums
+from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
 BASIC = """CREATE TABLE data AS SELECT * FROM (VALUES
     (1, 'a', 3.0), (1, 'a', 4.0), (1, 'b', 99.0), (2, 'a', -5.0), (2, 'zzz', 1.0), (3, NULL, 1.0), (NULL, 'b', 2.0)
@@ -144,7 +146,7 @@ def test_the_largest_decimals_are_numbers() -> None:
             most, text = 10**width - 1, f"{'9' * (width - scale)}.{'9' * scale}"
             rows = f"SELECT CAST(unnest(['{text}', '-{text}']) AS DECIMAL({width}, {scale})) AS v"
             column = sql.describe_field("v", connection.sql(rows).types[0])
-            outputs = f"{sql.grid_steps(column, declared)}, {sql.bounded_number(column, declared)}, {sql.open_number(column)}"
+            outputs = f"{sql.write_grid_steps(column, declared)}, {sql.bounded_number(column, declared)}, {sql.open_number(column)}"
             found = connection.execute(f"SELECT {outputs} FROM ({rows}) AS t").fetchall()
             inside = min(1.0, most / 10**scale)
             assert [row[0] for row in found] == [1, -1], (width, scale)
@@ -357,3 +359,55 @@ def test_answers_show_nothing(make: Any) -> None:
     """The repr of an answer holds no number of the table."""
     assert repr(make(BASIC).answer(BY_KEY, ())) == "Groups()"
     assert isinstance(make(BASIC).answer(BY_KEY, ()).rows[0], np.int64)
+
+
+def test_keys_far_apart_are_counted_in_either_numbering(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place for each whole number between the least and the largest key, or for each key that is
+    there: the same counts, in the order of the keys' texts.
+    """
+    keys = [-1_500_000, -150, -10, -2, -1, 0, 1, 2, 10, 11, 100, 1_500_000]
+    listed = ", ".join(f"({unit}, {key})" for key in keys for unit in range(1, abs(key) % 7 + 2))
+    made = make(
+        f"CREATE TABLE data AS SELECT u, k::BIGINT AS k, 1 AS v FROM (VALUES {listed}) t(u, k)"
+    )
+    request, answers = GroupedSums("k", None, 99, 9), []
+    for bits in (20, 22):
+        monkeypatch.setattr(sums, "CODE_BITS", bits)
+        answers.append(made.answer(request, ()))
+    assert answers[0].keys == answers[1].keys == tuple(sorted(map(str, keys)))
+    expected = [abs(int(key)) % 7 + 1 for key in answers[0].keys]
+    assert answers[0].rows.tolist() == answers[1].rows.tolist() == expected
+
+
+def test_many_sums_of_keys_far_apart_need_no_place_for_each_number(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Places are shared by the arrays of all values: a hundred sums took a hundred times the memory."""
+    made = make(
+        "CREATE TABLE data AS SELECT i % 9 AS u, i % 2 * 700 AS k, i % 5 AS v FROM range(1000) t(i)",
+        columns={"k": {}, "v": {"lower": 0, "upper": 4, "missing": "skip"}},
+    )
+    listed: list[str] = []
+    collect = RequestQuery.collect_keys
+    monkeypatch.setattr(sums, "CODE_BITS", 2)
+    monkeypatch.setattr(sums, "MOST_PLACES", 1000)
+    monkeypatch.setattr(
+        RequestQuery, "collect_keys", lambda self, by: listed.append(by.name) or collect(self, by)
+    )
+    counted = made.answer(GroupedSums("k", None, 2, 99), ())
+    assert listed == []
+    summed = made.answer(GroupedSums("k", None, 2, 99, (("v", 0),)), ())
+    assert listed == ["k"]
+    assert counted.keys == summed.keys == ("0", "700")
+    assert counted.rows.tolist() == summed.rows.tolist()
+
+
+def test_numbers_stand_in_the_order_of_their_texts() -> None:
+    """Also the least and largest BIGINT, whatever order they come in."""
+    numbers = [10**n + d for n in range(19) for d in (-1, 0, 1)]
+    numbers += [-number for number in numbers] + [2**63 - 1, -(2**63)]
+    numbers = list(dict.fromkeys(numbers))
+    order = sums._order_as_texts(np.array(numbers, np.int64))
+    assert [str(numbers[place]) for place in order] == sorted(map(str, numbers))
