@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import socket
+import subprocess
 import sys
+import tempfile
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -196,6 +201,128 @@ class Logs(NoisyRows):
     def noisy(self, params: Any, table: Any, answer: Any, source: Any) -> Any:
         logging.getLogger("acme").debug("rows %s", answer.rows)
         return super().noisy(params, table, answer, source)
+
+
+class WritesToDescriptor(NoisyRows):
+    """Past everything that Python could redirect."""
+
+    def noisy(self, params: Any, table: Any, answer: Any, source: Any) -> Any:
+        os.write(2, b"rows %d\n" % int(answer.rows[0]))
+        return super().noisy(params, table, answer, source)
+
+
+class SetsEnvironment(NoisyRows):
+    """Every later process of this one reads it."""
+
+    def noisy(self, params: Any, table: Any, answer: Any, source: Any) -> Any:
+        os.environ["ACME_ROWS"] = str(int(answer.rows[0]))
+        return super().noisy(params, table, answer, source)
+
+
+class MakesFolder(NoisyRows):
+    """A folder for the report, called by what is in it."""
+
+    def noisy(self, params: Any, table: Any, answer: Any, source: Any) -> Any:
+        folder = Path(tempfile.gettempdir()) / f"acme-{int(answer.rows[0])}"
+        folder.mkdir(exist_ok=True)
+        folder.rmdir()
+        return super().noisy(params, table, answer, source)
+
+
+class SendsMetric(NoisyRows):
+    """How large tables are is good to know for who operates the service."""
+
+    def noisy(self, params: Any, table: Any, answer: Any, source: Any) -> Any:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"rows:%d|g" % int(answer.rows[0]), ("127.0.0.1", 9))
+        return super().noisy(params, table, answer, source)
+
+
+class RunsProgram(NoisyRows):
+    """Its arguments stand in the list of processes."""
+
+    def noisy(self, params: Any, table: Any, answer: Any, source: Any) -> Any:
+        subprocess.run(["true", str(int(answer.rows[0]))], check=True)
+        return super().noisy(params, table, answer, source)
+
+
+class KeepsInDefault(NoisyRows):
+    """A list that all calls share."""
+
+    def noisy(self, params: Any, table: Any, answer: Any, source: Any, seen: Any = []) -> Any:  # noqa: B006
+        seen.append(int(answer.rows[0]))
+        return super().noisy(params, table, answer, source)
+
+
+class KeepsInParams(NoisyRows):
+    """The plan holds them, and lives on."""
+
+    def noisy(self, params: Any, table: Any, answer: Any, source: Any) -> Any:
+        params.__dict__["rows"] = int(answer.rows[0])
+        return super().noisy(params, table, answer, source)
+
+
+class LabelledText(str):
+    """A text with a remark of its own."""
+
+    rows = 0
+
+
+class KeyThatCarries(NoisyRows):
+    """A key that looks empty."""
+
+    def draw(self, params: Any, table: Any, answer: Any, source: Any) -> Result:
+        (row,) = super().draw(params, table, answer, source).rows
+        key = LabelledText("")
+        key.rows = int(answer.rows[0])
+        return Result((Row(key, row.measure, row.value, row.half_width_95),))
+
+
+class SyntheticOfAnotherKind(NoisyRows):
+    """Columns as a data frame has them."""
+
+    def draw(self, params: Any, table: Any, answer: Any, source: Any) -> Result:
+        rows = super().draw(params, table, answer, source).rows
+        return Result(rows, synthetic={"rows": [int(answer.rows[0])]})  # type: ignore[arg-type]
+
+
+class SetInDocument(NoisyRows):
+    """A document that no JSON writes."""
+
+    def draw(self, params: Any, table: Any, answer: Any, source: Any) -> Result:
+        rows = super().draw(params, table, answer, source).rows
+        return Result(rows, document={"seen": {int(answer.rows[0])}})
+
+
+LAST = {"rows": 0}
+
+
+class KeepsInModule(NoisyRows):
+    """For the next release of the process to read."""
+
+    def noisy(self, params: Any, table: Any, answer: Any, source: Any) -> Any:
+        LAST["rows"] = int(answer.rows[0])
+        return super().noisy(params, table, answer, source)
+
+
+class KeepsInClass(NoisyRows):
+    """For every later instance."""
+
+    seen = 0
+
+    def noisy(self, params: Any, table: Any, answer: Any, source: Any) -> Any:
+        type(self).seen = int(answer.rows[0])
+        return super().noisy(params, table, answer, source)
+
+
+class DrawsUntilItSuits(NoisyRows):
+    """No negative number of rows, and none that is more than twice too large."""
+
+    def noisy(self, params: Any, table: Any, answer: Any, source: Any) -> Any:
+        noisy = -1
+        while not 0 <= noisy <= 2 * int(answer.rows[0]) + 1:
+            noisy = super().noisy(params, table, answer, source)
+        return noisy
 
 
 class Raises(NoisyRows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from dpflow.hookspecs import hookimpl
@@ -48,6 +49,17 @@ _RARE_WORDS = [
     for units in (1, 3, 5, 7)
 ]
 
+# Three columns, so that pairs are chosen; any unit moves every count as far as one can.
+_THREE = {
+    "name": "audited",
+    "database": "audited.duckdb",
+    "privacy_unit": {"column": "user"},
+    "contribution_bounds": {"rows": 1},
+    "columns": {"user": {}, **{name: {"public_keys": ["x", "y"]} for name in "abc"}},
+}
+_MIXED = dict(zip("abc", "xyx"))
+_SPREAD = [[100, dict(zip("abc", values))] for values in itertools.product("xy", repeat=3)]
+
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "minimum": [
         _make_example({"column": "amount", "epsilon": "1"}, _LOW_QUANTILE, "replace"),
@@ -66,6 +78,19 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
             form="Gaussian noise",
         )
         for sides in _RARE_WORDS
+    ],
+    "synthesize": [
+        {
+            "table": _THREE,
+            "params": {
+                "columns": ["a", "b", "c"],
+                "epsilon": "12",
+                "delta": "0.02",
+                "rows": 1,
+                "guarantee": "zcdp",
+            },
+            "sides": {"shared": _SPREAD, "left": [_MIXED], "right": []},
+        }
     ],
     "key_union": [
         _make_example({"by": "word", "epsilon": "4", "delta": "0.01"}, sides)

@@ -34,8 +34,9 @@ class DriftCheck(Strict):
         name: what results call it.
         column: a column with public keys.
         reference: name of a settled release by this column with counts, in the same scope.
-        at_most: the total variation distance that is allowed, from 0 to 1.
-        epsilon: the privacy cost of this check.
+        at_most: the total variation distance that is allowed, from 0 to 1. A watch asks of each key
+            whether its share moved by more: then the distance is above ``at_most``, too.
+        epsilon: the privacy cost of this check, where metered; a watch pays for all checks together.
     """
 
     example: ClassVar[str] = (
@@ -46,7 +47,7 @@ class DriftCheck(Strict):
     column: str
     reference: Annotated[str, Field(min_length=1, max_length=200)]
     at_most: Annotated[Exact, Field(ge=0, lt=1)]
-    epsilon: Epsilon
+    epsilon: Epsilon | None = None
 
 
 class Contract(Strict):
@@ -60,9 +61,9 @@ class Contract(Strict):
             paid whole when they are opened).
         scope: which budget pays; that of ``dpflow.yml`` if left out.
         checks: bounds on the rows (`dpflow.core.toolbox.row_checks`), in paid modes.
-        drift: bounds on the distance from an earlier release, metered only.
+        drift: bounds on the distance from an earlier release.
         epsilon: the cost of all ``checks`` together: of each run where metered, of each session
-            where watched.
+            where watched, drift included.
         delta: allows Gaussian noise, metered only.
         confidence: of one check of a metered contract: its verdict is wrong because of noise with
             no more than the rest.
@@ -95,9 +96,7 @@ class Contract(Strict):
         free = self.mode in ("public", "trusted")
         wrong = [f for f in PAID if free and f in given]
         wrong += [f for f in WATCH if self.mode != "watch" and f in given]
-        wrong += [
-            f for f in ("drift", "delta", "confidence") if self.mode == "watch" and f in given
-        ]
+        wrong += [f for f in ("delta", "confidence") if self.mode == "watch" and f in given]
         # A catalogue default for the scope is no mistake of the contract's author.
         if wrong := [f for f in wrong if f != "scope"]:
             raise ValueError(f"mode {self.mode} takes no {', '.join(wrong)}")
@@ -105,8 +104,13 @@ class Contract(Strict):
             return self
         if not self.checks and not self.drift:
             raise ValueError(f"mode {self.mode} needs checks")
-        if bool(self.checks) != (self.epsilon is not None):
+        watches = self.mode == "watch"
+        if (watches or bool(self.checks)) != (self.epsilon is not None):
             raise ValueError("checks and epsilon go together: epsilon pays for all checks")
+        if any((one.epsilon is None) != watches for one in self.drift):
+            raise ValueError(
+                "a metered drift check needs an epsilon of its own, and in a watch the session's pays for it"
+            )
         names = [*(check.name for check in self.checks), *(check.name for check in self.drift)]
         if len(set(names)) < len(names):
             raise ValueError("name each check once")

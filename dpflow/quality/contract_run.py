@@ -131,7 +131,8 @@ def run_contract(
             outcomes, paid = _pay_checks(contract, blocks, ledger, registry, identify, principal)
             receipts = [receipt.to_json() for receipt in paid]
         else:
-            watch = Watch(contract, table, ledger, registry, principal)
+            references = {one.name: find_reference(ledger, contract, one) for one in contract.drift}
+            watch = Watch(contract, table, ledger, registry, references, principal)
             outcomes = watch.ask_checks(blocks)
             receipts = watch.receipts
     passed = all_pass(outcomes, contract.undecided)
@@ -161,10 +162,10 @@ def check_catalogue(table: Table) -> list[CheckOutcome]:
     """Whether every declared column exists with a type that releases can use. Reads no row, so it
     works on holdouts, too. Raises `TableUnreadable` without the file or the relation.
     """
-    from dpflow.tables.access import contract_rows
+    from dpflow.tables.backends.judged_rows import find_judge
 
     names = judged_columns(table)
-    usable = set(contract_rows.usable_columns(table, names))
+    usable = set(find_judge(table).usable_columns(table, names))
     return [
         CheckOutcome(
             name,

@@ -83,6 +83,10 @@ class ExpectShareOfUnknownKeys(ExpectReleased):
     """The share of rows with an undeclared key is at most the bound."""
 
 
+class ExpectShareOfKeys(ExpectReleased):
+    """The share of some keys, among rows with a public key, is on the right side of the bound."""
+
+
 class ExpectQuantile(ExpectReleased):
     """A quantile is on the right side of the bound."""
 
@@ -114,6 +118,7 @@ EXPECTATIONS: dict[str, type[ExpectReleased]] = {
     "violations": ExpectShareOfViolations,
     "nulls": ExpectShareOfNulls,
     "unknown_keys": ExpectShareOfUnknownKeys,
+    "key_share": ExpectShareOfKeys,
     "quantile": ExpectQuantile,
     "mean": ExpectMean,
     "rows": ExpectNumberOfRows,

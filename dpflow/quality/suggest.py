@@ -132,7 +132,7 @@ def _suggest_bound(
 
 def _search_range(check: RowCheck, plan: Plan, lower: bool) -> tuple[Fraction, Fraction]:
     """The tightest and the loosest bound that make sense."""
-    if check.check in SHARES:
+    if check.check in (*SHARES, "key_share"):
         low, high = Fraction(0), Fraction(1)
     elif check.check == "mean":
         assert check.column is not None

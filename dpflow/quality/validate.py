@@ -69,11 +69,12 @@ def _run_suite(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidatio
     import great_expectations as gx
 
     from dpflow.tables.access import contract_rows
+    from dpflow.tables.backends.judged_rows import find_judge
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     columns = {name: text_name(name) for name in judged_columns(table)}
-    with contract_rows.open_rows(table, blocks, columns, FEWEST_UNITS) as connect:
+    with find_judge(table).open_rows(table, blocks, columns, FEWEST_UNITS) as connect:
         options = {"creator": connect, "poolclass": sa.pool.StaticPool}
         source = context.data_sources.add_sql(
             "t", connection_string=contract_rows.ENGINE, kwargs=options

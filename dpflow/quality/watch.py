@@ -6,23 +6,31 @@ session, which is paid whole again: it names the blocks of the period from the o
 alarm on. Every question has one stored answer, so a retry asks nothing new. A session that cannot
 read the rows answers none and is closed, too; then the run asks nothing more, for each further
 question would pay for a session.
+
+Drift is asked key by key, for a sparse vector compares linear excesses (`key_share`): has the share of
+this key grown, or shrunk, by more than ``at_most`` since the reference? Shares of the reference are taken
+as they were released. A key that moved so far moves the total variation distance at least as far, so
+an alarm means what it does where drift is metered. A drift that no single key shows stays quiet.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import Result
+from dpflow.core.toolbox.row_checks import RowCheck, match_keys
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session import Session
-from dpflow.errors import SessionClosed
+from dpflow.errors import PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.watch_rows import (
     FAILURE,
@@ -31,10 +39,14 @@ from dpflow.mechanisms.watch_rows import (
     scaled_margin,
     watch_margins,
 )
-from dpflow.quality.contract_file import Contract, list_period
+from dpflow.quality.contract_file import Contract, DriftCheck, list_period
 from dpflow.quality.verdicts import CheckOutcome, Verdict
 from dpflow.registry import Registry
 
+#: The releases that drift is measured from, by check; None where only a cost is asked.
+References: TypeAlias = Mapping[str, Result] | None
+#: Bounds that one session takes.
+MOST_CHECKS = 100
 #: What a session's answer says of a check; one that answered none tells nothing.
 VERDICTS: dict[str, Verdict] = {"quiet": "kept", "alarm": "violated"}
 
@@ -53,28 +65,91 @@ def plan_session(
     contract: Contract,
     blocks: Sequence[str],
     registry: Registry,
+    references: References = None,
     *,
     first: str = "",
     number: int = 1,
 ) -> Plan:
     """The plan of `request_session`."""
-    return make_plan(request_session(contract, blocks, first=first, number=number), registry)
+    request = request_session(contract, blocks, references, first=first, number=number)
+    return make_plan(request, registry)
+
+
+def list_drift_checks(
+    contract: Contract, references: References = None
+) -> dict[str, tuple[RowCheck, ...]]:
+    """The linear checks that each drift check asks, by its name: two for a key, unless no share can
+    break one of them.
+
+    Args:
+        references: the releases that drift is measured from, by check. None stands for equal shares: a
+            plan's cost is the same for all.
+    """
+    table, checks = contract.load_declaration(), dict[str, tuple[RowCheck, ...]]()
+    for place, drift in enumerate(contract.drift):
+        keys = table.public_keys(drift.column)
+        equal = {key: Fraction(1, len(keys)) for key in keys}
+        shares = equal if references is None else _read_shares(drift, references[drift.name], keys)
+        listed = []
+        for at, key in enumerate(keys):
+            # Six decimals, as bounds have them, rounded so that no bound gets tighter.
+            most = Fraction(math.ceil((shares[key] + drift.at_most) * 10**6), 10**6)
+            least = Fraction(math.floor((shares[key] - drift.at_most) * 10**6), 10**6)
+            fields = {
+                "check": "key_share",
+                "column": drift.column,
+                "condition": match_keys(table, drift.column, [key]),
+            }
+            name = f"drift_{place}_{at}"
+            if most < 1:
+                listed.append(RowCheck(**fields, name=f"{name}_more", at_most=most))
+            if least > 0:
+                listed.append(RowCheck(**fields, name=f"{name}_less", at_least=least))
+        checks[drift.name] = tuple(listed)
+    return checks
+
+
+def _read_shares(drift: DriftCheck, reference: Result, keys: Sequence[str]) -> dict[str, Fraction]:
+    """Each key's share of the released counts; a count below 0 is noise."""
+    counts = {
+        row.key: max(0, row.value)
+        for row in reference.rows
+        if row.measure == "count" and isinstance(row.value, int)
+    }
+    total = sum(counts.values())
+    if not total or set(counts) != set(keys):
+        raise PlanRefused(
+            f"check {drift.name!r} compares with {drift.reference!r}, which has no counts of the keys that {drift.column!r} "
+            f"declares now; release a histogram by {drift.column} under another name, and compare with that"
+        )
+    return {key: Fraction(count, total) for key, count in counts.items()}
 
 
 def request_session(
-    contract: Contract, blocks: Sequence[str], *, first: str = "", number: int = 1
+    contract: Contract,
+    blocks: Sequence[str],
+    references: References = None,
+    *,
+    first: str = "",
+    number: int = 1,
 ) -> ReleaseRequest:
     """A watch's session for the period of some blocks.
 
     Args:
+        references: of `list_drift_checks`.
         first: the first block that it names.
         number: 1, or one more for each session of the period that its alarms closed.
     """
     named = session_blocks(contract, blocks, first)
-    questions = contract.questions or len(contract.checks) * max(1, len(named))
+    drift = list_drift_checks(contract, references).values()
+    checks = [*contract.checks, *(one for listed in drift for one in listed)]
+    if not 0 < len(checks) <= MOST_CHECKS:
+        raise PlanRefused(
+            f"a watch takes 1 to {MOST_CHECKS} bounds, and this contract has {len(checks)}, two for most keys of a drift check; "
+            "watch fewer, or take mode: metered"
+        )
     # Questions are those of the whole period, so that margins do not shrink after an alarm.
-    if contract.questions is None:
-        questions = len(contract.checks) * max(1, len(session_blocks(contract, blocks)))
+    questions = contract.questions or len(checks) * max(1, len(session_blocks(contract, blocks)))
     period = ",".join(blocks) if contract.period == "run" else _period_name(blocks, contract)
     name = f"{contract.name} {period}".strip()
     return ReleaseRequest(
@@ -85,7 +160,7 @@ def request_session(
         blocks=tuple(named),
         revision=1000 * (contract.revision - 1) + number,
         params={
-            "checks": [one.model_dump(mode="json", exclude_none=True) for one in contract.checks],
+            "checks": [one.model_dump(mode="json", exclude_none=True) for one in checks],
             "epsilon": str(contract.epsilon),
             "alarms": contract.alarms,
             "questions": questions,
@@ -108,9 +183,10 @@ class Watch:
         table: Table,
         ledger: Ledger,
         registry: Registry,
+        references: Mapping[str, Result] = MappingProxyType({}),
         principal: str | None = None,
     ) -> None:
-        self._contract, self._table = contract, table
+        self._contract, self._table, self._references = contract, table, references
         self._ledger, self._registry = ledger, registry
         self._principal = principal
         self.receipts: list[dict[str, Any]] = []
@@ -124,12 +200,30 @@ class Watch:
         """
         outcomes = []
         for check in self._contract.checks:
-            asked = [self._ask(check.name, block, blocks) for block in blocks or ("",)]
-            worst: Verdict = "kept"
-            for verdict in ("undecided", "violated"):
-                worst = verdict if verdict in asked else worst
-            outcomes.append(CheckOutcome(check.name, check.check, check.summary, worst))
+            verdict = self._ask_each([check], blocks)
+            outcomes.append(CheckOutcome(check.name, check.check, check.summary, verdict))
+        asked = list_drift_checks(self._contract, self._references)
+        for drift in self._contract.drift:
+            verdict = self._ask_each(asked[drift.name], blocks)
+            summary = (
+                f"no share of {drift.column} further than {drift.at_most} from {drift.reference!r}"
+            )
+            outcomes.append(CheckOutcome(drift.name, "drift", summary, verdict))
         return outcomes
+
+    def _ask_each(self, checks: Sequence[RowCheck], blocks: Sequence[str]) -> Verdict:
+        """The worst verdict of some checks, all of one kind, on every block."""
+        asked = set[Verdict]()
+        for block in blocks or ("",):
+            for one in checks:
+                asked.add(verdict := self._ask(one.name, block, blocks))
+                # One key is enough, and the next alarm would cost another session.
+                if verdict == "violated":
+                    break
+        worst: Verdict = "kept"
+        for verdict in ("undecided", "violated"):
+            worst = verdict if verdict in asked else worst
+        return worst
 
     def _ask(self, check: str, block: str, blocks: Sequence[str]) -> Verdict:
         """One question, in the first session of its period that answers it."""
@@ -159,7 +253,9 @@ class Watch:
         """Charge a session whole, or go on with it."""
         name = tuple(session_blocks(self._contract, blocks, first)), number
         if name not in self._sessions:
-            plan = plan_session(self._contract, blocks, self._registry, first=first, number=number)
+            plan = plan_session(
+                self._contract, blocks, self._registry, self._references, first=first, number=number
+            )
             identity = RunIdentity.of_request(plan.request, self._principal)
             self._sessions[name] = Session.open(
                 plan, self._ledger, self._registry, run_identity=identity

@@ -24,7 +24,7 @@ from dpflow.core.contract.interactive import InteractiveMechanism, State
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, Groups, Records
 from dpflow.core.contract.results import Result
-from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
+from dpflow.core.sampling.randomness import RandomWords, Source
 from dpflow.errors import InvalidInput
 from dpflow.testing import exact_divergence, harness
 from dpflow.testing.enumeration import NotEnumerable, enumerate_outputs, follow_laws, is_sampler
@@ -38,7 +38,7 @@ from dpflow.testing.examples import (
     typical_answer,
     validate_model,
 )
-from dpflow.testing.harness import epsilon_delta, require
+from dpflow.testing.harness import LimitedSource, epsilon_delta, require
 from dpflow.testing.leaks import name_exact_leak, name_transcript
 from dpflow.testing.neighbours import (
     UnitRows,
@@ -124,12 +124,12 @@ def compare_exactly(
     """Output distributions of one example on its neighbouring answers, the most distant first."""
     best: ExactComparison | None = None
     for raw in _widen_epsilon(mechanism, example):
-        found = _compare_laws(mechanism, replace(example, params=raw), seconds)
-        if best is None or found.pairs > best.pairs or not found.passed:
-            best = found
+        comparison = _compare_laws(mechanism, replace(example, params=raw), seconds)
+        if best is None or comparison.pairs > best.pairs or not comparison.passed:
+            best = comparison
         # Some pairs of a release show its scale; a session shows it after many questions.
         enough = best.pairs >= FEW_PAIRS and isinstance(mechanism, Mechanism)
-        if not best.passed or enough or (best.pairs and not found.obstacle):
+        if not best.passed or enough or (best.pairs and not comparison.obstacle):
             break
     assert best is not None
     return best
@@ -184,14 +184,14 @@ def guarantee_holds_exactly(mechanism: AnyMechanism, example: Example) -> None:
     """Output distributions on neighbouring tables keep the event's (epsilon, delta), over the
     whole result.
     """
-    found = compare_exactly(mechanism, example, SECONDS * harness.effort)
-    if found.passed:
+    comparison = compare_exactly(mechanism, example, SECONDS * harness.effort)
+    if comparison.passed:
         return
     require(
         False,
-        f"at epsilon {found.epsilon:g} the output distributions need delta {found.delta_found:.4g}, "
-        f"where the event states {found.delta:.4g}; epsilon is at least {found.epsilon_found:.4g}. "
-        f"What leaks: {_name_leak(mechanism, example, found)}",
+        f"at epsilon {comparison.epsilon:g} the output distributions need delta {comparison.delta_found:.4g}, "
+        f"where the event states {comparison.delta:.4g}; epsilon is at least {comparison.epsilon_found:.4g}. "
+        f"What leaks: {_name_leak(mechanism, example, comparison)}",
     )
 
 
@@ -238,7 +238,7 @@ class LawSource(Source):
     """The system's entropy; notes functions that take raw words without a stated law."""
 
     def __init__(self) -> None:
-        self._source, self.raw = SystemSource(), set[str]()
+        self._source, self.raw = LimitedSource(), set[str]()
 
     def draw_words(self, n: int) -> RandomWords:
         """The next n words; notes who asked."""

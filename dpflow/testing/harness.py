@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import logging
@@ -17,19 +17,22 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from types import FrameType, FunctionType
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.sampling.randomness import RandomWords, Source
+from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
 
 #: How much longer than usual checks may look; see `spend_effort`.
 effort = 1.0
 
 #: Words hashed at once.
 BUFFER = 512
+#: Random words for one draw, or one session, of a check; mechanisms of this project take up to 30,000.
+MOST_WORDS = 1 << 18
 
 
 class NotConformant(AssertionError):
@@ -66,6 +69,25 @@ class StreamSource(Source):
             self._left, self._block = np.concatenate([self._left, fresh]), self._block + 1
         taken, self._left = self._left[:n].copy(), self._left[n:]
         return taken
+
+
+class LimitedSource(Source):
+    """Words of another source, by default the system's, up to `MOST_WORDS`; then `NotConformant`.
+
+    Who draws again until the value suits the rows may draw without an end: on other rows nothing suits.
+    """
+
+    def __init__(self, source: Source | None = None) -> None:
+        self._source, self._left = source or SystemSource(), MOST_WORDS
+
+    def draw_words(self, n: int) -> RandomWords:
+        """The next n words."""
+        self._left -= n
+        require(
+            self._left >= 0,
+            f"one draw took more than {MOST_WORDS} random words; draw once, and never again until the value suits the rows",
+        )
+        return self._source.draw_words(n)
 
 
 _MODULES: tuple[tuple[Any, str], ...] = (
@@ -114,20 +136,40 @@ def forbid_hidden_randomness() -> Iterator[list[str]]:
         yield touched
 
 
+#: Beginnings of the interpreter's audit events (PEP 578) by which something leaves a process, or stays
+#: behind it: files, folders, other processes, networks, databases.
+_LEAVING = ("open", "os.", "shutil.", "subprocess.", "socket.", "sqlite3.", "syslog.")
+
+#: Who is told of these events now.
+_note_event: Callable[[str], object] | None = None
+
+
+def _hear_event(event: str, _: Any) -> None:
+    if _note_event is None or not event.startswith(_LEAVING) or _is_import(sys._getframe(1)):
+        return
+    _note_event(event)
+
+
+@functools.cache
+def _hear_events() -> None:
+    """Once: an audit hook stays for as long as its process."""
+    sys.addaudithook(_hear_event)
+
+
 @contextlib.contextmanager
 def capture_output() -> Iterator[Callable[[], str]]:
-    """Catch what the block prints, logs and warns of, and the files it opens; the value is a
-    function that returns it.
+    """Catch what the block prints, logs, warns of and puts into the environment, the files that it
+    opens or writes to, and whatever else leaves the process; the value is a function that returns it.
     """
-    captured, root = io.StringIO(), logging.getLogger()
+    global _note_event
+    captured, root, environment = io.StringIO(), logging.getLogger(), dict(os.environ)
     handler, level = logging.StreamHandler(captured), root.level
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)  # a debug line with rows in it leaks as well as a warning
 
     def note_call(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
-            # An import reads modules, which says nothing about rows.
-            if "importlib" not in sys._getframe(1).f_code.co_filename:
+            if not _is_import(sys._getframe(1)):
                 captured.write(f"{name} was called")
             return real(*args, **named)
 
@@ -144,13 +186,72 @@ def capture_output() -> Iterator[Callable[[], str]]:
                     warnings, "showwarning", lambda message, *_: captured.write(str(message))
                 )
             )
-            for module, name in ((builtins, "open"), (io, "open"), (os, "open")):
-                fake = note_call(f"{module.__name__}.{name}", getattr(module, name))
-                stack.enter_context(mock.patch.object(module, name, fake))
-            yield captured.getvalue
+            # To write is no event.
+            for name in ("write", "writev", "pwrite"):
+                fake = note_call(f"os.{name}", getattr(os, name))
+                stack.enter_context(mock.patch.object(os, name, fake))
+            _hear_events()
+            outer, _note_event = _note_event, lambda event: captured.write(f"{event} was called")
+            try:
+                yield captured.getvalue
+            finally:
+                _note_event = outer
+            if dict(os.environ) != environment:
+                captured.write("os.environ was changed")
     finally:
         root.setLevel(level)
         root.removeHandler(handler)
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Whether the import system stands between a check and what it called: that reads modules and their
+    metadata, perhaps with the first draw of a process, and says nothing about rows.
+    """
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith(__package__):
+        if "importlib" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def remember_globals(mechanism: object) -> Callable[[], bool]:
+    """What a mechanism's module and class could keep of rows: plain values, containers with their items,
+    and what functions hold (attributes, and defaults that change).
+
+    Returns:
+        A function that says whether these are still the same objects.
+    """
+    kind = type(mechanism)
+
+    def list_objects() -> list[object]:
+        listed: list[object] = []
+        for name, value in (*vars(sys.modules[kind.__module__]).items(), *vars(kind).items()):
+            listed += [name, *list_items(value)]
+            if isinstance(value, FunctionType):
+                defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+                for held in (vars(value), *defaults):
+                    listed += list_items(held)
+        return listed
+
+    def list_items(value: object) -> list[object]:
+        if isinstance(value, dict):
+            return [*value.keys(), *value.values()]
+        if isinstance(value, (list, set)):
+            return [*value]
+        if isinstance(value, bytearray):
+            return [bytes(value)]
+        plain = isinstance(value, (int, float, str, bytes, Fraction, type(None)))
+        return [value] if plain else []
+
+    # Held, so that no number of an object is given to another one.
+    before = list_objects()
+
+    def compare_objects() -> bool:
+        after = list_objects()
+        same = (a is b or (isinstance(a, bytes) and a == b) for a, b in zip(before, after))
+        return len(before) == len(after) and all(same)
+
+    return compare_objects
 
 
 def deep_equal(a: Any, b: Any) -> bool:

@@ -4,6 +4,9 @@ Three methods, each wherever it can follow the mechanism: the exact output distr
 (`dpflow.testing.exact_checks`); runs replayed on neighbours of any size, number by number
 (`dpflow.testing.replay_audit`); and, where the others see too little, draws (`dpflow.testing.audit`).
 
+Of a composition whose parts no pair of neighbours shows together, each part is held to its own cost, too
+(`dpflow.testing.part_audit`).
+
 Each is run once more with the noise of every sampler weakened (`dpflow.testing.sampler_patches`)
 by 2, 4, 8, ... until it refutes the guarantee: an audit that cannot see a broken mechanism says
 nothing about the sound one. A guarantee that is tight on the compared tables is refuted at 2; one
@@ -16,7 +19,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -34,6 +37,7 @@ from dpflow.testing.examples import (
     plan_mechanism,
 )
 from dpflow.testing.harness import epsilon_delta
+from dpflow.testing.part_audit import audit_parts
 from dpflow.testing.release_checks import neighbouring_results
 from dpflow.testing.replay_audit import estimate_power as estimate_replay_power
 from dpflow.testing.replay_audit import replay_examples, replay_pair
@@ -60,7 +64,8 @@ class MechanismAudit:
 
     Attributes:
         mechanism, version: what was audited.
-        method: ``exact``, ``replayed`` or ``drawn``; ``none`` for a mechanism that promises nothing.
+        method: ``exact``, ``replayed``, ``parts`` (replayed, each part held to its cost) or ``drawn``;
+            ``none`` for a mechanism that promises nothing.
         neighbours, params: of the example that measures most of the guarantee.
         epsilon, delta: its guarantee.
         measured_epsilon: the loss is at least this at delta, with ``confidence``.
@@ -136,7 +141,11 @@ def audit_mechanism(
     left = (seconds - (time.thread_time() - begun)) * (0.5 if replayed else 0.85)
     followed = [_audit_exactly(mechanism, [*examples, *tiny], left), replayed]
     seen = [one for one in followed if one is not None]
-    if not any(one.refuted or one.weakened == FACTORS[0] for one in seen):
+    is_seen = any(one.refuted or one.weakened == FACTORS[0] for one in seen)
+    if replayed and not is_seen:
+        seen.append(_audit_parts(mechanism, given, replayed, seconds / 6))
+        is_seen = seen[-1].refuted or seen[-1].weakened == FACTORS[0]
+    if not is_seen:
         seen.append(_audit_draws(mechanism, given, seconds - (time.thread_time() - begun)))
     # Whichever refutes, or sees the smaller mistake; results before what is seen on their way.
     best = min(
@@ -182,15 +191,15 @@ def _audit_exactly(
 ) -> MechanismAudit | None:
     """The exact method; None where no example can be followed."""
     # Half of the time looks for the best example, and half weakens its noise.
-    each = seconds / 2 / max(len(examples), 1)
-    found = []
+    seconds_each = seconds / 2 / max(len(examples), 1)
+    comparisons = []
     for example in examples:
         # Standard queries may not fit tiny tables, where other examples do.
         with suppress(InvalidInput):
-            found.append((example, compare_exactly(mechanism, example, each)))
-            if not found[-1][1].passed:
+            comparisons.append((example, compare_exactly(mechanism, example, seconds_each)))
+            if not comparisons[-1][1].passed:
                 break
-    followed = [(example, one) for example, one in found if one.pairs]
+    followed = [(example, one) for example, one in comparisons if one.pairs]
     if not followed:
         return None
     followed.sort(key=lambda one: (one[1].passed, -one[1].epsilon_found / one[1].epsilon))
@@ -202,7 +211,7 @@ def _audit_exactly(
     for factor in () if refuted else factors[:3]:
         with weaken_noise(factor):
             if any(
-                not compare_exactly(mechanism, example, max(each, seconds / 12)).passed
+                not compare_exactly(mechanism, example, max(seconds_each, seconds / 12)).passed
                 for example, _ in followed[:2]
             ):
                 weakened = factor
@@ -267,6 +276,23 @@ def _audit_replays(
         _state_profile(event, best.epsilon, best.delta),
         tuple((x, best.delta_at(x)) for x in _grid(best.epsilon)),
     )
+
+
+def _audit_parts(
+    mechanism: AnyMechanism, examples: Sequence[Example], replayed: MechanismAudit, seconds: float
+) -> MechanismAudit:
+    """What whole runs say, with the power of an audit of their parts; whole runs alone where none
+    are stated.
+    """
+    parts = audit_parts(mechanism, examples, seconds / 2)
+    if parts is None:
+        return replayed
+    if not parts.passed:
+        return replace(replayed, method="parts", refuted=True)
+    weaker = audit_parts(mechanism, [parts.example], seconds / 2, FACTORS[0])
+    if weaker is None or weaker.power < POWER:
+        return replayed
+    return replace(replayed, method="parts", weakened=FACTORS[0], power=weaker.power)
 
 
 def _audit_draws(

@@ -14,7 +14,7 @@ from typing import Any
 
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, GroupedSums, Groups
-from dpflow.core.contract.results import Result
+from dpflow.core.contract.results import Result, Synthetic
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
 from dpflow.testing import harness
@@ -34,12 +34,14 @@ from dpflow.testing.examples import (
     typical_answer,
 )
 from dpflow.testing.harness import (
+    LimitedSource,
     NotConformant,
     StreamSource,
     capture_output,
     deep_equal,
     epsilon_delta,
     forbid_hidden_randomness,
+    remember_globals,
     require,
 )
 from dpflow.testing.leaks import name_drawn_leak
@@ -67,20 +69,31 @@ def draw_never_raises(mechanism: Mechanism[Any], example: Example) -> None:
     for name, answer in possible_answers(mechanism.data_request(params, table), table).items():
         # Copied first, or a mechanism that changes its answer would be compared with the change.
         before, attributes = copy.deepcopy(answer), copy.deepcopy(vars(mechanism))
+        parameters = dict(vars(params))
+        globals_stay = remember_globals(mechanism)
         with capture_output() as output:
             try:
-                result = mechanism.draw(params, table, answer, SystemSource())
+                result = mechanism.draw(params, table, answer, LimitedSource())
+            except NotConformant:
+                raise
             except Exception as error:
                 raise NotConformant(
                     f"draw raised {type(error).__name__} on the answer {name!r}"
                 ) from error
         require(
-            not output(), f"draw printed, logged, warned or opened a file on the answer {name!r}"
+            not output(),
+            f"draw printed, logged, warned or opened a file on the answer {name!r}, or wrote to one or to the environment, "
+            f"or reached out of its process: {output()[:80]!r}",
         )
         _check_result(result, name)
         require(deep_equal(before, answer), f"draw changed the answer {name!r}")
+        require(parameters == vars(params), "draw must not keep anything in the parameters")
         require(
             deep_equal(attributes, vars(mechanism)), "draw must not keep anything in the mechanism"
+        )
+        require(
+            globals_stay(),
+            "draw must not keep anything in the module or the class of the mechanism",
         )
     require(
         mechanism.event(params, table) == event,
@@ -100,7 +113,9 @@ def accepted_plans_draw(mechanism: Mechanism[Any], example: Example) -> None:
             continue
         answer = typical_answer(mechanism.data_request(params, table), table)
         try:
-            mechanism.draw(params, table, answer, SystemSource())
+            mechanism.draw(params, table, answer, LimitedSource())
+        except NotConformant as error:
+            raise NotConformant(f"epsilon {epsilon} plans, but {error}") from error
         except Exception as error:
             raise NotConformant(
                 f"epsilon {epsilon} plans, but draw raised {type(error).__name__}"
@@ -118,7 +133,7 @@ def order_is_public(mechanism: Mechanism[Any], example: Example) -> None:
     # The database may return private keys in any order, so the answer has them backwards.
     if request.keys is None:
         answer = replace(answer, keys=answer.keys[::-1])
-    result = mechanism.draw(params, example.table, answer, SystemSource())
+    result = mechanism.draw(params, example.table, answer, LimitedSource())
     released_keys = [*dict.fromkeys(row.key for row in result.rows)]
     public_order = sorted(released_keys)
     if request.keys is not None:
@@ -136,7 +151,9 @@ def randomness_is_the_source(mechanism: Mechanism[Any], example: Example) -> Non
 
     def draw_with_seed(answer: Answer, seed: int) -> Result:
         with forbid_hidden_randomness() as touched:
-            result = mechanism.draw(params, example.table, answer, StreamSource(seed))
+            result = mechanism.draw(
+                params, example.table, answer, LimitedSource(StreamSource(seed))
+            )
         require(not touched, f"draw used {', '.join(touched)}; take all randomness from the source")
         return result
 
@@ -164,7 +181,7 @@ def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
         exact, _ = plan_mechanism(mechanism, example.table, {**example.params, "epsilon": "1e6"})
     except InvalidInput:
         return
-    rows = mechanism.draw(exact, example.table, answer, SystemSource()).rows
+    rows = mechanism.draw(exact, example.table, answer, LimitedSource()).rows
     truth = {
         (row.key, row.measure): row.value for row in rows if isinstance(row.value, int | float)
     }
@@ -175,7 +192,7 @@ def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
     draws, misses = max(1, DRAWS // max(1, len(truth))), Counter[tuple[str, str]]()
     source = SystemSource()
     for _ in range(draws):
-        for row in mechanism.draw(params, example.table, answer, source).rows:
+        for row in mechanism.draw(params, example.table, answer, LimitedSource(source)).rows:
             true = truth.get((row.key, row.measure))
             widths = [w for w in (promised.get(row.measure), row.half_width_95) if w is not None]
             value = row.value
@@ -218,7 +235,7 @@ def _name_leak(mechanism: Mechanism[Any], example: Example, number: int, epsilon
     request, source = mechanism.data_request(params, example.table), SystemSource()
     answers = list_pairs(request, example)[number]
     draws = [
-        [mechanism.draw(params, example.table, answer, source) for _ in range(200)]
+        [mechanism.draw(params, example.table, answer, LimitedSource(source)) for _ in range(200)]
         for answer in answers
     ]
     return name_drawn_leak(draws, epsilon)
@@ -238,7 +255,7 @@ def time_is_public(mechanism: Mechanism[Any], example: Example) -> None:
         for _ in range(TIMED):
             for answer, taken in zip(answers, times, strict=True):
                 begun = time.thread_time_ns()
-                mechanism.draw(params, example.table, answer, source)
+                mechanism.draw(params, example.table, answer, LimitedSource(source))
                 taken.append(time.thread_time_ns() - begun)
             # Noise takes time, too: the quickest draw of the slower side against all of the other's.
             slow, quick = sorted(times, key=min, reverse=True)
@@ -270,7 +287,7 @@ def neighbouring_results(
     source = SystemSource()
 
     def draw_from(answer: Answer) -> Callable[[], Result]:
-        return lambda: mechanism.draw(params, example.table, answer, source)
+        return lambda: mechanism.draw(params, example.table, answer, LimitedSource(source))
 
     samplers: list[tuple[Sampler, Sampler]] = []
     request = mechanism.data_request(params, example.table)
@@ -306,10 +323,15 @@ ONE_SHOT = (
 def _check_result(result: Any, name: str) -> None:
     """Rows of texts and finite numbers, equal after JSON."""
     require(isinstance(result, Result), f"draw must return a Result, on the answer {name!r}")
+    require(
+        isinstance(result.synthetic, Synthetic | None),
+        "the synthetic rows of a Result are a Synthetic, which names its columns",
+    )
     for row in result.rows:
+        # By exact type: texts of another class may carry more than they show.
         require(
-            isinstance(row.key, str) and isinstance(row.measure, str),
-            "key and measure of a row are texts",
+            {type(row.key), type(row.measure), type(row.remark)} == {str},
+            "key, measure and remark of a row are texts",
         )
         for number in (None if isinstance(row.value, str) else row.value, row.half_width_95):
             # By exact type: a bool or a numpy float passes isinstance.
@@ -321,7 +343,12 @@ def _check_result(result: Any, name: str) -> None:
         require(
             row.half_width_95 is None or row.half_width_95 >= 0, "half_width_95 cannot be negative"
         )
-    stored = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    try:
+        stored = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise NotConformant(
+            f"the result must be JSON, on {name!r}: texts, whole and finite numbers, lists, objects"
+        ) from error
     require(
         Result.from_json(stored) == result,
         f"the result must be equal after a JSON round trip, on {name!r}",

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,201 +31,47 @@ from dpflow.core.sampling import noisy_values
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
 from dpflow.core.toolbox import quantiles, sparse_vector
 from dpflow.testing import exact_divergence
+from dpflow.testing.replay_laws import (
+    ChoiceLaw,
+    ComparisonLaw,
+    Impossible,
+    LargeCounts,
+    Place,
+    ShiftedNoise,
+    Stretch,
+    Unfollowed,
+    Wide,
+)
 from dpflow.testing.sampler_patches import REAL, replace_samplers
 
 #: Makes what everybody sees, from the source that it is given.
 Run = Callable[[Source], Hashable]
 
-#: How much wider noise is drawn by a run that explores.
-WIDER = 6
 #: Choices whose law needs so many polynomials at most.
 MOST_FLIPS = 30
-#: Values of a threshold's noise that are summed over at most, and the mass that is left out.
-MOST_THRESHOLDS, LEFT_OUT = 400_000, 1e-18
-#: How much of an answer's probability the mass that is left out may be.
-NEGLIGIBLE = 1e-9
 #: Values of one number that a climb compares.
 TRIES = 4
-
-
-class Unfollowed(Exception):
-    """The run draws noise that nobody may see, or as many numbers as rows say."""
-
-
-class _Impossible(Exception):
-    """The neighbour never makes this number."""
 
 
 class _Enough(Exception):
     """The number that was asked for is drawn."""
 
 
-@dataclass(frozen=True)
-class _ShiftedNoise:
-    """Exact integers with noise of one size: a scale, or of Gaussian noise sigma^2."""
+@dataclass
+class StatedPart:
+    """What a run states about the numbers from one of them on, up to the next part.
 
-    exact: NDArray[Any]
-    size: Fraction
-    gaussian: bool = False
-
-    def draw(self, source: Source, explores: bool) -> NDArray[Any]:
-        sampler = REAL["discrete_gaussian" if self.gaussian else "discrete_laplace"]
-        wider = (WIDER**2 if self.gaussian else WIDER) if explores else 1
-        noisy: NDArray[Any] = self.exact + sampler(self.size * wider, self.exact.size, source)
-        return noisy
-
-    def log_mass(self, value: NDArray[Any]) -> float:
-        if value.shape != self.exact.shape:
-            raise Unfollowed("the rows say how many numbers get noise")
-        distance = np.abs((value - self.exact).astype(float))
-        # Normalisers are the same on both sides.
-        if self.gaussian:
-            return float(-(distance**2).sum() / (2 * float(self.size)))
-        return float(-distance.sum() / float(self.size))
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """One of some places, by the logarithms of their weights."""
-
-    logs: NDArray[np.float64]
-
-    def draw(self, source: Source, explores: bool) -> int:
-        if explores:
-            return source.draw_below(len(self.logs))
-        weights = np.exp(self.logs - self.logs.max())
-        at = int(np.searchsorted(np.cumsum(weights) / weights.sum(), _draw_unit(source)))
-        return min(at, len(weights) - 1)
-
-    def log_mass(self, value: int) -> float:
-        if value >= len(self.logs):
-            raise _Impossible
-        return float(self.logs[value] - _log_sum(self.logs))
-
-
-@dataclass(frozen=True)
-class _Place:
-    """An integer of one of several runs."""
-
-    starts: Sequence[int]
-    lengths: Sequence[int]
-    costs: NDArray[np.float64]
-    rate: float
-
-    def _log_weights(self) -> NDArray[np.float64]:
-        sizes = np.array([float(length) for length in self.lengths])
-        logs: NDArray[np.float64] = np.log(sizes) - self.rate * self.costs
-        return logs
-
-    def draw(self, source: Source, explores: bool) -> int:
-        run = _Choice(self._log_weights()).draw(source, explores)
-        return self.starts[run] + source.draw_below(self.lengths[run])
-
-    def log_mass(self, value: int) -> float:
-        for start, length, cost in zip(self.starts, self.lengths, self.costs):
-            if start <= value < start + length:
-                return float(-self.rate * cost - _log_sum(self._log_weights()))
-        raise _Impossible
-
-
-@dataclass(frozen=True)
-class _LargeCounts:
-    """Counts by name that noise of a bounded size lifts above a threshold."""
-
-    counts: Mapping[Any, int]
-    noise: Mapping[int, float]
-    threshold: int
-
-    def draw(self, source: Source, explores: bool) -> dict[Any, int]:
-        values = list(self.noise)
-        law = _Choice(np.log([self.noise[x] for x in values]))
-        noisy = {name: n + values[law.draw(source, explores)] for name, n in self.counts.items()}
-        return {name: n for name, n in noisy.items() if n > self.threshold}
-
-    def log_mass(self, value: Mapping[Any, int]) -> float:
-        if not value.keys() <= self.counts.keys():
-            raise _Impossible
-        total = 0.0
-        for name, count in self.counts.items():
-            mass = self.noise.get(value[name] - count, 0.0) if name in value else self._hide(count)
-            if mass <= 0:
-                raise _Impossible
-            total += math.log(mass)
-        return total
-
-    def _hide(self, count: int) -> float:
-        return math.fsum(p for x, p in self.noise.items() if count + x <= self.threshold)
-
-
-class _Stretch:
-    """A sparse vector between two answers "below": how probable each noise of its threshold is,
-    after what was answered since.
+    Attributes:
+        first: the number of its first number in the run.
+        epsilon, delta, moves: as `dpflow.core.sampling.randomness.Source.begin_part` has them.
+        largest: by number of each Laplace noise: what it loses, as it is drawn, for that many moves.
     """
 
-    def __init__(self, scale: Fraction) -> None:
-        reach = math.ceil(-math.log(LEFT_OUT) * float(scale))
-        if 2 * reach > MOST_THRESHOLDS:
-            raise Unfollowed("the noise of a threshold has too many values to sum over")
-        weights = np.exp(-np.abs(np.arange(-reach, reach + 1.0)) / float(scale))
-        self.weights: NDArray[np.float64] = weights / weights.sum()
-        self.left_out = LEFT_OUT
-
-    def split(self, difference: int, scale: Fraction) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The weights with "below", and those with "above", of a value so far above the threshold."""
-        reach = len(self.weights) // 2
-        if abs(difference) > 2 * reach:
-            below, above = _split_noise(np.arange(-reach, reach + 1.0) - difference, scale)
-        else:
-            first = 2 * reach - difference
-            below, above = (
-                tails[first : first + len(self.weights)] for tails in _list_tails(reach, scale)
-            )
-        return self.weights * below, self.weights * above
-
-    def keep(self, weights: NDArray[Any]) -> None:
-        """Go on after an answer that has these weights."""
-        mass = float(weights.sum())
-        self.weights, self.left_out = weights / mass, self.left_out / mass
-
-
-def _split_noise(room: NDArray[Any], scale: Fraction) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Probabilities that Laplace noise is at most so much, and that it is more."""
-    q = math.exp(-1 / float(scale))
-    # The smaller of both tails has no rounding to hide it.
-    tail = np.exp(-np.where(room < 0, -room, room + 1) / float(scale)) / (1 + q)
-    return np.where(room < 0, tail, 1 - tail), np.where(room < 0, 1 - tail, tail)
-
-
-@lru_cache(maxsize=8)
-def _list_tails(reach: int, scale: Fraction) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The same for every whole number up to three times ``reach``: questions differ by a shift."""
-    return _split_noise(np.arange(-3 * reach, 3 * reach + 1.0), scale)
-
-
-class _Comparison:
-    """Whether a value, so much above a threshold of which only answers are seen, is below it."""
-
-    def __init__(self, stretch: _Stretch, difference: int, scale: Fraction) -> None:
-        self.stretch = stretch
-        self.parts = stretch.split(difference, scale)
-        self.masses = [float(part.sum()) for part in self.parts]
-
-    def draw(self, source: Source, explores: bool) -> bool:
-        below, above = self.masses
-        # What is left out must not decide how probable an improbable answer is.
-        if explores and min(below, above) > self.stretch.left_out / NEGLIGIBLE:
-            return bool(source.draw_below(2))
-        return _draw_unit(source) * (below + above) < below
-
-    def log_mass(self, value: bool) -> float:
-        mass = self.masses[0 if value else 1]
-        if mass <= 0:
-            raise _Impossible
-        return math.log(mass)
-
-    def keep(self, value: bool) -> None:
-        """Go on after this answer."""
-        self.stretch.keep(self.parts[0 if value else 1])
+    first: int
+    epsilon: Fraction
+    delta: Fraction
+    moves: int | None = None
+    largest: dict[int, float] = field(default_factory=dict, compare=False)
 
 
 class _Follower(Source):
@@ -235,19 +80,26 @@ class _Follower(Source):
     def __init__(self, factor: Fraction, explores: bool) -> None:
         self.factor, self.explores, self.logs = factor, explores, list[float]()
         self._fresh = SystemSource()
-        self._stretches: dict[int, _Stretch] = {}
+        self._stretches: dict[int, Stretch] = {}
+        self.parts = list[StatedPart]()
+
+    def begin_part(
+        self, epsilon: Fraction, delta: Fraction = Fraction(0), moves: int | None = None
+    ) -> None:
+        """Note which numbers belong to the part."""
+        self.parts.append(StatedPart(len(self.logs), epsilon, delta, moves))
 
     def open_stretch(self, scale: Fraction) -> int:
         """A name for the secret noise of a threshold: another one on each side, so it is missed
         nowhere if a result shows it.
         """
         name = self._fresh.draw_bits(53)
-        self._stretches[name] = _Stretch(scale / self.factor)
+        self._stretches[name] = Stretch(scale / self.factor)
         return name
 
     def compare_value(self, difference: int, name: int, scale: Fraction) -> bool:
         """Whether a value, so much above that threshold, is below it."""
-        law = _Comparison(self._stretches[name], difference, scale / self.factor)
+        law = ComparisonLaw(self._stretches[name], difference, scale / self.factor)
         answer = bool(self.follow(law))
         law.keep(answer)
         return answer
@@ -266,22 +118,7 @@ class _Follower(Source):
 
     def draw_below(self, n: int) -> int:
         """A uniform choice, seen by everybody."""
-        return int(self.follow(_Choice(np.zeros(n))) if n < 10**6 else self.follow(_Wide(n)))
-
-
-@dataclass(frozen=True)
-class _Wide:
-    """A uniform integer below n."""
-
-    n: int
-
-    def draw(self, source: Source, explores: bool) -> int:
-        return source.draw_below(self.n)
-
-    def log_mass(self, value: int) -> float:
-        if value >= self.n:
-            raise _Impossible
-        return -math.log(self.n)
+        return int(self.follow(ChoiceLaw(np.zeros(n))) if n < 10**6 else self.follow(Wide(n)))
 
 
 class _Recording(_Follower):
@@ -320,7 +157,7 @@ class _Replaying(_Follower):
 
     def _next(self) -> Any:
         if not self._left:
-            raise _Impossible if self._is_whole else _Enough
+            raise Impossible if self._is_whole else _Enough
         return self._left.pop(0)
 
     def follow(self, law: Any) -> Any:
@@ -328,12 +165,13 @@ class _Replaying(_Follower):
         try:
             self.logs.append(law.log_mass(value))
         except (TypeError, AttributeError):  # another kind of number
-            raise _Impossible from None
+            raise Impossible from None
         return value
 
     def share(self, draw: Callable[[], Any], fit: Callable[[Any], Any]) -> Any:
+        value = self._next()
         self.logs.append(0.0)
-        return fit(self._next())
+        return fit(value)
 
     @property
     def is_finished(self) -> bool:
@@ -409,6 +247,59 @@ def _climb_loss(first: Run, second: Run, factor: Fraction, end: float) -> float 
         given.append(best[1])
 
 
+@dataclass(frozen=True)
+class PartLosses:
+    """A run, part by part.
+
+    Attributes:
+        parts: all that the run stated.
+        losses: of those that its neighbour began, too; where few tables show it, for as many moves as
+            the part states. Infinite for the last one if the neighbour never draws the same there, or
+            states another cost.
+        before: the largest loss of a number drawn before the first part.
+    """
+
+    parts: list[StatedPart]
+    losses: list[float]
+    before: float
+
+
+def draw_part_losses(
+    first: Run, second: Run, *, factor: Fraction | int = 1, explores: bool = False
+) -> PartLosses:
+    """What each part of one run loses against the second answer, given all parts before it.
+
+    The arguments are those of `draw_losses`. Raises `Unfollowed`.
+    """
+    with follow_samplers():
+        recorded = _Recording(Fraction(factor), explores)
+        outcome = first(recorded)
+        replayed, is_same = _Replaying(recorded), False
+        # What is forced upon the neighbour before it parts from the run is comparable.
+        with suppress(Impossible):
+            is_same = second(replayed) == outcome and replayed.is_finished
+    common = len(replayed.logs)
+    by_number = [a - b for a, b in zip(recorded.logs[:common], replayed.logs, strict=True)]
+    parts, others = recorded.parts, replayed.parts
+    is_same = is_same and parts == others
+    starts = [*(part.first for part in parts), len(recorded.logs)]
+    before = [abs(loss) for loss in by_number[: starts[0]]]
+    if common < starts[0]:
+        before.append(math.inf)
+    losses = list[float]()
+    for index, (part, end) in enumerate(zip(parts, starts[1:], strict=True)):
+        if part.first > common:
+            break
+        # The neighbour may part from the run after all numbers: then the last part told it.
+        is_last = end > common or index + 1 == len(parts)
+        if parts[index : index + 1] != others[index : index + 1] or (is_last and not is_same):
+            losses.append(math.inf)
+            break
+        numbers = range(part.first, end)
+        losses.append(math.fsum(max(by_number[n], part.largest.get(n, -math.inf)) for n in numbers))
+    return PartLosses(parts, losses, max(before, default=0.0))
+
+
 def _draw_loss(first: Run, second: Run, factor: Fraction, explores: bool) -> float:
     parts = _split_loss(first, second, _Recording(factor, explores))
     return math.inf if parts is None else math.fsum(parts)
@@ -427,7 +318,7 @@ def _split_loss(first: Run, second: Run, recorded: _Recording) -> list[float] | 
     try:
         if second(replayed) != outcome or not replayed.is_finished:
             return None
-    except _Impossible:
+    except Impossible:
         return None
     except _Enough:
         pass
@@ -439,7 +330,10 @@ def _follow_noise(gaussian: bool) -> Callable[..., Any]:
         weaker = Fraction(size) / source.factor ** (2 if gaussian else 1)
         whole = isinstance(exact, np.ndarray)
         numbers = exact if whole else np.array([exact], object)
-        value = source.follow(_ShiftedNoise(numbers, weaker, gaussian))
+        part = source.parts[-1] if source.parts else None
+        if part is not None and part.moves is not None and not gaussian:
+            part.largest[len(source.logs)] = float(part.moves / weaker)
+        value = source.follow(ShiftedNoise(numbers, weaker, gaussian))
         return value.astype(np.int64) if whole else int(value[0])
 
     return add_noise
@@ -450,7 +344,7 @@ def _follow_large(
 ) -> Any:
     law = exact_divergence.truncated_laplace(Fraction(scale) / source.factor, radius)
     by_name = dict(zip(names.tolist(), counts.tolist(), strict=True))
-    noisy_by_name = source.follow(_LargeCounts(by_name, law, threshold))
+    noisy_by_name = source.follow(LargeCounts(by_name, law, threshold))
     indexes = [i for i, name in enumerate(names.tolist()) if name in noisy_by_name]
     noisy = [noisy_by_name[name] for name in names.tolist() if name in noisy_by_name]
     return np.array(indexes, np.int64), np.array(noisy, np.int64)
@@ -462,7 +356,7 @@ def _as_list(values: Any) -> list[int]:
 
 def _follow_place(starts: Any, lengths: Any, costs: Any, rate: Any, source: _Follower) -> int:
     penalties = np.array([float(cost) for cost in costs])
-    law = _Place(
+    law = Place(
         _as_list(starts),
         _as_list(lengths),
         penalties - penalties.min(),
@@ -479,7 +373,7 @@ def _follow_bands(window: Any, first: int, last: int, rate: Any, source: _Follow
 def _follow_piece(lengths: Any, costs: Any, rate: Any, source: _Follower) -> int:
     sizes = np.array([float(length) for length in lengths])
     away = np.array([float(cost) for cost in costs])
-    return int(source.follow(_Choice(np.log(sizes) - float(rate * source.factor) * away)))
+    return int(source.follow(ChoiceLaw(np.log(sizes) - float(rate * source.factor) * away)))
 
 
 def _follow_rows(costs: Any, rate: Any, source: _Follower) -> Any:
@@ -493,7 +387,7 @@ def _follow_flips(costs: Any, rate: Any, source: _Follower) -> int:
     if len(costs) > MOST_FLIPS:
         raise Unfollowed("the law of so many flips is not computed here")
     law = exact_divergence.permute_and_flip(_as_list(costs), rate * source.factor)
-    return int(source.follow(_Choice(np.log([max(law[i], 1e-300) for i in range(len(costs))]))))
+    return int(source.follow(ChoiceLaw(np.log([max(law[i], 1e-300) for i in range(len(costs))]))))
 
 
 def _share_integers(n: int, size: int, source: _Follower) -> Any:
@@ -558,26 +452,17 @@ def follow_samplers() -> Iterator[None]:
         return
     _followed = True
     try:
-        with _stand_in():
+        with _follow_samplers():
             yield
     finally:
         _followed = False
 
 
 @contextmanager
-def _stand_in() -> Iterator[None]:
+def _follow_samplers() -> Iterator[None]:
     def choose(real: Callable[..., Any], follow: Callable[..., Any]) -> Callable[..., Any]:
         # Other threads, and sources of its own, keep the real one.
         return lambda *args: (follow if isinstance(args[-1], _Follower) else real)(*args)
 
     with replace_samplers({real: choose(real, f) for real, f in _STAND_INS.items()}):
         yield
-
-
-def _draw_unit(source: Source) -> float:
-    return float(source.draw_bits(53)) * 2.0**-53
-
-
-def _log_sum(logs: NDArray[np.float64]) -> float:
-    top = logs.max()
-    return float(top + np.log(np.exp(logs - top).sum()))

@@ -31,7 +31,8 @@ from dpflow.testing.examples import (
 from dpflow.testing.harness import epsilon_delta
 from dpflow.testing.outcomes import digest_outcome
 from dpflow.testing.release_checks import list_pairs
-from dpflow.testing.replay import Run, Unfollowed, climb_losses, draw_losses, follow_samplers
+from dpflow.testing.replay import Run, climb_losses, draw_losses, follow_samplers
+from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.session_checks import Game, MemorySession, Pick, list_games, neighbouring_sides
 
 #: Runs that choose a pair of neighbours, and that judge it.
@@ -134,7 +135,7 @@ def estimate_power(replayed: ReplayedRuns) -> float:
     if not replayed.delta:
         drawn = n - replayed.climbs
         both = replayed.losses[:drawn], replayed.losses[drawn:]
-        return max(_estimate_hit(losses, replayed.epsilon, miss) for losses in both)
+        return max(estimate_hit(losses, replayed.epsilon, miss) for losses in both)
     low = _bound_delta(replayed.losses, replayed.epsilon, miss)[0]
     # The true deviation is at most this (Maurer, Pontil 2009, theorem 10), and so is the next one,
     # but for the misses; the next bound lies so far below the next mean.
@@ -149,7 +150,7 @@ def estimate_power(replayed: ReplayedRuns) -> float:
     return max(0.0, 1 - 3 * miss - fall)
 
 
-def _estimate_hit(losses: NDArray[np.float64], epsilon: float, miss: float) -> float:
+def estimate_hit(losses: NDArray[np.float64], epsilon: float, miss: float) -> float:
     """How surely one of as many runs loses more than epsilon, at least."""
     if not losses.size:
         return 0.0

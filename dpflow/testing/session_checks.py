@@ -29,12 +29,14 @@ from dpflow.testing.examples import (
     validate_model,
 )
 from dpflow.testing.harness import (
+    LimitedSource,
     NotConformant,
     StreamSource,
     capture_output,
     deep_equal,
     epsilon_delta,
     forbid_hidden_randomness,
+    remember_globals,
     require,
 )
 
@@ -121,31 +123,37 @@ def round_trip(state: State) -> State:
 def state_is_secret(mechanism: Interactive, example: Example) -> None:
     """The state survives JSON, is never changed in place, and nothing is printed, logged or stored."""
     table = example.table
-    attributes = copy.deepcopy(vars(mechanism))
+    attributes, globals_stay = copy.deepcopy(vars(mechanism)), remember_globals(mechanism)
     with capture_output() as output:
-        session = MemorySession(mechanism, example, SystemSource())
+        session = MemorySession(mechanism, example, LimitedSource())
         # Whoever logs an object by its repr must not log the secret.
         require(repr(session.state) == "State()", "the repr of a state must show nothing")
         for query in session.queries:
             request = mechanism.data_request(session.params, query, table)
             before = copy.deepcopy(session.state)
             answer = typical_answer(request, table)
-            mechanism.answer(session.params, table, session.state, query, answer, SystemSource())
+            mechanism.answer(session.params, table, session.state, query, answer, LimitedSource())
             require(
                 deep_equal(before, session.state),
                 "answer must return a new state: a crashed answer is asked again",
             )
-    require(not output(), "the session printed or logged something")
+    require(
+        not output(), f"the session printed or logged something, or wrote it: {output()[:80]!r}"
+    )
     require(
         deep_equal(attributes, vars(mechanism)),
         "nothing may be kept in the mechanism: the state lives in the ledger",
+    )
+    require(
+        globals_stay(),
+        "nothing may be kept in the module or the class of the mechanism: the state lives in the ledger",
     )
 
 
 def answers_never_raise(mechanism: Interactive, example: Example) -> None:
     """Rows never cause an error, verdicts survive JSON, and a closed session stays unchanged."""
     require(example.queries, "an example of an interactive mechanism needs queries")
-    session = MemorySession(mechanism, example, SystemSource())
+    session = MemorySession(mechanism, example, LimitedSource())
     for query in session.queries:
         # Every kind of answer to every query, also after the session closed.
         for name, answer in possible_answers(
@@ -172,7 +180,7 @@ def randomness_is_the_source(mechanism: Interactive, example: Example) -> None:
 
     def run_with_seed(seed: int) -> tuple[Any, ...]:
         with forbid_hidden_randomness() as touched:
-            session = MemorySession(mechanism, example, StreamSource(seed))
+            session = MemorySession(mechanism, example, LimitedSource(StreamSource(seed)))
             first = json.dumps(session.state.data, sort_keys=True)
             transcript = session.transcript(
                 lambda request: neighbouring_answers(request, example.table)[0][0]
@@ -197,7 +205,7 @@ def randomness_is_the_source(mechanism: Interactive, example: Example) -> None:
 def event_covers_the_session(mechanism: Interactive, example: Example) -> None:
     """The event is fixed when the session opens; queries and answers do not change it."""
     params, event = plan_mechanism(mechanism, example.table, example.params)
-    session = MemorySession(mechanism, example, SystemSource())
+    session = MemorySession(mechanism, example, LimitedSource())
     session.transcript(lambda request: typical_answer(request, example.table))
     require(
         mechanism.event(params, example.table) == event,
@@ -234,7 +242,9 @@ def neighbouring_transcripts(
     source = SystemSource()
 
     def bind_side(pick: Pick, game: Game | None) -> Sampler:
-        return lambda: MemorySession(mechanism, example, source).transcript(pick, game)
+        return lambda: MemorySession(mechanism, example, LimitedSource(source)).transcript(
+            pick, game
+        )
 
     return [
         [

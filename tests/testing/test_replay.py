@@ -24,7 +24,7 @@ from dpflow.testing import enumeration, exact_divergence
 from dpflow.testing.corpus.broken_releases import HalfTheCost, RowsInDocument
 from dpflow.testing.examples import examples_for
 from dpflow.testing.given_sides import Sides
-from dpflow.testing.replay import Run, Unfollowed, climb_losses, draw_losses
+from dpflow.testing.replay import Run, climb_losses, draw_losses
 from dpflow.testing.replay_audit import (
     ReplayedRuns,
     _bound_delta,
@@ -32,6 +32,7 @@ from dpflow.testing.replay_audit import (
     replay_examples,
     replay_pair,
 )
+from dpflow.testing.replay_laws import Unfollowed
 
 F = Fraction
 EXAMPLES = examples_for(Count())

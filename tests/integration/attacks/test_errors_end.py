@@ -38,7 +38,8 @@ from dpflow.registry import Registry
 from dpflow.tables import open_rows
 from dpflow.tables.access import sandbox
 from dpflow.tables.access.declarations import load_table
-from dpflow.tables.public import load
+from dpflow.tables.loading import build_database
+from dpflow.tables.loading.csv_files import CsvSource
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -530,7 +531,8 @@ def test_a_build_or_a_publication_that_fails_shows_no_row(world: World, watch: W
 
     def build(world: World) -> None:
         script = "CREATE TABLE t AS SELECT CAST(a AS INTEGER) AS a FROM source"
-        load.build(world.folder / "built.duckdb", script, {"source": source})
+        files = CsvSource([source], {"a": "VARCHAR"})
+        build_database.build_database(world.folder / "built.duckdb", script, {"source": files})
 
     def publish(world: World) -> None:
         out = world.folder / "out.duckdb"
@@ -561,7 +563,7 @@ def remove_boundary(patch: pytest.MonkeyPatch) -> None:
 
     from dpflow.airflow import task_context
 
-    for module in (error_boundary, sandbox, validate, load, task_context):
+    for module in (error_boundary, sandbox, validate, build_database, task_context):
         patch.setattr(module, "contain_errors", pass_on)
     for module in (validate, fail_closed):
         patch.setattr(module, "silence_libraries", nullcontext)

@@ -123,6 +123,17 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
             rows=2,
         )
         | COUNTED,
+        # Parts state what one row costs.
+        example(
+            {
+                "column": "few",
+                "method": "choosing",
+                "epsilon": "20",
+                "delta": "0.4",
+                "alpha": "1/2",
+            }
+        )
+        | COUNTED,
     ],
     "unimodal_mode": [
         on_sides({"column": "amount", "epsilon": "1", "promise": 10}, AGREE, HERE, THERE),
@@ -172,6 +183,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
                 "alpha": "9/10",
             }
         ),
+        example({"column": "few", "epsilon": "60", "rows": 20, "alpha": "9/10"}),
         example({"column": "few", "epsilon": "60", "delta": "0.4", "alpha": "9/10"}) | COUNTED,
     ],
     "sanitize_thresholds": [
