@@ -119,12 +119,16 @@ def show_plan(
     if plot is not None:
         draw_power(curve, what, event, plot)
     compared = [] if design is None else [describe_option(one) for one in design.options]
+    widths = {} if design is None else dict(design.widths)
     if as_json:
         power = [{what: x, event: y} for x, y in curve]
-        return show_json({**about, "power": power, "compared": compared})
+        return show_json({**about, "power": power, "compared": compared, "proven_widths": widths})
     show_table(f"gate {plan.request.name}", ("", ""), about.items())
     if compared:
         show_table("methods", tuple(compared[0]), (tuple(one.values()) for one in compared))
+    if widths:
+        rows = ((name, f"{width:.3g}") for name, width in widths.items())
+        show_table("how far an answer may be from fresh data", ("way to answer", "+-"), rows)
     if curve:
         cells = ((f"{x:.3g}", f"{y:.3f}", "#" * round(40 * y)) for x, y in curve)
         title = "how often a challenger replaces the champion" if what == "better by" else "how often a claim is refused"  # fmt: skip

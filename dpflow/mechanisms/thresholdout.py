@@ -483,13 +483,13 @@ def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
     tight = {
         "table": _TABLE,
         "params": shared | {"epsilon": 6, "failures": 1},
-        # The unit is good for one candidate and bad for the other. Three plausible claims of the
-        # first push the threshold's noise down, and one failure of the other costs the rest.
+        # The unit is good for one candidate and bad for the other. Five claims of the first, plausible
+        # by luck alone, push the threshold's noise down, and one failure of the other costs the rest.
         "queries": [
             {**ask, "columns": [column], "claim": "0.6", "candidate": str(i)}
-            for i, column in enumerate(("amount", "amount", "amount", "other"))
+            for i, column in enumerate((*["amount"] * 5, "other"))
         ],
-        "sides": {"values": [[1.0, 0.0], [0.0]], "swapped": [["other"]]},
+        "sides": {"values": [[1.0, *[0.0] * 4], [0.0] * 4], "swapped": [["other"]]},
     }
     others: list[dict[str, Any]] = [
         {"table": {**_TABLE, "neighbours": relation}, "params": {**shared, **more}, "queries": asks}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from page_runner import examples
 from typer.testing import CliRunner, Result
 
 from dpflow.cli import app
@@ -88,6 +90,27 @@ def test_a_pipeline_branches_on_the_exit_code(tiny: Tiny, file: Path) -> None:
     left = json.loads(run(tiny, "status", file).stdout)["left"]
     assert left["state"] == "closed" and left["failures_left"] == 0
     assert len(Ledger(tiny.ledger).releases()) == 1
+
+
+@pytest.mark.parametrize("claim, code", [("0.7", 0), ("0.9", 1)])
+def test_the_workflow_of_the_page_runs(
+    tiny: Tiny, file: Path, monkeypatch: pytest.MonkeyPatch, claim: str, code: int
+) -> None:
+    """Its commands, with the environment that it sets: a job fails unless a candidate passes."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "gate-models.md"
+    (text,) = (one.text for one in examples(page) if "model-gate.yml" in (one.title or ""))
+    job = yaml.safe_load(text)["jobs"]["gate"]
+    given = {"DPFLOW_LEDGER": str(tiny.ledger), "MLFLOW_TRACKING_URI": f"sqlite:///{tiny.folder}/mlflow.db"}  # fmt: skip
+    assert set(job["env"]) == set(given)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tiny.folder)
+    candidates(tiny, ("good", claim))
+    lines = [
+        shlex.split(step["run"]) for step in job["steps"] if "dpflow gate" in step.get("run", "")
+    ]
+    ended = [CliRunner().invoke(app, line[1:]).exit_code for line in lines]
+    assert ended == [0, code] and {Path(word).suffix for word in lines[1]} >= {".yml"}
 
 
 def test_the_alias_moves_from_a_pipeline(tiny: Tiny, file: Path) -> None:

@@ -14,7 +14,8 @@ alone, and added up as integers.
 `comparison_half_width` is what both noises of a sparse vector's comparison exceed together with a
 given probability. `transcript_width` is for tests without noise: how far a mean of n units may be from
 its expectation in every possible transcript of a session (a union bound over questions, each by
-Hoeffding 1963).
+Hoeffding 1963). `ladder_width` and `splitting_width` are the same for two other ways to answer: a board
+that shows its best score so far in steps (Blum, Hardt 2015), and units of its own for each question.
 """
 
 from __future__ import annotations
@@ -115,3 +116,35 @@ def fresh_width(units: int, queries: int, beta: float) -> float:
     set.
     """
     return sqrt(log(2 * queries / beta) / (2 * units))
+
+
+def ladder_width(units: int, queries: int, beta: float) -> float:
+    """How far the best score that a Ladder shows may be from that on fresh data.
+
+    A Ladder of step h shows a multiple of h, and a new one only if it is higher. So a transcript is a
+    choice of questions and of as many levels, in order. Of steps a twentieth apart that with the least
+    width is taken.
+    """
+
+    def width(levels: int) -> float:
+        choices = [
+            _log_binomial(queries, i) + _log_binomial(levels, i)
+            for i in range(min(queries, levels) + 1)
+        ]
+        logs = max(choices) + log(sum(exp(one - max(choices)) for one in choices))
+        return 1 / levels + sqrt((logs + log(2 / beta)) / (2 * units))
+
+    # The first term falls, the second rises: beyond the first rise nothing is less.
+    least, levels = width(1), 2
+    while (following := width(levels)) < least:
+        least, levels = following, levels + 1 + levels // 20
+    return least
+
+
+def splitting_width(units: int, queries: int, beta: float) -> float:
+    """How far each of so many means may be from its expectation that all have units of their own."""
+    return fresh_width(1, queries, beta) * sqrt(queries / units)
+
+
+def _log_binomial(whole: int, part: int) -> float:
+    return lgamma(whole + 1) - lgamma(part + 1) - lgamma(whole - part + 1)

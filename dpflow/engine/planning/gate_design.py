@@ -7,6 +7,10 @@ confidence. Of champions: a challenger that is better by the tolerance replaces 
 confidence. No row is read: how many units there are, and how far their scores spread, is said by whoever
 plans, and decides about power only, never about privacy.
 
+Without noise, three more ways to answer are compared by how far an answer may be from fresh data: a
+Ladder, units of its own for each question, and questions that are fixed beforehand. The Ladder's idea is
+in the gate itself: a champion that improves by a least step each time improves few times.
+
 The power is that of the normal approximation for the mean of independent units
 (`dpflow.core.toolbox.gate_power`). What no setting reaches is refused with the nearest that one does.
 """
@@ -28,6 +32,12 @@ from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import AnyMetric, SqlEstimator
 from dpflow.core.contract.strict_models import Exact, Strict, describe_problems
+from dpflow.core.toolbox.mean_test import (
+    fresh_width,
+    ladder_width,
+    splitting_width,
+    transcript_width,
+)
 from dpflow.engine.releases.request import ReleaseRequest, parse_request
 from dpflow.errors import InvalidDeclaration, PlanRefused
 from dpflow.mechanisms.holdout_params import HoldoutParams
@@ -39,6 +49,8 @@ from dpflow.yaml_files import load_yaml
 
 #: Numbers of groups that are tried for the median of groups.
 GROUPS = (50, 100, 200, 400, 800, 1600, 3200)
+#: The most groups of a gate.
+MOST_GROUPS = 10**6
 #: What the power curve is computed for, in tolerances.
 CURVE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 #: The part of epsilon that counts units, so that verdicts carry intervals.
@@ -95,7 +107,8 @@ class GateOption:
 @dataclass(frozen=True)
 class GateDesign:
     """The chosen option, all that were compared, and the power curve: (excess in units of the
-    metric, probability).
+    metric, probability). ``widths``: without noise, how far an answer and the score on fresh data may
+    be apart, proven, by way to answer, in units of the metric.
     """
 
     wishes: GateWishes
@@ -103,6 +116,7 @@ class GateDesign:
     options: tuple[GateOption, ...]
     curve: tuple[tuple[float, float], ...]
     interval: float
+    widths: Mapping[str, float]
 
 
 def load_gate_file(path: Path, registry: Registry) -> tuple[ReleaseRequest, GateDesign | None]:
@@ -147,7 +161,35 @@ def design_gate(wishes: GateWishes, table: Table, registry: Registry) -> GateDes
     curve = tuple(
         (shift + x * tolerance, chosen.power((shift + x * tolerance) / width)) for x in CURVE
     )
-    return GateDesign(wishes, chosen, options, curve, _interval(wishes, chosen, width))
+    widths = _compare_widths(wishes, width) if table.generalisation_only else {}
+    return GateDesign(wishes, chosen, options, curve, _interval(wishes, chosen, width), widths)
+
+
+def _compare_widths(wishes: GateWishes, width: float) -> dict[str, float]:
+    """How far each way to answer lets a mean and its expectation be apart, in all answers together."""
+    units, questions, beta = (
+        wishes.units,
+        wishes.candidates,
+        float(ThresholdoutParams.model_fields["beta"].default),
+    )
+    return {
+        f"yes or no, {_most_paid(wishes)} paid": width
+        * transcript_width(units, questions, _most_paid(wishes), beta),
+        "Ladder": width * ladder_width(units, questions, beta),
+        "splitting": width * splitting_width(units, questions, beta),
+        "fixed beforehand": width * fresh_width(units, questions, beta),
+    }
+
+
+def _most_paid(wishes: GateWishes, width: float = math.inf, least: Fraction = Fraction(0)) -> int:
+    """How many answers may be paid for.
+
+    Args:
+        least: by how much each champion is better than the one before. Steps of that size end at the
+            range's end, as a Ladder's do (Blum, Hardt 2015).
+    """
+    most = min(wishes.paid, wishes.candidates)
+    return max(1, min(most, math.floor(width / least))) if least else most
 
 
 def _list_options(
@@ -166,6 +208,9 @@ def _list_options(
             break
         make = partial(_group_option, wishes, table, width, groups)
         yield make(None) if table.generalisation_only else _search_epsilon(wishes, make)
+    groups = wishes.units // 5
+    if table.generalisation_only and wishes.candidates <= groups <= MOST_GROUPS:
+        yield _group_option(wishes, table, width, groups, None, "splitting")
 
 
 def _mean_option(
@@ -176,12 +221,13 @@ def _mean_option(
         "metric": wishes.metric.model_dump(mode="json", exclude_none=True),
         "threshold": str(wishes.tolerance / 2),
         "queries": wishes.candidates,
-        "failures": min(wishes.paid, wishes.candidates),
+        "failures": _most_paid(wishes),
         "question": wishes.question,
     }
     if wishes.question == "champion":
         luck = Fraction(0) if epsilon is None else compute_luck_margin(wishes) * Fraction(width)
         params["better_by"] = str(wishes.better_by + luck)
+        params["failures"] = _most_paid(wishes, width, wishes.better_by + luck)
     if epsilon is None:
         params["method"] = "description_length"
     else:
@@ -211,15 +257,20 @@ def compute_luck_margin(wishes: GateWishes) -> Fraction:
 
 
 def _group_option(
-    wishes: GateWishes, table: Table, width: float, groups: int, epsilon: Fraction | None
+    wishes: GateWishes,
+    table: Table,
+    width: float,
+    groups: int,
+    epsilon: Fraction | None,
+    exact_method: str = "description_length",
 ) -> GateOption:
     """A gate on the median of groups, for any estimator."""
     params: dict[str, Any] = {
         "metric": wishes.metric.model_dump(mode="json", exclude_none=True),
         "groups": groups,
         "queries": wishes.candidates,
-        "failures": min(wishes.paid, wishes.candidates),
-        "method": "description_length" if epsilon is None else "one_query",
+        "failures": _most_paid(wishes),
+        "method": exact_method if epsilon is None else "one_query",
     }
     if epsilon is not None:
         params["epsilon"] = str(epsilon)
@@ -229,7 +280,12 @@ def _group_option(
         return mechanism.refusal_power(parsed, table, excess, wishes.units, float(wishes.deviation))
 
     guarantee = "heuristic" if mechanism.note(parsed, table).count("heuristic") else "proven"
-    name, right = f"median of {groups} groups", _rightness(wishes, power, width)
+    of = (
+        f"{groups // wishes.candidates} groups of its own"
+        if exact_method == "splitting"
+        else f"{groups} groups"
+    )
+    name, right = f"median of {of}", _rightness(wishes, power, width)
     return GateOption(name, mechanism.name, params, epsilon, right, guarantee, power)
 
 

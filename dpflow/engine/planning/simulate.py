@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dpflow.core.accounting.events import Event
+from dpflow.core.accounting.periods import name_account, name_period
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
@@ -222,18 +223,33 @@ class BudgetCopies:
         self, granted: Mapping[str, Scope], spent: Mapping[str, Mapping[str, Cost]]
     ) -> None:
         self.granted = granted
-        self._spent = {name: dict(spent.get(name, {})) for name in granted}
+        today = dt.datetime.now(dt.UTC).date()
+        self._spent = {
+            name: {
+                name_account(scope.filter.period, block, today): cost
+                for block, cost in spent.get(name, {}).items()
+            }
+            for name, scope in granted.items()
+        }
         self._events: dict[tuple[str, str], Counter[Event]] = {}
 
-    def charge_line(self, line: Line, blocks: tuple[str, ...]) -> tuple[str, str] | None:
-        """Debit all budgets that a line touches, or none; returns scope and block of the first
-        that cannot pay.
+    def list_accounts(self, scope: str, blocks: Iterable[str], day: dt.date) -> list[str]:
+        """What a scope's accounts of these blocks are called on a day."""
+        granted = self.granted[scope]
+        period, named = granted.filter.period, blocks if granted.blocks else ("",)
+        return [name_account(period, block, day) for block in named]
+
+    def charge_line(
+        self, line: Line, blocks: tuple[str, ...], day: dt.date
+    ) -> tuple[str, str] | None:
+        """Debit all budgets that a line touches on a day, or none; returns scope and account of the
+        first that cannot pay.
         """
         due = []
         for name in line.scope_path:
             if scope := self.granted.get(name):
                 cost = event_cost(scope.filter, line.plan.event)
-                for block in blocks if scope.blocks else ("",):
+                for block in self.list_accounts(name, blocks, day):
                     used = self._spent[name].get(block, Cost())
                     if not Filter.admits(scope.capacity, used + cost):
                         return name, block
@@ -356,6 +372,7 @@ class _Player:
     def __init__(self, plans: PlanCache, budgets: BudgetCopies, ledger: Ledger | None) -> None:
         self._plans, self.budgets, self._ledger = plans, budgets, ledger
         self._opened: set[tuple[str, str, int]] = set()
+        self._refused_in: dict[str, str] = {}
         self._now = dt.datetime.now(dt.UTC)
         self.outlooks = {name: Outlook(scope) for name, scope in budgets.granted.items()}
 
@@ -386,6 +403,8 @@ class _Player:
 
     def _play_run(self, job: Job, run: Run) -> None:
         touched: dict[str, dict[str, bool]] = {}
+        # A run of the past is charged now.
+        day = max(run.when, self._now).astimezone(dt.UTC).date()
         seen_before: set[tuple[str, Any]] = set()
         for task in job.tasks:
             for ask in task.asks(run):
@@ -398,28 +417,38 @@ class _Player:
                 seen_before.add(same)
                 line = _make_line(job, task, plan)
                 charged = blocks if plan.table.protects == "unit-block" else ()
-                # A scope that refused stays closed, though a cheaper release might still fit.
-                open_scopes = [
-                    n
-                    for n in line.scope_path
-                    if n in self.outlooks and not self.outlooks[n].refused
-                ]
-                if len(open_scopes) < sum(n in self.outlooks for n in line.scope_path):
-                    # A scope on its path has refused before.
+                scopes = [name for name in line.scope_path if name in self.outlooks]
+                if any(self._is_closed(name, day) for name in scopes):
                     continue
                 free = self._is_free(job, run, line, ask)
-                for name in open_scopes:
-                    touched.setdefault(name, {}).update(dict.fromkeys(charged or ("",), free))
-                refusal = None if free else self.budgets.charge_line(line, charged)
+                for name in scopes:
+                    accounts = self.budgets.list_accounts(name, charged, day)
+                    touched.setdefault(name, {}).update(dict.fromkeys(accounts, free))
+                refusal = None if free else self.budgets.charge_line(line, charged, day)
                 if refusal is not None:
-                    seen = self.outlooks[refusal[0]]
-                    seen.refused, seen.block = run.when, refusal[1]
+                    self._note_refusal(run, *refusal, day)
         for name, blocks_of in touched.items():
             seen = self.outlooks[name]
             if seen.refused is None:
                 seen.runs, seen.last = seen.runs + 1, run.when
                 seen.runs_paid_before += all(blocks_of.values())
             seen.burn.append((run.when, self.budgets.largest_share(name, blocks_of)))
+
+    def _note_refusal(self, run: Run, name: str, account: str, day: dt.date) -> None:
+        self._refused_in[name] = self._name_period(name, day)
+        seen = self.outlooks[name]
+        if seen.refused is None:
+            seen.refused, seen.block = run.when, account
+
+    def _is_closed(self, name: str, day: dt.date) -> bool:
+        """Whether a scope refused before, though a cheaper release might still fit; of a quota that
+        refreshes, in this period.
+        """
+        return self._refused_in.get(name) == self._name_period(name, day)
+
+    def _name_period(self, name: str, day: dt.date) -> str:
+        period = self.outlooks[name].scope.filter.period
+        return "" if period is None else name_period(period, day)
 
     def opened_before(self, line: Line) -> bool:
         """Whether the ledger has this session."""

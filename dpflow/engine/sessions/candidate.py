@@ -4,8 +4,9 @@ of one group at a time.
 Three sources: a scikit-learn estimator in a skops file, a registered MLflow model that holds such a
 file, and a DuckDB table of (row id, prediction, score). A model must be a fixed function: if a
 prediction could change what the next one is, one group's rows would reach another's score. So a
-file may hold estimators of listed scikit-learn modules only, and no random state. Files are skops,
-never pickle: loading one runs no code of its author.
+file may hold estimators of listed scikit-learn modules only, and no random state, each as fitting
+makes it (`dpflow.engine.sessions.model_parts`). Files are skops, never pickle: loading one runs no code
+of its author.
 """
 
 from __future__ import annotations
@@ -26,30 +27,36 @@ from pydantic import Field, model_validator
 
 from dpflow.core.contract.estimators import AnyEstimator, Rows, SqlEstimator
 from dpflow.core.contract.strict_models import Exact, Strict
+from dpflow.engine.sessions.model_parts import find_odd_part
+from dpflow.engine.sessions.row_wise_models import make_row_wise
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 from dpflow.tables import read_predictions
 
 #: Beside what skops trusts by itself: scikit-learn's own compiled structures, which hold numbers
 #: only.
-TRUSTED = ("sklearn.tree._tree.Tree",)
+TRUSTED = ("sklearn.tree._tree.Tree", "numpy.dtype")
 
-#: Modules whose fitted estimators are fixed functions of their input.
+#: Modules and classes of scikit-learn that were read and tried: what they say of a row is a fixed function of
+#: it, whatever numbers a file gives them, if `find_odd_part` finds nothing. All others are refused.
 FIXED = (
-    "sklearn.compose",
-    "sklearn.ensemble",
-    "sklearn.impute._base",
-    "sklearn.linear_model",
-    "sklearn.naive_bayes",
-    "sklearn.pipeline",
-    "sklearn.preprocessing",
-    "sklearn.tree",
-    "sklearn._loss",
-    "sklearn.utils",
+    "sklearn._loss.",
+    "sklearn.compose._target.",
+    "sklearn.ensemble._bagging.",
+    "sklearn.ensemble._forest.",
+    "sklearn.ensemble._weight_boosting.",
+    "sklearn.impute._base.SimpleImputer",
+    "sklearn.linear_model.",
+    "sklearn.naive_bayes.",
+    "sklearn.pipeline.",
+    "sklearn.preprocessing._data.",
+    "sklearn.preprocessing._discretization.",
+    "sklearn.preprocessing._encoders.OrdinalEncoder",
+    "sklearn.preprocessing._label.LabelBinarizer",
+    "sklearn.preprocessing._label.LabelEncoder",
+    "sklearn.preprocessing._polynomial.PolynomialFeatures",
+    "sklearn.tree.",
 )
-#: Except this one, whose function can be told to write into an array that the next prediction
-#: reads.
-LOOSE = "sklearn.preprocessing._function_transformer"
 
 
 class Predictions(Strict):
@@ -164,14 +171,13 @@ def _require_fixed_function(name: str, file: Path, data: bytes) -> None:
             classes = set(_class_names(json.loads(archive.read("schema.json"))))
     except (zipfile.BadZipFile, KeyError, ValueError):
         raise InvalidInput(f"candidate {name}: {file} is not a skops file") from None
-    # A list of modules that are allowed, not of those that are not: new ones are refused.
     odd = {t for t in classes if t.startswith("sklearn.") and not t.startswith(FIXED)}
-    odd |= {t for t in classes if t.startswith(("numpy.random", LOOSE))}
+    odd |= {t for t in classes if t.startswith("numpy.random")}
     if odd:
         raise InvalidInput(
             f"candidate {name} holds {', '.join(sorted(odd)[:5])}, which may not be a fixed function of its input; "
-            f"save a fitted estimator of scikit-learn's {', '.join(m.removeprefix('sklearn.') for m in FIXED[:-2])} modules, "
-            f"with random_state an integer or None"
+            f"save another fitted estimator: a linear model, tree, forest, bagging, AdaBoost or naive Bayes, or a pipeline of "
+            f"scalers, simple imputers or polynomials before it, with random_state an integer or None"
         )
 
 
@@ -197,6 +203,8 @@ def load_candidate(submission: Submission) -> Candidate:
     predict: Callable[[Rows], Any] | None = None
     score: Callable[[Rows], Any] | None = None
     rival: Callable[[Rows], Any] | None = None
+    # A table's predictions are looked up; without a model there are none.
+    alone = True
     if submission.predictions is not None:
         table = read_predictions(
             **submission.predictions.model_dump(exclude={"score"}),
@@ -208,20 +216,25 @@ def load_candidate(submission: Submission) -> Candidate:
         file = submission.file or mlflow_file(
             submission.name, str(submission.model), submission.tracking_uri
         )
-        model, data = _load_model(submission, file)
+        model, data, alone = _load_row_wise(submission, file)
         # Each of one length, so that no two make the text of a third.
         about.update(b"\0" + hashlib.sha256(data).digest())
         predict, score = _make_predictor(submission, model), _make_scorer(submission, model)
     if submission.rival is not None:
-        other, data = _load_model(submission, submission.rival)
+        other, data, rival_alone = _load_row_wise(submission, submission.rival)
+        alone = alone and rival_alone
         about.update(b"\0\0" + hashlib.sha256(data).digest())
         rival = _make_predictor(submission, other)
-    # A table's predictions are looked up; without a model there are none.
-    alone = submission.predictions is not None or predict is None
-    if submission.predictions is None and predict is not None:
-        alone = _predicts_rows_alone(model)
-    alone = alone and rival is None
     return Candidate(submission, about.hexdigest(), predict, score, rival, alone)
+
+
+def _load_row_wise(submission: Submission, file: Path) -> tuple[Any, bytes, bool]:
+    """A model, as one that predicts each row alone if there is such a one, the bytes of its file, and
+    whether there is.
+    """
+    model, data = _load_model(submission, file)
+    row_wise = make_row_wise(model)
+    return (model, data, False) if row_wise is None else (row_wise, data, True)
 
 
 def _load_model(submission: Submission, file: Path) -> tuple[Any, bytes]:
@@ -249,6 +262,10 @@ def _load_model(submission: Submission, file: Path) -> tuple[Any, bytes]:
             f"candidate {submission.name} holds types that are not scikit-learn's or numpy's: {', '.join(untrusted[:5])}; "
             f"save an estimator made of those only"
         )
+    if (odd := find_odd_part(model)) is not None:
+        raise InvalidInput(
+            f"candidate {submission.name}: {odd} in {file} is not as scikit-learn fits it; save a fitted estimator as it is"
+        )
     _require_features(submission, model, file)
     return model, data
 
@@ -269,15 +286,6 @@ def _require_features(submission: Submission, model: Any, file: Path) -> None:
         raise InvalidInput(
             f"candidate {submission.name}: {file} was fitted on features in the order {', '.join(order[:20])}; name them in it"
         )
-
-
-def _predicts_rows_alone(model: Any) -> bool:
-    """Whether a row's prediction is the same bit for bit in every batch: trees compare one row's
-    numbers, and forests add up one row's votes in the order of their trees. A product of matrices does
-    not, nor do jobs that add up in whatever order they end.
-    """
-    trees = ("sklearn.tree._classes", "sklearn.ensemble._forest")
-    return type(model).__module__ in trees and getattr(model, "n_jobs", None) in (None, 1)
 
 
 def _feature_matrix(submission: Submission, rows: Rows) -> Any:

@@ -1,11 +1,13 @@
 """Estimates on every holdout group, each computed from that group's rows and nothing else.
 
 One privacy unit sits in one group, so it may move one estimate. That holds only if nothing is
-computed across groups: predictions are made one group at a time too, because a batch lets one row
-that fails, or the blocking of a matrix product, reach all. Rows of a group are put in the order of
-their values first: a sum of floats depends on the order, and the order in which a table is scanned
-depends on rows of other groups. Estimators that are functions of exact sums are added up in the
-database.
+computed across groups. Predictions are made one group at a time, too, because a batch lets one row
+that fails, or the blocking of a matrix product, reach all; all at once only where a row's prediction
+is a fixed function of the row (`dpflow.engine.sessions.row_wise_models`). If one row of a batch fails,
+its own group alone is estimated in another way (`dpflow.engine.sessions.row_scores`). Rows of a group
+are put in the order of their values first: a sum of floats depends on the order, and the order in which
+a table is scanned depends on rows of other groups.
+Estimators that are functions of exact sums are added up in the database.
 """
 
 from __future__ import annotations
@@ -21,28 +23,45 @@ from numpy.typing import NDArray
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import Estimator, Metric, Rows, Subject
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
-from dpflow.tables import PrivateTable
+from dpflow.engine.sessions.row_scores import copy_rows, order_rows, score_halves
+from dpflow.tables import PrivateTable, SnapshotTable
 
 
 def group_values(
-    private: PrivateTable,
+    private: SnapshotTable,
     request: GroupValues,
     secret: bytes,
     blocks: Sequence[str],
     estimator: Estimator,
     subject: Subject,
     default: float,
+    *,
+    scores_rows_alone: bool = False,
 ) -> NDArray[np.float64]:
     """One estimate per group; an empty group, or one on which model or estimator fails, gets the
     default.
+
+    Args:
+        scores_rows_alone: whether what a candidate says of a row is a fixed function of that row.
     """
     sums = exact_sums(private, request, estimator)
     if sums is not None and estimator.moments is not None:
         return estimator.moments.estimate_groups(
             private.group_moments(sums, secret, blocks), default
         )
-    _, ordered, parts = _order_rows(private, request, secret, blocks)
+    groups, remembered, parts = _order_rows(private, request, secret, blocks)
     values = np.full(request.groups, default)
+    if scores_rows_alone and estimator.row_scores is not None and parts:
+        scores = np.full(len(groups), np.nan)
+        score_halves(estimator, subject, remembered, [part for _, part in parts], scores)
+        starts = [part.start for _, part in parts]
+        # Each sum is a function of its own stretch alone.
+        with np.errstate(all="ignore"):
+            means = np.add.reduceat(scores, starts) / np.diff([*starts, len(groups)])
+        values[[group for group, _ in parts]] = means
+        # Without all scores of its rows a group is estimated from them, such as those it may leave out.
+        parts = [(group, part) for group, part in parts if not np.isfinite(values[group])]
+    ordered = copy_rows(remembered) if parts else {}
     for group, part in parts:
         values[group] = estimator.estimate_group(
             {name: column[part] for name, column in ordered.items()}, subject, default
@@ -56,6 +75,8 @@ def predicted_values(
     rows: Mapping[str, NDArray[Any]],
     own: GroupEstimates,
     predict: Mapping[str, Callable[[Rows], Any]],
+    *,
+    predicts_rows_alone: bool = False,
 ) -> NDArray[np.float64]:
     """A user's expression on every group, over its rows and what a candidate says about them; NaN
     where that fails.
@@ -64,10 +85,13 @@ def predicted_values(
         groups, rows: the group of each row, and its columns.
         predict: by the expression's names of the candidate's columns, what gives one number per row
         of a group.
+        predicts_rows_alone: whether each number is a fixed function of its row.
     """
     groups, ordered, parts = order_rows(groups, rows, own.groups)
     predictions = {name: np.full(len(groups), np.nan) for name in predict}
-    failed = []
+    failed: list[int] = []
+    if predicts_rows_alone and _predict_all(predict, ordered, predictions):
+        parts = []
     for group, part in parts:
         mine = {name: column[part] for name, column in ordered.items()}
         try:
@@ -85,27 +109,38 @@ def predicted_values(
     return values
 
 
+def _predict_all(
+    predict: Mapping[str, Callable[[Rows], Any]],
+    rows: Mapping[str, NDArray[Any]],
+    predictions: Mapping[str, NDArray[np.float64]],
+) -> bool:
+    """Fill in what a candidate says of all rows; False if a row fails, which must reach no other."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for name, function in predict.items():
+                numbers = np.asarray(function(rows), dtype=float)
+                # A shorter array would be spread over rows of other groups.
+                if numbers.shape != predictions[name].shape:
+                    return False
+                predictions[name][:] = numbers
+        except Exception:  # noqa: BLE001  as in `_mean_by_group`
+            return False
+    return True
+
+
 def _order_rows(
-    private: PrivateTable, request: GroupValues, secret: bytes, blocks: Sequence[str]
+    private: SnapshotTable, request: GroupValues, secret: bytes, blocks: Sequence[str]
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], list[tuple[int, slice]]]:
     """Rows by group, in each in the order of their values, and where the rows of every group that
     has some are.
     """
-    return order_rows(*private.grouped_rows(request, secret, blocks), request.groups)
 
+    def order() -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], list[tuple[int, slice]]]:
+        return order_rows(*private.grouped_rows(request, secret, blocks), request.groups)
 
-def order_rows(
-    groups: NDArray[np.int64], rows: Mapping[str, NDArray[Any]], count: int
-) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], list[tuple[int, slice]]]:
-    """The same of rows that were read, of so many groups."""
-    # By value, not by position: where a row is stored depends on rows of other groups.
-    order = np.lexsort([*(_sort_key(column) for column in rows.values()), groups])
-    starts = np.searchsorted(groups[order], np.arange(count + 1))
-    parts = [
-        (int(group), slice(starts[group], starts[group + 1]))
-        for group in np.flatnonzero(np.diff(starts))
-    ]
-    return groups[order], {name: values[order] for name, values in rows.items()}, parts
+    name = ("ordered groups", request.groups, request.columns, secret, tuple(blocks))
+    return private.remember(name, order)
 
 
 def fix_range(estimator: Estimator, metric: Metric) -> tuple[Estimator, float]:
@@ -159,11 +194,3 @@ def exact_sums(
         request.groups, request.columns[: estimator.columns], estimator.moments.measures
     )
     return sums if private.can_sum_exactly(sums) else None
-
-
-def _sort_key(column: NDArray[Any]) -> NDArray[Any]:
-    """The column, or for texts their places in sorted order, missing ones last."""
-    if column.dtype != object:
-        return column
-    ranks = {text: i for i, text in enumerate(sorted({v for v in column if v is not None}))}
-    return np.array([ranks.get(v, len(ranks)) for v in column], dtype=np.int64)

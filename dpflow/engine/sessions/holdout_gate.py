@@ -18,7 +18,13 @@ from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
 from dpflow.engine.sessions.session import Session
-from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, SessionClosed
+from dpflow.errors import (
+    InvalidDeclaration,
+    InvalidInput,
+    PlanRefused,
+    SessionClosed,
+    TableUnreadable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +193,8 @@ def _find_standing(session: Session, standing: Champion) -> Candidate | None:
     """A promoted version as a candidate, or None if its files are not what they were."""
     try:
         candidate = _load_public(session, Submission.model_validate_json(standing.submission))
-    except (ValidationError, InvalidInput):
+    # A table that is busy is there, and a retry helps.
+    except (ValidationError, InvalidInput, TableUnreadable):
         return None
     return candidate if candidate.digest == standing.digest else None
 

@@ -42,7 +42,7 @@ from dpflow.engine.sessions.unit_scores import mean_shares, require_row_scores, 
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables import SnapshotTable
 
 #: Which function of a candidate gives the columns that an estimator in SQL reads of it.
 _SAYS = {"candidate.prediction": "predict", "candidate.score": "score", "candidate.rival": "rival"}
@@ -73,11 +73,11 @@ class ScoreReaders:
         self,
         plan: Plan,
         registry: Registry,
-        private: PrivateTable,
+        private: SnapshotTable,
         secret: Callable[[], bytes],
     ) -> None:
         self._plan, self._registry, self._private = plan, registry, private
-        self._secret, self._memory = secret, ValueMemory(private)
+        self._secret = secret
 
     @property
     def metric(self) -> Metric | None:
@@ -98,14 +98,14 @@ class ScoreReaders:
         mine = self.value_reader(statistic, query, candidate)
         # A candidate is asked about twice, as claimant and as challenger, and a champion often.
         if candidate is not None:
-            mine = self._memory.wrap_reader(mine, statistic, query, candidate)
+            mine = self._remember_values(mine, statistic, query, candidate)
         count = mine.count_units if statistic.count_units else lambda: None
         if champion is None:
             return lambda: PerGroup(mine.read(), mine.lower_is_better, count())
         of_theirs = replace(statistic, columns=champion.submission.columns)
         asked = query.model_copy(update={"columns": champion.submission.columns})
         theirs = self.value_reader(of_theirs, asked, champion)
-        theirs = self._memory.wrap_reader(theirs, of_theirs, asked, champion)
+        theirs = self._remember_values(theirs, of_theirs, asked, champion)
         if mine.span is None:
             raise PlanRefused(
                 f"{self._plan.request.name} compares candidates by a metric without a range, so one unit may decide everything; "
@@ -124,7 +124,7 @@ class ScoreReaders:
         """What reads the units' scores, or how much better a candidate's are than a champion's."""
         mine = self._share_reader(statistic, query, candidate)
         if candidate is not None:
-            mine = self._memory.wrap_reader(mine, statistic, query, candidate)
+            mine = self._remember_values(mine, statistic, query, candidate)
         assert mine.span is not None
         span = mine.span
 
@@ -133,18 +133,33 @@ class ScoreReaders:
         of_theirs = UnitScores(champion.submission.columns)
         asked = query.model_copy(update={"columns": champion.submission.columns})
         theirs = self._share_reader(of_theirs, asked, champion)
-        theirs = self._memory.wrap_reader(theirs, of_theirs, asked, champion)
+        theirs = self._remember_values(theirs, of_theirs, asked, champion)
         sign = -1.0 if mine.lower_is_better else 1.0
 
         def read_differences() -> PerUnit:
-            # Units have the same numbers in both as long as the rows are the same.
-            with self._private.hold_open():
-                differences = sign * (mine.read() - theirs.read())
+            # Units have the same numbers in both, for one snapshot is read.
+            differences = sign * (mine.read() - theirs.read())
             # A unit that lacks a value of either has no difference.
             size = _describe_size([mine, theirs])
             return PerUnit(differences, span, mine.lower_is_better, *size)
 
         return read_differences
+
+    def _remember_values(
+        self,
+        reader: GroupReader,
+        statistic: GroupValues | UnitScores,
+        query: EstimatorQuery,
+        of: Candidate,
+    ) -> GroupReader:
+        """The same reader, which computes a candidate's numbers once for as long as the rows are the
+        same. Exact values: they leave through a mechanism only.
+        """
+        about = query.model_dump(mode="json", include={"estimator", "options", "default"})
+        # A question may name other columns than its candidate, whose digest covers its own.
+        groups = statistic.groups if isinstance(statistic, GroupValues) else "units"
+        name = ("values", digest([about, of.digest, groups, list(statistic.columns)]))
+        return replace(reader, read=partial(self._private.remember, name, reader.read))
 
     def _share_reader(
         self, statistic: UnitScores, query: EstimatorQuery, candidate: Candidate | None
@@ -161,7 +176,6 @@ class ScoreReaders:
         _require_possible_claim(query, span)
         needed = query.columns if estimator.model else query.columns[: estimator.columns]
         needs = tuple(sorted(set(needed))) if estimator.skips_missing else ()
-        alone = candidate is None or candidate.predicts_rows_alone
         read = partial(
             mean_shares,
             private,
@@ -172,7 +186,7 @@ class ScoreReaders:
             subject,
             span,
             default,
-            scores_rows_alone=alone,
+            scores_rows_alone=_is_row_wise(candidate),
         )
         counter = self._unit_counter(needed, span, skips_missing=estimator.skips_missing)
         return GroupReader(read, lower, span, counter, estimator.skips_missing)
@@ -195,7 +209,12 @@ class ScoreReaders:
             units, rows = private.unit_rows(columns, blocks)
             count = int(units.max()) + 1 if len(units) else 0
             values = predicted_values(
-                private, units, rows, GroupEstimates(count, own.sql), functions
+                private,
+                units,
+                rows,
+                GroupEstimates(count, own.sql),
+                functions,
+                predicts_rows_alone=_is_row_wise(candidate),
             )
             return share_values(own.clamp_values(values), span)
 
@@ -234,7 +253,14 @@ class ScoreReaders:
         needed = query.columns if estimator.model else query.columns[: estimator.columns]
         return GroupReader(
             lambda: group_values(
-                self._private, statistic, secret, blocks, estimator, subject, default
+                self._private,
+                statistic,
+                secret,
+                blocks,
+                estimator,
+                subject,
+                default,
+                scores_rows_alone=_is_row_wise(candidate),
             ),
             lower,
             span,
@@ -318,7 +344,15 @@ class ScoreReaders:
 
         def read() -> NDArray[np.float64]:
             groups, values = private.grouped_rows(rows, secret, blocks)
-            return own.clamp_values(predicted_values(private, groups, values, request, functions))
+            numbers = predicted_values(
+                private,
+                groups,
+                values,
+                request,
+                functions,
+                predicts_rows_alone=_is_row_wise(candidate),
+            )
+            return own.clamp_values(numbers)
 
         counter = self._unit_counter(columns, of_rows, skips_missing=False)
         return GroupReader(read, lower, span, counter)
@@ -338,6 +372,11 @@ def _require_possible_claim(query: EstimatorQuery, span: tuple[float, float]) ->
         )
 
 
+def _is_row_wise(candidate: Candidate | None) -> bool:
+    """Whether what is said of a row does not depend on other rows; an estimator of rows does not."""
+    return candidate is None or candidate.predicts_rows_alone
+
+
 def _describe_size(readers: Sequence[GroupReader]) -> tuple[bool, tuple[str, ...]]:
     """Whether the number of units that all of these give a number is public, and which columns
     decide it.
@@ -351,47 +390,6 @@ def _describe_size(readers: Sequence[GroupReader]) -> tuple[bool, tuple[str, ...
         for name in one.needs
     }
     return is_public, tuple(sorted(needs))
-
-
-class ValueMemory:
-    """Group values of the last candidates, in memory: what a model predicts is computed once for as
-    long as the rows are the same. Exact values: they leave through a mechanism only.
-    """
-
-    most = 2**24  #: numbers in memory
-
-    def __init__(self, private: PrivateTable) -> None:
-        self._private = private
-        self._identity, self._values = b"", dict[str, NDArray[np.float64]]()
-
-    def wrap_reader(
-        self,
-        reader: GroupReader,
-        statistic: GroupValues | UnitScores,
-        query: EstimatorQuery,
-        of: Candidate,
-    ) -> GroupReader:
-        """The same reader, which reads what is not in memory."""
-        about = query.model_dump(mode="json", include={"estimator", "options", "default"})
-        # A question may name other columns than its candidate, whose digest covers its own.
-        groups = statistic.groups if isinstance(statistic, GroupValues) else "units"
-        name = digest([about, of.digest, groups, list(statistic.columns)])
-        return replace(reader, read=partial(self._recall, name, reader.read))
-
-    def _recall(self, name: str, read: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
-        now = self._private.data_identity()
-        if now != self._identity:
-            self._identity = now
-            self._values.clear()
-        if name in self._values:
-            # The newest last: the oldest make room.
-            self._values[name] = self._values.pop(name)
-            return self._values[name]
-        values = read()
-        while self._values and sum(map(len, self._values.values())) + len(values) > self.most:
-            del self._values[next(iter(self._values))]
-        self._values[name] = values
-        return values
 
 
 @dataclass(frozen=True)

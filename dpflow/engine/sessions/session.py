@@ -11,6 +11,7 @@ rejection sampling, and going on would let failures tell about rows for nothing.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import partial
@@ -43,7 +44,7 @@ from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger, SessionRecord
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables import PrivateTable, SnapshotTable
 
 Q = TypeVar("Q", EstimatorQuery, Submission)
 
@@ -98,7 +99,9 @@ class Session:
         self.id, self._principal = session_id, principal
         self._plan, self._ledger, self._registry = plan, ledger, registry
         self._seen = _seen_before(session_id, plan, ledger)
-        self._private = PrivateTable(plan.table, plan.request.where)
+        # Rows in memory are those of one answer at a time.
+        self._answering = threading.RLock()
+        self._private = SnapshotTable(plan.table, plan.request.where)
         self._readers = ScoreReaders(plan, registry, self._private, self._partition_secret)
 
     def _partition_secret(self) -> bytes:
@@ -284,7 +287,8 @@ class Session:
                 raise SessionClosed(
                     f"session {self.id} is closed: its answers are used up; open one on fresh data"
                 )
-            verdict, state = answer(session)
+            with self._answering:
+                verdict, state = answer(session)
             record = self._ledger.answer(
                 self.id,
                 query=name,
@@ -304,14 +308,21 @@ class Session:
         """What the session can still give: its state, and what its last answer said is left.
         Public.
         """
-        answers = [dict(answer.answer) for answer in self._ledger.answers(self.id)]
-        params = self._plan.params
+        session, params = self._ledger.session(self.id), self._plan.params
         counts = {
             f"{k}_left": getattr(params, k) for k in ("queries", "failures") if hasattr(params, k)
         }
-        for answer in answers:
-            counts |= {k: v for k, v in answer.items() if k.endswith("_left")}
-        return {"state": self._ledger.release(self.id).state, "answered": len(answers), **counts}
+        # The last answer says all of it, but for one that is none, and where releases inside say more.
+        # A session that was imported has no state to tell.
+        says_all = session.state and nested_release.STATE not in session.state
+        after = max(0, session.version - 1) if says_all else 0
+        answers = self._ledger.answers(self.id, after)
+        if after and answers[-1].answer.get("verdict") == "none":
+            after, answers = 0, self._ledger.answers(self.id)
+        for record in answers:
+            counts |= {k: v for k, v in record.answer.items() if k.endswith("_left")}
+        answered = after + len(answers)
+        return {"state": self._ledger.release(self.id).state, "answered": answered, **counts}
 
     def commitment(self, said: Mapping[str, Any]) -> str:
         """A keyed commitment to something said in this session: whoever has the ledger can tell
@@ -339,6 +350,8 @@ class Session:
         state = State({k: v for k, v in held.state.items() if k not in ours})
         statistic = mechanism.data_request(plan.params, query, plan.table)
         blocks = mechanism.read_blocks(query, plan.request.blocks)
+        # Taken before the draw: reading the catalog may fail, and may say why.
+        identity = self._private.take_snapshot()
         read: Callable[[], Any]
         if isinstance(statistic, GroupValues):
             read = self._readers.group_reader(statistic, query, candidate, champion)
@@ -347,12 +360,7 @@ class Session:
         else:
             self._private.check_request(statistic, blocks)
             read = partial(self._private.answer, statistic, blocks)
-        # Taken before the draw: reading the catalog may fail, and may say why.
-        snapshot = (
-            self._ledger.commitment(self._private.data_identity(), "snapshot")
-            if mechanism.locks_dataset
-            else ""
-        )
+        snapshot = self._ledger.commitment(identity, "snapshot") if mechanism.locks_dataset else ""
         if mechanism.locks_dataset:
             ours = {_ROWS: snapshot, **ours}
         # Why a verdict that the mechanism calls proven is heuristic in this session.

@@ -8,7 +8,6 @@ the last digit of another row's score.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.estimators import Estimator, Subject
-from dpflow.engine.sessions.group_scores import order_rows
+from dpflow.engine.sessions.row_scores import order_rows, score_halves, score_part
 from dpflow.errors import PlanRefused
-from dpflow.tables import PrivateTable
+from dpflow.tables import SnapshotTable
 
 #: Scores of rows are rounded to this part of their range, and added up as integers: a sum of floats
 #: depends on the order.
@@ -39,7 +38,7 @@ def require_row_scores(estimator: Estimator, span: tuple[float, float] | None) -
 
 
 def mean_shares(
-    private: PrivateTable,
+    private: SnapshotTable,
     columns: Sequence[str],
     needed: Sequence[str],
     blocks: Sequence[str],
@@ -63,20 +62,29 @@ def mean_shares(
     complete = np.ones(len(units), dtype=bool)
     for name in needed:
         complete &= _has_value(rows[name])
-    complete_rows = {name: column[complete] for name, column in rows.items()}
+    complete_rows = _select_rows(rows, complete)
     codes, scores = units[complete], np.full(int(complete.sum()), np.nan)
     # Neither order nor company matters to a row that is scored alone.
     whole = slice(0, len(codes))
-    if not (scores_rows_alone and _score_part(estimator, subject, complete_rows, whole, scores)):
-        codes, ordered, parts = order_rows(codes, complete_rows, count)
+    if not (scores_rows_alone and score_part(estimator, subject, complete_rows, whole, scores)):
+        order = ("ordered units", tuple(columns), tuple(needed), tuple(blocks))
+        codes, ordered, parts = private.remember(
+            order, lambda: order_rows(units[complete], _select_rows(rows, complete), count)
+        )
         slices = [part for _, part in parts]
         if scores_rows_alone:
-            _score_halves(estimator, subject, ordered, slices, scores)
+            score_halves(estimator, subject, ordered, slices, scores)
         else:
             for part in slices:
-                _score_part(estimator, subject, ordered, part, scores)
+                score_part(estimator, subject, ordered, part, scores)
     scores = np.where(np.isfinite(scores), scores, default)
     return _mean_by_unit(codes, scores, span, count)
+
+
+def _select_rows(
+    rows: Mapping[str, NDArray[Any]], complete: NDArray[np.bool_]
+) -> dict[str, NDArray[Any]]:
+    return {name: column[complete] for name, column in rows.items()}
 
 
 def _has_value(column: NDArray[Any]) -> NDArray[np.bool_]:
@@ -85,51 +93,6 @@ def _has_value(column: NDArray[Any]) -> NDArray[np.bool_]:
         return np.array([value is not None for value in column], dtype=bool)
     present: NDArray[np.bool_] = ~np.isnan(column)
     return present
-
-
-def _score_halves(
-    estimator: Estimator,
-    subject: Subject,
-    rows: Mapping[str, NDArray[Any]],
-    slices: Sequence[slice],
-    scores: NDArray[np.float64],
-) -> None:
-    """Fill in the scores of units that lie one behind the other: all at once, or, where a row fails,
-    each half by itself, so that only its own unit has none.
-    """
-    if not slices:
-        return
-    whole = slice(slices[0].start, slices[-1].stop)
-    if _score_part(estimator, subject, rows, whole, scores) or len(slices) == 1:
-        return
-    middle = len(slices) // 2
-    _score_halves(estimator, subject, rows, slices[:middle], scores)
-    _score_halves(estimator, subject, rows, slices[middle:], scores)
-
-
-def _score_part(
-    estimator: Estimator,
-    subject: Subject,
-    rows: Mapping[str, NDArray[Any]],
-    part: slice,
-    scores: NDArray[np.float64],
-) -> bool:
-    """Fill in the scores of these rows; False, and they stay as they were, if that fails."""
-    assert estimator.row_scores is not None
-    mine = {name: column[part] for name, column in rows.items()}
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        # A warning about one unit's rows is a message about them.
-        warnings.simplefilter("ignore")
-        # Any failure may depend on a row, so it is mapped, not shown.
-        try:
-            row_scores = np.asarray(estimator.row_scores(mine, subject), dtype=float)
-            # A shorter array would be spread over rows, among them those of other units.
-            if row_scores.shape != scores[part].shape:
-                raise ValueError("not one score for each row")
-            scores[part] = row_scores
-        except Exception:  # noqa: BLE001
-            return False
-    return True
 
 
 def _mean_by_unit(

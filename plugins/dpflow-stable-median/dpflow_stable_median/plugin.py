@@ -11,7 +11,13 @@ from dpflow_stable_median.mechanisms.effective_rounds import EffectiveRounds
 from dpflow_stable_median.mechanisms.mean_queries import MeanQueries
 from dpflow_stable_median.mechanisms.multiplicative_weights import MultiplicativeWeights
 from dpflow_stable_median.mechanisms.stable_median import StableMedian
-from dpflow_stable_median.theory import audit_examples, calculators, sign_attack, theorems
+from dpflow_stable_median.theory import (
+    adaptive_widths,
+    audit_examples,
+    calculators,
+    sign_attack,
+    theorems,
+)
 
 
 @hookimpl
@@ -21,7 +27,8 @@ def dpflow_register_mechanisms() -> list[InteractiveMechanism[Any, Any]]:
 
 @hookimpl
 def dpflow_register_calculators() -> list[Calculator[Any]]:
-    return [*calculators.CALCULATORS, *theorems.CALCULATORS, *sign_attack.CALCULATORS]
+    modules = (calculators, theorems, sign_attack, adaptive_widths)
+    return [calculator for module in modules for calculator in module.CALCULATORS]
 
 
 @hookimpl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from dpflow.cli import app
 from dpflow.core.contract.declaration import Table
 from dpflow.core.toolbox.gate_power import mean_refusal_probability
+from dpflow.core.toolbox.mean_test import splitting_width, transcript_width
 from dpflow.engine.planning.gate_design import GateWishes, design_gate, load_gate_file
 from dpflow.errors import DpflowError, InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
@@ -170,3 +172,34 @@ def test_noise_and_luck_add_up_as_stated() -> None:
                 x / 100, 100, spread / 10, tuple(map(Fraction, scales))
             )
             assert abs(float((draws <= x).mean()) - stated) < 0.006
+
+
+def test_other_ways_to_answer_are_compared() -> None:
+    """Without noise only: yes or no says most for few paid answers, and a Ladder for many. Splitting is
+    the narrowest of none with two questions or more.
+    """
+    assert design().widths == {}
+    found = design(OPEN_TABLE)
+    names = [one.method for one in found.options]
+    assert "median of 6 groups of its own" in names and len(names) == len(set(names))
+    narrow = found.widths
+    assert list(narrow) == ["yes or no, 5 paid", "Ladder", "splitting", "fixed beforehand"]
+    assert narrow["fixed beforehand"] < narrow["yes or no, 5 paid"] < narrow["Ladder"]
+    wide = design(OPEN_TABLE, candidates=1000, paid=1000, tolerance="0.1").widths
+    assert wide["Ladder"] < wide["yes or no, 1000 paid"] < wide["splitting"]
+    for units, queries in product((100, 10**4, 10**6), (2, 10, 10**3)):
+        most = transcript_width(units, queries, queries, 0.05)
+        assert most < splitting_width(units, queries, 0.05)
+
+
+def test_a_ladder_has_the_steps_that_fit() -> None:
+    """A champion that is better by a fifth each time is so five times at most; a session pays for no
+    more, however many are wished.
+    """
+    wishes = {"question": "champion", "tolerance": "0.2", "paid": 50, "units": 20_000}
+    found = design(OPEN_TABLE, better_by="0.2", **wishes)
+    assert found.chosen.params["failures"] == 5
+    assert design(OPEN_TABLE, **wishes).chosen.params["failures"] == 50
+    assert (
+        design(OPEN_TABLE, better_by="0.2", **{**wishes, "paid": 2}).chosen.params["failures"] == 2
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +170,27 @@ def test_a_quota_ends_before_the_scope_above(tiny: Tiny, registry: Registry) -> 
     found = forecast_schedule(jobs, registry, None, supposed_grants=both).outlooks
     assert found["visits/a"].refused == START + 3 * DAY
     assert found["visits"].refused == START + 7 * DAY  # 3 x 0.2, then 0.1 a day
+
+
+def test_a_quota_that_refused_pays_again_in_its_next_period(tiny: Tiny, registry: Registry) -> None:
+    """Twice a day 0.15, of which a quota of 0.2 pays one: the scope above lasts six days, by UTC."""
+    scopes = granted(tiny)
+    rule = replace(granted(tiny, "0.2")["visits"].filter, period="day")
+    scopes["visits/team"] = replace(scopes["visits"], scope="visits/team", filter=rule)
+    # Their own time zone begins its day after noon: what is charged has the ledger's.
+    zone = dt.timezone(dt.timedelta(hours=-13))
+    start = dt.datetime(2999, 1, 1, tzinfo=dt.UTC)
+    twice = replace(
+        job(tiny, "0.15", scope="visits/team"),
+        runs=lambda: (
+            Run((start + n * DAY / 2).astimezone(zone), f"run {n}") for n in itertools.count()
+        ),
+    )
+    seen = forecast_schedule([twice], registry, None, supposed_grants=scopes).outlooks
+    team, above = seen["visits/team"], seen["visits"]
+    assert (team.refused, team.block) == (start + DAY / 2, "2999-01-01/2020-01-01")
+    # The scope above is asked first.
+    assert above.refused == start + 5.5 * DAY
 
 
 def test_a_session_is_paid_once(tiny: Tiny, registry: Registry) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import numpy as np
 import pytest
+from holdout_gates import MemoryRegistry
 from smallworld import forbid_reads
 
 from dpflow import Session, plan
 from dpflow.engine.sessions.holdout_gate import judge
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
@@ -147,3 +149,46 @@ def test_submissions_after_the_last_answer_cost_nothing(
         assert {judge(session, one)["verdict"] for one in asked[3:]} == {"exhausted"}
         assert [judge(session, one) for one in asked[:3]] == first
     assert len(list(Ledger(tiny.ledger).history())) == entries
+
+
+def test_what_is_left_is_told_by_the_last_answer(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session of 10^5 answers is not read whole, and a withdrawn or renamed candidate asks nothing."""
+    session, given = open_gate(tiny, queries=50), write_predictions(tiny, "i % 2")
+    first = judge(session, {**given, "claim": "0.5"})
+    for number in range(10, 15):
+        judge(session, {**given, "claim": f"0.{number}"})
+    read: list[int] = []
+    original = Ledger.answers
+
+    def count(self: Ledger, session_id: str, after: int = 0) -> Any:
+        answers = original(self, session_id, after)
+        read.append(len(answers))
+        return answers
+
+    monkeypatch.setattr(Ledger, "answers", count)
+    left = session.remaining()
+    assert (left["answered"], left["queries_left"], read) == (6, 44, [1])
+    again = judge(session, {**given, "name": "the same by another name", "claim": "0.5"})
+    assert {**again, "name": first["name"], "commitment": first["commitment"]} == first
+    with pytest.raises(TableUnreadable):
+        judge(session, {**given, "claim": "0.5", "predictions": {**given["predictions"], "table": "gone"}})  # fmt: skip
+    assert session.remaining() == left
+
+
+@pytest.mark.parametrize("how", ["table", "file"])
+def test_a_withdrawn_champion_is_said_to_be_gone(tiny: Tiny, how: str) -> None:
+    """Its predictions may be dropped: that is no error for whoever submits after it."""
+    session, models = open_gate(tiny), MemoryRegistry()
+    first = write_predictions(tiny, "i % 2")
+    assert judge(session, {**first, "claim": "0.5"}, models)["promoted"]
+    withdrawn = Path(first["predictions"]["database"])
+    kept = withdrawn.rename(withdrawn.with_name("other.duckdb"))
+    if how == "table":
+        with duckdb.connect(str(withdrawn)) as connection:
+            connection.execute("CREATE TABLE another AS SELECT 1 AS x")
+    second = {**first, "predictions": {**first["predictions"], "database": str(kept)}}
+    verdict = judge(session, {**second, "claim": "0.49"}, models)
+    assert verdict["verdict"] == "yes" and not verdict["promoted"]
+    assert "not where it was" in verdict["promotion"]

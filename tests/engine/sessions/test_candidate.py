@@ -22,7 +22,7 @@ from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.holdout_params import ClaimQuery
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable, read_predictions
+from dpflow.tables import PrivateTable, SnapshotTable, read_predictions
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -248,7 +248,7 @@ def test_the_order_of_rows_changes_nothing(tiny: Tiny) -> None:
         request = GroupValues(7, ("age",))
         found.append(
             group_values(
-                PrivateTable.load(table), request, b"k", (), mean, Subject(("age",)), 0.0
+                SnapshotTable.load(table), request, b"k", (), mean, Subject(("age",)), 0.0
             ).tolist()
         )
     assert found[0] == found[1] == found[2]

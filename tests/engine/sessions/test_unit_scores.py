@@ -18,7 +18,7 @@ from dpflow.engine.sessions.unit_scores import mean_shares
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables import SnapshotTable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ def table(tiny: Tiny) -> Path:
         protects="unit", contribution_bounds={"rows": 30}, columns=COLUMNS, block=None, holdout=True
     )
     Ledger(tiny.ledger).grant(
-        "gate", 50, 0, filter="basic", table=PrivateTable.load(path).declaration, principal="owner"
+        "gate", 50, 0, filter="basic", table=SnapshotTable.load(path).declaration, principal="owner"
     )
     return path
 
@@ -127,7 +127,7 @@ def test_other_metrics_are_refused(tiny: Tiny, table: Path, metric: str, why: st
 
 def _scores(table: Path, estimator: Estimator, **more: Any) -> Any:
     subject = Subject(("age",), {}, "sick", lambda rows: np.asarray(rows["age"]) > 48)
-    private = PrivateTable.load(table)
+    private = SnapshotTable.load(table)
     return mean_shares(private, ("sick", "age"), (), (), estimator, subject, (0.0, 1.0), 0.0, **more)  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def test_one_complete_row_scores_nobody_else(tiny: Tiny, table: Path) -> None:
         connection.execute("UPDATE visits SET loss = 0.5 WHERE person = 'p7'")
     agreement = Registry.load().find_estimator("column_agreement")
     columns = ("sick", "guess", "loss")
-    private, subject = PrivateTable.load(table), Subject(columns)
+    private, subject = SnapshotTable.load(table), Subject(columns)
     found = [
         mean_shares(private, columns, needed, (), agreement, subject, (0.0, 1.0), 0.0, scores_rows_alone=alone)
         for needed in ((), ("sick", "guess"))
@@ -187,7 +187,7 @@ def test_texts_are_values(tiny: Tiny, table: Path) -> None:
     assert judge(session, given)["verdict"] == "yes"
     agreement, columns = Registry.load().find_estimator("column_agreement"), ("visit", "guess")
     shares = mean_shares(
-        PrivateTable.load(table), columns, columns, (), agreement, Subject(columns), (0.0, 1.0), 0.0, scores_rows_alone=True
+        SnapshotTable.load(table), columns, columns, (), agreement, Subject(columns), (0.0, 1.0), 0.0, scores_rows_alone=True
     )  # fmt: skip
     assert np.isnan(shares).sum() == 1 and np.nansum(shares) == 1998 and len(shares) == 2000
 
@@ -195,7 +195,7 @@ def test_texts_are_values(tiny: Tiny, table: Path) -> None:
 def test_batches_are_for_what_scores_rows_alone(
     tiny: Tiny, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch gives what single people give, and a model's product of matrices gets none."""
+    """A batch gives what single people give, and a product of scikit-learn's matrices gets none."""
     accuracy = Registry.load().find_estimator("accuracy")
     together, single = (
         _scores(table, accuracy, scores_rows_alone=alone) for alone in (True, False)
@@ -216,7 +216,7 @@ def test_batches_are_for_what_scores_rows_alone(
     import skops.io
     from sklearn.linear_model import LogisticRegression
 
-    fitted = LogisticRegression().fit(np.arange(40.0).reshape(-1, 1), np.arange(40) % 2)
+    fitted = LogisticRegression().fit(np.arange(40.0).reshape(-1, 1), np.arange(40) % 3)
     skops.io.dump(fitted, tiny.folder / "m.skops")
     model = {"file": tiny.folder / "m.skops", "label": "sick", "features": ["age"]}
     assert judge(session, {"name": "b", "claim": "0.4", **model})["verdict"] in ("yes", "no")
@@ -275,7 +275,8 @@ def test_one_bad_row_costs_a_few_batches(tiny: Tiny, table: Path) -> None:
     brittle = Estimator("x", "x", 0.0, lambda r, s: 0.0, better="higher", row_scores=refuse_one)
     units = np.arange(2000)
     private = SimpleNamespace(
-        unit_rows=lambda columns, blocks: (units, {"id": units + 0.0, "age": units * 0.0})
+        unit_rows=lambda columns, blocks: (units, {"id": units + 0.0, "age": units * 0.0}),
+        remember=lambda name, compute: compute(),
     )
     subject = Subject(("age",), {}, "", None)
     scores = mean_shares(private, ("id", "age"), (), (), brittle, subject, (0.0, 1.0), 0.0, scores_rows_alone=True)  # type: ignore[arg-type]  # fmt: skip

@@ -1,0 +1,188 @@
+"""What a candidate costs a gate: tables of predictions beside reading them and the ledger's transaction,
+and models beside one batch of scikit-learn.
+
+``python -m bench candidates`` asks about 1,000 tables. ``python -m bench.candidates 10000`` asks about so
+many in one session of a gate on means, and says what each thousand of them cost.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+import duckdb
+import numpy as np
+
+from bench.timing import show
+from dpflow.core.contract.declaration import Table
+from dpflow.engine import make_plan
+from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.engine.sessions import candidate
+from dpflow.engine.sessions.holdout_gate import judge
+from dpflow.engine.sessions.session import Session
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+
+ROWS, CANDIDATES = 3_183, 1_000
+#: Rows, features, groups and the kind of model.
+MODELS = (
+    (3_183, 401, 200, "logistic regression"),
+    (50_000, 10, 2_000, "forest of 200 trees"),
+    (50_000, 10, 50_000, "forest of 200 trees"),
+)
+#: By mechanism, what it needs beside a metric.
+GATES: dict[str, dict[str, Any]] = {
+    "thresholdout": {"threshold": "0.05", "count_epsilon": "1"},
+    "reusable_holdout": {"groups": 400},
+}
+
+T = TypeVar("T")
+
+
+def main() -> None:
+    """Both tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row for name in GATES for row in _judge_tables(Path(folder), name)]
+    title = f"CPU a candidate, {CANDIDATES:,} tables of {ROWS:,} predictions"
+    show(title, ("gate", "reading it", "ledger's transaction", "all else"), rows)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [_judge_model(Path(folder), number) for number in range(len(MODELS))]
+    header = ("model", "rows", "groups", "one batch", "gate, first candidate", "gate, each further")
+    show("CPU of scoring a model, without loading it", header, rows)
+
+
+def _judge_tables(
+    folder: Path, mechanism: str, candidates: int = CANDIDATES
+) -> list[tuple[str, ...]]:
+    """A row for each thousand in one session."""
+    said = folder / f"said-{mechanism}.duckdb"
+    with duckdb.connect(str(said)) as connection:
+        connection.execute(
+            f"CREATE TABLE said AS SELECT i AS id, (i + (random() < 0.2)::INT) % 2 AS prediction FROM range({ROWS}) t(i)"
+        )
+    session = open_gate(folder, ROWS, 0, mechanism, **GATES[mechanism])
+    predictions = {"database": said, "table": "said", "id": "id"}
+
+    def submit(number: int) -> None:
+        claim = str(0.7 + number / 10**6)
+        given = {"name": "c", "predictions": predictions, "label": "label", "claim": claim}
+        assert judge(session, given)["verdict"] == "yes"
+
+    submit(-1)
+    spent = dict.fromkeys(("reading", "ledger"), 0.0)
+    read = _time_calls(candidate.read_predictions, spent, "reading")
+    store = _time_calls(Ledger.answer, spent, "ledger")
+    rows = list[tuple[str, ...]]()
+    with (
+        mock.patch.object(candidate, "read_predictions", read),
+        mock.patch.object(Ledger, "answer", store),
+    ):
+        for first in range(0, candidates, CANDIDATES):
+            spent.update(reading=0.0, ledger=0.0)
+            start = time.process_time()
+            for number in range(first, first + CANDIDATES):
+                submit(number)
+            total = time.process_time() - start
+            parts = (spent["reading"], spent["ledger"], total - sum(spent.values()))
+            rows.append((mechanism, *(f"{1000 * part / CANDIDATES:.1f} ms" for part in parts)))
+    return rows
+
+
+def _time_calls(function: Callable[..., T], spent: dict[str, float], name: str) -> Callable[..., T]:
+    def call(*given: Any, **more: Any) -> T:
+        start = time.process_time()
+        try:
+            return function(*given, **more)
+        finally:
+            spent[name] += time.process_time() - start
+
+    return call
+
+
+def _judge_model(folder: Path, number: int) -> tuple[str, ...]:
+    import skops.io
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    rows, features, groups, kind = MODELS[number]
+    session = open_gate(folder, rows, features, "reusable_holdout", groups=groups)
+    rng = np.random.default_rng(0)
+    data = rng.random((2_000, features))
+    label = data[:, 0] + rng.random(2_000) > 1
+    forest = RandomForestClassifier(200, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = (LogisticRegression() if kind.startswith("log") else forest).fit(data, label * 1.0)
+    file = folder / f"{number}.skops"
+    skops.io.dump(model, file)
+    batch = rng.random((rows, features))
+    start = time.process_time()
+    model.predict(batch)
+    times = [time.process_time() - start]
+    names = [f"f{i}" for i in range(features)]
+    for turn in range(2):
+        given = {"name": "m", "file": file, "label": "label", "features": names}
+        given["claim"] = f"0.0{turn}"
+        loaded = candidate.load_candidate(
+            candidate.Submission.model_validate(session.fill_metric(given))
+        )
+        start = time.process_time()
+        assert session.ask(loaded.query(), loaded)["verdict"] == "yes"
+        times.append(time.process_time() - start)
+    return kind, f"{rows:,}", f"{groups:,}", *(f"{taken:.2f} s" for taken in times)
+
+
+def open_gate(folder: Path, rows: int, features: int, mechanism: str, **params: Any) -> Session:
+    """A gate on accuracy, on a table of so many rows and features."""
+    name = f"holdout{rows}x{features}-{mechanism}-{len(list(folder.iterdir()))}"
+    path = folder / f"{name}.duckdb"
+    listed = "".join(f", random() AS f{i}" for i in range(features))
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(
+            f"CREATE TABLE holdout AS SELECT i AS id, 'p' || i AS person, i % 2 AS label{listed} FROM range({rows}) t(i)"
+        )
+    bit = {"lower": 0, "upper": 1}
+    table = Table.model_validate(
+        {
+            "name": "holdout",
+            "database": path,
+            "privacy_unit": {"column": "person"},
+            "contribution_bounds": {"rows": 1},
+            "holdout": True,
+            "columns": {"label": bit, "id": {"lower": 0, "upper": rows}}
+            | {f"f{i}": bit for i in range(features)},
+        }
+    )
+    ledger = Ledger(folder / f"{name}.sqlite", create=True)
+    ledger.grant("holdout", 20, 0, filter="basic", table=table, principal="owner")
+    given = {"metric": "accuracy", "queries": 10**6, "failures": 10, "epsilon": 10, **params}
+    request = ReleaseRequest.model_validate(
+        {
+            "name": "gate",
+            "mechanism": mechanism,
+            "table": "holdout",
+            "scope": "holdout",
+            "params": given,
+        }
+    )
+    registry = Registry.load()
+    return Session.open(make_plan(request, registry, table), ledger, registry)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        with tempfile.TemporaryDirectory() as place:
+            judged = _judge_tables(Path(place), "thresholdout", int(sys.argv[1]))
+        show(
+            "CPU a candidate, by the thousand",
+            ("gate", "reading it", "ledger's transaction", "all else"),
+            judged,
+        )
+    else:
+        main()

@@ -1,0 +1,94 @@
+"""``python -m experiments.gate_rows``: units that a gate needs for the power of a test set without noise.
+
+Equal power: of 100 candidates, each claim that is too good by the tolerance is refused with probability
+.95, and each honest one passes with probability .95. Equal width: how many units put all 100 answers
+within the tolerance of the score on fresh data, with probability .95, proven for whatever was asked. No
+row is read: power is that of the normal approximation, for scores that spread as coins do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from dpflow.core.toolbox.mean_test import (
+    fresh_width,
+    ladder_width,
+    splitting_width,
+    transcript_width,
+)
+from dpflow.mechanisms.thresholdout import Thresholdout
+from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
+from dpflow.testing.examples import EXAMPLE_TABLE
+
+CANDIDATES, CONFIDENCE, PAID, MOST_UNITS = 100, 0.95, 5, 10**9
+TOLERANCES = (0.01, 0.02, 0.05, 0.1)
+EPSILONS = ("10", "2", "1", "0.5")
+OPEN_TABLE = EXAMPLE_TABLE.model_copy(update={"generalisation_only": True})
+
+
+def count_power_units(tolerance: float, epsilon: str | None) -> int:
+    """The least number of units, within a hundredth, by which a gate on means has the power."""
+    given = {"metric": "accuracy", "threshold": str(tolerance / 2), "queries": CANDIDATES}
+    given |= {"failures": str(PAID)}
+    cost = {"method": "description_length"} if epsilon is None else {"epsilon": epsilon}
+    params, gate = ThresholdoutParams.model_validate(given | cost), Thresholdout()
+    table = OPEN_TABLE if epsilon is None else EXAMPLE_TABLE
+
+    def is_right(units: int) -> bool:
+        honest, overfit = (
+            gate.refusal_power(params, table, excess, units, 0.5) for excess in (0.0, tolerance)
+        )
+        return min(1 - honest, overfit) >= CONFIDENCE
+
+    return _find_least(is_right)
+
+
+def count_width_units(tolerance: float, width: Callable[[int], float]) -> int:
+    """The least number of units, within a hundredth, by which a proven width is the tolerance."""
+    return _find_least(lambda units: width(units) <= tolerance)
+
+
+def _find_least(is_enough: Callable[[int], bool]) -> int:
+    low, high = 2.0, float(MOST_UNITS)
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(math.ceil(middle)) else (middle, high)
+    return math.ceil(high)
+
+
+def list_lines() -> list[str]:
+    """Both tables, as markdown."""
+    k, beta = CANDIDATES, 1 - CONFIDENCE
+    lines = [
+        "| tolerance | no noise | " + " | ".join(f"epsilon {e}" for e in EPSILONS) + " |",
+        "| --- " * (2 + len(EPSILONS)) + "|",
+    ]
+    for tolerance in TOLERANCES:
+        units = [count_power_units(tolerance, epsilon) for epsilon in (None, *EPSILONS)]
+        lines.append(f"| {tolerance:g} | " + " | ".join(map(_round, units)) + " |")
+    lines += [
+        "",
+        "| width | fixed beforehand | yes or no, 5 paid | Ladder | splitting |",
+        "| --- " * 5 + "|",
+    ]
+    for tolerance in TOLERANCES:
+        ways: list[Callable[[int], float]] = [
+            lambda n: fresh_width(n, k, beta),
+            lambda n: transcript_width(n, k, PAID, beta),
+            lambda n: ladder_width(n, k, beta),
+            lambda n: splitting_width(n, k, beta),
+        ]
+        units = [count_width_units(tolerance, way) for way in ways]
+        lines.append(f"| {tolerance:g} | " + " | ".join(map(_round, units)) + " |")
+    return lines
+
+
+def _round(units: int) -> str:
+    """Two digits, as the search is that exact."""
+    step = 10 ** max(0, int(math.log10(units)) - 1)
+    return f"{round(units / step) * step:,}"
+
+
+if __name__ == "__main__":
+    print("\n".join(list_lines()))

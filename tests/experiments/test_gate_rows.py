@@ -1,0 +1,28 @@
+"""How many units power and widths take: the page says what the command prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import NormalDist
+
+import pytest
+
+from experiments.gate_rows import count_power_units, count_width_units, list_lines
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "gate-models.md"
+
+
+def test_the_page_says_what_is_counted() -> None:
+    page = PAGE.read_text()
+    assert all(line in page for line in list_lines())
+
+
+def test_without_noise_it_is_a_test_sets_number() -> None:
+    """Half the tolerance to either side, at the normal's quantile; and it falls with epsilon."""
+    quantile = NormalDist().inv_cdf(0.95)
+    assert count_power_units(0.02, None) == pytest.approx((quantile / 0.02) ** 2, rel=0.011)
+    assert count_power_units(0.02, "1") > count_power_units(0.02, "2") > 6765
+
+
+def test_the_least_width_is_found() -> None:
+    assert count_width_units(0.1, lambda units: units**-0.5) == pytest.approx(100, rel=0.011)
