@@ -12,12 +12,16 @@ from rich.console import Console
 from experiments import (
     adaptive_composition,
     contracts,
+    distributions,
+    evidence,
     flights,
+    gate_methods,
     interior,
     learning,
     prediction,
     real_medians,
     stable_median,
+    synthetic_tables,
 )
 from experiments.report import DOCS, draw, section
 
@@ -25,11 +29,15 @@ PAPERS = (
     stable_median,
     adaptive_composition,
     flights,
+    gate_methods,
     interior,
     real_medians,
+    distributions,
     learning,
     prediction,
+    synthetic_tables,
     contracts,
+    evidence,
 )
 PAGE = DOCS / "experiments.md"
 HEAD = """# Experiments

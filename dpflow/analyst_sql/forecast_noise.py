@@ -147,7 +147,7 @@ def _make_cells(plan: SqlPlan, private_keys: int, factor: int) -> Callable[[Sele
     answered = []
     for part, stored in zip(plan.parts, plan.stored):
         query = part.part.queries[0]
-        cells = find_cells(stored, query) if stored else _stand_in(part, private_keys, factor)
+        cells = find_cells(stored, query) if stored else _assume_cells(part, private_keys, factor)
         answered.append((part.part, cells))
     for level in plan.added:
         below, cells = answered[level.source]
@@ -155,7 +155,7 @@ def _make_cells(plan: SqlPlan, private_keys: int, factor: int) -> Callable[[Sele
     return find_cells_by_query(answered)
 
 
-def _stand_in(part: PartPlan, private_keys: int, factor: int) -> Cells:
+def _assume_cells(part: PartPlan, private_keys: int, factor: int) -> Cells:
     query = part.part.queries[0]
     keys, private = _list_keys(query, private_keys)
     cells: Cells = {}

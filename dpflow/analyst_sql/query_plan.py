@@ -38,6 +38,7 @@ from dpflow.core.contract.results import NONE
 from dpflow.engine.releases.execute import Receipt, release_all
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -261,6 +262,7 @@ def _find_all(
     return (query, planned, stored) if all(stored) else None
 
 
+@errors_end_here
 def answer_sql(
     plan: SqlPlan,
     ledger: Ledger,

@@ -4,10 +4,11 @@ Definition, in three rounds.
 
 1. The number of rows, noisy unless public. It decides the sizes of what follows (`choose_sizes`).
 2. A search for cells: the median of the column by the exponential mechanism over all doubles, then
-   the medians of the rows below and above it, and so on, s levels. Cells are cut at these points, just above each
-   of them, so that a value which many rows share has a cell of its own, and in equal parts between
-   them. Beyond the outermost points cells get wider by doubling. The first cell begins at minus
-   infinity and the last one ends at infinity.
+   the medians of the rows below and above it, and so on, s levels. Doubles are weighed by what is
+   public: the type, and points already released (`dpflow.core.toolbox.search_weights`). Cells are
+   cut at these points, just above each of them, so that a value which many rows share has a cell of
+   its own, and in equal parts between them. Beyond the outermost points cells get wider by doubling.
+   The first cell begins at minus infinity and the last one ends at infinity.
 3. Noisy counts of the cells, as a flat histogram or as a tree (`dpflow.core.toolbox.noisy_tree`),
    made to ascend.
 
@@ -18,7 +19,8 @@ Guarantee: epsilon-DP by adaptive composition of the rounds, of shares `COUNTING
 rest. A neighbour adds or removes R rows of a unit, or under replace removes R and adds R: D rows in
 all, D = R or 2 R. The number of rows moves by R at most. On a level of the search every row is in one
 half at most, the halves' ends are released, and a row moves the cost max(2 #below - m, 2 #above - m) of each
-point of its half by 1 at most; so a rate of e/(2 D) makes a level e-DP. The last round is proved
+point of its half by 1 at most; so a rate of e/(2 D) makes a level e-DP, whatever weights the points
+have, since they depend on the type and on earlier levels' points alone. The last round is proved
 where it is computed. Where the number of rows is public, its share is not spent.
 
 Error: every interval of every later question holds at once with probability 95 %, by the tails of the
@@ -58,7 +60,7 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import FAILURE, require_scale
 from dpflow.core.toolbox.noisy_tree import PrefixCounts, draw_prefix_counts, sum_half_width
 from dpflow.core.toolbox.quantiles import draw_quantile
-from dpflow.core.toolbox.ranges import Floats
+from dpflow.core.toolbox.search_weights import DOUBLES, SearchWeights
 from dpflow.hookspecs import hookimpl
 from dpflow.mechanisms.quantile import Share, check_distinct
 
@@ -68,7 +70,6 @@ MOST_LEVELS, MOST_CELLS = 7, 4096
 #: The remark of a quantile that no released count bounds on one side.
 NO_END = "no bound: the rows beyond the outermost edge may hold it"
 DOUBLINGS = 12  #: of the width of cells beyond the outermost points
-_DOUBLES = Floats(kind="float64")
 #: Years 1 to 9999, in days and in microseconds since 1970-01-01: what a text can write.
 _TIMES = {
     "date": (-719_162, 2_932_896),
@@ -142,6 +143,7 @@ class Cdf(Mechanism[CdfParams]):
     """A distribution function, to be asked for shares and quantiles."""
 
     name = "cdf"
+    version = 2  # 1 weighed all doubles the same
     summary = "the distribution of a column, bounded or not: shares below, within, and all quantiles, with intervals"
     citation = "McSherry, Talwar 2007; Kaplan, Schnapp, Stemmer 2022 (medians of halves); Hay et al. 2010 (trees of counts)"
     Params = CdfParams
@@ -173,14 +175,14 @@ class Cdf(Mechanism[CdfParams]):
 
     def draw(self, params: CdfParams, table: Table, answer: OpenColumn, source: Source) -> Result:
         """The number of rows, the cells, and how many rows lie below each of their edges."""
-        kept, changes = self._rows_and_changes(table)
+        bounded_rows, changes = self._rows_and_changes(table)
         data = answer.count_cells({0: CellGrid(None)})[0]
         public = (
             answer.public_size.rows if answer.public_size and answer.public_size.exact else None
         )
         rows = public
         if rows is None:
-            scale = require_scale(kept / (params.epsilon * COUNTING))
+            scale = require_scale(bounded_rows / (params.epsilon * COUNTING))
             rows = max(
                 0, int(add_laplace(np.array([data.counts.sum()], np.int64), scale, source)[0])
             )
@@ -188,7 +190,9 @@ class Cdf(Mechanism[CdfParams]):
         rate = params.epsilon * SEARCHING / sizes.search / (2 * changes)
         time = _time_of(answer)
         range_ = _search_range(table.column(params.column), answer, time)
-        points = search_medians(data.keys, data.counts, range_, sizes.search, rate, source)
+        points = search_medians(
+            data.keys, data.counts, range_, sizes.search, rate, source, answer.is_whole
+        )
         edges = place_edges(points, sizes.cells, data.keys.dtype, answer.is_whole, time)
         counts = count_below(data.keys, data.counts, edges)
         scale = self._count_scale(params, table, sizes.levels)
@@ -214,7 +218,10 @@ class Cdf(Mechanism[CdfParams]):
         quantiles = [
             row for p in sorted(params.quantiles) for row in _quantile_rows(distribution, p)
         ]
-        below = [Row(key, SHARE_BELOW, share, half) for key, share, half in edge_shares]
+        below = [
+            Row(key, SHARE_BELOW, share, half, NO_INFORMATION if _spans_all(share, half) else "")
+            for key, share, half in edge_shares
+        ]
         return Result((*quantiles, *below), {DOCUMENT: about})
 
     def error_bound(self, params: CdfParams, table: Table) -> ErrorBound:
@@ -240,6 +247,11 @@ class Cdf(Mechanism[CdfParams]):
         )
 
 
+def _spans_all(share: float, half_width: float) -> bool:
+    """Whether an interval holds every share that there is."""
+    return share - half_width <= 0 and share + half_width >= 1
+
+
 def search_medians(
     values: NDArray[Any],
     counts: NDArray[np.int64],
@@ -247,6 +259,7 @@ def search_medians(
     levels: int,
     rate: Fraction,
     source: Source,
+    whole: bool = False,
 ) -> list[float]:
     """Points that divide the rows in about equal parts: the median, the medians of both halves, and so
     on; ascending, each once.
@@ -257,23 +270,35 @@ def search_medians(
         levels: how often parts are divided.
         rate: of the exponential mechanism, per unit of its cost.
         source: where the randomness comes from.
+        whole: whether the column holds whole numbers alone.
     """
-    first, last = (int(key) for key in _DOUBLES.nearest_keys(np.array(within, float)))
+    first, last = (int(key) for key in DOUBLES.nearest_keys(np.array(within, float)))
     # Each row by itself, so neighbours stay neighbours; beyond 2^53 integers share keys.
-    keys = np.clip(_DOUBLES.nearest_keys(values.astype(np.float64) + 0.0), first, last)
+    keys = np.clip(DOUBLES.nearest_keys(values.astype(np.float64) + 0.0), first, last)
     rows = np.repeat(keys, counts)
-    parts, points = [(first, last + 1)], set[int]()
+    # Keys of the ends, and whether a point lies beyond them.
+    bounded = math.isfinite(within[0]) and within[1] < DOUBLES.key_value(DOUBLES.last_key)
+    parts, points = [(first, last, bounded, bounded)], set[int]()
     for _ in range(levels):
         halves = []
-        for low, high in parts:
-            start, stop = np.searchsorted(rows, [low, high])
-            middle = draw_quantile(rows[start:stop], low, high - 1, Fraction(1, 2), rate, source)
+        for low, high, after_point, before_point in parts:
+            start, stop = np.searchsorted(rows, [low, high + 1])
+            weights = SearchWeights(
+                low,
+                high,
+                DOUBLES.key_value(low - 1) if after_point else None,
+                DOUBLES.key_value(high + 1) if before_point else None,
+                whole,
+            )
+            middle = draw_quantile(
+                rows[start:stop], low, high, Fraction(1, 2), rate, source, weights.count
+            )
             points.add(middle)
             # Rows at the point are in neither half: a value of many rows would be found again and again.
-            halves += [(low, middle), (middle + 1, high)]
-        # Whether a half has a point is public.
-        parts = [(low, high) for low, high in halves if low < high]
-    return [_DOUBLES.key_value(key) for key in sorted(points)]
+            halves += [(low, middle - 1, after_point, True), (middle + 1, high, True, before_point)]
+        # Whether a half has a value is public.
+        parts = [half for half in halves if half[0] <= half[1]]
+    return [DOUBLES.key_value(key) for key in sorted(points)]
 
 
 def place_edges(

@@ -24,7 +24,7 @@ def explain(world: World, text: str, **options: Any) -> list[dict[str, Any]]:
         "SELECT COUNT(*), SUM(age), COUNT(*) + 2 * SUM(age) FROM visits",
         "SELECT city, COUNT(*) AS n, SUM(cost) FROM visits GROUP BY city",
         "SELECT city, COUNT(*) AS n FROM visits GROUP BY city ORDER BY n DESC LIMIT 1",
-        "SELECT bucket(age, 10) AS b, COUNT(*) AS n, SUM(age) AS s FROM visits GROUP BY b HAVING n > s LIMIT 3",
+        "SELECT bucket(age, 10) AS b, COUNT(*) AS n, SUM(age) AS s FROM visits GROUP BY b HAVING n > s - 100000 LIMIT 3",
         "SELECT city, COUNT(*) AS n FROM visits WHERE city <> 'Bern' GROUP BY city ORDER BY n LIMIT 1",
         "SELECT SUM(n), MAX(n) FROM (SELECT bucket(age, 5) AS b, COUNT(*) AS n FROM visits GROUP BY b) t",
         "SELECT city, COUNT(*) AS n FROM visits GROUP BY ROLLUP (city) ORDER BY n LIMIT 1",
@@ -35,7 +35,7 @@ def explain(world: World, text: str, **options: Any) -> list[dict[str, Any]]:
 )  # fmt: skip
 def test_explain_and_answer_state_the_same_interval(world: World, text: str) -> None:
     """Also where noise chooses rows, and of what is computed from several numbers. It stated the narrower one of
-    a row that nobody chose.
+    a row that nobody chose. HAVING leaves some row, whatever the noise.
     """
     columns = explain(world, text, epsilon=2)
     answer = world.ask(text, epsilon=2)

@@ -127,7 +127,7 @@ def test_every_round_is_paid_for_what_a_unit_changes(
         spent.append((rows if len(spent) == 0 else changes) / scale)
         return np.asarray(exact)
 
-    def middle(keys: Any, low: int, high: int, p: Fraction, rate: Fraction, source: Any) -> int:
+    def middle(keys: Any, low: int, high: int, p: Fraction, rate: Fraction, *rest: Any) -> int:
         # Rows of one level are in one part each, so the level costs what one part costs.
         levels.add((rate.numerator, rate.denominator))
         parts.append(len(keys))
@@ -162,6 +162,47 @@ def test_halves_of_a_level_share_no_row() -> None:
     assert seen[0] == 500 and sum(seen[1:3]) <= 500 and sum(seen[3:7]) <= 500
 
 
+def test_weights_are_the_same_on_neighbours() -> None:
+    """While the points are the same: nothing but them is known when a part is weighed."""
+    values, seen = np.sort(RANDOM.normal(50, 9, 300)), []
+    for rows in (values, values[1:], np.concatenate([values, [1e9]])):
+        answers, weighed = iter(range(1, 8)), []
+
+        def middle(keys: Any, low: int, high: int, *rest: Any) -> int:
+            places = rest[-1]
+            at = np.linspace(low, high, 50).astype(np.int64).clip(low, high)
+            weighed.append((low, high, places(np.sort(at)).tolist()))
+            return low + (high - low) * next(answers) // 8  # noqa: B023
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cdf, "draw_quantile", middle)
+            cdf.search_medians(
+                *np.unique(rows, return_counts=True),
+                (-np.inf, np.inf),
+                3,
+                Fraction(1),
+                SystemSource(),
+            )
+        seen.append(weighed)
+    assert len(seen[0]) == 7 and seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_far_from_zero_and_narrow_is_found(whole: bool) -> None:
+    """1,000 values of mean 10^6 and deviation 1: with the same weight for all doubles the deciles were
+    .055 of the rows off on average, now .007.
+    """
+    errors = []
+    for _ in range(4):
+        values = np.sort(RANDOM.normal(10**6, 1, 1000))
+        values = np.rint(values * 20) if whole else values
+        found = Distribution.from_result(draw(values))
+        for p in (0.1, 0.3, 0.5, 0.7, 0.9):
+            low, high = np.searchsorted(values, [found.quantile(p).value] * 2, "left") / 1000
+            errors.append(max(low - p, p - high, 0))
+    assert np.mean(errors) < 0.03
+
+
 def test_the_number_of_rows_chooses() -> None:
     """Public or noisy, and said; a person may fix each size, and the plan says what is chosen."""
     few, many = (cdf.choose_sizes(n, 1.0, None, None, None) for n in (1000, 10**6))
@@ -194,6 +235,13 @@ def test_nothing_is_known_of_no_rows() -> None:
     assert result.rows[0].measure == "quantile 1/2" and result.rows[0].remark == NO_INFORMATION
     assert [row.value for row in result.rows[1:3]] == [None, None]
     assert Result.from_json(result.to_json()) == result
+
+
+def test_shares_that_say_nothing_are_marked() -> None:
+    """Of no rows each share is "0.5 +- 0.5"; of many rows none has the remark."""
+    for rows, remark in ((0, NO_INFORMATION), (20_000, "")):
+        found = draw(np.arange(rows, dtype=float))
+        assert {row.remark for row in found.rows} == {remark}
 
 
 @pytest.mark.parametrize("name", ["quantile", "quantiles"])

@@ -20,6 +20,7 @@ from dpflow.core.accounting.events import Approximate, Composed, DiscreteGaussia
 from dpflow.core.contract.declaration import Table
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox.moments import Measure
+from dpflow.core.toolbox.partition_selection import SelectionRule
 from dpflow.errors import PlanRefused
 from dpflow.mechanisms.private_aggregates import (
     LEAST_EPSILON,
@@ -137,6 +138,7 @@ def worst(table: Table, params: PrivateAggregatesParams, lower: int = 0) -> floa
         (["count"], 2, 2),
         ([{"measure": "sum", "column": "v"}], 1, 1),
         (["count", {"measure": "sum", "column": "v"}], 1, 2),
+        (["count", "count_distinct", {"measure": "mean", "column": "v"}], 1, 1),
     ],
 )
 def test_the_claim_holds_over_every_outcome(measures: list[Any], groups: int, rows: int) -> None:
@@ -227,6 +229,53 @@ def test_a_released_count_selects_for_nothing(table: Table) -> None:
     )
 
 
+def test_one_noisy_number_counts_rows_and_units() -> None:
+    """Where a unit has one row of a key they are equal; where it may have more, they are not."""
+    for missing in ("skip", "1"):
+        columns = {"k": {}, "v": {"lower": 0, "upper": 2, "missing": missing}}
+        params = make_params(["count", "count_distinct", {"measure": "mean", "column": "v"}])
+        single, several = (
+            MECHANISM.choose_release(params, declare(2, rows, columns=columns))[0]
+            for rows in (1, 2)
+        )
+        assert ("units", "") in single.noises and ("rows", "") not in single.noises
+        assert ("rows", "") in several.noises
+        assert (("values", "v") in single.noises) == (missing == "skip")
+
+
+def test_the_threshold_is_weighed_against_the_errors() -> None:
+    """More weight gives the selecting count more epsilon, so keys show from fewer units on; all of
+    epsilon is spent in any case.
+    """
+    table, thresholds = declare(4, 1), []
+    for weight in ("0", "1", "4"):
+        asked = ["count", {"measure": "sum", "column": "v"}, {"measure": "variance", "column": "v"}]
+        params = make_params(asked, delta="1e-6", noise="laplace", selection_weight=weight)
+        release = MECHANISM.choose_release(params, table)[0]
+        thresholds.append(selection_threshold(params, table, release)[1])
+        assert MECHANISM.event(params, table).epsilon_delta() == (1, Fraction(1, 10**6))
+    assert thresholds == sorted(thresholds, reverse=True) and len(set(thresholds)) == 3
+
+
+def test_a_selection_of_its_own_would_cost_more_than_it_saves() -> None:
+    """As in PipelineDP's example: the best rule with the same threshold takes more than two thirds of
+    the epsilon that the released count has, so the count would be left with three times its noise.
+    """
+    columns = {"k": {}, "v": {"lower": 1, "upper": 5, "missing": "3"}}
+    table = declare(4, 1, columns=columns)
+    values = [{"measure": name, "column": "v"} for name in ("sum", "mean", "variance")]
+    asked = ["count", "count_distinct", *values]
+    for epsilon in ("0.2", "1", "4"):
+        params = make_params(asked, epsilon=epsilon, delta="1e-6", noise="laplace")
+        release = MECHANISM.choose_release(params, table)[0]
+        (what, threshold), counts = selection_threshold(params, table, release), release.amounts[0]
+        assert what == ("units", "") == release.query.moments[0]
+        own = SelectionRule.lowest_threshold(
+            table, "k", 1, counts * 2 / 3, params.delta, law="laplace"
+        )
+        assert own.threshold > threshold
+
+
 def test_min_units_hides_smaller_keys(table: Table) -> None:
     """A key below it is shown with odds of delta at most; above it as before."""
     params = make_params(["count_distinct"], epsilon="8", delta="1e-9", min_units=400)
@@ -275,3 +324,30 @@ def test_measures_keep_their_order() -> None:
     params = make_params([{"measure": "sum", "column": "v"}])
     assert MECHANISM.list_measures(params)[-1] == Measure(measure="count_distinct")
     assert [m.full_name for m in params.measures] == ["sum(v)"]
+
+
+@pytest.mark.parametrize("missing", ["skip", "1"])
+def test_rows_and_units_are_equal_where_a_unit_has_one_row_of_a_key(
+    tmp_path: Path, missing: str
+) -> None:
+    """What lets one noisy number serve for both: also of rows without a unit, a key or a value, under a
+    condition, and where a unit's groups are truncated. With two rows of a key they differ.
+    """
+    rows = """CREATE TABLE data AS SELECT nullif(i % 23, 0) AS u, nullif(i * 7 % 11, 0) AS k,
+        CASE WHEN i % 3 > 0 THEN i % 5 END AS v FROM range(400) t(i)"""
+    with duckdb.connect(str(tmp_path / "x")) as connection:
+        connection.execute(rows)
+    columns = {"k": {}, "v": {"lower": 0, "upper": 2, "missing": missing}}
+    more = {"columns": columns, "database": str(tmp_path / "x")}
+    asked = make_params(["count", "count_distinct", {"measure": "mean", "column": "v"}])
+    for groups, per_group in ((1, 1), (4, 1), (4, 2)):
+        table = declare(groups, per_group, **more)
+        request = MECHANISM.make_query(asked, table).data_request()
+        for where in (None, "v > 1"):
+            answer = PrivateTable(table, where).answer(request, ())
+            counted = answer.moment("rows", "")
+            assert counted.sum() > 0
+            same = np.array_equal(counted, answer.moment("units", ""))
+            assert same == (per_group == 1)
+            if missing != "skip":
+                assert np.array_equal(counted, answer.moment("values", "v"))

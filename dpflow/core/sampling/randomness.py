@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,20 @@ class Source(ABC):
     def draw_word(self) -> int:
         """The next word as a Python integer."""
         return int(self.draw_words(1)[0])
+
+    def begin_part(  # noqa: B027 - sources that draw do nothing
+        self, epsilon: Fraction, delta: Fraction = Fraction(0), moves: int | None = None
+    ) -> None:
+        """State what the numbers drawn from here on cost, up to the next part. It changes nothing that
+        is drawn: audits hold each part to its own cost (`dpflow.testing.part_audit`), where no
+        neighbours make all parts of a composition tell at once.
+
+        Args:
+            epsilon, delta: of this part, for one privacy unit; they follow from what was drawn before,
+                never from rows.
+            moves: by how much one unit moves the numbers of each Laplace noise of the part together,
+                where few tables show it. Audits believe it.
+        """
 
     def draw_bits(self, k: int) -> int:
         """A uniform integer of k bits; of its whole words the first is the most significant."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -165,6 +165,12 @@ class MeasureMechanism(Mechanism[N]):
         """Shares of the privacy cost with the least weighted geometric mean of the measures'
         errors.
         """
+        return self.balance_errors(query, power, {})
+
+    def balance_errors(
+        self, query: Query, power: int, further: Mapping[Moment, Fraction]
+    ) -> list[Fraction]:
+        """The same, where errors of single moments count with these weights, too."""
         errors = []
         for measure in query.measures:
             used = query.weights(measure)
@@ -174,9 +180,9 @@ class MeasureMechanism(Mechanism[N]):
                     for moment in query.moments
                 ]
             )
-        return budget_split.balance_shares(
-            errors, [measure.weight for measure in query.measures], power
-        )
+        errors += [[float(moment == one) for moment in query.moments] for one in further]
+        weights = [*(measure.weight for measure in query.measures), *further.values()]
+        return budget_split.balance_shares(errors, weights, power)
 
     def fit_release(self, params: N, query: Query, law: Law) -> Release:
         """The release with this noise at the requested cost."""

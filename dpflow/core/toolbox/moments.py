@@ -120,7 +120,7 @@ class Query:
         released = {
             self.count_moment(m.column) for m in self.measures if m.shrinks and m.column is not None
         }
-        released |= {("rows", "") for m in self.measures if m.measure == "count"}
+        released |= {self.row_moment for m in self.measures if m.measure == "count"}
         return {
             name: CentredColumn.from_declaration(
                 self.table, name, self.count_moment(name) in released
@@ -128,10 +128,20 @@ class Query:
             for name in names
         }
 
+    @cached_property
+    def row_moment(self) -> Moment:
+        """The moment that is the number of rows: of private groups with one row of a unit each, that
+        of units, for which one noisy number serves.
+        """
+        single = self.private and self.table.groups_and_rows(self.by)[1] == 1
+        return ("units" if single else "rows", "")
+
     def count_moment(self, name: str) -> Moment:
         """The moment that is the number of a column's values."""
         return (
-            ("values", name) if self.table.bounded_column(name).missing == "skip" else ("rows", "")
+            ("values", name)
+            if self.table.bounded_column(name).missing == "skip"
+            else self.row_moment
         )
 
     def weights(self, measure: Measure) -> Mapping[Moment, float]:
@@ -140,7 +150,7 @@ class Query:
         """
         name = measure.column
         if name is None:
-            return {("rows" if measure.measure == "count" else "units", ""): 1}
+            return {self.row_moment if measure.measure == "count" else ("units", ""): 1}
         grid = self.columns[name]
         if measure.measure == "sum":
             return {("sum", name): 1} | (

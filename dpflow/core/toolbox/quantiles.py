@@ -3,11 +3,12 @@ one sort.
 
 Definition: with p = a/b and for a key v the counts L(v) = #{y < v} and U(v) = #{y > v}, the cost is
 the integer c(v) = max(b L(v) - a m, b U(v) - (b-a) m); v is drawn with probability proportional to
-exp(-rate c(v)) from all keys first, ..., last. For the median this is 2 max(L, U) - m.
+w(v) exp(-rate c(v)) from all keys first, ..., last. For the median the cost is 2 max(L, U) - m. The
+weights w are public whole numbers, 1 unless said: a key of weight w holds w places, and a place is drawn.
 
 Guarantee: if ``changed`` of the m integers may become others, every cost moves by at most b
 changed, so rate = epsilon / (2 b changed) is epsilon-bounded range, hence epsilon-DP and
-epsilon^2/8-zCDP.
+epsilon^2/8-zCDP, whatever the weights are, for they are the same on both tables.
 
 Accuracy (stable-median paper, Theorem 3.1): with probability 1-beta the rank error is below 2
 changed ln(N/beta)/epsilon of m, N the number of keys.
@@ -23,9 +24,11 @@ epsilon.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +44,10 @@ MARGIN = 64
 #: Up to so many integers are looked at run by run.
 SMALL = 4096
 
+#: How many places keys below each of some keys hold, for keys from the first to the last plus 1:
+#: strictly ascending, as Python integers in an array.
+Places = Callable[[NDArray[np.int64]], NDArray[Any]]
+
 
 def rate_for(epsilon: Fraction, p: Fraction, changed: int) -> Fraction:
     """The rate at which one unit of cost lowers the odds when ``changed`` integers may become
@@ -50,7 +57,13 @@ def rate_for(epsilon: Fraction, p: Fraction, changed: int) -> Fraction:
 
 
 def draw_quantile(
-    keys: NDArray[np.int64], first: int, last: int, p: Fraction, rate: Fraction, source: Source
+    keys: NDArray[np.int64],
+    first: int,
+    last: int,
+    p: Fraction,
+    rate: Fraction,
+    source: Source,
+    places: Places | None = None,
 ) -> int:
     """One key from the law above.
 
@@ -60,40 +73,45 @@ def draw_quantile(
         p: the quantile, strictly between 0 and 1.
         rate: from `rate_for`.
         source: where the randomness comes from.
+        places: the weights of keys, as sums; they must be public. None: each key weighs 1.
     """
-    window = _Window(np.sort(keys), first, last, p)
+    window = _Window(np.sort(keys), first, last, p, places)
     # Bands have a width of 1/rate, so there are none at rate 0.
     if len(keys) > SMALL and rate > 0:
-        return _draw_from_bands(window, first, last, rate, source)
+        return window.key_of(_draw_from_bands(window, first, last, rate, source))
     starts, lengths, costs = window.equal_cost_runs(first, last)
     least = min(costs)
-    return draw_place(starts, lengths, [cost - least for cost in costs], rate, source)
+    return window.key_of(
+        draw_place(starts, lengths, [cost - least for cost in costs], rate, source)
+    )
 
 
 def _draw_from_bands(window: _Window, first: int, last: int, rate: Fraction, source: Source) -> int:
-    """Rejection sampling from keys in bands of cost, each proposed as if all of it had its least
+    """Rejection sampling of a place from bands of cost, each proposed as if all of it had its least
     cost.
     """
+    low, high = window.places_of(first, last)
     width, least = math.ceil(1 / rate), window.least_cost()
-    far = least + math.ceil((math.log(last - first + 1) + MARGIN) / rate)
-    bands = [_Band(least, *window.cost_interval(least))]
-    while (bands[-1].low, bands[-1].high) != (first, last):
+    far = least + math.ceil((math.log(high - low + 1) + MARGIN) / rate)
+    bands = [_Band(least, *window.places_of(*window.cost_interval(least)))]
+    while (bands[-1].low, bands[-1].high) != (low, high):
         inner, floor = bands[-1], bands[-1].floor + (width if len(bands) > 1 else 1)
-        low, high = (first, last) if floor > far else window.cost_interval(floor + width - 1)
-        bands.append(_Band(floor, low, high, inner.low, inner.high))
-    # Neighbouring costs may have the same interval, which leaves a band without keys.
-    bands = [band for band in bands if band.key_count]
-    sizes, costs = [band.key_count for band in bands], [band.floor - least for band in bands]
+        interval = (first, last) if floor > far else window.cost_interval(floor + width - 1)
+        bands.append(_Band(floor, *window.places_of(*interval), inner.low, inner.high))
+    # Neighbouring costs may have the same interval, which leaves a band without places.
+    bands = [band for band in bands if band.size]
+    sizes, costs = [band.size for band in bands], [band.floor - least for band in bands]
     while True:
         band = bands[choose_piece(sizes, costs, rate, source)]
-        key = band.key_at(source.draw_below(band.key_count))
-        if bernoulli_exp(rate * (window.key_cost(key) - band.floor), source):
-            return key
+        place = band.place_at(source.draw_below(band.size))
+        cost = window.key_cost(window.key_of(place))
+        if bernoulli_exp(rate * (cost - band.floor), source):
+            return place
 
 
 @dataclass(frozen=True)
 class _Band:
-    """The keys of an interval without an inner one (empty if ``start`` > ``end``), all of cost at
+    """The places of an interval without an inner one (empty if ``start`` > ``end``), all of cost at
     least ``floor``.
     """
 
@@ -104,21 +122,29 @@ class _Band:
     end: int = 0
 
     @property
-    def key_count(self) -> int:
+    def size(self) -> int:
         return (self.high - self.low + 1) - (self.end - self.start + 1)
 
-    def key_at(self, place: int) -> int:
-        """The key at a place in the band, 0 to size - 1."""
-        key = self.low + place
-        return (
-            key if self.end < self.start or key < self.start else key + (self.end - self.start + 1)
-        )
+    def place_at(self, index: int) -> int:
+        """The band's place of an index, 0 to size - 1."""
+        place = self.low + index
+        if self.end < self.start or place < self.start:
+            return place
+        return place + (self.end - self.start + 1)
 
 
 class _Window:
-    """Sorted integers, and the costs of keys among them."""
+    """Sorted integers, the costs of keys among them, and the places that keys hold."""
 
-    def __init__(self, ordered: NDArray[np.int64], first: int, last: int, p: Fraction) -> None:
+    def __init__(
+        self,
+        ordered: NDArray[np.int64],
+        first: int,
+        last: int,
+        p: Fraction,
+        places: Places | None = None,
+    ) -> None:
+        self._places = places
         self._y, self._m, self._first, self._last = ordered, len(ordered), first, last
         self._a, self._b = p.numerator, p.denominator
 
@@ -155,8 +181,28 @@ class _Window:
             low, high = (low, middle) if interval[0] <= interval[1] else (middle, high)
         return high
 
+    def places_of(self, low: int, high: int) -> tuple[int, int]:
+        """The first and the last place of the keys from low to high; first above last if low is."""
+        if self._places is None:
+            return low, high
+        start, end = self._places(np.array([low, high + 1], np.int64))
+        return int(start), int(end) - 1
+
+    def key_of(self, place: int) -> int:
+        """The key that holds a place."""
+        if self._places is None:
+            return place
+        low, high = self._first, self._last
+        while low < high:
+            # Some keys at once, as a call costs more than they do.
+            step = (high - low) // 32 + 1
+            keys = np.array([low + step * i for i in range(33) if low + step * i <= high], np.int64)
+            at = int(np.searchsorted(self._places(keys), place, "right")) - 1
+            low, high = int(keys[at]), min(high, int(keys[at]) + step - 1)
+        return low
+
     def equal_cost_runs(self, low: int, high: int) -> tuple[list[int], list[int], list[int]]:
-        """The keys from low to high as runs of equal cost: starts, lengths, costs."""
+        """The places of keys from low to high as runs of equal cost: starts, lengths, costs."""
         begin, end = self._insertion_point(low, "left"), self._insertion_point(high, "right")
         values, counts = np.unique(self._y[begin:end], return_counts=True)
         starts, lengths, costs = [], [], []
@@ -174,4 +220,7 @@ class _Window:
             starts.append(position)
             lengths.append(high + 1 - position)
             costs.append(self._larger_cost(below, self._m - below))
+        if self._places is not None:
+            sums = self._places(np.array([*starts, high + 1], np.int64)).tolist()
+            starts, lengths = sums[:-1], [b - a for a, b in pairwise(sums)]
         return starts, lengths, costs

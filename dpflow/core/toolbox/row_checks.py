@@ -5,6 +5,7 @@ Definition: a check is kept when C = c + sum of a_i M_i is at most 0, where the 
 column that is 1 in rows that violate the check and 0 in others. C is the *excess*:
 
     violations, nulls, unknown_keys    violating rows - at_most x rows
+    key_share                          rows that fulfil a condition - at_most x rows with a public key
     quantile p at most h               values above h - (1 - p) x values
     quantile p at least h              values below h - p x values
     mean at most h                     sum of the values - h x values; mirrored for at_least
@@ -42,6 +43,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "violations": ("condition",),
     "nulls": ("column",),
     "unknown_keys": ("column",),
+    "key_share": ("column", "condition"),
     "quantile": ("column", "p"),
     "mean": ("column",),
     "rows": (),
@@ -71,9 +73,9 @@ Since = Annotated[
 class RowCheck(Params):
     """One bound on the rows that a contract reads.
 
-    ``name``: what results call it. ``check``: violations, nulls, unknown_keys, quantile, mean, rows,
-    units or freshness. ``condition``: which rows violate it, in the language of conditions.
-    ``column``: what nulls, keys, quantile or mean are of. ``p``: which quantile. ``since``: a row is
+    ``name``: what results call it. ``check``: violations, nulls, unknown_keys, key_share, quantile,
+    mean, rows, units or freshness. ``condition``: which rows violate it, or are counted, in the
+    language of conditions. ``column``: what nulls, keys, quantile or mean are of. ``p``: which quantile. ``since``: a row is
     fresh if its column holds this date or number, or a later one. ``at_least``: the lowest that is
     allowed. ``at_most``: the highest; a share of the rows for violations, nulls and unknown_keys.
     """
@@ -82,7 +84,15 @@ class RowCheck(Params):
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")]
     check: Literal[
-        "violations", "nulls", "unknown_keys", "quantile", "mean", "rows", "units", "freshness"
+        "violations",
+        "nulls",
+        "unknown_keys",
+        "key_share",
+        "quantile",
+        "mean",
+        "rows",
+        "units",
+        "freshness",
     ]
     column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     condition: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
@@ -106,6 +116,8 @@ class RowCheck(Params):
         if self.check == "freshness" and self.at_least is None:
             raise ValueError("freshness takes at_least: how many rows must be fresh")
         bound = self.limit
+        if self.check == "key_share" and not 0 <= bound <= 1:
+            raise ValueError("the bound of key_share is a share from 0 to 1")
         if bound.denominator > 10**6 or abs(bound) > 2**50:
             raise ValueError("a bound has at most six decimals, and no more than 2^50")
         if self.p is not None and self.p.denominator > 10**6:
@@ -129,6 +141,7 @@ class RowCheck(Params):
             "violations": f"share of rows with {self.condition}",
             "nulls": f"share of rows without {self.column}",
             "unknown_keys": f"share of rows with an undeclared {self.column}",
+            "key_share": f"share of {self.condition} among rows with a public key of {self.column}",
             "quantile": f"quantile {self.p} of {self.column}",
             "mean": f"mean of {self.column}",
             "rows": "rows",
@@ -169,8 +182,9 @@ def computed_columns(checks: Sequence[RowCheck], table: Table) -> dict[str, Colu
         case = _write_case(check, table)
         if case is None:
             continue
-        # Of quantiles, a row without a value is neither above nor below.
-        missing = {} if check.check == "quantile" else {"missing": 0}
+        # Of quantiles a row without a value is neither above nor below, and of keys one without a key
+        # is in no share.
+        missing = {} if check.check in ("quantile", "key_share") else {"missing": 0}
         columns[check.computed_name] = Column.model_validate(
             {"expression": case, "lower": 0, "upper": 1, "step": 1} | missing
         )
@@ -190,11 +204,11 @@ def _write_case(check: RowCheck, table: Table) -> str | None:
         return f"CASE WHEN {quoted} IS NULL THEN 1 ELSE 0 END"
     if check.check == "unknown_keys":
         public_keys = table.public_keys(name)
-        keys = ", ".join("'" + key.replace("'", "''") + "'" for key in public_keys)
-        # Keys are texts, and a column of whole numbers is compared with its keys as they are written.
-        whole = all(_WHOLE_KEY.fullmatch(key) for key in public_keys)
-        value = f"CAST({quoted} AS VARCHAR)" if whole else quoted
-        return f"CASE WHEN {quoted} IS NULL OR {value} IN ({keys}) THEN 0 ELSE 1 END"
+        listed = match_keys(table, name, public_keys)
+        return f"CASE WHEN {quoted} IS NULL OR {listed} THEN 0 ELSE 1 END"
+    if check.check == "key_share":
+        listed = match_keys(table, name, table.public_keys(name))
+        return f"CASE WHEN {listed} AND ({check.condition}) THEN 1 WHEN {listed} THEN 0 END"
     if check.check == "quantile":
         beyond, within = (">", "<=") if check.at_least is None else ("<", ">=")
         limit = _write_number(check.limit)
@@ -207,6 +221,15 @@ def _write_case(check: RowCheck, table: Table) -> str | None:
         least = f"'{since}'" if isinstance(since, dt.date) else _write_number(since)
         return f"CASE WHEN {quoted} >= {least} THEN 1 ELSE 0 END"
     return None
+
+
+def match_keys(table: Table, column: str, keys: Sequence[str]) -> str:
+    """The condition that a column with public keys holds one of these."""
+    quoted = column if "." in column else '"' + column.replace('"', '""') + '"'
+    literals = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
+    # Keys are texts, and a column of whole numbers is compared with its keys as they are written.
+    whole = all(_WHOLE_KEY.fullmatch(key) for key in table.public_keys(column))
+    return f"{f'CAST({quoted} AS VARCHAR)' if whole else quoted} IN ({literals})"
 
 
 def _write_number(value: Fraction) -> str:
@@ -286,6 +309,8 @@ def make_excess(check: RowCheck, query: Query) -> Excess:
     if check.check == "quantile":
         assert check.p is not None
         tolerance = 1 - check.p if check.at_least is None else check.p
+    elif check.check == "key_share":
+        return Excess({("sum", name): Fraction(sign), count: -sign * check.limit})
     else:
         tolerance = check.limit
     return Excess({("sum", name): Fraction(1), count: -tolerance})

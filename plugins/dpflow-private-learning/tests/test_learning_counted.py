@@ -241,8 +241,22 @@ def test_a_typed_number_of_rows_is_not_believed() -> None:
         assert abs(below / total - 0.5) < 0.4
         assert result.document["accuracy"] == "unproven at this size"
     unknown = SanitizeThresholds().draw(given, table(), histogram(values), SystemSource())
-    assert unknown.document["accuracy"].startswith("proven if there are")
-    assert unknown.document["accuracy"].endswith("400000 were given, not counted")
+    # Shares are taken of 400,000: that there are more rows than the proof asks for says nothing.
+    assert unknown.document["accuracy"] == (
+        "proven if there are exactly 400000 rows: so many were given, not counted"
+    )
+    # The number of the error carries the condition, in the result and in the plan.
+    assert unknown.document["error"]["only"] == unknown.document["accuracy"].removeprefix("proven ")
+    bound = SanitizeThresholds().error_bound(given, table())
+    assert "if there are 400,000 rows, as given: leave rows out" in bound.note
+
+
+def test_a_number_that_no_draw_uses_need_not_be_exact() -> None:
+    """The exponential mode is the same for any number of rows: enough of them will do."""
+    mode = Mode.Params(column="wide", epsilon=1, rows=400_000, method="exponential")
+    document = MODE.draw(mode, table(), histogram(np.arange(500)), SystemSource()).document
+    assert document["accuracy"].startswith("proven if there are ")
+    assert document["accuracy"].endswith(" rows: 400000 were given, not counted")
 
 
 def test_another_number_of_rows_never_costs_more_than_the_plan() -> None:

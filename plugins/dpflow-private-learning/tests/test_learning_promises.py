@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
+from dpflow_private_learning.mechanisms.small_domain import SanitizeSmall
 from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.requests import PublicSize, ValueCounts
 from dpflow.errors import PlanRefused
 from dpflow.testing.examples import plan_mechanism
@@ -81,5 +82,28 @@ def test_results_carry_the_error_only_where_it_is_proven(alpha: str, proven: boo
     document = SanitizeThresholds().draw(params, TABLE, answer, StreamSource(1)).document
     error = document["error"]
     assert error["at_most"] == (0.3 if proven else None)
+    # What the theorem says stands there in any case.
+    assert error["proven_from"]["at_most"] == float(alpha)
+    assert (error["proven_from"]["rows"] <= 100_000) == proven
     assert error["of"] == "share of rows below a value" and error["with_probability"] == 0.95
     assert "Chan, Shi, Song" in error["by"] and "1/(error epsilon)" in error["shrinks"]
+
+
+def test_a_small_size_has_a_larger_error_and_says_which() -> None:
+    """Fifteen points of eight values cannot be within alpha/2 of every table: by default the plan
+    said that no number of rows proves anything. What it says now holds for the worst of such tables.
+    """
+    table = TABLE.model_copy(update={"columns": {"x": Column(lower=0, upper=7)}})
+    params, _ = plan_mechanism(SanitizeSmall(), table, {"column": "x", "epsilon": "1"})
+    ((_, error),) = SanitizeSmall().error_bound(params, table).half_width.items()
+    assert error == pytest.approx(8 / 60 + 0.1 / 2)
+    counts = np.array([4000, 0, 4000, 1, 4000, 0, 4000, 3999])
+    answer = ValueCounts(np.arange(8), counts, public_size=PublicSize(int(counts.sum()), True))
+    for seed in range(20):
+        result = SanitizeSmall().draw(params, table, answer, StreamSource(seed))
+        assert result.document["error"]["at_most"] == error
+        made = np.zeros(8)
+        for value, weight in result.synthetic.rows:
+            made[value] += weight
+        away = np.cumsum(made) / made.sum() - np.cumsum(counts) / counts.sum()
+        assert np.abs(away).max() <= error

@@ -185,7 +185,9 @@ def test_the_access_log_names_no_point(served: Served, caplog: pytest.LogCapture
         "nobody other 404",
         "nobody other 413",
     ]
-    assert "4711" not in caplog.text and "Oslo" not in caplog.text
+    # The test's own client may write the path that it asks for; dpflow does not.
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("dpflow")]
+    assert not any("4711" in line or "Oslo" in line for line in ours)
 
 
 def start(served: Served, port: int, *options: str) -> subprocess.Popen[str]:

@@ -79,6 +79,28 @@ def test_the_law_is_the_definition(margin: int, monkeypatch: pytest.MonkeyPatch)
             assert chi2 < stats.chi2.isf(1e-15, n)
 
 
+@pytest.mark.parametrize("small", [4096, -1])
+def test_weights_multiply_the_law(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of weight w has w times its probability, whole or in bands; also weights of 66 bits."""
+    monkeypatch.setattr(quantiles, "SMALL", small)
+    rng, rate, source = np.random.default_rng(1), Fraction(1, 2), SystemSource()
+    for unit in (1, 2**66):
+        y, n = (2, 3, 3, 9, 11), 14
+        weights = [unit * int(w) for w in rng.integers(1, 9, n)]
+        sums = np.array([sum(weights[:i]) for i in range(n + 1)], object)
+        mine = law(y, n, HALF, rate)
+        wanted = np.array([mine[v] * float(weights[v]) for v in range(n)])
+        wanted /= wanted.sum()
+        counts = np.zeros(n)
+        for _ in range(3000):
+            keys = np.array(y, np.int64)
+            counts[draw_quantile(keys, 0, n - 1, HALF, rate, source, sums.__getitem__)] += 1
+        chi2 = ((counts - 3000 * wanted) ** 2 / (3000 * wanted)).sum()
+        assert chi2 < stats.chi2.isf(1e-9, n - 1)
+        plain = np.array([mine[v] for v in range(n)])
+        assert ((counts - 3000 * plain) ** 2 / (3000 * plain)).sum() > stats.chi2.isf(1e-9, n - 1)
+
+
 @pytest.mark.parametrize(
     ("n", "m", "epsilon", "worst"), [(4, 3, 1, 0.68546), (5, 3, 0.5, 0.38420), (4, 4, 2, 1.84249)]
 )

@@ -44,9 +44,15 @@ class ErrorPromise:
         return float(1 - self.failure)
 
     def to_json(self, proven: bool) -> dict[str, Any]:
-        """For the document of a result; the number only where it is proven for its rows."""
+        """For the document of a result: the error where it is proven for its rows; and what the
+        theorem says, from how many rows on, whatever is known of them.
+        """
+        finite = math.isfinite(self.rows)
         return {
             "at_most": float(self.error) if proven else None,
+            "proven_from": {"rows": math.ceil(self.rows), "at_most": float(self.error)}
+            if finite
+            else None,
             "of": self.what,
             "with_probability": self.surely,
             "by": self.theorem,
@@ -67,6 +73,8 @@ class ErrorPromise:
                 {},
                 f"{self.what} at most {float(self.error):.3g} {held}; {rows:,} rows prove {best}",
             )
+        if rows is not None:
+            held += f"; if there are {rows:,} rows, as given: leave rows out to have them read or counted"
         return ErrorBound({self.what: float(self.error)}, held)
 
 

@@ -10,7 +10,8 @@ that number, without noise; the plan cannot know, so it spends the same.
 
 Given: the mechanism runs with that number. A public number takes its place where the plan's cost
 stays the same. A given number says nothing of the table, so what is proved from it is called
-"proven if".
+"proven if": there are exactly so many rows where the method takes shares of them, else at least as
+many as the proof asks for.
 
 Guarantee: the count's s composed with the guarantee of the mechanism. Proof: a unit moves n by at
 most R, under both relations, so m is s-DP; a public m is the same on neighbours. Given m, what runs
@@ -122,13 +123,25 @@ class Counted(Mechanism[P]):
             )
         elif origin == "public" and document["accuracy"].startswith("proven"):
             document["accuracy"] = "proven"
+        elif document["accuracy"].startswith("proven") and self._runs_by_rows(params, table):
+            # More rows than the proof asks for are not enough: shares are taken of this number.
+            document["accuracy"] = (
+                f"proven if there are exactly {inner.rows} rows: so many were given, not counted"
+            )
         return self._state_error(inner, table, replace(result, document=document))
+
+    def _runs_by_rows(self, params: P, table: Table) -> bool:
+        """Whether the draw uses the number of rows, so that a wrong one makes a wrong answer."""
+        return self.counts_rows(params.model_copy(update={"rows": None}), table)
 
     def _state_error(self, params: P, table: Table, result: Result) -> Result:
         """The result with the promised error in its document."""
         document = dict(result.document)
-        proven = document["accuracy"].startswith("proven")
-        document["error"] = self.promise(params, table).to_json(proven)
+        accuracy = document["accuracy"]
+        document["error"] = self.promise(params, table).to_json(accuracy.startswith("proven"))
+        if accuracy.startswith("proven if"):
+            # Whoever reads the number alone reads the condition, too.
+            document["error"]["only"] = accuracy.removeprefix("proven ")
         return replace(result, document=document)
 
     def _params_of_size(
@@ -189,6 +202,7 @@ class Counted(Mechanism[P]):
         margin = math.ceil(scale * ln_up(1 / params.beta))
         # Shifted down by the margin: a number that is too large would promise accuracy that is not
         # there, one that is too small only asks for more rows than needed.
+        source.begin_part(params.epsilon * SHARE, moves=table.contribution_bounds.rows)
         noisy = add_laplace(true_rows, scale, source) - margin
         # Clamping a noisy number is post-processing.
         return min(max(noisy, 1), MOST), margin

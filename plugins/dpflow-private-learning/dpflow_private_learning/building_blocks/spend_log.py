@@ -32,6 +32,7 @@ class SpendLog:
         """Note one call of a base mechanism."""
         # Noted when it is drawn, not when it is planned: a test adds up what really happened.
         self.spent.append((name, epsilon, delta))
+        self.source.begin_part(epsilon, delta)
 
     def total_cost(self) -> tuple[Fraction, Fraction]:
         """Basic composition of all calls so far."""

@@ -7,8 +7,9 @@ draws one.
 Guarantee: epsilon-bounded range; one row moves every answer, hence every score, by at most 1 row.
 
 Accuracy: some multiset is within N/(4 b) of any table over N points, for every set of points
-(largest remainders). With that at most alpha/2, all answers are within alpha with probability 1 -
-beta from (4/(alpha epsilon)) ln(K/beta) rows, K multisets.
+(largest remainders). The drawn one is at most alpha/2 worse with probability 1 - beta from (4/(alpha
+epsilon)) ln(K/beta) rows, K multisets. So all answers are within N/(4 b) + alpha/2, which is alpha
+where b is N/(2 alpha) or more.
 
 When not to use it: beyond some ten points; the number of candidates is exponential.
 """
@@ -161,16 +162,13 @@ class SanitizeSmall(common.ReadsValues, Counted[SanitizeSmallParams]):
         end = common.domain(table, params.column)[2]
         epsilon, _ = common.per_row(params.epsilon, params.delta, table)
         size = params.points(end)
-        # Without a multiset near enough no number of rows proves accuracy.
-        near = Fraction(end + 1, 4 * size) <= params.alpha / 2
+        # No multiset may be near enough for alpha, whatever the rows; then the error is larger.
+        error = max(params.alpha, Fraction(end + 1, 4 * size) + params.alpha / 2)
         candidates = math.comb(size + end, end)
-        rows = (
-            4 / float(params.alpha * epsilon) * math.log(candidates / params.beta)
-            if near
-            else math.inf
-        )
+        rows = 4 / float(params.alpha * epsilon) * math.log(candidates / params.beta)
+        what = "share of rows of a concept"
         return ErrorPromise(
-            params.alpha, "share of rows of a concept", params.beta, "Theorem 2.19", rows
+            error, what, params.beta, "Theorem 2.19", rows if error < 1 else math.inf
         )
 
     def draw_at_rows(

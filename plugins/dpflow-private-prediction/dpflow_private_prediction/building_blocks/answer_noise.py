@@ -38,4 +38,6 @@ def add_noise(
     scale = scale_for(sensitivity, epsilon)
     if noise == "gaussian":
         return add_gaussian(exact, scale**2, source)
+    # No data are known on which a unit moves a model by as much as its stability is proved for.
+    source.begin_part(epsilon * len(exact), moves=sensitivity * len(exact))
     return add_laplace(exact, scale, source)
