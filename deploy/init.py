@@ -1,8 +1,8 @@
 """Once before the other services, and again after an upgrade or a change of passwords: whatever is
 done stays done.
 
-Makes the logins and databases, migrates Airflow's metadata, makes the ledger under its anchor with
-its roles, and loads the demo's private tables with their grants. Run as the service ``init`` of
+Makes the logins and databases, migrates Airflow's metadata, makes or upgrades the ledger under its
+anchor with its roles, and loads the demo's private tables with their grants. Run as the service ``init`` of
 docker-compose.yml.
 """
 
@@ -23,6 +23,7 @@ from psycopg import sql
 from dpflow import Ledger
 from dpflow.demo.job import grant_demo_budgets, load_demo_tables
 from dpflow.demo.workspace import Workspace
+from dpflow.errors import LedgerUnavailable
 
 SECRETS = Path(os.environ.get("DPFLOW_SECRETS", "/run/secrets"))
 #: The role of roles.sql that each login has. The demo's gate needs sessions.
@@ -83,10 +84,14 @@ def make_logins() -> None:
 
 
 def make_ledger() -> Ledger:
-    """The ledger, its owner's, and what the other logins may do in it."""
+    """The ledger, its owner's, of this version, and what the other logins may do in it."""
     # The owner's login owns the tables and says so.
     place = read_secret(SECRETS / "dpflow_owner_url")
-    ledger = Ledger(place, create=True, owner=True)
+    try:
+        ledger = Ledger(place, create=True, owner=True)
+    except LedgerUnavailable:  # of an earlier version, most likely; if not, this fails, too
+        Ledger.upgrade(place, principal="owner")
+        ledger = Ledger(place, owner=True)
     roles = files("dpflow.ledger.storage").joinpath("roles.sql").read_text(encoding="utf-8")
     with connect("dpflow_owner") as connection:
         connection.execute(roles)

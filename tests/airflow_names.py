@@ -9,10 +9,14 @@ try:
     from airflow.sdk.bases.skipmixin import SkipMixin as SkipMixin
     from airflow.sdk.exceptions import AirflowException as AirflowException
     from airflow.sdk.exceptions import AirflowFailException as AirflowFailException
+    from airflow.sdk.exceptions import AirflowRescheduleException as AirflowRescheduleException
     from airflow.sdk.exceptions import DownstreamTasksSkipped as DownstreamTasksSkipped
+    from airflow.sdk.exceptions import TaskDeferred as TaskDeferred
 except ImportError:
     from airflow.exceptions import AirflowException as AirflowException
     from airflow.exceptions import AirflowFailException as AirflowFailException
+    from airflow.exceptions import AirflowRescheduleException as AirflowRescheduleException
     from airflow.exceptions import DownstreamTasksSkipped as DownstreamTasksSkipped
+    from airflow.exceptions import TaskDeferred as TaskDeferred
     from airflow.models.dagbag import DagBag as DagBag
     from airflow.providers.standard.utils.skipmixin import SkipMixin as SkipMixin

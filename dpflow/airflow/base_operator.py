@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, BaseOperatorLink
@@ -14,13 +15,31 @@ from airflow.sdk import BaseOperator, BaseOperatorLink
 from dpflow.airflow.links import BudgetPageLink
 from dpflow.airflow.task_context import AirflowFailException
 from dpflow.errors import DpflowError
+from dpflow.extras import require_extra
 
 if TYPE_CHECKING:
+    from dpflow.core.contract.declaration import Table
     from dpflow.engine.releases.plan import Plan
     from dpflow.ledger import Ledger
 
 #: Airflow keeps 250 characters of a mapped task's label.
 _LONGEST_LABEL = 100
+
+
+@dataclass(frozen=True, repr=False)
+class ReleaseNote:
+    """A release, or a session, that a task has paid for or replayed, for lineage. Its repr says nothing:
+    the provider may be told to send all attributes of operators, private ones among them.
+
+    Attributes:
+        tables: the declarations that were read.
+        release: what the receipt says, as JSON.
+        output: the file and table it was published in, or None.
+    """
+
+    tables: tuple[Table, ...]
+    release: Mapping[str, Any]
+    output: tuple[Path, str] | None = None
 
 
 class PrivacyOperator(BaseOperator):
@@ -30,11 +49,69 @@ class PrivacyOperator(BaseOperator):
     request_field: str | None = None
     operator_extra_links: Sequence[BaseOperatorLink] = (BudgetPageLink(),)
     label_field: str | None = None  #: what names a mapped task, where it is another argument
+    #: What this try has released so far.
+    _release_notes: Sequence[ReleaseNote] = ()
 
     def __init__(self, **kwargs: Any) -> None:
         # Shown on the task's page; a DAG's own text wins.
         kwargs.setdefault("doc_md", (inspect.getdoc(type(self)) or "").partition("\n\n")[0])
         super().__init__(**kwargs)
+
+    def pre_execute(self, context: Any) -> None:
+        """As Airflow's; a try begins without releases, and Airflow's connections name servers of Spark."""
+        from dpflow.airflow.spark_connections import find_spark_address
+        from dpflow.tables import add_address_finder
+
+        super().pre_execute(context)
+        self._release_notes = ()
+        add_address_finder("airflow", find_spark_address)
+
+    def on_kill(self) -> None:
+        """Cancel what is asked of private tables, also on a cluster. What was charged stays so, and the next
+        try goes on with it.
+        """
+        from dpflow.tables import PrivateTable
+
+        PrivateTable.cancel_all()
+        super().on_kill()
+
+    def note_release(
+        self,
+        tables: Iterable[Table],
+        release: Mapping[str, Any],
+        output: tuple[Path, str] | None = None,
+    ) -> None:
+        """Keep for lineage what was released; `ReleaseNote` has the arguments' meaning."""
+        self._release_notes = (*self._release_notes, ReleaseNote(tuple(tables), release, output))
+
+    def note_session(
+        self, plan: Plan, session_id: str, replayed: bool, output: tuple[Path, str] | None = None
+    ) -> None:
+        """`note_release` of a session that was opened, or that goes on."""
+        epsilon, delta = plan.privacy_cost()
+        about = {
+            "release_id": session_id,
+            "name": plan.request.name,
+            "mechanism": plan.mechanism.name,
+            "scope": plan.request.scope,
+            "blocks": list(plan.request.blocks),
+            "epsilon": epsilon,
+            "delta": delta,
+            "protects": plan.table.protection_text,
+            "replayed": replayed,
+            "published": output and f"{output[0].name}:{output[1]}",
+        }
+        self.note_release([plan.table], about, output)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """What Airflow's OpenLineage provider tells of this task: `dpflow.airflow.lineage`."""
+        with require_extra("lineage", "lineage"):
+            from dpflow.airflow.lineage import make_lineage
+        return make_lineage(self._release_notes)
+
+    def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
+        """What this try released before it failed: that was paid, and stands."""
+        return self.get_openlineage_facets_on_complete(task_instance)
 
     def _do_render_template_fields(
         self,
@@ -72,16 +149,16 @@ class PrivacyOperator(BaseOperator):
                 context["dpflow_label"] = label[:_LONGEST_LABEL]
                 context["map_index_template"] = "{{ dpflow_label }}"
 
-    def log_session(self, plan: Plan, ledger: Ledger) -> None:
+    def log_session(self, plan: Plan, ledger: Ledger) -> bool:
         """One line of the log, before a session is opened: what it will be charged, or that it was
-        charged before.
+        charged before. Whether it was.
         """
         from dpflow.engine.releases.run_identity import RunIdentity
 
         name, scope = plan.request.name, plan.request.scope
         if ledger.find(RunIdentity.of_request(plan.request).key(plan)) is not None:
             self.log.info("session %s goes on: scope %s paid for it before", name, scope)
-            return
+            return True
         epsilon, delta = plan.privacy_cost()
         self.log.info(
             "session %s: asks scope %s for epsilon %s, delta %s, once for all that it answers",
@@ -90,6 +167,7 @@ class PrivacyOperator(BaseOperator):
             epsilon,
             delta,
         )
+        return False
 
     def log_remaining(self, ledger: Ledger, scope: str, blocks: Iterable[str] = ()) -> None:
         """One line of the log: how much is left in a scope, in the fullest of the blocks that paid.

@@ -13,7 +13,7 @@ from typing import Any
 from airflow.plugins_manager import AirflowPlugin
 
 from dpflow.airflow import run_listener
-from dpflow.airflow.links import ROUTE, page_path
+from dpflow.airflow.links import ROUTE, make_page_path
 
 
 class PageApplication:
@@ -37,7 +37,7 @@ class PageApplication:
 
 
 def _make_view(name: str, destination: str, query: str = "", **more: str) -> dict[str, str]:
-    href = page_path(f"releases?{query}" if query else "")
+    href = make_page_path(f"releases?{query}" if query else "")
     # Each has a route of its own: Airflow leaves out what has another's.
     return {
         "name": name, "href": href, "destination": destination, "url_route": f"dpflow-{destination.replace('_', '-')}", **more

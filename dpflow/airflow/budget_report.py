@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.base_operator import PrivacyOperator
-from dpflow.airflow.links import scope_path
+from dpflow.airflow.links import make_scope_path
 from dpflow.airflow.task_context import dag_folder, map_failures, open_ledger
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def summarise_budgets(left: Remaining) -> dict[str, Any]:
         "blocks": len(rows),
         "exhausted": sum(share >= 1 for share in used),
         "nearly_exhausted": sum(_NEARLY <= share < 1 for share in used),
-        "page": scope_path(left.scope.scope),
+        "page": make_scope_path(left.scope.scope),
     }
 
 

@@ -20,7 +20,7 @@ from dpflow.airflow.task_context import (
 
 class BudgetSensor(BudgetCheckOperator, BaseSensorOperator):
     """Wait until the ledger could pay for what this run is about to spend: an owner has raised a grant,
-    or a block is new.
+    a block is new, or a quota's new period has begun.
 
     :param deferrable: wait in the triggerer, without a worker; Airflow's
         ``[operators] default_deferrable`` if left out.
@@ -29,8 +29,9 @@ class BudgetSensor(BudgetCheckOperator, BaseSensorOperator):
     ``releases``, ``blocks`` and ``ledger_conn_id`` are those of `BudgetCheckOperator`, and so is what is
     counted; ``timeout``, ``mode`` and ``soft_fail`` are Airflow's.
     It reserves nothing: others may be faster, and a release task downstream may still be refused. A
-    scope without a grant, or one that was granted for another table, ends the task at once. Budgets of
-    blocks never refill by themselves: without an owner's grant the same run waits until its timeout.
+    scope without a grant, or one that was granted for another table, ends the task at once. Scopes and
+    their blocks never refill by themselves, only quotas that were given a period: without an owner's grant
+    any other run waits until its timeout.
     """
 
     ui_color = "#f5ecd7"

@@ -85,15 +85,20 @@ class DataContractOperator(PrivacyOperator):
         from dpflow.quality.contract_run import run_contract
 
         blocks = [self.blocks] if isinstance(self.blocks, str) else list(self.blocks)
+        contract = self.read_contract(context)
         outcome = run_contract(
-            self.read_contract(context),
+            contract,
             blocks,
             ledger=open_ledger(self.ledger_conn_id, dag_folder(context)),
             principal=dag_principal(self.dag_id),
             identify=lambda plan, n: identify_run(context, n, f"#{n}" if n else ""),
             actions=self.actions,
         )
+        table = contract.load_declaration()
         for receipt in outcome.receipts:
+            # A session's says how many blocks it has.
+            is_list = isinstance(receipt.get("blocks"), list)
+            self.note_release([table], receipt if is_list else {**receipt, "blocks": None})
             # A session's receipt does not say which run paid: it was paid once for all.
             paid = f"epsilon {receipt['epsilon']}, delta {receipt['delta']} of scope {receipt['scope']}"
             stored = (

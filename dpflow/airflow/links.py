@@ -20,20 +20,23 @@ def airflow_path() -> str:
     return "".join(f"/{part}" for part in urlsplit(address).path.split("/") if part)
 
 
-def page_path(page: str) -> str:
+def make_page_path(page: str) -> str:
     """Where a page is, below Airflow's host."""
     return f"{airflow_path()}{ROUTE}/{page}"
 
 
-def scope_path(scope: str) -> str:
+def make_scope_path(scope: str) -> str:
     """Where the page of a scope is."""
-    return page_path(f"scope?{urlencode({'name': scope})}")
+    return make_page_path(f"scope?{urlencode({'name': scope})}")
 
 
-def task_path(dag_id: str, run_id: str, task_id: str) -> str:
-    """Where Airflow shows a task of a run; whatever characters its ids have."""
+def make_task_path(dag_id: str, run_id: str, task_id: str) -> str:
+    """Where Airflow shows a task of a run, or the DAG if no run is known; whatever characters its ids
+    have.
+    """
     dag, run, task = (quote(part, safe="") for part in (dag_id, run_id, task_id))
-    return f"{airflow_path()}/dags/{dag}/runs/{run}/tasks/{task}"
+    of_run = f"/runs/{run}/tasks/{task}" if run and task else ""
+    return f"{airflow_path()}/dags/{dag}{of_run}"
 
 
 class BudgetPageLink(BaseOperatorLink):
@@ -45,7 +48,7 @@ class BudgetPageLink(BaseOperatorLink):
         """The address below Airflow's host; ids are quoted, whatever characters they have."""
         scope = getattr(operator, "scope", None)
         if isinstance(scope, str) and scope:
-            return scope_path(scope)
+            return make_scope_path(scope)
         return _list_task_releases(ti_key)
 
 
@@ -59,9 +62,9 @@ class ReceiptLink(BaseOperatorLink):
         release_id = getattr(operator, "receipt_id", None)
         if release_id is None:
             return _list_task_releases(ti_key)
-        return page_path(f"release?{urlencode({'id': release_id})}")
+        return make_page_path(f"release?{urlencode({'id': release_id})}")
 
 
 def _list_task_releases(ti_key: Any) -> str:
     ids = {"dag_id": ti_key.dag_id, "run_id": ti_key.run_id, "task_id": ti_key.task_id}
-    return page_path(f"releases?{urlencode(ids)}")
+    return make_page_path(f"releases?{urlencode(ids)}")

@@ -18,7 +18,7 @@ except ImportError:  # Airflow 3.1
     from airflow.exceptions import AirflowNotFoundException
 
 from dpflow.airflow.connection import ledger_target
-from dpflow.airflow.links import task_path
+from dpflow.airflow.links import make_task_path
 from dpflow.catalogue import locate_ledger
 from dpflow.errors import InvalidInput
 from dpflow.ledger import BudgetView, ShownRelease
@@ -84,4 +84,4 @@ def open_view() -> BudgetView:
 
 
 def _find_task_address(release: ShownRelease) -> str:
-    return task_path(release.dag_id, release.run_id, release.task_id)
+    return make_task_path(release.dag_id, release.run_id, release.task_id)

@@ -71,10 +71,12 @@ class PrivatePredictionOperator(PrivacyOperator):
         points, answers = parse_tables(self.points, self.answers, folder)
         who = identify_session(plan, self.dag_id)
         student = None if self.student is None else parse_student(self.student, folder)
-        self.log_session(plan, ledger)
+        replayed = self.log_session(plan, ledger)
         outcome = label_points(
             plan, points, answers, ledger, registry, student=student, run_identity=who
         )
+        output = answers.database, answers.table
+        self.note_session(plan, outcome["session_id"], replayed, output)
         self.log.info(
             "session %s: %d points, %d of them new, %s predictions left; published in %s",
             plan.request.name,

@@ -147,6 +147,9 @@ class ReleaseOperator(PrivacyOperator):
                 self.log.info("%s", describe_receipt(receipt))
                 receipts.append(receipt.to_json())
                 events.append(describe_event(plan, receipt))
+                where = plan.request.publish
+                output = (where.database, where.table) if where else None
+                self.note_release([plan.table], receipt.to_json(), output)
             waiting.clear()
 
         for n, (request, ordinal) in enumerate(zip(requests, number_equal(requests))):

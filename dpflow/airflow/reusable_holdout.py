@@ -106,8 +106,10 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
             promoter = Promoter(**self.promote)
 
         def open_gate(plan: Plan) -> Session:
-            self.log_session(plan, ledger)
-            return Session.open(plan, ledger, registry)
+            replayed = self.log_session(plan, ledger)
+            session = Session.open(plan, ledger, registry)
+            self.note_session(plan, session.id, replayed)
+            return session
 
         # Opened, and charged, only when the gate before it is used up.
         sessions = [partial(open_gate, plan) for plan in plans]

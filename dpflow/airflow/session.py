@@ -59,10 +59,11 @@ class SessionOperator(PrivacyOperator):
         request = read_request(self.session, None, folder)
         ledger = open_ledger(self.ledger_conn_id, folder)
         plan = make_plan(request, registry, insert_bounds(request, ledger))
-        self.log_session(plan, ledger)
+        replayed = self.log_session(plan, ledger)
         session = Session.open(
             plan, ledger, registry, run_identity=identify_session(plan, self.dag_id)
         )
+        self.note_session(plan, session.id, replayed)
         answers = ask_all(session, self.queries, folder)
         self.log.info("session %s: %d questions answered", plan.request.name, len(answers))
         self.log_remaining(ledger, plan.request.scope, plan.charged_blocks)

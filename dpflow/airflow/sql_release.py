@@ -129,7 +129,7 @@ class SqlReleaseOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Answer the query; see the class."""
-        from dpflow.analyst_sql.publish_answer import publish_answer
+        from dpflow.analyst_sql.publish_answer import find_output, publish_answer
         from dpflow.analyst_sql.query_plan import answer_sql
         from dpflow.registry import Registry
 
@@ -143,7 +143,8 @@ class SqlReleaseOperator(PrivacyOperator):
             lambda part: identify_run(context, self.ordinal, f"#{part}" if part else ""),
             self.spend_again,
         )
-        published = publish_answer(plan, answer, folder)
+        # The query's own comment may name it, too.
+        name, published = plan.settings.name, publish_answer(plan, answer, folder)
         for one in answer.origins:
             paid = (
                 f"charged epsilon {one.epsilon}, delta {one.delta} to scope {plan.settings.scope}"
@@ -167,10 +168,13 @@ class SqlReleaseOperator(PrivacyOperator):
                 "replayed": one.stored,
                 "protects": answer.protects,
                 "published": published,
-                "table": self.output_table if published else None,
+                "table": name if published else None,
             }
             for one in answer.origins
         ]
+        output = (find_output(plan, name, folder), name) if name and published else None
+        for event in events:
+            self.note_release(plan.tables, event, output)
         fill_outlet_events(self.outlets, context, events)
         self.log_remaining(ledger, plan.settings.scope, blocks)
         return {

@@ -26,9 +26,9 @@ except ImportError:  # Airflow 3.1
     from airflow.exceptions import AirflowSkipException as AirflowSkipException
 
 try:
-    from airflow.sdk.exceptions import AirflowNotFoundException
+    from airflow.sdk.exceptions import AirflowNotFoundException as AirflowNotFoundException
 except ImportError:
-    from airflow.exceptions import AirflowNotFoundException
+    from airflow.exceptions import AirflowNotFoundException as AirflowNotFoundException
 
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, InvalidInput

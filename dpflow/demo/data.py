@@ -7,6 +7,19 @@ from pathlib import Path
 
 from dpflow.errors import MissingExtra
 from dpflow.extras import DISTRIBUTION
+from dpflow.tables import CsvFormat, CsvSource
+
+_BEFORE = "year month day dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay"
+_AFTER = "air_time distance hour minute"
+#: The file's columns in their order, with their types.
+COLUMNS = {
+    **dict.fromkeys(_BEFORE.split(), "BIGINT"),
+    "carrier": "VARCHAR",
+    "flight": "BIGINT",
+    **dict.fromkeys(("tailnum", "origin", "dest"), "VARCHAR"),
+    **dict.fromkeys(_AFTER.split(), "BIGINT"),
+    "time_hour": "TIMESTAMPTZ",
+}
 
 
 def find_flights() -> Path:
@@ -30,3 +43,8 @@ def extract_flights(folder: Path) -> Path:
     with zipfile.ZipFile(find_flights()) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".csv"))
         return Path(archive.extract(name, folder))
+
+
+def open_flights(folder: Path) -> CsvSource:
+    """The flights in their types, unzipped into a folder."""
+    return CsvSource([extract_flights(folder)], COLUMNS, CsvFormat(missing=("NA", "")))

@@ -31,7 +31,7 @@ from dpflow.engine.sessions.session import Session
 from dpflow.errors import BudgetExceeded, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import build, read_published
+from dpflow.tables import build_database, read_published
 
 DAILY_DAG, MODEL_DAG, MODEL_RUN = "flights_daily", "flights_model", "demo"
 FIRST_DAY = dt.date(2013, 1, 1)
@@ -223,9 +223,9 @@ def prepare_workspace(workspace: Workspace) -> Ledger:
 
 def load_demo_tables(workspace: Workspace) -> None:
     """Build the private tables of the real flights."""
-    csv = data.extract_flights(workspace.private_folder)
     script = (workspace.dags / "flights.sql").read_text()
-    build(workspace.private_database, script, {"raw_flights": csv})
+    flights = data.open_flights(workspace.private_folder)
+    build_database(workspace.private_database, script, {"raw_flights": flights})
 
 
 def grant_demo_budgets(ledger: Ledger, workspace: Workspace) -> None:

@@ -67,7 +67,7 @@ def create_app(
         audience: a dependency (FastAPI's) that says who asks, and raises for who may not.
         guards: further dependencies that only raise.
         prefix: below which a proxy passes requests on without taking it away; see `clean_prefix`.
-        task_address: where a release's task is shown.
+        task_address: where a release's task is shown, or a session's DAG.
     """
     lazy, below = LazyView(open_view), clean_prefix(prefix)
     app = FastAPI(
@@ -131,7 +131,7 @@ def _render(
             f"releases, sessions, alarms and burn-downs are not yet."
         )
     html = markup.page(shown.title, shown.menu, notices, *shown.parts, wait=not progress.complete)
-    return HTMLResponse(html, headers=_HEADERS)
+    return _respond(html)
 
 
 def _explain_error(_: Request, error: Exception) -> Response:
@@ -148,7 +148,12 @@ def _explain_error(_: Request, error: Exception) -> Response:
         message = "the page failed; the log of the web process says with which kind of error"
     sentence = markup.element("p", f"{message[:1].upper()}{message[1:].rstrip('.')}.")
     html = markup.page(title, "none", (), sentence, wait=False)
-    return HTMLResponse(html, status, headers=_HEADERS)
+    return _respond(html, status)
+
+
+def _respond(html: str, status: int = 200) -> HTMLResponse:
+    # A name may hold half of a character: JSON can write it, and UTF-8 cannot.
+    return HTMLResponse(html.encode(errors="replace"), status, headers=_HEADERS)
 
 
 def _explain_http(request: Request, error: Exception) -> Response:

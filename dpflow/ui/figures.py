@@ -9,6 +9,7 @@ from typing import Any
 
 from dpflow.core.accounting import events
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text, short_text
+from dpflow.core.accounting.periods import name_period, next_start
 from dpflow.core.accounting.privacy_filters import CLOSED, Cost
 from dpflow.ledger import BudgetState
 from dpflow.ledger.books.records import units_text
@@ -101,7 +102,7 @@ def burn_down(budget: BudgetState, today: dt.date) -> BurnDown:
     """How a budget was used, and how long it lasts."""
     days = {dt.date.fromisoformat(day): cost for day, cost in sorted(budget.daily.items())}
     # Clocks differ: a charge may be dated after this machine's day.
-    today = max([today, *days])
+    today, period = max([today, *days]), budget.scope.filter.period
     # Backwards from what the ledger says now: a recovery may have taken over charges without a day.
     after, points = budget.spent, []
     for day in reversed(days):
@@ -112,6 +113,12 @@ def burn_down(budget: BudgetState, today: dt.date) -> BurnDown:
     now = (today, 1 - budget.scope.used_share(budget.spent))
     points = [start, *reversed(points), now]
     end, sentence = _forecast_end(points, first, today)
+    if period is not None:
+        renews = next_start(period, today)
+        if not budget.block.startswith(name_period(period, today)):
+            end, sentence = None, "Its period is over."
+        elif end is not None and end >= renews:
+            end, sentence = None, f"It lasts until the next {period} begins, on {renews}."
     return BurnDown(tuple(points), end, sentence)
 
 

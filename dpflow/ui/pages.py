@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
+from dpflow.core.accounting.periods import next_start
 from dpflow.core.accounting.privacy_filters import SATURATED, Filter
 from dpflow.core.contract.gates import GATE_MECHANISMS
-from dpflow.errors import InvalidInput
+from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import BudgetState, BudgetView, Entry, ScopeSummary, ShownRelease
 from dpflow.ledger.books.records import stored_json, units_text
 from dpflow.ui import markup
@@ -119,6 +120,10 @@ def _make_scope_row(summary: ScopeSummary) -> tuple[object, ...]:
             fullest = link(budget.block, "scope", name=scope.scope, block=budget.block)
             # On a line of its own: beside Airflow's menu this column was cut.
             blocks = join(blocks, Markup(", <br>fullest "), element("span", fullest, class_="line"))
+    if scope.filter.period is not None:
+        blocks = join(
+            f"{blocks}, " if scope.blocks else "", f"refreshes each {scope.filter.period}"
+        )
     name: object = link(scope.scope, "scope", name=scope.scope)
     if scope.closed:
         name = join(name, " (closed)")
@@ -159,19 +164,27 @@ def show_scope(visit: Visit) -> Page:
         ("Used", _render_usage(figures)),
         ("Forecast", burn.sentence),
     ]  # fmt: skip
+    period = scope.filter.period
+    if period is not None:
+        renews = (
+            f"each {period} (UTC), next on {next_start(period, today)}; the scope above never does"
+        )
+        facts.insert(2, ("Refreshes", renews))
     if scope.closed:
         facts.insert(
             0, ("Closed", "entries were lost that may have charged it; its owner grants it again")
         )
     about = f"Block {block}" if scope.blocks and block else "Budget"
+    about = about if period is None else f"Period {block}"
     label = f"{about}: {100 * (1 - figures.used):.0f} % left. {burn.sentence}"
     parts: list[object] = [
         _render_facts(facts),
         element("h2", f"{about}: what was left, by day"),
         markup.chart(burn.points, burn.end, label) if chosen.daily else element("p", "Nothing was charged yet.", class_="none"),
     ]  # fmt: skip
-    if scope.blocks:
-        parts += _make_block_table(visit, name, today)
+    if scope.blocks or period is not None:
+        word = "Block" if period is None else "Period"
+        parts += _make_block_table(visit, name, today, word)
     others = (
         link("Releases of this scope", "releases", scope=name),
         " · ",
@@ -180,14 +193,16 @@ def show_scope(visit: Visit) -> Page:
     return Page(f"Scope {name}", "", (*parts, element("p", *others)))
 
 
-def _make_block_table(visit: Visit, name: str, today: dt.date) -> list[object]:
+def _make_block_table(visit: Visit, name: str, today: dt.date, word: str) -> list[object]:
     budgets = visit.view.budgets(name, visit.query.get("before") or None, PAGE + 1)
     rows = [(link(one.block, "scope", name=name, block=one.block), *_make_block_row(one, today)) for one in budgets[:PAGE]]  # fmt: skip
     amounts = ("#Remaining", "#Spent", "#Reserved", "#Granted")
-    heads = ("=Block", "=Used", *amounts, "=Last charge", "=Used up")
-    parts: list[object] = [table("Blocks", heads, rows, "No block was charged yet.")]
+    heads = (f"={word}", "=Used", *amounts, "=Last charge", "=Used up")
+    parts: list[object] = [table(f"{word}s", heads, rows, f"No {word.lower()} was charged yet.")]
     if len(budgets) > PAGE:
-        parts.append(link("Earlier blocks", "scope", name=name, before=budgets[PAGE - 1].block))
+        parts.append(
+            link(f"Earlier {word.lower()}s", "scope", name=name, before=budgets[PAGE - 1].block)
+        )
     return parts
 
 
@@ -290,7 +305,8 @@ def show_release(visit: Visit) -> Page:
         raise Missing("there is no such release here, or you may not read its DAG")
     settled = visit.view.settled_at(release) if release.state == "settled" else None
     task: object = _describe_task(release)
-    if visit.task_address is not None and release.run_id:
+    # A session belongs to no run: its DAG is shown.
+    if visit.task_address is not None and release.dag_id:
         # In a new page: within Airflow this one stands in a frame.
         task = Markup(
             f'<a href="{markup.text(visit.task_address(release))}" target="_blank" rel="noopener">{markup.text(task)}</a>'
@@ -302,6 +318,8 @@ def show_release(visit: Visit) -> Page:
         ("Scope", link(release.scope, "scope", name=release.scope)),
         ("Blocks", ", ".join(release.blocks) or "none"),
         ("Cost", describe_event(release.event)),
+        ("95 % noise interval", _describe_noise(release) or "with the values, if they have one"),
+        ("Published", release.published or "no table was named"),
         ("State", _STATES.get(release.state, release.state)),
         ("Charged", f"{_format_time(release.at)} UTC, entry {release.seq}"),
         ("Settled", f"{_format_time(settled)} UTC" if settled else "no"),
@@ -329,9 +347,14 @@ def show_release(visit: Visit) -> Page:
         (
             _render_facts(facts),
             table("What each budget paid", heads, costs, "Nothing."),
-            element("p", "The result is not releases: the ledger holds it encrypted, and this page has no key."),
+            element("p", "The values are in the published table, and encrypted in the ledger: this page has no key."),
         ),
     )  # fmt: skip
+
+
+def _describe_noise(release: ShownRelease) -> str:
+    """How wide the noise is, as it was planned: it says nothing of a row."""
+    return ", ".join(f"{m}: value ± {width:.6g}" for m, width in release.half_widths.items())
 
 
 _STATES = {
@@ -403,7 +426,10 @@ def find_alarms(visit: Visit, summaries: Iterable[ScopeSummary]) -> list[tuple[s
     view, alarms = visit.view, list[tuple[str, object]]()
     for seq in view.faults()[:10]:
         alarms.append(
-            ("history", f"Entry {seq} does not follow the one before it. Run dpflow ledger verify.")
+            (
+                "history",
+                f"Entry {seq} does not follow the one before it, or cannot be read. Run dpflow ledger verify.",
+            )
         )
     notes = view.checkpoints()
     alarms += [("checkpoint", f"{note.file}: {note.problem}.") for note in notes if note.problem][
@@ -520,9 +546,18 @@ def _make_entry_row(entry: Entry) -> tuple[object, ...]:
 
 def _explain_entry(entry: Entry) -> str:
     """What an owner decided; of other entries nothing but their kind is shown."""
+    try:
+        return _describe_decision(entry)
+    # Edited by hand, so that it may say anything.
+    except (DpflowError, ValueError, TypeError, LookupError, AttributeError):
+        return "cannot be read; run dpflow ledger verify"
+
+
+def _describe_decision(entry: Entry) -> str:
     if entry.kind in ("grant", "propose"):
         rule = Filter.from_json(stored_json(entry.body["filter"]))
-        return f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}, filter {rule.name}"
+        each = f", each {rule.period}" if rule.period else ""
+        return f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}, filter {rule.name}{each}"
     if entry.kind == "refuse":
         scope, block = entry.body["account"]
         return f"{scope}{f', block {block},' if block else ''} could not pay"

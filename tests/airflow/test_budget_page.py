@@ -122,6 +122,8 @@ def test_two_users_see_their_dags(page: Any, books: Books) -> None:
 def test_a_receipt_leads_to_its_task(page: Any, books: Books) -> None:
     text = look(page, "admin", f"release?id={books.orphan}").text
     assert 'href="/dags/daily/runs/scheduled__2026-01-02/tasks/task_delays"' in text
+    # Whoever looks for a gate's verdicts: its task returned them.
+    assert 'href="/dags/models"' in look(page, "admin", f"release?id={books.gate}").text
 
 
 def test_the_reader_comes_first(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,12 +189,12 @@ def test_addresses_stand_below_airflows(
     monkeypatch: pytest.MonkeyPatch, base: str, path: str
 ) -> None:
     """Behind a proxy's prefix, with a slash too many, and with ids that would lead elsewhere."""
-    from dpflow.airflow.links import BudgetPageLink, ReceiptLink, page_path, task_path
+    from dpflow.airflow.links import BudgetPageLink, ReceiptLink, make_page_path, make_task_path
 
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", base)
-    assert page_path("") == f"{path}/dpflow/"
+    assert make_page_path("") == f"{path}/dpflow/"
     hostile = "manual__2026/../../x?y=1&dag_id=other#z'\"<é"
-    assert task_path("d", hostile, "t").count("/") == path.count("/") + 6
+    assert make_task_path("d", hostile, "t").count("/") == path.count("/") + 6
     key = SimpleNamespace(dag_id="d", run_id=hostile, task_id="t")
     for link in (BudgetPageLink(), ReceiptLink()):
         address = urlsplit(link.get_link(SimpleNamespace(), ti_key=key))

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
-from airflow_names import AirflowFailException
+from airflow_names import AirflowFailException, AirflowRescheduleException, TaskDeferred
 from airflow_runs import run_dag
 from airflow_tasks import context, make_release
 
@@ -37,7 +36,7 @@ def make_sensor(**changes: Any) -> Any:
     from dpflow.airflow import BudgetSensor
 
     asked = changes.pop("asked", make_release(params={"epsilon": "1.5"}))
-    return BudgetSensor(task_id="wait", releases=[asked], **changes)
+    return BudgetSensor(task_id="wait", **{"releases": [asked]} | changes)
 
 
 def count_entries(tiny: Tiny) -> int:
@@ -67,6 +66,45 @@ def test_another_run_may_still_take_the_budget(tiny: Tiny) -> None:
     # Another block has a budget of its own.
     fresh = make_release(params={"epsilon": "0.75"}, blocks=["2020-01-02"])
     assert make_sensor(asked=fresh).poke(context(tiny)) is True
+
+
+def test_it_waits_for_a_new_period(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a quota; what the scope above has spent stays spent."""
+    from dpflow.airflow import ReleaseOperator
+    from dpflow.ledger.books import charges
+
+    Ledger(tiny.ledger).quota("visits/team", "0.4", 0, period="month", principal="owner")
+    asked = make_release(scope="visits/team", params={"epsilon": "0.3"})
+    ReleaseOperator(task_id="first", release=asked).execute(context(tiny, task_id="first"))
+    today = dt.datetime.now(dt.UTC).date()
+
+    def set_month(later: int) -> None:
+        monkeypatch.setattr(charges, "today", lambda: today + dt.timedelta(days=31 * later))
+
+    asked["params"] = {"epsilon": "0.35"}
+    sensor = make_sensor(asked=asked)
+    set_month(0)
+    assert sensor.poke(context(tiny)) is False
+    set_month(1)
+    assert sensor.poke(context(tiny)) is True
+    much = asked | {"params": {"epsilon": "0.4"}}
+    # The scope above has 0.7 of 1 left, whatever the month.
+    sensor = make_sensor(releases=[much, much | {"scope": "visits"}])
+    assert sensor.poke(context(tiny)) is False
+
+
+@pytest.mark.parametrize("mode", ["poke", "reschedule"])
+def test_a_sensor_in_airflows_modes(tiny: Tiny, mode: str) -> None:
+    """In reschedule mode a look that does not fit gives the worker back until the next one."""
+    asked = make_release(params={"epsilon": "0.5"})
+    never = {"get_first_reschedule_date": lambda _: None}
+    assert make_sensor(asked=asked, mode=mode).execute(context(tiny, **never)) is None
+    if mode == "reschedule":
+        sensor = make_sensor(mode=mode, poke_interval=60, timeout=600)
+        with pytest.raises(AirflowRescheduleException) as given_back:
+            sensor.execute(context(tiny, **never))
+        wait = given_back.value.reschedule_date - dt.datetime.now(dt.UTC)
+        assert dt.timedelta(seconds=50) < wait <= dt.timedelta(seconds=60)
 
 
 def test_a_deferred_wait_has_no_worker_and_ends_at_its_timeout(tiny: Tiny) -> None:

@@ -28,13 +28,13 @@ except ImportError:  # Airflow 3.1
 from airflow.providers.standard.operators.empty import EmptyOperator
 from dpflow.airflow import BudgetBranchOperator, ReleaseOperator
 
-def wanted(name, epsilon="0.1"):
+def make_request(name, epsilon="0.1"):
     return {"name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": epsilon}}
 
 with DAG("d", schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"), start_date=datetime(2020, 1, 1),
          end_date=datetime(2020, 1, 5), catchup=False):
     EmptyOperator(task_id="before") >> ReleaseOperator(
-        task_id="t", release=[wanted("a"), wanted("b")], blocks="{{ data_interval_start | ds }}")
+        task_id="t", release=[make_request("a"), make_request("b")], blocks="{{ data_interval_start | ds }}")
 """
 
 

@@ -164,6 +164,24 @@ def test_a_paid_contract_is_charged_once_and_counted_before(tiny: Tiny) -> None:
     assert [one["passed"] for one in told] == [False]
 
 
+@pytest.mark.parametrize(
+    ("mode", "spent"), [("public", "0"), ("trusted", "0"), ("metered", "0.75"), ("watch", "0.75")]
+)
+def test_a_contract_of_every_mode_is_a_task(tiny: Tiny, mode: str, spent: str) -> None:
+    """What it returns names the mode and each expectation, and a retry pays nothing more."""
+    from dpflow.airflow import DataContractOperator
+
+    contract: dict[str, Any] = {"table": "visits.yml", "mode": mode}
+    if spent != "0":
+        checks = [{"name": "some", "check": "rows", "at_most": 10**6}]
+        contract |= {"scope": "visits", "epsilon": spent, "checks": checks}
+    check = DataContractOperator(task_id="t", contract=contract, blocks="2020-01-01")
+    told = [check.execute(context(tiny, try_number=n)) for n in (1, 2)]
+    assert all(one["passed"] and one["mode"] == mode for one in told)
+    assert all("expectation_config" in one for one in told[0]["validation"]["results"])
+    assert Ledger(tiny.ledger).remaining("visits").rows()[0]["epsilon_spent"] == spent
+
+
 def test_runs_without_a_date_are_named_by_their_id(tiny: Tiny) -> None:
     """A manual run has no interval: its id, or its partition key, is the occasion."""
     from dpflow.airflow.task_context import identify_run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import re
 import shutil
 import sqlite3
@@ -20,6 +22,7 @@ from dpflow.ui.pages import PAGES
 
 if TYPE_CHECKING:
     from budget_books import Books
+    from smallworld import Tiny
 
 SECRETS = ("8675309", "4711", "verdict-of-nobody", "0.271828")
 
@@ -71,6 +74,42 @@ def test_blocks_are_the_ledgers(books: Books, visit: Any) -> None:
     assert "Nothing was charged yet." in visit().get("scope?name=flights&block=2026-01-03")
 
 
+def test_a_quota_that_refreshes_is_shown_by_its_period(
+    books: Books, visit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list and the forecast are about this period; earlier ones stay in the quota's table."""
+    from dpflow.ledger.books import charges
+    from dpflow.ledger.history import chain
+
+    def set_clock(day: str) -> None:
+        now = dt.datetime.fromisoformat(f"{day}T12:00:00+00:00")
+        monkeypatch.setattr(chain.time, "time", now.timestamp)
+        monkeypatch.setattr(charges, "today", now.date)
+
+    books.ledger.quota("visits/team-b", "0.5", 0, period="month", principal="owner")
+    set_clock("2026-10-20")
+    books.release("visits/team-b", "october", "0.45")
+    set_clock("2026-11-20")
+    books.release("visits/team-b", "november", "0.1")
+    visitor = visit()
+    (row,) = (r for r in visitor.read_tables("")["Scopes"] if r["Scope"] == "visits/team-b")
+    assert (row["Remaining"], row["Used"]) == ("0.4", "20 %")
+    assert row["Blocks"] == "refreshes each month"
+    assert "team-b" not in visitor.get("alarms"), "last month is over"
+    page = visitor.get("scope?name=visits/team-b")
+    assert "each month (UTC), next on " in page and "the scope above never does" in page
+    shown = visitor.read_tables("scope?name=visits/team-b")["Periods"]
+    assert [(r["Period"], r["Remaining"]) for r in shown] == [
+        ("2026-11", "0.4"),
+        ("2026-10", "0.05"),
+    ]
+    assert "Its period is over." in visitor.get("scope?name=visits/team-b&block=2026-10")
+    assert "each month" in visitor.get("history?scope=visits/team-b")
+    set_clock("2026-12-01")
+    (row,) = (r for r in visitor.read_tables("")["Scopes"] if r["Scope"] == "visits/team-b")
+    assert row["Remaining"] == "0.5"
+
+
 def test_releases_and_receipts_are_the_ledgers(books: Books, visit: Any) -> None:
     """Every release with its cost and state; a receipt has what each budget paid."""
     visitor = visit()
@@ -87,6 +126,39 @@ def test_releases_and_receipts_are_the_ledgers(books: Books, visit: Any) -> None
     ]
     assert "Settled</dt><dd>20" in visitor.get(f"release?id={team.release_id}")
     assert "Settled</dt><dd>no" in visitor.get(f"release?id={books.orphan}")
+
+
+def test_a_receipt_says_how_wide_the_noise_is(tiny: Tiny) -> None:
+    """As it was planned, before a row was read; and where the values are. Never a value."""
+    from budget_books import Visitor
+
+    from dpflow.engine import make_plan, release
+    from dpflow.engine.releases.request import load_request
+    from dpflow.registry import Registry
+    from dpflow.ui.application import create_app
+    from dpflow.ui.pages import Audience
+
+    ledger, registry = Ledger(tiny.ledger), Registry.load()
+    ids = []
+    for params in ({"epsilon": "0.5"}, {"epsilon": "0.25", "by": "city"}):
+        file = tiny.file(
+            name=str(params), params=params, publish={"database": "out.duckdb", "table": "daily"}
+        )
+        plan = make_plan(load_request(file), registry)
+        assert plan.error_bound is not None
+        ids.append((release(plan, ledger, registry).release_id, plan.error_bound.half_width))
+    view = BudgetView(tiny.ledger)
+    visitor = Visitor(create_app(lambda: view, audience=lambda: Audience(None)))
+    for release_id, widths in ids:
+        page = visitor.get(f"release?id={release_id}")
+        (measure, width), *_ = widths.items()
+        assert f"{measure}: value ± {width:.6g}" in page and "out.duckdb:daily" in page
+    with closing(sqlite3.connect(tiny.ledger)) as connection:
+        requests = [
+            json.loads(text) for (text,) in connection.execute("SELECT request FROM dpflow_release")
+        ]
+    assert [r["half_width_95"] for r in requests] == [widths for _, widths in ids]
+    assert Ledger(tiny.ledger).verify().ok
 
 
 def test_sessions_show_looks_and_no_state(visit: Any) -> None:
@@ -372,7 +444,8 @@ def test_a_ledger_out_of_reach_comes_back(books: Books, visit: Any) -> None:
 
 
 @pytest.mark.parametrize(("version", "status", "says"), [
-    ("6", 503, "dpflow ledger upgrade"), ("99", 500, "use the dpflow that made it"),
+    ("6", 503, "dpflow ledger upgrade"), ("99", 503, "use the dpflow that made it"),
+    ("0", 500, "use the dpflow that made it"),
 ])  # fmt: skip
 def test_a_ledger_of_another_version_is_not_read(
     books: Books, visit: Any, version: str, status: int, says: str

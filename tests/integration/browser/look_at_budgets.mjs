@@ -25,12 +25,13 @@ for (const order of orders) {
   await page.goto(order.address);
   let shown = page.mainFrame();
   if (order.frame) {
-    const frame = await page.waitForSelector('iframe', { timeout: 120000 });
+    const frame = await page.waitForSelector('iframe', { timeout: 60000 });
     shown = await frame.contentFrame();
     await shown.waitForSelector('h1', { timeout: 60000 });
   }
   for (const label of order.click || []) {
-    await shown.click(`a:text-is("${label}")`);
+    // the page before has a heading, too
+    await Promise.all([shown.waitForNavigation({ timeout: 60000 }), shown.click(`a:text-is("${label}")`)]);
     await shown.waitForSelector('h1');
   }
   // By the keyboard alone: the first stop skips the menu.

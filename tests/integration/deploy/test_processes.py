@@ -23,11 +23,9 @@ from dpflow import load_table
 from dpflow.demo.airflow_stage import Stage
 
 DAG = """
-from datetime import timedelta
 from airflow.sdk import DAG
 from dpflow.airflow import ReleaseOperator
-with DAG("visits", schedule=None, is_paused_upon_creation=False,
-         default_args={"retries": 5, "retry_delay": timedelta(seconds=1)}):  # a busy api-server answers too late
+with DAG("visits", schedule=None, is_paused_upon_creation=False):
     ReleaseOperator(task_id="count", release={
         "name": "visits", "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": "0.5"}})
 """
