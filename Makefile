@@ -7,9 +7,10 @@ PACKAGES := $(wildcard plugins/*/dpflow_*)
 INTEGRATION := integrations/dpflow-dbt
 DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 DBT_STAMP := .venv-dbt/.dpflow-installed
+SPARK_STAMP := .venv-spark/.dpflow-installed
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint names slow integration audit certificates browser docs wheels compat dbt coverage bench experiments oracle lock clean
+.PHONY: setup demo up down test lint names slow integration audit certificates release browser docs wheels compat dbt spark coverage bench experiments oracle lock clean
 
 setup: $(STAMP)
 
@@ -37,17 +38,21 @@ test: setup
 
 # Hours on a busy machine with two cores. Deaths at every line take most of them: on the engine 14 minutes for each life on
 # SQLite and 19 to 36 on PostgreSQL, on the ledger 3 to 6; 200 deaths at random times take 6, each 1,000 rounds of the adversary 9.
-# 100,000 planned random queries take 20 minutes of CPU in twenty chunks, 2,000 executed ones 10 in ten: each chunk is its seed.
-slow: setup $(DBT_STAMP)
+# 100,000 planned random queries take 40 minutes of CPU in twenty chunks, 2,000 executed ones 10 in ten: each chunk is its seed.
+slow: setup $(DBT_STAMP) spark
 	$(BIN)/pytest -p no:cacheprovider -q -m slow --timeout 7200 --timeout-method signal
 
-audit: setup  # about a minute for each mechanism; writes docs/research/audits.md
-	$(BIN)/python -m checks.audit_table
+audit: setup  # a minute of CPU time for a mechanism at most, two at a time; writes docs/research/audits.md
+	$(BIN)/python -m checks.audit_table --workers 2
 
-# What CI runs before it builds wheels. Owners compare and sign what they ship: dpflow certify --accept. KEY=file signs it here,
-# too, for those who trust the builder's key.
+# On the commit of a release, before wheels are built. Owners compare and sign what they ship: dpflow certify --accept. KEY=file
+# signs it here, too, for those who trust the builder's key. The check at the end says which audits are not of this code.
 certificates: setup  # `make audit`, and what it found beside the code of each distribution: the next wheels ship it
-	$(BIN)/python -m checks.audit_table --ship $(if $(KEY),--certify $(KEY))
+	$(BIN)/python -m checks.audit_table --workers 2 --ship $(if $(KEY),--certify $(KEY))
+	$(BIN)/python -m checks.shipped_audits --whole
+
+release: certificates  # wheels that ship audits of their own code, of every mechanism
+	$(MAKE) wheels
 
 # Whole deployments: two schedulers, 500 releases and killed workers; the image's environment; the walk in a browser.
 integration: wheels
@@ -59,7 +64,8 @@ browser: setup
 docs: setup
 	$(BIN)/mkdocs build --strict --quiet
 
-wheels: setup  # wheels and sdists of all distributions, by the build backend in .venv: no network
+wheels: setup  # wheels and sdists of all distributions, by the build backend in .venv: no network, and no stale audit
+	@$(BIN)/python -m checks.shipped_audits
 	rm -rf dist
 	for folder in $(DISTRIBUTIONS) $(INTEGRATION); do \
 		$(BIN)/uv build --quiet --offline --no-build-isolation --python $(BIN)/python --out-dir dist $$folder || exit 1; \
@@ -76,6 +82,16 @@ $(DBT_STAMP): $(STAMP) $(INTEGRATION)/requirements.lock $(INTEGRATION)/pyproject
 
 dbt: $(DBT_STAMP)  # the example project under dbt itself, in an environment of its own beside Airflow; two minutes
 	$(BIN)/pytest -p no:cacheprovider -q -m "slow or not slow" $(INTEGRATION)/tests
+
+# Apache Spark itself: `pyspark` owns the same package as the client that dpflow uses, so it has an environment of its own.
+$(SPARK_STAMP): $(STAMP) checks/spark_cluster.lock
+	test -x .venv-spark/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python .venv-spark
+	VIRTUAL_ENV=.venv-spark $(BIN)/uv pip sync --quiet checks/spark_cluster.lock
+	@touch $@
+
+spark: $(SPARK_STAMP)  # the backend's tests on a master, two workers and a server of Spark Connect on loopback; needs Java 17
+	DPFLOW_TEST_SPARK=cluster $(BIN)/pytest -p no:cacheprovider -q -m "slow or not slow" --timeout 1800 --timeout-method signal \
+		tests/tables/backends/spark_backend
 
 bench: setup
 	$(BIN)/python -m bench
@@ -113,8 +129,10 @@ lock: setup
 	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --extra airflow --group $(INTEGRATION)/pyproject.toml:environment \
 		--override $(INTEGRATION)/overrides.txt --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file $(INTEGRATION)/requirements.lock
+	echo pyspark==$$(sed -n 's/^pyspark-client==\([0-9.]*\).*/\1/p' requirements.lock) | VIRTUAL_ENV=.venv $(BIN)/uv pip compile - \
+		--universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet --upgrade --output-file checks/spark_cluster.lock
 
 clean: down
-	rm -rf .venv .venv-compat .venv-dbt demo build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-compat .venv-dbt .venv-spark demo build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

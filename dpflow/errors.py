@@ -15,8 +15,8 @@
     │   ├── RetryConflict         a retry that asks for something else than its first try, or whose reservation was fenced
     │   ├── SessionClosed         an interactive session answers no more (exhausted, halted, or a stale state)
     │   ├── NotSettled            a result that a plan refers to is still being drawn                 (retryable)
-    │   ├── LedgerCorrupt         the history does not verify, or the file is not a ledger of this schema version
-    │   └── LedgerUnavailable     locked, full or out of reach                                      (retryable)
+    │   ├── LedgerCorrupt         the history does not verify, or the file is no ledger
+    │   └── LedgerUnavailable     locked, full, out of reach, or of another schema version          (retryable)
     ├── TableError                a private or published table
     │   ├── TableUnreadable       missing, not DuckDB, a column missing, a type that cannot be used
     │   ├── TableBusy             another process is writing the file                               (retryable)
@@ -192,16 +192,16 @@ class NotSettled(LedgerError):
 
 
 class LedgerCorrupt(LedgerError):
-    """The history does not verify, or the file is not a ledger of this schema version.
+    """The history does not verify, or the file is no ledger.
 
     Stop, keep the file, and restore a verified copy. A retry cannot help.
     """
 
 
 class LedgerUnavailable(LedgerError):
-    """The ledger is locked, full or out of reach.
+    """The ledger is locked, full or out of reach, or of another version than this dpflow.
 
-    Free space or restore the connection; then a retry completes the call, and is never charged twice.
+    Free space, restore the connection, or upgrade what is older; then a retry completes the call, and is never charged twice.
     """
 
     retryable = True

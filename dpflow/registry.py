@@ -27,6 +27,7 @@ BUILT_INS = (
     "dpflow.mechanisms.private_histogram",
     "dpflow.mechanisms.private_aggregates",
     "dpflow.mechanisms.cdf",
+    "dpflow.mechanisms.synthesize",
     "dpflow.mechanisms.key_union",
     "dpflow.mechanisms.select",
     "dpflow.mechanisms.quantile",

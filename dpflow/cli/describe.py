@@ -70,7 +70,9 @@ def describe_column(table: Table, name: str) -> dict[str, Any]:
     return {
         "bounds": _describe_bounds(column),
         "public keys": _describe_keys(column),
-        "a unit reaches": f"{groups} groups, {rows} rows each" if column.lower is None else "",
+        "a unit reaches": f"{groups} group{'s'[: groups > 1]}, {rows} row{'s'[: rows > 1]} each"
+        if column.lower is None
+        else "",
         "note": "public" if column.public else "",
     }
 

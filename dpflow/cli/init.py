@@ -57,7 +57,9 @@ def command(
     block: Annotated[str | None, typer.Option(help=f"COLUMN: {WHY['block']}.")] = None,
     bounds: Annotated[
         list[str] | None,
-        typer.Option(help=f"COLUMN=LOWER..UPPER[/STEP]: {WHY['bounds']}; repeatable."),
+        typer.Option(
+            help=f"COLUMN=LOWER..UPPER or LOWER..UPPER/STEP: {WHY['bounds']}; repeatable."
+        ),
     ] = None,
     keys: Annotated[
         list[str] | None, typer.Option(help=f"COLUMN=KEY,KEY,...: {WHY['keys']}; repeatable.")

@@ -66,6 +66,15 @@ def test_the_table_of_commands_says_what_they_say(name: str) -> None:
     assert import_command(name).help.split("\n\n")[0] == own.split("\n\n")[0]
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    """Its options' texts are markup to the terminal; one with a stray bracket ended in an error."""
+    inner = getattr(import_command(name), "commands", ())
+    for words in ([name], *([name, one] for one in inner)):
+        done = CliRunner().invoke(app, [*words, "--help"])
+        assert done.exit_code == 0, (words, done.exception)
+
+
 def test_a_mistyped_command_is_guessed() -> None:
     """From the table."""
     done = CliRunner().invoke(app, ["releas"])

@@ -25,6 +25,21 @@ def test_every_example_runs(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)
 
 
+def test_nobody_chooses_an_accuracy() -> None:
+    """From a CSV file to a median, a distribution and a synthetic table: the pages, which run above, have no
+    ``alpha`` in any block, and their grants are those of `dpflow init`.
+    """
+    text = "".join(
+        block.text
+        for name in ("ask-for-distributions.md", "make-a-synthetic-table.md")
+        for block in examples(ROOT / "docs" / "how-to" / name)
+    )
+    for mechanism in ("cdf", "median", "synthesize"):
+        assert f"mechanism: {mechanism}\n" in text
+    assert text.count("dpflow init") == 2
+    assert "alpha" not in text and "ledger grant" not in text
+
+
 def test_few_examples_are_left_out() -> None:
     """A reason is no way out: nearly all blocks run."""
     blocks = [example for page in PAGES for example in examples(page)]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpflow import fault_points
 from dpflow.core.accounting.events import Unprotected
-from dpflow.core.contract.declaration import plain_relation
+from dpflow.core.contract.declaration import Table, plain_relation
 from dpflow.core.contract.distribution import Distribution
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE, Result
@@ -221,22 +221,20 @@ def _check_table(
     if stored is None or not stored.settled:
         certifiers = require_certified(plan, ledger)
         open_tables.enter_context(private.hold_open())
-        _check_grids(plan)
+        _check_grids(plan, private)
         statistic = plan.mechanism.data_request(plan.params, plan.table)
         private.check_request(statistic, plan.request.blocks)
     return private, certifiers
 
 
-def _check_grids(plan: Plan) -> None:
+def _check_grids(plan: Plan, private: PrivateTable) -> None:
     """Raises `PlanRefused` for a column of fractions that would be rounded to few whole numbers,
     because nobody declared its step. The types are public; a plan is made without them.
     """
     coarse = plan.coarse_grids()
     # Only these: what else is declared need not be there. A computed column has no type of its own.
-    columns = {name: plan.table.columns[name] for name in coarse}
-    stored = {name: column for name, column in columns.items() if column.expression is None}
-    read = plan.table.model_copy(update={"columns": stored})
-    types = PrivateTable(read).column_types() if stored else {}
+    stored = [name for name in coarse if plan.table.columns[name].expression is None]
+    types = private.column_types(stored) if stored else {}
     for name, warning in coarse.items():
         if _holds_fractions(types.get(name, "")):
             raise PlanRefused(
@@ -330,26 +328,28 @@ def data_names(plan: Plan, ledger: Ledger) -> list[str]:
     same rows is no second data set. Dimensions are public, so a gate does not close its own;
     another gate may be on their rows all the same.
     """
-    # Resolved, so that a symbolic link is no second data set.
-    # Of a source on Spark without the server's name, which may have several: what two clusters call
-    # the same is one place, the stricter of two mistakes.
-    source = plan.table.source
-    if source is not None:
-        place = ledger.commitment(f"spark\0{source.table.rstrip('/')}".encode(), "place")[:32]
-        return [f"table {plan.table.name}", f"place {place}"]
-    database = os.path.realpath(plan.table.database)
+    names = [f"table {plan.table.name}", *_place_names(plan.table, None, ledger)]
+    for join in plan.table.joins:
+        prefix = "" if join.kind == "unit" else JOINED
+        names += [prefix + name for name in _place_names(plan.table, join.relation, ledger)]
+    return names
 
-    def place_name(relation: str) -> str:
-        return (
-            "place "
-            + ledger.commitment(f"{database}\0{plain_relation(relation)}".encode(), "place")[:32]
-        )
 
-    joins = [
-        ("" if join.kind == "unit" else JOINED) + place_name(join.relation)
-        for join in plan.table.joins
-    ]
-    return [f"table {plan.table.name}", place_name(plan.table.relation_name), *joins]
+def _place_names(table: Table, joined: str | None, ledger: Ledger) -> list[str]:
+    """Names of where a joined relation is, or the table itself, one for each of its places."""
+    if table.source is None:
+        # Resolved, so that a symbolic link is no second data set.
+        marks = [
+            f"{os.path.realpath(table.database)}\0{plain_relation(joined or table.relation_name)}"
+        ]
+    else:
+        # Without the server's name, which may have several: what two clusters call the same is one
+        # place, the stricter of two mistakes. Also the folder that a symbolic link on this machine leads
+        # to; another machine may have none.
+        source = table.source if joined is None else table.source.find_relation(joined)
+        folders = [os.path.realpath(source.place)] if source.place.startswith("/") else []
+        marks = [f"spark\0{path}" for path in dict.fromkeys([source.place, *folders])]
+    return [f"place {ledger.commitment(mark.encode(), 'place')[:32]}" for mark in marks]
 
 
 def _draw_and_settle(

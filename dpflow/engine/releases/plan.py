@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -184,8 +185,13 @@ class Plan:
         return ""
 
     def ledger_entry(self) -> dict[str, Any]:
-        """What the ledger's history keeps of the request."""
+        """What the ledger's history keeps of the request; all of it was known before a row was read."""
         sealed = self.table.cached_partials == "sealed"
+        place, widths = (
+            self.request.publish,
+            self.error_bound.half_width if self.error_bound else {},
+        )
+        finite = {measure: width for measure, width in widths.items() if math.isfinite(width)}
         return {
             "name": self.request.name,
             "mechanism": self.mechanism.name,
@@ -200,6 +206,9 @@ class Plan:
             "delta": self.privacy_cost()[1],
             # Of sealed blocks, so that who audits sees which version of them was read.
             **({"sealed_version": self.table.sealed_version} if sealed else {}),
+            # For who reads receipts without a key: how wide the noise is, and where the values are.
+            **({"half_width_95": finite} if finite else {}),
+            **({"publish": f"{place.database.name}:{place.table}"} if place else {}),
         }
 
 

@@ -42,7 +42,7 @@ class Publish(Strict):
 
     Attributes:
         database: the file, made if it is missing; relative to the release file.
-        table: the table; synthetic data go to ``TABLE_synthetic``.
+        table: the table; synthetic data go to a table named after the release, ``NAME_synthetic``.
     """
 
     database: Path

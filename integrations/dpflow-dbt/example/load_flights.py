@@ -5,26 +5,23 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import duckdb
-
 from dpflow.demo.data import extract_flights
 from dpflow.ledger import Ledger
+from dpflow.tables import CsvFormat, CsvSource, load_rows
 from dpflow.tables.access.declarations import load_table
 
 HERE = Path(__file__).parent
+COLUMNS = {
+    **dict.fromkeys(("tailnum", "carrier", "origin", "dest"), "VARCHAR"),
+    **dict.fromkeys(("dep_delay", "arr_delay"), "BIGINT"),
+}
 
 
 def load_flights(folder: Path = HERE) -> None:
     """Make ``private.duckdb`` and ``ledger.sqlite`` in a folder."""
-    with (
-        tempfile.TemporaryDirectory() as place,
-        duckdb.connect(str(folder / "private.duckdb")) as connection,
-    ):
-        connection.execute(
-            "CREATE OR REPLACE TABLE flights AS SELECT tailnum, carrier, origin, dest, dep_delay, arr_delay "
-            "FROM read_csv(?, nullstr = 'NA')",
-            [str(extract_flights(Path(place)))],
-        )
+    with tempfile.TemporaryDirectory() as place:
+        flights = CsvSource([extract_flights(Path(place))], COLUMNS, CsvFormat(missing=("NA",)))
+        load_rows(flights, folder / "private.duckdb", "flights", replace=True)
     table = load_table(folder / "tables" / "flights.yml")
     ledger = Ledger(folder / "ledger.sqlite", create=True)
     ledger.grant(

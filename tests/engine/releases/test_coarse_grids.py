@@ -65,9 +65,11 @@ def test_plans_say_it_of_features_and_not_of_labels() -> None:
     ],
 )
 def test_fractions_are_not_rounded_to_few_whole_numbers(
-    tmp_path: Path, kind: str, refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, refused: bool
 ) -> None:
-    """Before the charge, by the type alone; a column of integers has no other values anyway."""
+    """Before the charge, by the type alone; a column of integers has no other values anyway. The
+    table is opened once for this and for its rows.
+    """
     with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
         connection.execute(f"CREATE TABLE t AS SELECT 1 AS u, CAST(1 AS {kind}) AS x")
     found = plan("sum", {"lower": 0, "upper": 1})
@@ -75,12 +77,15 @@ def test_fractions_are_not_rounded_to_few_whole_numbers(
     found = api.plan("sum", table, name="a", scope="s", column="x", epsilon=1)
     book = Ledger(tmp_path / "ledger.sqlite", create=True, anchor=tmp_path / "anchor")
     book.grant("s", "5", "0", table=table, filter="basic", principal="owner")
+    connect, opened = duckdb.connect, []
+    monkeypatch.setattr(duckdb, "connect", lambda *a, **k: opened.append(a) or connect(*a, **k))
     if refused:
         with pytest.raises(PlanRefused, match=r"x, which holds .*declare step: 0\.001"):
             api.release(found, book)
         assert book.remaining("s").rows()[0]["epsilon_left"] == "5"
     else:
         api.release(found, book)
+    assert len(opened) == 1
 
 
 @pytest.mark.parametrize("mechanism", ["cdf", "bounds"])
