@@ -144,8 +144,10 @@ class _Recording(_Follower):
         return value
 
     def share(self, draw: Callable[[], Any], fit: Callable[[Any], Any]) -> Any:
+        # Before it is noted: a run that ends here had no such number.
+        value = self._take(draw)
         self.logs.append(0.0)
-        return self._take(draw).copy()
+        return value.copy()
 
 
 class _Replaying(_Follower):

@@ -210,5 +210,18 @@ def test_a_climb_sees_where_one_side_goes_on() -> None:
     assert climb_losses(run(3), run(2), 1, 60) == math.inf
 
 
+def test_a_climb_goes_on_at_a_shared_draw() -> None:
+    """It ended there with an error, as a beginning that stops at a shared draw counted it."""
+
+    def run(value: int) -> Run:
+        def draw(source: Any) -> Any:
+            first = add_laplace(value, F(2), source)
+            return first, tuple(uniform_integers(4, 3, source)), add_laplace(value, F(2), source)
+
+        return draw
+
+    assert climb_losses(run(0), run(1), 2, 60).max() <= 1 + 1e-9
+
+
 def test_no_time_is_no_climb() -> None:
     assert climb_losses(add_to(0), add_to(1), 3, 0).size == 0

@@ -35,7 +35,7 @@ def draw_point(parts: Sequence[StepFunction], epsilon: Fraction, calls: SpendLog
     values = np.concatenate([part.values for part in parts])
     # Scores are whole numbers of units, so one row moves them by ``unit`` of these.
     starts = np.concatenate([part.starts for part in parts])
-    return _draw_scored(starts, lengths, values, epsilon / parts[0].unit, calls)
+    return _draw_scored(starts, lengths, values, epsilon, calls, unit=parts[0].unit)
 
 
 def draw_solution(scores: Sequence[int] | Array, epsilon: Fraction, calls: SpendLog) -> int:
@@ -51,9 +51,10 @@ def draw_solution(scores: Sequence[int] | Array, epsilon: Fraction, calls: Spend
 
 
 def _draw_scored(
-    starts: Array, lengths: Array, values: Array, epsilon: Fraction, calls: SpendLog
+    starts: Array, lengths: Array, values: Array, epsilon: Fraction, calls: SpendLog, unit: int = 1
 ) -> int:
+    # What a row costs, which moves a score by a whole unit.
     calls.record_call("exponential", epsilon)
     # Capped scores move by no more than the scores do, so the guarantee stays.
     costs = np.minimum(values.max() - values, _FARTHEST)
-    return draw_place(starts, lengths, costs, epsilon / 2, calls.source)
+    return draw_place(starts, lengths, costs, epsilon / unit / 2, calls.source)

@@ -23,16 +23,22 @@ class SpendLog:
 
     How many calls a run makes may depend on outputs that were drawn privately before, never on the
     rows; the privacy cost of a release is an upper bound of every possible run.
+
+    Attributes:
+        composes: whether calls add up. Those of one of many blocks do not, as a unit's rows are in one
+            block: they are within a part that its caller states for all blocks.
     """
 
     source: Source
     spent: list[tuple[str, Fraction, Fraction]] = field(default_factory=list)
+    composes: bool = True
 
     def record_call(self, name: str, epsilon: Fraction, delta: Fraction = NOTHING) -> None:
         """Note one call of a base mechanism."""
         # Noted when it is drawn, not when it is planned: a test adds up what really happened.
         self.spent.append((name, epsilon, delta))
-        self.source.begin_part(epsilon, delta)
+        if self.composes:
+            self.source.begin_part(epsilon, delta)
 
     def total_cost(self) -> tuple[Fraction, Fraction]:
         """Basic composition of all calls so far."""

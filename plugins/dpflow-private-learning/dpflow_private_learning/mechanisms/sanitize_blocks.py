@@ -108,7 +108,7 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         def block(x: Array) -> Synopsis:
             nonlocal fits
             # Not the run's own: blocks compose in parallel, so one is noted for all.
-            block_log = SpendLog(source)
+            block_log = SpendLog(source, composes=False)
             moves = common.moves(table)
             values, (counts,) = common.group_distinct(x, [np.ones(len(x), bool)])
             aim = (params.alpha, params.beta, epsilon, moves)
