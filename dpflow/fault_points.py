@@ -30,6 +30,7 @@ POINTS = (
     "publish.after-commit",
     "session.before-commit",
     "session.after-commit",
+    "verdict.before-commit",
     "load.before-commit",
     "load.after-commit",
 )

@@ -412,7 +412,7 @@ class Machine(RuleBasedStateMachine):
 
     def answer(self, name: str, query: str, late: int, closed: bool) -> None:
         session, self.number = self.sessions[name], self.number + 1
-        given, version = {"n": self.number}, max(session.version - late, 0)
+        given, version = {"n": self.number, "verdict": "yes"}, max(session.version - late, 0)
         terms: Any = {"expected_version": version, "state": {"left": 8}, "closed": closed}
         told = self.attempt(
             lambda: (
@@ -432,6 +432,14 @@ class Machine(RuleBasedStateMachine):
         else:
             session.batches.append(self.number)
         session.version, session.open = version + 1, not closed
+
+    @precondition(lambda self: self.sessions)
+    @rule(seed=SEEDS)
+    def tell_some(self, seed: int) -> None:
+        """What an answer said, in the clear: again it does nothing."""
+        name = random.Random(seed).choice(sorted(self.sessions))
+        for query in self.sessions[name].answers:
+            self.attempt(lambda query=query: self.ledger.tell_verdict(name, query))
 
     @precondition(lambda self: self.sessions)
     @rule(seed=SEEDS)

@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dpflow.core.accounting.events import ZCDP, Pure
+from dpflow.core.contract.gates import GATE_MECHANISMS
 from dpflow.ledger import BudgetView, Ledger, ReleaseKey, make_slot
 from dpflow.ui.application import create_app
 from dpflow.ui.pages import Audience
@@ -89,14 +90,17 @@ class Books:
             state={"threshold": int(SECRETS[1])},
             exclusive=False,
         )
-        for number in range(3):
+        words = ("yes", "no", SECRETS[2]) if mechanism in GATE_MECHANISMS else (SECRETS[2],) * 3
+        for number, word in enumerate(words):
             self.ledger.answer(
                 opened.session_id,
                 query=f"q{number}",
                 expected_version=number,
                 state={"threshold": int(SECRETS[1])},
-                answer={"verdict": SECRETS[2]},
+                answer={"verdict": word, "failures_left": 3 - number, "score": SECRETS[0]},
             )
+            if word != SECRETS[2]:
+                self.ledger.tell_verdict(opened.session_id, f"q{number}")
         return opened.session_id
 
 

@@ -491,27 +491,31 @@ class Ledger(AuditedLedger):
             principal: who asked; whoever opened the session if left out.
 
         Returns:
-            The stored answer: an earlier one if the same query was answered before. None if another
-            answer advanced the
-            session first; then nothing was stored, and the caller asks again from the new state.
+            The stored answer: an earlier one if the same query was answered before. None if another answer
+            advanced the session first; then nothing was stored, and the caller asks again from the new state.
 
         Raises:
             SessionClosed: no answer is left.
         """
         with self._begin_writing() as writer:
             record = sessions.store_answer(
-                writer,
-                session_id,
-                query,
-                expected_version,
-                state,
-                answer,
-                closed,
-                principal,
+                writer, session_id, query, expected_version, state, answer, closed, principal
             )
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
         return record
+
+    def tell_verdict(self, session_id: str, query: str, *, principal: str = "") -> None:
+        """Write an answer's ``verdict`` and ``failures_left`` into the history in the clear, once, for pages
+        without a key. Behind the answer's own transaction: in one with it, whoever dies in the middle
+        would leave a draw in a file that was never given. Raises `InvalidInput` if there is no answer.
+        """
+        with self._begin_reading() as state:
+            told = sessions.is_told(state, session_id, query)
+        if not told:
+            with self._begin_writing() as writer:
+                sessions.tell_verdict(writer, session_id, query, principal)
+                fault_points.pass_point("verdict.before-commit")
 
     def answer_batch(
         self,
@@ -538,13 +542,7 @@ class Ledger(AuditedLedger):
         """
         with self._begin_writing() as writer:
             stored = sessions.store_batch(
-                writer,
-                session_id,
-                batch,
-                expected_version,
-                state,
-                closed,
-                principal,
+                writer, session_id, batch, expected_version, state, closed, principal
             )
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -340,13 +341,13 @@ def show_release(visit: Visit) -> Page:
         )
         for at, block, cost in release.charges[: PAGE * 4]
     ]
-    heads = ("Scope", "Block", "#Epsilon", "#Delta", "#Renyi divergence")
     return Page(
         f"Release {release.name or release.release_id}",
         "releases",
         (
             _render_facts(facts),
-            table("What each budget paid", heads, costs, "Nothing."),
+            table("What each budget paid", ("Scope", "Block", "#Epsilon", "#Delta", "#Renyi divergence"), costs, "Nothing."),
+            *(_show_verdicts(visit, release) if release.mechanism in GATE_MECHANISMS else ()),
             element("p", "The values are in the published table, and encrypted in the ledger: this page has no key."),
         ),
     )  # fmt: skip
@@ -374,23 +375,22 @@ def show_sessions(visit: Visit) -> Page:
     """Gates and other sessions, the newest first."""
     sessions = visit.view.sessions(visit.audience.dags, visit.number("before"), PAGE + 1)
     more = sessions[PAGE - 1].seq if len(sessions) > PAGE else None
-    gates = [_make_session_row(one) for one in sessions[:PAGE] if one.mechanism in GATE_MECHANISMS]
-    others = [
-        _make_session_row(one) for one in sessions[:PAGE] if one.mechanism not in GATE_MECHANISMS
-    ]
+    shown = sessions[:PAGE]
+    gates = [_make_session_row(s) for s in shown if s.mechanism in GATE_MECHANISMS]
+    others = [_make_session_row(s) for s in shown if s.mechanism not in GATE_MECHANISMS]
     return Page(
         "Sessions",
         "sessions",
         (
             element("h2", "Holdout gates"),
-            table("Gates", (*_SESSION_HEADS, "#Looks taken", "#Looks left", "#Failures allowed"), gates),
+            table("Gates", (*_SESSION_HEADS, "#Looks taken", "#Looks left", "#Failures left", "Verdicts"), gates),
             element("h2", "Predictions and other sessions"),
             table("Sessions", (*_SESSION_HEADS, "#Answers stored", "#Asked for at most", ""), others),
             link("Older sessions", "sessions", before=more) if more else "",
             element(
                 "p",
-                "Verdicts, failures so far and predictions left are in the session's encrypted state. Who has the key "
-                "asks: dpflow gate status, or dpflow ask; in Airflow they are what the gate's task returned.",
+                "Verdicts are told once their answers are stored; a session leads to all of its own. Scores and predictions "
+                "are encrypted. Who has the key asks: dpflow gate status, or dpflow ask.",
             ),
         ),
     )  # fmt: skip
@@ -401,9 +401,8 @@ _SESSION_HEADS = ("=Opened (UTC)", "Session", "Mechanism", "Scope", "=Cost", "St
 
 def _make_session_row(session: ShownRelease) -> tuple[object, ...]:
     most = session.params.get("queries", session.params.get("predictions", ""))
-    left: object = ""
-    if isinstance(most, int):
-        left = max(most - session.answers, 0) if session.state == "open" else 0
+    rest = max(most - session.answers, 0) if isinstance(most, int) else ""
+    left = 0 if rest and session.state != "open" else rest
     is_gate = session.mechanism in GATE_MECHANISMS
     return (
         _format_time(session.at),
@@ -413,8 +412,24 @@ def _make_session_row(session: ShownRelease) -> tuple[object, ...]:
         describe_event(session.event),
         session.state,
         session.answers,
-        *((left, session.params.get("failures", "")) if is_gate else (most, "")),
+        *((left, session.failures_left, _count_verdicts(session)) if is_gate else (most, "")),
     )
+
+
+def _count_verdicts(session: ShownRelease) -> str:
+    counts = Counter(word for word, _ in session.verdicts.values())
+    counts["not told"] = session.answers - len(session.verdicts)
+    return ", ".join(f"{number} {word}" for word, number in counts.items() if number)
+
+
+def _show_verdicts(visit: Visit, session: ShownRelease) -> Iterator[object]:
+    """A gate's looks, the newest first."""
+    looks = range(min(session.answers, visit.number("before") - 1), 0, -1)[: PAGE + 1]
+    said = [(n, *session.verdicts.get(n, ("not told", None))) for n in looks[:PAGE]]
+    cells = [(n, word, "" if left is None else left) for n, word, left in said]
+    yield table("Verdicts", ("#Look", "Verdict", "#Failures left"), cells, "Nobody asked.")
+    earlier = looks[PAGE - 1] if len(looks) > PAGE else None
+    yield link("Earlier looks", "release", id=session.release_id, before=earlier) if earlier else ""
 
 
 def find_alarms(visit: Visit, summaries: Iterable[ScopeSummary]) -> list[tuple[str, object]]:

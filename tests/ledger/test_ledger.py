@@ -458,7 +458,7 @@ def test_an_older_program_waits_for_its_upgrade(tmp_path: Path) -> None:
     with pytest.raises(LedgerCorrupt):
         reserve(ledger)
     with sqlite3.connect(tmp_path / "l") as connection:
-        connection.execute("UPDATE dpflow_meta SET value = '8' WHERE name = 'schema'")
+        connection.execute("UPDATE dpflow_meta SET value = '99' WHERE name = 'schema'")
     for use in (
         lambda: Ledger(tmp_path / "l"),
         lambda: reserve(ledger),

@@ -162,10 +162,11 @@ def test_a_receipt_says_how_wide_the_noise_is(tiny: Tiny) -> None:
 
 
 def test_sessions_show_looks_and_no_state(visit: Any) -> None:
-    """How often a gate answered and what is left of its looks."""
+    """How often a gate answered, what is left of its looks and failures, and what it was told of them."""
     tables = visit().read_tables("sessions")
     (gate,), (other,) = tables["Gates"], tables["Sessions"]
-    assert (gate["Looks taken"], gate["Looks left"], gate["Failures allowed"]) == ("3", "17", "3")
+    assert (gate["Looks taken"], gate["Looks left"], gate["Failures left"]) == ("3", "17", "2")
+    assert gate["Verdicts"] == "1 yes, 1 no, 1 not told"
     assert (other["Answers stored"], other["Asked for at most"]) == ("3", "1000")
 
 
@@ -174,7 +175,19 @@ def test_a_gate_on_means_is_among_the_gates(books: Books, visit: Any) -> None:
     books.session("means", "thresholdout", {"queries": 5, "failures": 2})
     rows = {row["Session"]: row for row in visit().read_tables("sessions")["Gates"]}
     assert set(rows) == {"means", "holdout"}
-    assert (rows["means"]["Looks left"], rows["means"]["Failures allowed"]) == ("2", "2")
+    assert (rows["means"]["Looks left"], rows["means"]["Failures left"]) == ("2", "2")
+
+
+def test_a_gate_shows_each_verdict(books: Books, visit: Any) -> None:
+    """Look by look, the newest first, in pages; one that is not told yet is none."""
+    told = visit().read_tables(f"release?id={books.gate}")["Verdicts"]
+    assert [tuple(row.values()) for row in told] == [
+        ("3", "not told", ""),
+        ("2", "no", "2"),
+        ("1", "yes", "3"),
+    ]
+    earlier = visit().read_tables(f"release?id={books.gate}&before=2")["Verdicts"]
+    assert [row["Look"] for row in earlier] == ["1"]
 
 
 def test_no_page_has_anything_private(visit: Any) -> None:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from dpflow import fault_points
 from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator
+from dpflow.core.contract.gates import GATE_MECHANISMS
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupValues, UnitScores
@@ -277,8 +278,16 @@ class Session:
         self, name: str, answer: Callable[[SessionRecord], tuple[Verdict, State]]
     ) -> dict[str, Any]:
         """The stored answer of a query, or a new one, stored with the state it leads to before it
-        is seen.
+        is seen. A gate's verdict is told, too, also when it dies in between and is asked again.
         """
+        stored = self._store_once(name, answer)
+        if self._plan.mechanism.name in GATE_MECHANISMS:
+            self._ledger.tell_verdict(self.id, name, principal=self._principal)
+        return stored
+
+    def _store_once(
+        self, name: str, answer: Callable[[SessionRecord], tuple[Verdict, State]]
+    ) -> dict[str, Any]:
         while True:
             if stored := self._ledger.stored_answer(self.id, name):
                 return dict(stored.answer)

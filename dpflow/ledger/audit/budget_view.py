@@ -1,7 +1,8 @@
 """`BudgetView`: a ledger as pages show it, read without its anchor. Nothing here is proved: who has
 the anchor verifies, and a signed checkpoint says how far that went.
 
-No result, answer or secret state is read: they are encrypted under keys that a page has not.
+No result, answer or secret state is read: they are encrypted under keys that a page has not. What a
+gate's answers said is in the history, told after they were given.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,7 @@ class ShownRelease:
         run_id: Airflow's run that charged it; "" outside Airflow.
         params: what its mechanism was given, as far as it is asked for by everybody who plans.
         answers: of a session, how often it answered.
+        verdicts: of a gate, what was told of its answers, by number: verdict, and failures left if it said so.
         half_widths: of the noise's 95 % intervals by measure, as they were planned; none where the
             result alone says them, or an earlier version charged it.
         published: the file and table that its values are published in; "" if none was named.
@@ -217,8 +219,15 @@ class ShownRelease:
     charges: tuple[tuple[str, str, Cost], ...]
     params: dict[str, Any]
     answers: int = 0
+    verdicts: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
     half_widths: dict[str, float] = field(default_factory=dict)
     published: str = ""
+
+    @property
+    def failures_left(self) -> object:
+        """Of a gate, by its last verdict that says so; before it, all that it was opened with."""
+        told = [left for _, (_, left) in sorted(self.verdicts.items()) if left is not None]
+        return told[-1] if told else self.params.get("failures", "")
 
 
 @dataclass(frozen=True)
@@ -553,6 +562,7 @@ def _show_release(entry: Any, row: Any, session: Unsettled | None) -> ShownRelea
         charges=tuple((at, b, Cost(*units)) for at, b, *units in body["charges"]),
         params=dict(request.get("params") or {}),
         answers=session.answers if session else 0,
+        verdicts={n: (word, left) for n, word, left in session.verdicts} if session else {},
         half_widths=_read_widths(request.get("half_width_95")),
         published=str(request.get("publish") or ""),
     )

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpflow.core.accounting.privacy_filters import Cost
@@ -37,6 +37,7 @@ class Unsettled:
         seq, at: of the entry that charged it.
         charges: scope, block and cost of each budget that paid.
         answers: of a session, how many entries answered it: questions, or batches of points.
+        verdicts: of a gate, what was told of its answers: number, verdict, failures left if it said so.
         closed: of a session.
     """
 
@@ -47,6 +48,7 @@ class Unsettled:
     dag_id: str
     charges: tuple[tuple[str, str, Cost], ...]
     answers: int = 0
+    verdicts: list[tuple[int, str, int | None]] = field(default_factory=list)
     closed: bool = False
 
 
@@ -95,6 +97,11 @@ class HistoryIndex:
             if (session := self.sessions.get(row.release_id)) is not None:
                 session.answers += 1
                 session.closed = read_body(row).get("becomes") == "closed"
+        elif kind == "verdict":
+            if (session := self.sessions.get(row.release_id)) is not None:
+                body = read_body(row)
+                left = None if body["failures_left"] is None else int(body["failures_left"])
+                session.verdicts.append((int(body["version"]), str(body["verdict"]), left))
         elif kind in ("resolve", "recover", "import"):
             self._add_decision(row)
         _append(self._entries, (row.scope, dag_id), row.seq)

@@ -19,9 +19,24 @@ from dpflow.ledger.storage.statements import Transaction
 _TABLES = {
     "5": ("meta", "scope", "account", "release", "data", "slot", "answer", "entry"),
     "6": ("meta", "scope", "account", "release", "data", "slot", "answer", "key", "entry", "node"),
+    "7": (
+        "meta",
+        "scope",
+        "proposal",
+        "account",
+        "release",
+        "data",
+        "slot",
+        "answer",
+        "key",
+        "entry",
+        "node",
+    ),
 }
+#: On PostgreSQL, with the triggers that call them.
+_FUNCTIONS = ("append_only", "grant_stays", "grant_has_entry")
 _FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous", "hash", "seal")  # fmt: skip
-#: What stands in a column of an entry that its version did not have.
+#: What stands in a column of an entry that its version did not have; later versions are like 6.
 _ENTRIES = {
     "5": "SELECT seq, at, kind, scope, release_id, principal, body, '', previous, hash, seal FROM dpflow_entry "
     "ORDER BY seq",
@@ -70,7 +85,8 @@ def upgrade_tables(
         cascade = "" if transaction.dialect == "sqlite" else " CASCADE"
         transaction.text(f"DROP TABLE dpflow_{table}{cascade}")
     if transaction.dialect == "postgresql":
-        transaction.text("DROP FUNCTION dpflow_append_only() CASCADE")
+        for name in _FUNCTIONS:
+            transaction.text(f"DROP FUNCTION IF EXISTS dpflow_{name}() CASCADE")
     transaction.create_tables()
     return len(exported.entries), export.fill_tables(
         transaction, cipher, expected, exported, secrets
@@ -89,14 +105,15 @@ def _read_tables(
             return text
         return cipher.open_key(name, number, wrapped).decrypt(text, what)
 
-    entries = [dict(zip(_FIELDS, row)) for row in transaction.text(_ENTRIES[version])]
+    kept = "5" if version == "5" else "6"
+    entries = [dict(zip(_FIELDS, row)) for row in transaction.text(_ENTRIES[kept])]
     exported = Exported(entries, {}, {})
     secrets: dict[str, str] = {}
-    for name, number, result, secret, wrapped in transaction.text(_RELEASES[version]):
+    for name, number, result, secret, wrapped in transaction.text(_RELEASES[kept]):
         if result is not None:
             exported.results[name] = open_text(name, number, wrapped, result, "result")
         if secret is not None:
             secrets[name] = open_text(name, number, wrapped, secret, "state")
-    for name, query, answer, number, wrapped in transaction.text(_ANSWERS[version]):
+    for name, query, answer, number, wrapped in transaction.text(_ANSWERS[kept]):
         exported.answers[name, query] = open_text(name, number, wrapped, answer, "answer")
     return exported, secrets

@@ -34,8 +34,8 @@ from dpflow.ledger.history.state import TABLES
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
 RESERVED_KINDS = frozenset(
-    {"grant", "propose",
-     "reserve", "refuse", "session", "join", "retry", "settle", "resolve", "answer", "import", "upgrade", "reanchor", "recover", "rotate"}
+    {"grant", "propose", "reserve", "refuse", "session", "join", "retry", "settle", "resolve",
+     "answer", "verdict", "import", "upgrade", "reanchor", "recover", "rotate"}
 )  # fmt: skip
 
 #: What an entry of version 5 calls otherwise.
@@ -150,6 +150,7 @@ class Recheck:
         self.slots: set[tuple[str, str, str]] = set()
         self.data: dict[str, dict[str, Any]] = {}
         self.answers: dict[tuple[str, str], tuple[int, str]] = {}
+        self.verdicts: dict[tuple[str, int], tuple[str, int | None]] = {}
         #: Release and version of everything that was encrypted.
         self.keys: set[tuple[str, int]] = set()
         self.root, self.head, self.entries = "", "", 0
@@ -381,6 +382,18 @@ class Recheck:
         self.keys.add((name, body["version"]))
         session.version, session.state = body["version"], body["becomes"]
         session.secret_digest = str(body["state"])
+
+    def _apply_verdict(self, entry: Any, body: dict[str, Any]) -> None:
+        # Earlier versions let callers write notes of this kind, which are about no session.
+        if not entry.release_id:
+            return
+        session, told = (
+            self._release_of(entry, "open", "closed"),
+            (entry.release_id, body["version"]),
+        )
+        _require(0 < body["version"] <= session.version, "tells an answer that was never given")
+        _require(told not in self.verdicts, "tells a verdict a second time")
+        self.verdicts[told] = str(body["verdict"]), body["failures_left"]
 
     # --- the whole ledger ---------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.errors import LedgerCorrupt
+from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit.recheck import Recheck, ReleaseState, digest_values
 from dpflow.ledger.books.releases import WITH_KEY, open_result
-from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, open_answer
+from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, open_answer, read_verdict
 from dpflow.ledger.history.cipher import Cipher
 from dpflow.ledger.history.state import EMPTY_ROOT, TABLES, build_nodes, list_items
 from dpflow.ledger.storage import schema
@@ -136,11 +136,26 @@ class TableCheck:
             key = row.session_id, row.query
             # An answer is there once, so what is taken out cannot be found a second time.
             given = expected.pop(key, None)
-            if given != (row.version, row.answer_digest) or self._is_other(open_answer, row):
+            if given != (row.version, row.answer_digest) or self._is_other(self._open_told, row):
                 self._tell("answer {} is not the one that was given", key)
             yield visible(*[getattr(row, name) for name in visible._fields])
         for key in sorted(expected):
             self._tell("answer {} is not the one that was given", key)
+
+    def _open_told(self, cipher: Cipher, row: Any) -> None:
+        """Open an answer. Raises `LedgerCorrupt` if what the history tells of it is something else."""
+        text, told = (
+            open_answer(cipher, row),
+            self._expected.verdicts.get((row.session_id, row.version)),
+        )
+        if told is not None and told != read_verdict(text):
+            raise LedgerCorrupt(
+                f"session {row.session_id} gave another verdict than it tells; run dpflow ledger verify"
+            )
+
+    def _compare_verdict(self, rows: Iterator[Any]) -> Iterator[Any]:
+        expected = {key: (*key, *said) for key, said in self._expected.verdicts.items()}
+        return self._compare_simple(rows, expected, 2, "verdict {} is not the one that was told")
 
     def _compare_release(self, rows: Iterator[Any]) -> Iterator[Any]:
         missing = dict.fromkeys(self._expected.releases)
@@ -164,7 +179,7 @@ class TableCheck:
     def _is_other(self, open_text: Callable[[Cipher, Any], object], row: Any) -> bool:
         try:
             open_text(self._cipher, row)
-        except LedgerCorrupt:
+        except (LedgerCorrupt, InvalidInput):
             return True
         return False
 

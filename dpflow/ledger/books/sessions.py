@@ -123,6 +123,44 @@ def open_answer(cipher: Cipher, row: Any) -> str:
     return text
 
 
+def read_verdict(salted: str) -> tuple[str, int | None]:
+    """What an answer says for everybody: its verdict, and how many failures are left. Raises
+    `InvalidInput` if it gives none.
+    """
+    body = stored_json(strip_salt(salted))
+    left = body.get("failures_left")
+    return checked_name("a verdict", body.get("verdict")), None if left is None else int(left)
+
+
+def is_told(state: LedgerState, session_id: str, query: str) -> bool:
+    """Whether the verdict of an answered query is in the history. Raises `InvalidInput` if it has no
+    answer.
+    """
+    row = _get_answer(state, session_id, query)
+    return state.find(schema.verdict, session_id=session_id, version=row.version) is not None
+
+
+def tell_verdict(writer: chain.Writer, session_id: str, query: str, principal: str) -> None:
+    """Write the verdict of a stored answer in the clear, once. See `Ledger.tell_verdict`."""
+    if is_told(writer.state, session_id, query):
+        return
+    answer = _get_answer(writer.state, session_id, query)
+    stored = writer.transaction.first(_ANSWER, session_id=session_id, query=query)
+    verdict, left = read_verdict(open_answer(writer.cipher, stored))
+    said = {"version": answer.version, "verdict": verdict, "failures_left": left}
+    writer.state.insert(schema.verdict, session_id=session_id, **said)
+    row = _get_row(writer.state, session_id)
+    asker = checked_principal(principal or row.principal)
+    writer.add_entry("verdict", row.scope, session_id, asker, said)
+
+
+def _get_answer(state: LedgerState, session_id: str, query: str) -> Any:
+    row = state.find(schema.answer, session_id=session_id, query=_checked_query(query))
+    if row is None:
+        raise InvalidInput(f"session {session_id} has no answer to this query; ask it first")
+    return row
+
+
 def list_answers(
     cipher: Cipher, state: LedgerState, session_id: str, after: int = 0
 ) -> list[AnswerRecord]:

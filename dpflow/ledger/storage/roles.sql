@@ -30,9 +30,9 @@ END $$;
 GRANT dpflow_spender TO dpflow_interactive;
 
 REVOKE ALL ON dpflow_meta, dpflow_scope, dpflow_proposal, dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_answer,
-    dpflow_key, dpflow_node, dpflow_entry FROM PUBLIC, dpflow_spender, dpflow_interactive, dpflow_reader;
-GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_proposal, dpflow_account, dpflow_data, dpflow_slot, dpflow_key, dpflow_node, dpflow_entry
-    TO dpflow_spender;
+    dpflow_verdict, dpflow_key, dpflow_node, dpflow_entry FROM PUBLIC, dpflow_spender, dpflow_interactive, dpflow_reader;
+GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_proposal, dpflow_account, dpflow_data, dpflow_slot, dpflow_verdict, dpflow_key, dpflow_node,
+    dpflow_entry TO dpflow_spender;
 GRANT SELECT (id, scope, dag_id, task_id, run_identity, digest, ordinal, family, state, exclusive, attempts, fenced_below,
     principal, blocks, event, request, name, seq, result, result_digest, snapshot, version, secret_digest) ON dpflow_release
     TO dpflow_spender;
@@ -48,6 +48,7 @@ GRANT SELECT (id, scope, dag_id, task_id, run_identity, digest, ordinal, family,
 GRANT SELECT (secret), UPDATE (secret, secret_digest, version) ON dpflow_release TO dpflow_interactive;
 GRANT UPDATE (gate, partition) ON dpflow_data TO dpflow_interactive;
 GRANT SELECT, INSERT ON dpflow_answer TO dpflow_interactive;
+GRANT INSERT ON dpflow_verdict TO dpflow_interactive;
 
 -- What holds for everybody, the owner included: sums grow, and a release only goes forward.
 

@@ -14,9 +14,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Integer, SmallInteger, Text
 
-VERSION = "7"
+VERSION = "8"
 #: Versions that `dpflow ledger upgrade` takes to this one.
-UPGRADABLE = ("5", "6")
+UPGRADABLE = ("5", "6", "7")
 
 
 def is_later(version: str) -> bool:
@@ -159,6 +159,18 @@ answer = sa.Table(
     _required_column("answer"),
     _required_column("answer_digest"),
     info={"identity": ("session_id", "query"), "apart": ("answer",)},
+)
+
+#: What a gate's answers said, in the clear: a row is written after its answer was committed.
+verdict = sa.Table(
+    "dpflow_verdict",
+    metadata,
+    Column("session_id", Text, primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    _required_column("verdict"),
+    Column("failures_left", BigInteger),
+    info={"identity": ("session_id", "version")},
+    **_SLIM,
 )
 
 #: The wrapped key of a settled result (version 0), or of an answer and the state after it: see

@@ -137,7 +137,7 @@ def books():
 print(json.dumps([killed, number + 1 + extra, json.loads(child(books)[1])]))
 """
 
-RELEASE = [point for point in POINTS if not point.startswith(("session", "load"))]
+RELEASE = [point for point in POINTS if not point.startswith(("session", "verdict", "load"))]
 OPENING = ["session.before-commit", "session.after-commit"]
 ANSWER = ["aggregate.after", "draw.after"]
 

@@ -41,6 +41,14 @@ def papers(
     ledger.answer_batch(
         held.session_id, {"a": 1, "b": 2}, expected_version=1, state={"threshold": 4713}
     )
+    ledger.answer(
+        held.session_id,
+        query="v",
+        expected_version=2,
+        state={"threshold": 4714},
+        answer={"verdict": "no"},
+    )
+    ledger.tell_verdict(held.session_id, "v")
     stream = io.StringIO()
     ledger.export(stream)
 

@@ -19,8 +19,8 @@ from dpflow.ledger import Ledger, ReleaseKey
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 V5 = FIXTURES / "v5"
 TABLES = ("meta", "scope", "account", "release", "data", "slot", "answer", "entry")
-MORE = {"v5": (), "v6": ("key", "node")}
-ENTRIES = {"v5": 32, "v6": 26}  # the upgrade's own included
+MORE = {"v5": (), "v6": ("key", "node"), "v7": ("proposal", "key", "node")}
+ENTRIES = {"v5": 32, "v6": 26, "v7": 34}  # the upgrade's own included
 
 
 class Old:
@@ -116,7 +116,8 @@ def test_a_ledger_of_a_past_version_comes_to_the_newest(any_old: Old) -> None:
     with pytest.raises(SessionClosed, match="a gate session is open"):
         ask(ledger, "new", "new", "flights", data=("table cars",))
     assert ledger.verify().ok
-    assert {scope.approvals for scope in ledger.scopes()} == {1}
+    approvals = {scope.scope: scope.approvals for scope in ledger.scopes()}
+    assert approvals.pop("both", 2) == 2 and {*approvals.values()} == {1}
     done = run_audit(export_text(ledger), old.anchor.parent)
     assert done.returncode == 0, done.stderr  # entries of version 5 do not say what a grant holds
     again = Ledger.upgrade(old.target, anchor=old.anchor, principal="owner")

@@ -143,8 +143,9 @@ def play(ledger: Any, ask: Any, round: int) -> None:
         query=f"q{round}",
         expected_version=gate.version,
         state={"left": 8},
-        answer={"ok": True},
+        answer={"verdict": "yes"},
     )
+    ledger.tell_verdict(gate.session_id, f"q{round}")
     shut = ledger.open_session(
         ask.key(f"gate {round}"),
         **ask.terms(slot=None, data=("table g",)),
@@ -170,6 +171,8 @@ def use(ledger: Any, ask: Any, round: int) -> None:
         ask.key("session"), **ask.terms(slot="run/2"), state={}, exclusive=False
     )
     assert len(ledger.answers(session.session_id)) == session.version
+    for n in range(2):
+        ledger.tell_verdict(session.session_id, f"q{n}")
 
 
 @pytest.mark.parametrize("change", ["put back", "deleted"])
@@ -203,7 +206,7 @@ def test_an_earlier_valid_row_is_not_believed(ledger, place, ask, table, change)
             run(insert, *row)
             assert ledger.verify().ok, "what a refused charge left behind"
             tried += 1
-    expected = {"dpflow_slot": 0, "dpflow_answer": 0}.get(table.name, 1)
+    expected = {"dpflow_slot": 0, "dpflow_answer": 0, "dpflow_verdict": 0}.get(table.name, 1)
     assert tried >= (expected if change == "put back" else 1)
 
 

@@ -98,6 +98,11 @@ def test_any_change_of_any_cell_is_found(used, place, table):
     """
     if table is schema.proposal:
         used.grant("s", 1, 0, table=None, filter="basic", approvals=2, principal="owner")
+    if table is schema.verdict:
+        (held,) = [row for row in used.releases() if row.state == "open"]
+        version, said = used.session(held.release_id).version, {"verdict": "no", "failures_left": 3}
+        used.answer(held.release_id, query="told", expected_version=version, state={}, answer=said)
+        used.tell_verdict(held.release_id, "told")
     sqlite, tries = "://" not in place.target, 0
     names = [column.name for column in table.columns]
     primary = [column.name for column in table.primary_key]

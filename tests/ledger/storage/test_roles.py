@@ -80,8 +80,8 @@ POWERS = {
     "is a superuser": "ALTER ROLE {0} SUPERUSER",
     "owns dpflow_slot": "ALTER TABLE dpflow_slot OWNER TO {0}",
     # Either may drop the tables, and a trigger acts with the rights of whoever writes.
-    "owns the schema or database of dpflow_slot": "ALTER SCHEMA public OWNER TO {0}",
-    "owns the schema or database of dpflow_slot ": "ALTER DATABASE {1} OWNER TO {0}",
+    "owns the schema or database of dpflow_verdict": "ALTER SCHEMA public OWNER TO {0}",
+    "owns the schema or database of dpflow_verdict ": "ALTER DATABASE {1} OWNER TO {0}",
     "can put triggers on dpflow_account": "GRANT TRIGGER ON dpflow_account TO {0}",
     "can delete rows of dpflow_node": "GRANT DELETE ON dpflow_node TO {0}",
     "can delete rows of dpflow_data": "GRANT TRUNCATE ON dpflow_data TO PUBLIC",
@@ -154,12 +154,13 @@ def test_those_who_hold_sessions_answer(owner, login, tmp_path, ask):
     for _ in range(2):
         held = ledger.open_session(ask.key("gate"), **ask.terms(), state={"v": 0}, exclusive=True)
     ledger.answer(
-        held.session_id, query="q", expected_version=0, state={"v": 1}, answer={"ok": True}
+        held.session_id, query="q", expected_version=0, state={"v": 1}, answer={"verdict": "yes"}
     )
     assert ledger.answer_batch(
         held.session_id, {"r": 1, "s": 2}, expected_version=1, state={"v": 2}, closed=True
     )
     assert ledger.batches(held.session_id) == [{"r": 1, "s": 2}]
+    ledger.tell_verdict(held.session_id, "q")
     assert owner.verify().ok
 
 

@@ -1,0 +1,166 @@
+"""A gate's verdict in the clear: told behind its answer, once, and the one that was given."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audit_program import run_audit
+
+from dpflow.errors import InvalidInput, LedgerCorrupt
+from dpflow.ledger import Ledger
+from dpflow.ledger.books import sessions
+from dpflow.testing.crashes import KILLED, fault_environment, run_python
+
+WORD = "a-verdict-in-no-file"
+ANSWER = """
+import sys
+from dpflow.ledger import Ledger
+ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
+held = ledger.session(ledger.releases()[0].release_id)
+answer = {"verdict": sys.argv[3], "failures_left": 2, "score": 0.5}
+ledger.answer(held.session_id, query="q", expected_version=held.version, state={}, answer=answer)
+ledger.tell_verdict(held.session_id, "q")
+"""
+
+
+@pytest.fixture
+def gate(ledger: Ledger, ask: Any) -> str:
+    """A session that closes its data."""
+    return ledger.open_session(ask.key("gate"), **ask.terms(), state={}, exclusive=True).session_id
+
+
+def give(ledger: Ledger, gate: str, number: int, **said: Any) -> None:
+    ledger.answer(
+        gate,
+        query=f"q{number}",
+        expected_version=number,
+        state={},
+        answer={"verdict": "no", **said},
+    )
+
+
+def told(ledger: Ledger) -> list[dict[str, Any]]:
+    """Bodies of the entries that tell verdicts, in their order."""
+    return [dict(entry.body) for entry in ledger.stream_history() if entry.kind == "verdict"]
+
+
+def test_a_verdict_is_told_once_and_without_its_score(ledger: Ledger, gate: str) -> None:
+    """In any order, and after the session has closed; again it changes nothing."""
+    give(ledger, gate, 0, failures_left=2, score=0.125)
+    ledger.answer(
+        gate, query="q1", expected_version=1, state={}, answer={"verdict": "yes"}, closed=True
+    )
+    for query in ("q1", "q0", "q1", "q0"):
+        ledger.tell_verdict(gate, query)
+    assert told(ledger) == [
+        {"version": 2, "verdict": "yes", "failures_left": None},
+        {"version": 1, "verdict": "no", "failures_left": 2},
+    ]
+    assert ledger.verify().ok
+
+
+def test_what_has_no_verdict_tells_none(ledger: Ledger, gate: str) -> None:
+    """A query without an answer, and an answer without a verdict."""
+    ledger.answer(gate, query="number", expected_version=0, state={}, answer={"value": 4})
+    for query in ("never", "number"):
+        with pytest.raises(InvalidInput):
+            ledger.tell_verdict(gate, query)
+    assert told(ledger) == [] and ledger.verify().ok
+
+
+@pytest.mark.parametrize(
+    ("point", "given", "words"),
+    [
+        ("session.before-commit", False, []),
+        ("session.after-commit", True, []),
+        ("verdict.before-commit", True, []),
+    ],
+)
+def test_a_killed_look_tells_what_was_given(
+    ledger: Ledger, place: Any, gate: str, point: str, given: bool, words: list[str]
+) -> None:
+    """In no file before its answer is committed; afterwards whoever asks again tells it, once."""
+    arguments = (place.target, str(place.anchor))
+    killed = run_python(ANSWER, *arguments, WORD, env=fault_environment(point))
+    assert killed.returncode == KILLED, killed.stderr
+    if not given and "://" not in place.target:
+        files = [p for p in Path(place.target).parent.rglob("*") if p.is_file()]
+        assert not [p for p in files if WORD.encode() in p.read_bytes()]
+    assert [body["verdict"] for body in told(ledger)] == words
+    for _ in range(2):
+        assert run_python(ANSWER, *arguments, "second").returncode == 0
+    assert [body["verdict"] for body in told(ledger)] == [WORD if given else "second"]
+    assert ledger.verify().ok
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM dpflow_verdict",
+        "UPDATE dpflow_verdict SET verdict = 'yes'",
+        "UPDATE dpflow_verdict SET failures_left = 9",
+        "UPDATE dpflow_verdict SET version = 2",
+    ],
+)
+def test_a_changed_row_is_found(ledger: Ledger, place: Any, gate: str, statement: str) -> None:
+    """Nothing is told a second time for it, and verify names it."""
+    give(ledger, gate, 0, failures_left=2)
+    give(ledger, gate, 1)
+    ledger.tell_verdict(gate, "q0")
+    place.sql(statement)
+    with pytest.raises(LedgerCorrupt):
+        ledger.tell_verdict(gate, "q0")
+    assert "is not the one that was told" in str(ledger.verify()) and len(told(ledger)) == 1
+
+
+def test_a_verdict_that_was_not_given_is_found(
+    ledger: Ledger, place: Any, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever seals another one than the answer's is found by verify, which has the key."""
+    give(ledger, gate, 0, failures_left=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "read_verdict", lambda _: ("yes", 3))
+        ledger.tell_verdict(gate, "q0")
+    assert "is not the one that was given" in str(ledger.verify())
+
+
+@pytest.mark.parametrize(
+    ("body", "rule"),
+    [
+        ({"version": 1, "verdict": "no", "failures_left": 2}, "tells a verdict a second time"),
+        (
+            {"version": 2, "verdict": "no", "failures_left": 2},
+            "tells an answer that was never given",
+        ),
+        (
+            {"version": 0, "verdict": "no", "failures_left": 2},
+            "tells an answer that was never given",
+        ),
+    ],
+)
+def test_an_illegal_entry_is_found(
+    ledger: Ledger, place: Any, gate: str, body: dict[str, Any], rule: str
+) -> None:
+    """Sealed by somebody who has the key and none of the rules."""
+    give(ledger, gate, 0, failures_left=2)
+    ledger.tell_verdict(gate, "q0")
+    with ledger._begin_writing() as writer:
+        writer.add_entry("verdict", "flights", gate, "somebody", body)
+    assert rule in str(ledger.verify())
+
+
+def test_verdicts_move_with_a_ledger(ledger: Ledger, place: Any, gate: str, tmp_path: Path) -> None:
+    """An import has their rows, and the program without dpflow passes over them."""
+    give(ledger, gate, 0, failures_left=2)
+    ledger.tell_verdict(gate, "q0")
+    stream = io.StringIO()
+    ledger.export(stream)
+    assert run_audit(stream.getvalue(), tmp_path).returncode == 0
+    moved = Ledger(tmp_path / "moved.sqlite", anchor=place.anchor, create=True)
+    stream.seek(0)
+    moved.import_(stream, principal="owner")
+    moved.tell_verdict(gate, "q0")
+    assert moved.verify().ok and len(told(moved)) == 1
