@@ -413,6 +413,22 @@ def test_checkpoints_say_what_they_vouch_for(books: Books, visit: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["body = replace(body, '1', '2')", "principal = 'me'", "at = '2020-01-01T00:00:00+00:00'"],
+)
+def test_a_changed_entry_is_an_alarm(books: Books, visit: Any, change: str) -> None:
+    """Its hash tells it, without a key."""
+    assert visit().read_tables("alarms").keys() == set() and "was changed" not in visit().get(
+        "alarms"
+    )
+    with closing(sqlite3.connect(books.place)) as connection:
+        connection.execute("DROP TRIGGER dpflow_entry_no_update")
+        connection.execute(f"UPDATE dpflow_entry SET {change} WHERE seq = 3")
+        connection.commit()
+    assert "Entry 3 was changed, or does not follow" in visit().get("alarms")
+
+
 def test_a_cut_history_is_an_alarm(books: Books, visit: Any) -> None:
     """Somebody dropped an entry by hand: the checkpoint and the next entry both tell."""
     folder = books.folder / "notes"
@@ -424,7 +440,7 @@ def test_a_cut_history_is_an_alarm(books: Books, visit: Any) -> None:
         connection.execute("DELETE FROM dpflow_entry WHERE seq IN (3, ?)", (size,))
         connection.commit()
     page = visit(view={"checkpoints": folder}).get("alarms")
-    assert "Entry 4 does not follow the one before it" in page
+    assert "Entry 4 was changed, or does not follow the one before it" in page
     assert f"does not hold the entry {size}" in page
 
 

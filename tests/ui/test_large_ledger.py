@@ -16,6 +16,8 @@ import pytest
 from budget_books import Books, Visitor
 
 from dpflow.ledger import BudgetView
+from dpflow.ledger.history.state import digest_text
+from dpflow.ledger.storage.compact_json import encode_json
 from dpflow.ui.application import create_app
 from dpflow.ui.pages import Audience
 
@@ -57,8 +59,8 @@ def fill(place: Path) -> None:
                     made | {"dag_id": f"dag{n % DAGS}", "charges": [[scope, block, 10**6, 0, 0]]}
                 )
                 for kind, said in (("reserve", text), ("settle", '{"result": "x"}')):
-                    seq, own = seq + 1, f"{seq + 1:064x}"
-                    yield (
+                    seq += 1
+                    fields = (
                         seq,
                         at,
                         kind,
@@ -68,10 +70,9 @@ def fill(place: Path) -> None:
                         said,
                         "r",
                         previous,
-                        own,
-                        "seal",
                     )
-                    previous = own
+                    previous = digest_text(encode_json(fields))
+                    yield (*fields, previous, "seal")
 
         connection.executemany("INSERT INTO dpflow_entry VALUES (?,?,?,?,?,?,?,?,?,?,?)", entries())
 

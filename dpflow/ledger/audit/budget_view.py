@@ -464,7 +464,7 @@ class BudgetView:
             ]
 
     def faults(self) -> list[int]:
-        """Entries that do not follow the one before them."""
+        """Entries that were changed, or do not follow the one before them."""
         with self._lock:
             return list(self._index.faults)
 

@@ -20,7 +20,7 @@ from typing import Any
 from dpflow.core.accounting.privacy_filters import Cost
 from dpflow.ledger.audit.recheck import read_body
 from dpflow.ledger.books.records import path_of
-from dpflow.ledger.history.chain import FIRST
+from dpflow.ledger.history.chain import FIRST, is_changed
 
 #: Entries that no DAG wrote: an owner's, or those of a release outside Airflow.
 OUTSIDE = ""
@@ -59,8 +59,8 @@ class HistoryIndex:
         seq, hash, at: of the last entry that was read.
         orphans: charged and not settled, by release.
         sessions: all of them, by release.
-        faults: entries that do not follow the one before them, or that no ledger wrote. Hashes and
-            seals are not checked: whoever has the anchor verifies.
+        faults: entries that were changed or do not follow the one before them. Seals and rules are not
+            checked: whoever has the anchor verifies.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class HistoryIndex:
 
     def add_entry(self, row: Any) -> None:
         """Take the next entry."""
-        if row.seq != self.seq + 1 or row.previous != self.hash:
+        if row.seq != self.seq + 1 or row.previous != self.hash or is_changed(row):
             self.faults.append(row.seq)
         self.seq, self.hash, self.at = row.seq, row.hash, row.at
         try:

@@ -79,11 +79,16 @@ def _time_text(second: int) -> str:
     return dt.datetime.fromtimestamp(second, dt.UTC).isoformat()
 
 
-def find_fault(anchor: Anchor, row: Any) -> str | None:
-    """What is wrong with an entry's content or seal, or None."""
+def is_changed(row: Any) -> bool:
+    """Whether an entry says something else than its hash is of, which takes no key to tell."""
     # SQLite holds any type in any column: check it before a hash is made of it.
     well_formed = type(row.seq) is int and {*map(type, row[1:])} == {str}
-    if not well_formed or row.hash != _hash_row(row):
+    return not well_formed or row.hash != _hash_row(row)
+
+
+def find_fault(anchor: Anchor, row: Any) -> str | None:
+    """What is wrong with an entry's content or seal, or None."""
+    if is_changed(row):
         return f"entry {row.seq} was changed"
     return None if is_genuine(anchor, row) else f"entry {row.seq} was not made by this ledger"
 
