@@ -32,6 +32,8 @@ class SparkSource(Strict):
             variable ``DPFLOW_SPARK_LAKE``.
         table: a folder by its whole path as the cluster names it, such as ``s3://lake/visits``, of Parquet
             files or of a table of Delta or Iceberg; or a table by the three words ``catalog.schema.table``.
+        answer_mib: the most that one answer may take of the memory where the release runs, in MiB (1 to
+            2^20). Distinct values, keys, records and groups come there; sums take little.
     """
 
     example = "{spark: lake, table: 's3://lake/visits'}"
@@ -40,6 +42,7 @@ class SparkSource(Strict):
         str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,62}|sc://[A-Za-z0-9.-]+(:[0-9]{1,5})?)$")
     ]
     table: Annotated[str, Field(pattern=f"^({_TABLE})$")]
+    answer_mib: Annotated[int, Field(ge=1, le=2**20)] = 4096
 
     @property
     def place(self) -> str:
@@ -70,7 +73,7 @@ class SparkSource(Strict):
             raise ValueError(
                 "a join of a source on Spark names a relation by a word, a folder's whole path, or three words of a catalogue"
             )
-        return SparkSource(spark=self.spark, table=table)
+        return self.model_copy(update={"table": table})
 
 
 def _decode_signs(path: str) -> str:

@@ -41,6 +41,7 @@ _TRUSTED: set[tuple[str, str]] = set()
 #: How often a long answer says how far it is.
 _NOTE_SECONDS = 10.0
 _log = logging.getLogger("dpflow.spark")
+_MEBIBYTE = 2**20
 #: How often a call that did not reach the server is made again.
 _RETRIES = 2
 
@@ -50,10 +51,11 @@ class SparkConnection:
 
     Attributes:
         what: names the table in messages.
+        most: bytes of an answer.
     """
 
-    def __init__(self, session: Any, what: str) -> None:
-        self._session, self.what = session, what
+    def __init__(self, session: Any, what: str, most: float = math.inf) -> None:
+        self._session, self.what, self._most = session, what, most
         # Whether an answer is computed, which `cancel` may end, and whether it was.
         self._answering = self._cancelled = False
         self._next_note = math.inf
@@ -97,9 +99,32 @@ class SparkConnection:
         return TableInterrupted(f"the query of {self.what} was cancelled; run it again")
 
     def fetch(self, frame: Any) -> dict[str, Any]:
-        """All rows of a finished query: one Arrow column per output."""
-        table = self.run(lambda _: frame.toArrow())
+        """All rows of a finished query: one Arrow column per output. Raises `TableBusy` if they take more
+        than an answer may.
+        """
+        table = self.run(lambda session: self._collect(session.client, frame))
         return {name: table.column(name).combine_chunks() for name in table.column_names}
+
+    def _collect(self, client: Any, frame: Any) -> Any:
+        """As the client's own ``toArrow``, which asks for all pieces before anybody may count them."""
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        schema, pieces, size = None, list[Any](), 0
+        for piece in client.to_table_as_iterator(frame._plan.to_proto(client), {}):
+            if not isinstance(piece, pa.Table):
+                schema = piece
+                continue
+            pieces.append(piece)
+            size += piece.nbytes
+            # Retryable, as where memory itself ends: a result that says so would tell of the rows.
+            if size > self._most:
+                raise TableBusy(
+                    f"an answer of {self.what} is larger than this machine takes, so nothing of it is used; raise "
+                    f"answer_mib in its source, or take a larger machine, and try again, which charges nothing"
+                )
+        schema = to_arrow_schema(frame.schema if schema is None else schema, timezone="UTC")
+        return pa.concat_tables(pieces).cast(schema) if pieces else schema.empty_table()
 
     def make_rows(self, columns: dict[str, Any]) -> Any:
         """Public rows, given by columns, as a relation of the server's."""
@@ -203,7 +228,7 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
         raise PlanRefused(
             f"{what}: no session can be opened by the connection {source.spark!r}; correct its address"
         ) from None
-    connection = SparkConnection(session, what)
+    connection = SparkConnection(session, what, source.answer_mib * _MEBIBYTE)
     try:
         # The client would go on for ten minutes.
         session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -19,6 +20,7 @@ from dpflow.errors import InvalidDeclaration, PlanRefused, TableBusy, TableError
 from dpflow.ledger import Ledger
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.backends.spark_backend import spark_session
 from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
 
 KINDS = {"who": "INTEGER", "town": "VARCHAR", "amount": "DOUBLE"}
@@ -72,6 +74,46 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, folders: Any) -> World:
     return World(tmp_path, folders({"data": (KINDS, ROWS)}))
+
+
+@pytest.mark.parametrize("mechanism", ["median", "private_histogram", "key_union", "bounds"])
+def test_an_answer_beyond_its_declared_size_is_paid_once(
+    mechanism: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused as where memory ends: retryable, nothing drawn, and what it says has no number of rows."""
+    options = dict(KINDS_OF_RELEASES[mechanism])
+    if mechanism in ("private_histogram", "key_union"):
+        options["delta"] = "1e-6"
+    world.release("count")  # by then the server was asked what it can
+    with monkeypatch.context() as patch:
+        patch.setattr(spark_session, "_MEBIBYTE", 0)
+        for _ in range(2):
+            with pytest.raises(TableBusy, match="raise answer_mib") as refused:
+                world.release(mechanism, **options)
+    assert not any(sign.isdigit() for sign in str(refused.value))
+    assert world.spent() == Fraction(1, 2)
+    world.release(mechanism, **options)
+    assert world.spent() == Fraction(1, 2) and Ledger(world.ledger).verify().ok
+
+
+def test_pieces_are_counted_until_they_are_too_many(world: World) -> None:
+    """The rest of an answer is never taken in."""
+    import pyarrow as pa
+
+    taken = 0
+
+    class Client:
+        def to_table_as_iterator(self, plan: Any, observations: Any) -> Any:
+            nonlocal taken
+            for _ in range(1000):
+                taken += 1
+                yield pa.table({"x": pa.array(range(1000), pa.int64())})
+
+    frame = SimpleNamespace(_plan=SimpleNamespace(to_proto=lambda client: None))
+    connection = SparkConnection(SimpleNamespace(client=Client()), "table 'visits'", 20_000)
+    with pytest.raises(TableBusy, match="larger than this machine takes"):
+        connection.fetch(frame)
+    assert taken == 3
 
 
 @pytest.mark.parametrize("mechanism", KINDS_OF_RELEASES)
