@@ -375,9 +375,9 @@ def show_sessions(visit: Visit) -> Page:
     """Gates and other sessions, the newest first."""
     sessions = visit.view.sessions(visit.audience.dags, visit.number("before"), PAGE + 1)
     more = sessions[PAGE - 1].seq if len(sessions) > PAGE else None
-    shown = sessions[:PAGE]
-    gates = [_make_session_row(s) for s in shown if s.mechanism in GATE_MECHANISMS]
-    others = [_make_session_row(s) for s in shown if s.mechanism not in GATE_MECHANISMS]
+    listed = sessions[:PAGE]
+    gates = [_make_session_row(s) for s in listed if s.mechanism in GATE_MECHANISMS]
+    others = [_make_session_row(s) for s in listed if s.mechanism not in GATE_MECHANISMS]
     return Page(
         "Sessions",
         "sessions",
@@ -425,8 +425,8 @@ def _count_verdicts(session: ShownRelease) -> str:
 def _show_verdicts(visit: Visit, session: ShownRelease) -> Iterator[object]:
     """A gate's looks, the newest first."""
     looks = range(min(session.answers, visit.number("before") - 1), 0, -1)[: PAGE + 1]
-    said = [(n, *session.verdicts.get(n, ("not told", None))) for n in looks[:PAGE]]
-    cells = [(n, word, "" if left is None else left) for n, word, left in said]
+    rows = [(n, *session.verdicts.get(n, ("not told", None))) for n in looks[:PAGE]]
+    cells = [(n, word, "" if left is None else left) for n, word, left in rows]
     yield table("Verdicts", ("#Look", "Verdict", "#Failures left"), cells, "Nobody asked.")
     earlier = looks[PAGE - 1] if len(looks) > PAGE else None
     yield link("Earlier looks", "release", id=session.release_id, before=earlier) if earlier else ""

@@ -217,9 +217,9 @@ def _small_tables(expected: Recheck) -> Iterator[tuple[sa.Table, Iterable[dict[s
     accounts = expected.account_rows()
     yield schema.account, ({"scope": s, "block": b, **vars(cost)} for s, b, cost in accounts)
     yield schema.data, [{"name": name, **row} for name, row in expected.data.items()]
-    told = TABLES["dpflow_verdict"].names
+    columns = TABLES["dpflow_verdict"].names
     verdicts = sorted(expected.verdicts.items())
-    yield schema.verdict, [dict(zip(told, (*key, *said))) for key, said in verdicts]
+    yield schema.verdict, [dict(zip(columns, (*key, *words))) for key, words in verdicts]
     names = ("run", "instance", "release_id")
     yield schema.slot, (dict(zip(names, slot)) for slot in sorted(expected.slots))
 

@@ -154,7 +154,7 @@ class TableCheck:
             )
 
     def _compare_verdict(self, rows: Iterator[Any]) -> Iterator[Any]:
-        expected = {key: (*key, *said) for key, said in self._expected.verdicts.items()}
+        expected = {key: (*key, *words) for key, words in self._expected.verdicts.items()}
         return self._compare_simple(rows, expected, 2, "verdict {} is not the one that was told")
 
     def _compare_release(self, rows: Iterator[Any]) -> Iterator[Any]:

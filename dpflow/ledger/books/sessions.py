@@ -147,11 +147,11 @@ def tell_verdict(writer: chain.Writer, session_id: str, query: str, principal: s
     answer = _get_answer(writer.state, session_id, query)
     stored = writer.transaction.first(_ANSWER, session_id=session_id, query=query)
     verdict, left = read_verdict(open_answer(writer.cipher, stored))
-    said = {"version": answer.version, "verdict": verdict, "failures_left": left}
-    writer.state.insert(schema.verdict, session_id=session_id, **said)
+    body = {"version": answer.version, "verdict": verdict, "failures_left": left}
+    writer.state.insert(schema.verdict, session_id=session_id, **body)
     row = _get_row(writer.state, session_id)
     asker = checked_principal(principal or row.principal)
-    writer.add_entry("verdict", row.scope, session_id, asker, said)
+    writer.add_entry("verdict", row.scope, session_id, asker, body)
 
 
 def _get_answer(state: LedgerState, session_id: str, query: str) -> Any:
