@@ -96,6 +96,26 @@ def test_an_answer_beyond_its_declared_size_is_paid_once(
     assert world.spent() == Fraction(1, 2) and Ledger(world.ledger).verify().ok
 
 
+def test_a_raised_size_is_the_same_release(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the refusal says: its owner raises the size in the declaration, and nothing more is charged."""
+
+    def declare(most: int) -> None:
+        declared = yaml.safe_load(world.declaration.read_text())
+        declared["source"]["answer_mib"] = most
+        world.declaration.write_text(yaml.safe_dump(declared))
+
+    world.release("count")
+    monkeypatch.setattr(spark_session, "_MEBIBYTE", 10)
+    declare(1)
+    with pytest.raises(TableBusy, match="raise answer_mib"):
+        world.release("median", column="amount")
+    declare(4096)
+    first = world.release("median", column="amount")
+    declare(8192)
+    assert world.release("median", column="amount").result == first.result
+    assert world.spent() == Fraction(1, 2) and Ledger(world.ledger).verify().ok
+
+
 def test_pieces_are_counted_until_they_are_too_many(world: World) -> None:
     """The rest of an answer is never taken in."""
     import pyarrow as pa
