@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ class Old:
                 connection.execute("SET session_replication_role = replica")
                 cursor = connection.execute(statement)
                 return cursor.fetchall() if cursor.description else []
-        with sqlite3.connect(self.target) as connection:
+        # Closed, so that all of it is in the file, and nothing in a log.
+        with closing(sqlite3.connect(self.target)) as connection, connection:
             return connection.execute(statement).fetchall()
 
 
@@ -124,10 +126,11 @@ def test_a_ledger_of_a_past_version_comes_to_the_newest(any_old: Old) -> None:
     assert again.ok and again.entries == ledger.verify().entries
 
 
-def test_a_checkpoint_of_version_6_is_extended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["v6", "v7"])
+def test_a_checkpoint_of_a_past_version_is_extended(tmp_path: Path, version: str) -> None:
     """What its owner signed then is proved now; so is what a recovery took over from another one."""
-    old = copy_fixture("v6", "sqlite", tmp_path, None)
-    note = (FIXTURES / "v6" / "checkpoint.txt").read_text()
+    old = copy_fixture(version, "sqlite", tmp_path, None)
+    note = (FIXTURES / version / "checkpoint.txt").read_text()
     Ledger.upgrade(old.target, anchor=old.anchor, principal="owner")
     ledger = Ledger(old.target, anchor=old.anchor)
     assert ledger.verify(since=note).ok and ledger.verify(since=ledger.checkpoint()).ok
@@ -148,11 +151,12 @@ def test_an_anchor_in_the_state_directory_stays(tmp_path: Path, monkeypatch: Any
     assert ask(Ledger(path), "p1", "f1", "flights/team-a").settled
 
 
+@pytest.mark.parametrize("version", ["v6", "v7"])
 @pytest.mark.parametrize(
     "change",
     [
         "UPDATE dpflow_entry SET principal = 'me' WHERE seq = 3",
-        "DELETE FROM dpflow_entry WHERE seq = 25",
+        "DELETE FROM dpflow_entry WHERE seq = (SELECT max(seq) FROM dpflow_entry)",
         "UPDATE dpflow_release SET result = 'x' WHERE result IS NOT NULL",
         "UPDATE dpflow_release SET secret = NULL WHERE state = 'open'",
         "DELETE FROM dpflow_key WHERE version = 2",
@@ -160,16 +164,18 @@ def test_an_anchor_in_the_state_directory_stays(tmp_path: Path, monkeypatch: Any
         "UPDATE dpflow_answer SET answer = (SELECT answer FROM dpflow_answer WHERE version = 2)",
     ],
 )
-def test_what_does_not_verify_of_version_6_is_not_upgraded(tmp_path: Path, change: str) -> None:
+def test_what_does_not_verify_of_later_versions_is_not_upgraded(
+    tmp_path: Path, change: str, version: str
+) -> None:
     """Nothing is changed then."""
-    old = copy_fixture("v6", "sqlite", tmp_path, None)
+    old = copy_fixture(version, "sqlite", tmp_path, None)
     for trigger in ("dpflow_entry_no_update", "dpflow_entry_no_delete"):
         old.sql(f"DROP TRIGGER {trigger}")
     old.sql(change)
     before = Path(old.target).read_bytes()
     with pytest.raises(LedgerCorrupt):
         Ledger.upgrade(old.target, anchor=old.anchor, principal="owner")
-    assert old.sql("SELECT value FROM dpflow_meta WHERE name = 'schema'") == [("6",)]
+    assert old.sql("SELECT value FROM dpflow_meta WHERE name = 'schema'") == [(version[1:],)]
     assert Path(old.target).read_bytes()[100:] == before[100:]
 
 
