@@ -443,7 +443,7 @@ def find_alarms(visit: Visit, summaries: Iterable[ScopeSummary]) -> list[tuple[s
         alarms.append(
             (
                 "history",
-                f"Entry {seq} was changed, or does not follow the one before it. Run dpflow ledger verify.",
+                f"Entry {seq} was changed, does not follow the one before it, or cannot be read. Run dpflow ledger verify.",
             )
         )
     notes = view.checkpoints()

@@ -419,14 +419,12 @@ def test_checkpoints_say_what_they_vouch_for(books: Books, visit: Any) -> None:
 )
 def test_a_changed_entry_is_an_alarm(books: Books, visit: Any, change: str) -> None:
     """Its hash tells it, without a key."""
-    assert visit().read_tables("alarms").keys() == set() and "was changed" not in visit().get(
-        "alarms"
-    )
+    assert "was changed" not in visit().get("alarms")
     with closing(sqlite3.connect(books.place)) as connection:
         connection.execute("DROP TRIGGER dpflow_entry_no_update")
         connection.execute(f"UPDATE dpflow_entry SET {change} WHERE seq = 3")
         connection.commit()
-    assert "Entry 3 was changed, or does not follow" in visit().get("alarms")
+    assert "Entry 3 was changed, does not follow" in visit().get("alarms")
 
 
 def test_a_cut_history_is_an_alarm(books: Books, visit: Any) -> None:
@@ -440,7 +438,7 @@ def test_a_cut_history_is_an_alarm(books: Books, visit: Any) -> None:
         connection.execute("DELETE FROM dpflow_entry WHERE seq IN (3, ?)", (size,))
         connection.commit()
     page = visit(view={"checkpoints": folder}).get("alarms")
-    assert "Entry 4 was changed, or does not follow the one before it" in page
+    assert "Entry 4 was changed, does not follow the one before it" in page
     assert f"does not hold the entry {size}" in page
 
 

@@ -83,7 +83,7 @@ def test_an_entry_that_cannot_be_read_is_an_alarm(books: Books, visit: Any) -> N
     edit(books, "dpflow_entry", "body", "{}", f"release_id = '{edited.release_id}'")
     visitor = visit()
     for _ in range(2):
-        assert "was changed, or does not follow the one before it" in visitor.get("alarms")
+        assert "or cannot be read. Run dpflow ledger verify" in visitor.get("alarms")
         assert visitor.read_tables("")["Scopes"]
     assert "ledger verify" in visitor.get(f"release?id={books.orphan}", status=500)
 

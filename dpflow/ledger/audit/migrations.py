@@ -19,20 +19,8 @@ from dpflow.ledger.storage.statements import Transaction
 _TABLES = {
     "5": ("meta", "scope", "account", "release", "data", "slot", "answer", "entry"),
     "6": ("meta", "scope", "account", "release", "data", "slot", "answer", "key", "entry", "node"),
-    "7": (
-        "meta",
-        "scope",
-        "proposal",
-        "account",
-        "release",
-        "data",
-        "slot",
-        "answer",
-        "key",
-        "entry",
-        "node",
-    ),
 }
+_TABLES["7"] = (*_TABLES["6"], "proposal")
 #: On PostgreSQL, with the triggers that call them.
 _FUNCTIONS = ("append_only", "grant_stays", "grant_has_entry")
 _FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous", "hash", "seal")  # fmt: skip

@@ -387,10 +387,8 @@ class Recheck:
         # Earlier versions let callers write notes of this kind, which are about no session.
         if not entry.release_id:
             return
-        session, told = (
-            self._release_of(entry, "open", "closed"),
-            (entry.release_id, body["version"]),
-        )
+        session = self._release_of(entry, "open", "closed")
+        told = entry.release_id, body["version"]
         _require(0 < body["version"] <= session.version, "tells an answer that was never given")
         _require(told not in self.verdicts, "tells a verdict a second time")
         self.verdicts[told] = str(body["verdict"]), body["failures_left"]

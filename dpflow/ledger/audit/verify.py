@@ -144,10 +144,8 @@ class TableCheck:
 
     def _open_told(self, cipher: Cipher, row: Any) -> None:
         """Open an answer. Raises `LedgerCorrupt` if what the history tells of it is something else."""
-        text, told = (
-            open_answer(cipher, row),
-            self._expected.verdicts.get((row.session_id, row.version)),
-        )
+        text = open_answer(cipher, row)
+        told = self._expected.verdicts.get((row.session_id, row.version))
         if told is not None and told != read_verdict(text):
             raise LedgerCorrupt(
                 f"session {row.session_id} gave another verdict than it tells; run dpflow ledger verify"

@@ -4,7 +4,7 @@
 -- then make each login a member of one:  GRANT dpflow_spender TO airflow;
 --
 --   dpflow_spender      releases: charges, settles, retries. It cannot read or write the secret state of sessions.
---   dpflow_interactive  the same, and sessions: opens them, reads and advances their state, stores answers.
+--   dpflow_interactive  the same, and sessions: opens them, reads and advances their state, stores answers, tells verdicts.
 --   dpflow_reader       the budget page: reads what is granted, spent and charged, and the history. It writes nothing, and reads no
 --                       result, answer, state or key, not even encrypted. It is a member of no other role, and needs no anchor.
 --

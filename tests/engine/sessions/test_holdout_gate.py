@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from holdout_gates import PARAMS, MemoryRegistry, open_gate
 
-from dpflow import Session, plan, release
+from dpflow import Session, fault_points, plan, release
 from dpflow.engine.releases.execute import data_names
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.holdout_gate import (
@@ -449,3 +449,37 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
         open_gate(
             tiny, ledger, "open", name="few", **(FREE | {"queries": 10**6, "require": "proven"})
         )
+
+
+def told(ledger: Ledger) -> list[dict[str, Any]]:
+    """Bodies of the entries that tell verdicts, in their order."""
+    return [dict(entry.body) for entry in ledger.stream_history() if entry.kind == "verdict"]
+
+
+def test_a_gate_tells_each_verdict_once(tiny: Tiny, ledger: Ledger) -> None:
+    """The word and the failures left, as the answer has them; a repeated question tells nothing more."""
+    session = open_gate(tiny, ledger)
+    for submission in (HONEST, wrong(0), HONEST, wrong(0)):
+        judge(session, submission)
+    answers = [record.answer for record in ledger.answers(session.id)]
+    assert told(ledger) == [
+        {"version": n, "verdict": answer["verdict"], "failures_left": answer["failures_left"]}
+        for n, answer in enumerate(answers, 1)
+    ]
+    assert len(answers) == 2 and ledger.verify().ok
+
+
+def test_a_gate_that_died_before_it_told_tells_when_asked_again(
+    tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was stored, drawn once; so it is of answers that an earlier version stored."""
+    session = open_gate(tiny, ledger)
+    monkeypatch.setattr(fault_points, "armed", "session.after-commit:fail")
+    with pytest.raises(fault_points.FaultInjected):
+        judge(session, wrong(0))
+    (stored,) = ledger.answers(session.id)
+    assert told(ledger) == []
+    monkeypatch.setattr(fault_points, "armed", "")
+    assert judge(open_gate(tiny, ledger), wrong(0))["verdict"] == stored.answer["verdict"]
+    assert [body["verdict"] for body in told(ledger)] == [stored.answer["verdict"]]
+    assert len(ledger.answers(session.id)) == 1 and ledger.verify().ok

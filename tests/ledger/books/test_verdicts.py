@@ -72,24 +72,25 @@ def test_what_has_no_verdict_tells_none(ledger: Ledger, gate: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "given", "words"),
+    ("point", "given"),
     [
-        ("session.before-commit", False, []),
-        ("session.after-commit", True, []),
-        ("verdict.before-commit", True, []),
+        ("session.before-commit", False),
+        ("session.after-commit", True),
+        ("verdict.before-commit", True),
     ],
 )
 def test_a_killed_look_tells_what_was_given(
-    ledger: Ledger, place: Any, gate: str, point: str, given: bool, words: list[str]
+    ledger: Ledger, place: Any, gate: str, point: str, given: bool
 ) -> None:
-    """In no file before its answer is committed; afterwards whoever asks again tells it, once."""
+    """In no file by the transaction of its answer; afterwards whoever asks again tells it, once."""
     arguments = (place.target, str(place.anchor))
     killed = run_python(ANSWER, *arguments, WORD, env=fault_environment(point))
     assert killed.returncode == KILLED, killed.stderr
-    if not given and "://" not in place.target:
+    # Also once that is on the disk: a process may die while it is written.
+    if point.startswith("session") and "://" not in place.target:
         files = [p for p in Path(place.target).parent.rglob("*") if p.is_file()]
         assert not [p for p in files if WORD.encode() in p.read_bytes()]
-    assert [body["verdict"] for body in told(ledger)] == words
+    assert told(ledger) == []
     for _ in range(2):
         assert run_python(ANSWER, *arguments, "second").returncode == 0
     assert [body["verdict"] for body in told(ledger)] == [WORD if given else "second"]
