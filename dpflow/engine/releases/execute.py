@@ -182,17 +182,17 @@ def release_all(
         ]
         reservations = ledger.reserve_many(
             [
-                _make_charge(plan, run, ledger, spend_again, certifiers)
-                for (plan, run), (_, certifiers) in zip(planned, checked)
+                _make_charge(plan, run, ledger, spend_again, one)
+                for (plan, run), one in zip(planned, checked)
             ]
         )
-        for (plan, run), (private, _), reservation in zip(planned, checked, reservations):
+        for (plan, run), one, reservation in zip(planned, checked, reservations):
             # Somebody may have settled this key since we looked.
             replayed = reservation.result is not None
             settled = (
                 reservation
                 if replayed
-                else _draw_and_settle(plan, private, ledger, reservation, run.principal)
+                else _draw_and_settle(plan, one.private, ledger, reservation, run.principal)
             )
             # After settling: a table that cannot be written costs nothing, and a retry writes it.
             receipt = _publish_result(plan, _make_receipt(plan, settled, replayed, ledger))
@@ -202,12 +202,23 @@ def release_all(
             yield receipt
 
 
+@dataclass(frozen=True)
+class _Checked:
+    """A plan's table, checked, and open if it will be read: what was checked is what is read.
+
+    Attributes:
+        data: names of the data; none where a stored result is returned.
+        certifiers: who has certified what will draw, where the scope asks for that.
+    """
+
+    private: PrivateTable
+    data: Sequence[str] = ()
+    certifiers: tuple[str, ...] = ()
+
+
 def _check_table(
     plan: Plan, stored: ReleaseRecord | None, ledger: Ledger, open_tables: ExitStack
-) -> tuple[PrivateTable, tuple[str, ...]]:
-    """The plan's table, checked, and open if it will be read: what was checked is what is read. And
-    who has certified what will draw, where its scope asks for that.
-    """
+) -> _Checked:
     if not isinstance(plan.mechanism, Mechanism):
         raise PlanRefused(
             f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session"
@@ -216,15 +227,15 @@ def _check_table(
     private = PrivateTable(
         plan.table, plan.request.where, lambda data: ledger.commitment(data, "partial")
     )
-    certifiers: tuple[str, ...] = ()
     # A stored result is returned without a look at the table, which may be gone by now.
-    if stored is None or not stored.settled:
-        certifiers = require_certified(plan, ledger)
-        open_tables.enter_context(private.hold_open())
-        _check_grids(plan, private)
-        statistic = plan.mechanism.data_request(plan.params, plan.table)
-        private.check_request(statistic, plan.request.blocks)
-    return private, certifiers
+    if stored is not None and stored.settled:
+        return _Checked(private)
+    certifiers = require_certified(plan, ledger)
+    open_tables.enter_context(private.hold_open())
+    _check_grids(plan, private)
+    statistic = plan.mechanism.data_request(plan.params, plan.table)
+    private.check_request(statistic, plan.request.blocks)
+    return _Checked(private, data_names(plan, ledger, private), certifiers)
 
 
 def _check_grids(plan: Plan, private: PrivateTable) -> None:
@@ -251,7 +262,7 @@ def _make_charge(
     run_identity: RunIdentity,
     ledger: Ledger,
     spend_again: bool,
-    certifiers: tuple[str, ...],
+    checked: _Checked,
 ) -> ReleaseCharge:
     return ReleaseCharge(
         run_identity.key(plan),
@@ -263,9 +274,9 @@ def _make_charge(
         principal=run_identity.principal,
         spend_again=spend_again,
         request=plan.ledger_entry(),
-        data=data_names(plan, ledger),
+        data=checked.data,
         protects=plan.table.protection_text,
-        certified_by=certifiers,
+        certified_by=checked.certifiers,
     )
 
 
@@ -322,21 +333,27 @@ def find_certifiers(plan: Plan, scope: Scope, ledger: Ledger | None) -> tuple[st
     )
 
 
-def data_names(plan: Plan, ledger: Ledger) -> list[str]:
+def data_names(plan: Plan, ledger: Ledger, private: PrivateTable) -> list[str]:
     """Public names of what a plan reads, under which the ledger knows it beside its dataset: the
     table as it is declared, and every relation by its place, so that a second declaration of the
     same rows is no second data set. Dimensions are public, so a gate does not close its own;
     another gate may be on their rows all the same.
+
+    Raises `TableUnreadable` or `TableBusy` where a catalogue has to say which folder it names.
     """
-    names = [f"table {plan.table.name}", *_place_names(plan.table, None, ledger)]
+    folders = private.find_folders()
+    names = [f"table {plan.table.name}", *_place_names(plan.table, None, folders.get(""), ledger)]
     for join in plan.table.joins:
         prefix = "" if join.kind == "unit" else JOINED
-        names += [prefix + name for name in _place_names(plan.table, join.relation, ledger)]
+        folder = folders.get(join.name)
+        names += [prefix + name for name in _place_names(plan.table, join.relation, folder, ledger)]
     return names
 
 
-def _place_names(table: Table, joined: str | None, ledger: Ledger) -> list[str]:
-    """Names of where a joined relation is, or the table itself, one for each of its places."""
+def _place_names(table: Table, joined: str | None, folder: str | None, ledger: Ledger) -> list[str]:
+    """Names of where a joined relation is, or the table itself, one for each of its places; also of
+    the folder that a catalogue says it has.
+    """
     if table.source is None:
         # Resolved, so that a symbolic link is no second data set.
         marks = [
@@ -347,8 +364,11 @@ def _place_names(table: Table, joined: str | None, ledger: Ledger) -> list[str]:
         # place, the stricter of two mistakes. Also the folder that a symbolic link on this machine leads
         # to; another machine may have none.
         source = table.source if joined is None else table.source.find_relation(joined)
-        folders = [os.path.realpath(source.place)] if source.place.startswith("/") else []
-        marks = [f"spark\0{path}" for path in dict.fromkeys([source.place, *folders])]
+        places = [source.place]
+        if folder is not None:
+            places.append(source.model_copy(update={"table": folder}).place)
+        places += [os.path.realpath(one) for one in places if one.startswith("/")]
+        marks = [f"spark\0{one}" for one in dict.fromkeys(places)]
     return [f"place {ledger.commitment(mark.encode(), 'place')[:32]}" for mark in marks]
 
 

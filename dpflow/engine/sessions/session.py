@@ -14,7 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,8 +71,11 @@ def charge_session(
     check_scope(plan, ledger)
     # Whoever resumes draws answers, too.
     certifiers = require_certified(plan, ledger)
+    key = run_identity.key(plan)
+    # Who resumes needs no catalogue to be in reach: the names are those of the first time.
+    names = [] if ledger.find(key) else data_names(plan, ledger, PrivateTable(plan.table))
     session = ledger.open_session(
-        run_identity.key(plan),
+        key,
         event=plan.event,
         blocks=plan.charged_blocks,
         family=plan.version_independent_digest,
@@ -83,7 +86,7 @@ def charge_session(
         state=draw_before_rows(partial(mechanism.open, plan.params, plan.table)).data,
         exclusive=mechanism.locks_dataset,
         request=plan.ledger_entry(),
-        data=data_names(plan, ledger),
+        data=names,
         partition=_group_partition(plan),
         protects=plan.table.protection_text,
         certified_by=certifiers,
@@ -99,11 +102,23 @@ class Session:
     ) -> None:
         self.id, self._principal = session_id, principal
         self._plan, self._ledger, self._registry = plan, ledger, registry
-        self._seen = _seen_before(session_id, plan, ledger)
         # Rows in memory are those of one answer at a time.
         self._answering = threading.RLock()
         self._private = SnapshotTable(plan.table, plan.request.where)
         self._readers = ScoreReaders(plan, registry, self._private, self._partition_secret)
+
+    @cached_property
+    def _seen(self) -> str:
+        """Why the session's data are not fresh, or "": proofs of generalisation begin with rows that
+        nobody has seen.
+        """
+        plan, table = self._plan, self._plan.table
+        if table.generalisation_only and not table.holdout:
+            return "rows of a generalisation_only table may have been handed out; declare holdout: true"
+        names = data_names(plan, self._ledger, self._private)
+        if self._ledger.is_fresh(self.id, plan.request.scope, names):
+            return ""
+        return "something was released from this data before the session was opened"
 
     def _partition_secret(self) -> bytes:
         """What groups are made with: one partition per data set, whatever the session."""
@@ -435,14 +450,3 @@ def _group_partition(plan: Plan) -> str:
     if not isinstance(groups, int):
         return ""
     return f"{groups} groups by {plan.table.privacy_unit.column!r} in scope {plan.request.scope.split('/')[0]!r}"
-
-
-def _seen_before(session_id: str, plan: Plan, ledger: Ledger) -> str:
-    """Why the session's data are not fresh, or "": proofs of generalisation begin with rows that
-    nobody has seen.
-    """
-    if plan.table.generalisation_only and not plan.table.holdout:
-        return "rows of a generalisation_only table may have been handed out; declare holdout: true"
-    if ledger.is_fresh(session_id, plan.request.scope, data_names(plan, ledger)):
-        return ""
-    return "something was released from this data before the session was opened"

@@ -128,4 +128,4 @@ def record_claims(
 def _describe_name(name: str) -> str:
     """A name for a person: what kind of thing, and which; a keyed digest is left out."""
     kind, _, which = name.partition(" ")
-    return "this relation of the database file" if kind == "place" else f"{kind} {which!r}"
+    return "this relation, by where it is stored" if kind == "place" else f"{kind} {which!r}"

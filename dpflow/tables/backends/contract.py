@@ -143,6 +143,12 @@ class QueryBackend(ABC):
     def snapshot_identity(self) -> bytes:
         """What differs when the rows may differ. Private: it leaves only as a keyed digest."""
 
+    def find_folders(self) -> Mapping[str, str]:
+        """Where the rows are that a declaration names otherwise, as by a catalogue: folders by the
+        name of the join, that of the table itself by "". So one data set under two names is still one.
+        """
+        return {}
+
     @abstractmethod
     def cancel(self) -> None:
         """Stop what is running, from another thread: it raises `TableInterrupted`. Where nothing

@@ -23,6 +23,7 @@ from dpflow.engine.sessions.holdout_gate import (
 from dpflow.errors import InvalidInput, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
+from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def test_a_second_declaration_is_no_second_data_set(
     )
     count = plan("count", tiny.folder / "alias.yml", name="n", scope="more", epsilon="1")
     session = open_gate(tiny, ledger)
-    with pytest.raises(SessionClosed, match="this relation of the database file"):
+    with pytest.raises(SessionClosed, match="this relation, by where it is stored"):
         release(count, ledger)
     assert ledger.remaining("more").rows()[0]["epsilon_spent"] == "0"
     for number in range(2):
@@ -189,8 +190,10 @@ def test_joining_a_holdout_as_a_dimension_is_reading_it(tiny: Tiny, ledger: Ledg
     planned = plan(
         "reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS
     )
-    assert ledger.is_fresh(session.id, "gate", data_names(planned, ledger))
-    with pytest.raises(SessionClosed, match="this relation of the database file"):
+    assert ledger.is_fresh(
+        session.id, "gate", data_names(planned, ledger, PrivateTable(planned.table))
+    )
+    with pytest.raises(SessionClosed, match="this relation, by where it is stored"):
         release(peek, ledger)
     assert release(fair, ledger).replayed
     assert release(replace_name(fair, "again"), ledger).result.rows[0].value > 3900
@@ -214,7 +217,9 @@ def test_a_dimension_that_was_read_is_no_fresh_holdout(tiny: Tiny, ledger: Ledge
     table = plan(
         "reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS
     )
-    assert not ledger.is_fresh(session.id, "gate", data_names(table, ledger))
+    assert not ledger.is_fresh(
+        session.id, "gate", data_names(table, ledger, PrivateTable(table.table))
+    )
 
 
 def replace_name(planned: Plan, name: str) -> Plan:

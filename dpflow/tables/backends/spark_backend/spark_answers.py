@@ -19,6 +19,7 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
+from dpflow.core.contract.spark_source import SparkSource, is_folder
 from dpflow.errors import TableBusy
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend
 from dpflow.tables.backends.spark_backend import spark_groups
@@ -94,15 +95,25 @@ class SparkBackend(QueryBackend):
         with open_session(source, self.what) as connection:
             self._open = connection
             try:
-                sources = {"": source}
-                sources |= {
-                    one.name: source.find_relation(one.relation) for one in self.table.joins
-                }
-                states = {name: open_state(connection, one) for name, one in sources.items()}
-                check_places(self.table, {name: one.location for name, one in states.items()})
+                named = self._name_sources(source).items()
+                states = {name: open_state(connection, one) for name, one in named}
+                check_places(self.table, states)
                 yield OpenSource(connection, states)
             finally:
                 self._open = None
+
+    def _name_sources(self, source: SparkSource) -> dict[str, SparkSource]:
+        """The table's source by "", and those of joined relations by the joins' names."""
+        joined = {one.name: source.find_relation(one.relation) for one in self.table.joins}
+        return {"": source, **joined}
+
+    def find_folders(self) -> Mapping[str, str]:
+        sources = self._name_sources(require_source(self.table.source, self.what))
+        names = [name for name, one in sources.items() if not is_folder(one.table)]
+        if not names:
+            return {}
+        with self.open_source() as source:
+            return {name: source.states[name].location for name in names}
 
     def require_unchanged(self, source: OpenSource) -> None:
         """Raises `TableBusy` if files changed since the source was opened."""

@@ -19,6 +19,7 @@ from dpflow.errors import PlanRefused
 from dpflow.tables.access.sql import Field, match_name
 from dpflow.tables.backends.spark_backend.hash_bounding import UnitBounds, count_and_first
 from dpflow.tables.backends.spark_backend.spark_columns import INTEGERS, quote_name, unit_text
+from dpflow.tables.backends.spark_backend.spark_sources import SourceState
 
 
 class JoinedRows:
@@ -105,38 +106,43 @@ def find_prefix(fields: Mapping[str, Field]) -> str:
     return prefix
 
 
-def check_places(table: Table, locations: Mapping[str, str]) -> None:
+def check_places(table: Table, states: Mapping[str, SourceState]) -> None:
     """Hold declared joins to their rules by where relations are, for one folder may have several names.
 
     Args:
-        locations: the folder of each joined relation by the join's name, and of the table itself by "".
+        states: of each joined relation by the join's name, and of the table itself by "".
 
     Raises:
-        PlanRefused: a dimension is in a private relation's folder, around it, or it; or one private
-            relation has two unit columns.
+        PlanRefused: a dimension is in a private relation's folder, around it, or it, or has a file of
+            it; or one private relation has two unit columns.
     """
     private = {"": table.privacy_unit.column}
     private |= {join.name: join.right_column for join in table.joins if join.kind == "unit"}
     for join in table.joins:
         for name, column in private.items():
-            if name == join.name or not _overlap(locations[join.name], locations[name]):
+            same_unit = join.kind == "unit" and column.casefold() == join.right_column.casefold()
+            if name == join.name or same_unit or join.public:
                 continue
-            if join.kind == "unit" and column.casefold() != join.right_column.casefold():
+            if not _overlap(states[join.name], states[name]):
+                continue
+            if join.kind == "unit":
                 raise PlanRefused(
                     f"join {join.name}: rule unit-key: its rows are those of a relation whose unit is the column {column!r}; "
                     f"join on it"
                 )
-            if join.kind == "dimension" and not join.public:
-                raise PlanRefused(
-                    f"join {join.name}: rule public-rows: its rows are in the folder of a private relation, or around it, so a "
-                    f"dimension might show its rows to other units'; name another table, or write public: true in the join if "
-                    f"everybody may see these rows"
-                )
+            raise PlanRefused(
+                f"join {join.name}: rule public-rows: its rows are in the folder of a private relation, or around it, so a "
+                f"dimension might show its rows to other units'; name another table, or write public: true in the join if "
+                f"everybody may see these rows"
+            )
 
 
-def _overlap(one: str, other: str) -> bool:
-    locations = [
-        f"{SparkSource(spark='any', table=location).place.rstrip('/')}/"
-        for location in (one, other)
+def _overlap(one: SourceState, other: SourceState) -> bool:
+    folders = [
+        f"{SparkSource(spark='any', table=state.location).place.rstrip('/')}/"
+        for state in (one, other)
     ]
-    return locations[0].startswith(locations[1]) or locations[1].startswith(locations[0])
+    if folders[0].startswith(folders[1]) or folders[1].startswith(folders[0]):
+        return True
+    # Links lead anywhere, and only the cluster knows them: a file of rows is told by what it is.
+    return not one.list_files().isdisjoint(other.list_files())

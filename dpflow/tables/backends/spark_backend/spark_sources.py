@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -23,6 +24,7 @@ from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
 
 #: Folders of table formats, which say what of the other files counts.
 _LOGS = {"_delta_log": "delta", "metadata": "iceberg", ".hoodie": "hudi"}
+_ROW_FILES = (".parquet", ".orc", ".avro")
 _DELTA_COMMIT = re.compile(r"(?:.*/)?([0-9]{20})\.json")
 _ICEBERG_METADATA = re.compile(r"(?:.*/)?v([0-9]+)\.metadata\.json")
 
@@ -36,12 +38,14 @@ class SourceState:
         find_identity: what differs when these rows may differ, as of now.
         identity: the same when it was opened.
         location: the folder.
+        list_files: what tells its files of rows from all others, wherever links lead: name, time and length.
     """
 
     rows: Any
     find_identity: Callable[[], bytes]
     identity: bytes
     location: str
+    list_files: Callable[[], frozenset[tuple[str, int, int]]]
 
 
 def open_state(connection: SparkConnection, source: SparkSource) -> SourceState:
@@ -55,7 +59,8 @@ def open_state(connection: SparkConnection, source: SparkSource) -> SourceState:
         rows, find_identity = finder.open_folder(location)
     else:
         rows, find_identity, location = finder.open_catalogue_table(source.table)
-    return SourceState(rows, find_identity, find_identity(), location)
+    list_files = partial(finder.list_row_files, location)
+    return SourceState(rows, find_identity, find_identity(), location, list_files)
 
 
 class _Finder:
@@ -63,6 +68,18 @@ class _Finder:
 
     def __init__(self, connection: SparkConnection) -> None:
         self._connection, self._what = connection, connection.what
+        # The newest listing of each folder, once there is one.
+        self._listed: dict[str, list[dict[str, Any]]] = {}
+
+    def list_row_files(self, folder: str) -> frozenset[tuple[str, int, int]]:
+        """Files of rows in a folder of any format: a folder that leads there has the same."""
+        if folder not in self._listed:
+            self._listed[folder] = self._connection.list_files(folder)
+        return frozenset(
+            (file["path"].rpartition("/")[2], file["time"], file["length"])
+            for file in self._listed[folder]
+            if file["path"].endswith(_ROW_FILES)
+        )
 
     def open_folder(self, folder: str) -> tuple[Any, Callable[[], bytes]]:
         """Rows of a folder of any format, and what finds their state's identity."""
@@ -163,7 +180,7 @@ class _Finder:
         return rows, lambda: _digest([kind, version, self._connection.read_file(entry)])
 
     def _digest_listing(self, folder: str) -> bytes:
-        files = self._connection.list_files(folder)
+        files = self._listed[folder] = self._connection.list_files(folder)
         if not files:
             self._refuse(
                 f"Spark finds no file in {folder}; correct the declaration's source, or write the rows"
@@ -177,7 +194,7 @@ class _Finder:
     def _digest_table(self, rows: Any, location: str) -> bytes:
         """As of a folder, where the catalogue counts exactly the folder's files."""
         digest = self._digest_listing(location)
-        listed = {_plain_path(file["path"]) for file in self._connection.list_files(location)}
+        listed = {_plain_path(file["path"]) for file in self._listed[location]}
         counted = self._connection.run(lambda _: rows.inputFiles())
         if {_plain_path(unquote(path)) for path in counted} != listed:
             self._refuse(

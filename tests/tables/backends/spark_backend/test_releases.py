@@ -16,6 +16,7 @@ import yaml
 
 from dpflow import plan, release
 from dpflow.core.contract.results import NONE
+from dpflow.engine.releases.plan import Plan
 from dpflow.errors import InvalidDeclaration, PlanRefused, TableBusy, TableError
 from dpflow.ledger import Ledger
 from dpflow.tables import PrivateTable
@@ -259,8 +260,12 @@ def test_two_declarations_of_one_folder_are_one_data_set(
     source["table"] += "/"
     other.write_text(yaml.safe_dump(TABLE | {"name": "other", "source": source}))
     book = Ledger(world.ledger)
-    one = data_names(world.plan("count"), book)
-    two = data_names(plan("count", other, name="x", scope="visits", epsilon="0.25"), book)
+
+    def find_names(made: Plan) -> list[str]:
+        return data_names(made, book, PrivateTable(made.table))
+
+    one = find_names(world.plan("count"))
+    two = find_names(plan("count", other, name="x", scope="visits", epsilon="0.25"))
     assert one[0] != two[0] and one[1] == two[1] and len(one) == len(two) == 2
     # Through a symbolic link it has a name of its own, and that of what the link leads to.
     (world.folder / "link").symlink_to(source["table"])
@@ -268,7 +273,7 @@ def test_two_declarations_of_one_folder_are_one_data_set(
     linked.write_text(
         yaml.safe_dump(TABLE | {"source": source | {"table": f"{world.folder}/link"}})
     )
-    names = data_names(plan("count", linked, name="x", scope="visits", epsilon="0.25"), book)
+    names = find_names(plan("count", linked, name="x", scope="visits", epsilon="0.25"))
     assert len(names) == 3 and names[2] == one[1]
     with pytest.raises(InvalidDeclaration, match="database or source, not both"):
         other.write_text(yaml.safe_dump(TABLE | {"database": "x.duckdb", "source": source}))

@@ -168,6 +168,25 @@ def test_rules_are_kept_by_places(join: dict[str, Any], words: str, make: Make) 
         make(change=add).check_request(GroupedSums())
 
 
+@pytest.mark.parametrize("leads_to", ["data", "people", "data/part-0.parquet"])
+def test_a_link_to_private_rows_is_no_dimension(leads_to: str, make: Make) -> None:
+    """Only the cluster knows where its links lead: a private file of rows is told by name, time and length."""
+
+    def link(fields: Any, public: bool = False) -> Any:
+        folder = Path(fields["source"]["table"]).parent
+        (folder / "open").mkdir()
+        (folder / "open" / leads_to.rpartition("/")[2]).symlink_to(folder / leads_to)
+        join = TOWN | {"relation": f"{folder}/open", "on": {"u": "u"}}
+        columns = {"v": COLUMNS["v"]}
+        if leads_to == "people":
+            join["on"] = {"u": "id"}
+        return fields | {"joins": [join | {"public": public}, PERSON], "columns": columns}
+
+    with pytest.raises(PlanRefused, match="rule public-rows"):
+        make(change=link).check_request(GroupedSums())
+    make(change=lambda fields: link(fields, public=True)).check_request(GroupedSums())
+
+
 @pytest.mark.parametrize("relation", ["s3a://key:s3cr3t@lake/people", "./people", "a*"])
 def test_a_relation_is_one_place_without_credentials(relation: str) -> None:
     """And is not repeated."""
@@ -197,7 +216,8 @@ def test_what_is_joined_is_named_in_the_ledger(make: Make, tmp_path: Path) -> No
     own = table.source.find_relation("people")
     people = table.model_copy(update={"source": own, "joins": (), "name": "people", "columns": {}})
     planned = plan_of(table)
-    joined, alone = data_names(planned, ledger), data_names(plan_of(people), ledger)
+    joined = data_names(planned, ledger, PrivateTable(table))
+    alone = data_names(plan_of(people), ledger, PrivateTable(people))
     assert len(joined) == 4 and alone[1] in joined
 
 

@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 import yaml
+from holdout_gates import PARAMS
 
-from dpflow import plan, release
+from dpflow import Session, plan, release
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.core.contract.spark_source import SparkSource
-from dpflow.errors import DpflowError, TableBusy, TableUnreadable
+from dpflow.engine.sessions.holdout_gate import judge
+from dpflow.errors import DpflowError, PlanRefused, SessionClosed, TableBusy, TableUnreadable
 from dpflow.ledger import Ledger
+from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 
@@ -162,6 +165,64 @@ def test_a_catalogue_of_parquet_counts_the_files_of_its_folder(
     assert read_values(table) == [1, 2, 3] and table._backend.snapshot_identity() != first
     (Path(folder) / "notes.txt").write_text("x")
     assert "other files" in str(refusal(table))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mine", "other"),
+    [
+        ("parquet", "named", "stored"),
+        ("parquet", "stored", "named"),
+        ("delta", "named", "stored"),
+        ("iceberg", "stored", "named"),
+    ],
+)
+def test_a_catalogue_and_its_folder_are_one_data_set(
+    kind: str, mine: str, other: str, ask: SQL, spark_server: str, tmp_path: Path
+) -> None:
+    """A gate on a table by one of its names closes it by the other, and cuts it into groups for both.
+    What was read by one is not fresh by the other.
+    """
+    name, folder = make_table(ask, tmp_path, kind)
+    ask(f"INSERT INTO {name} VALUES (1, 1), (2, 2)")
+
+    def write(word: str, table: str, holdout: bool) -> Path:
+        file = tmp_path / f"{word}_{holdout}.yml"
+        fields = {
+            "name": word,
+            "source": {"spark": spark_server, "table": table},
+            "privacy_unit": {"column": "u"},
+            "protects": "unit",
+            "contribution_bounds": {"rows": 1},
+            "columns": {"v": {"lower": 0, "upper": 9}},
+            "holdout": holdout,
+        }
+        file.write_text(yaml.safe_dump(fields))
+        return file
+
+    tables = {"named": name, "stored": folder}
+    held, seen = write(mine, tables[mine], True), write(other, tables[other], False)
+    ledger, later = (Ledger(tmp_path / f"{one}.db", create=True) for one in ("ledger", "later"))
+    for book in (ledger, later):
+        for scope, file in (("gate", held), ("count", seen)):
+            book.grant(scope, 8, 0, filter="basic", table=load_table(file), principal="owner")
+    made = plan("reusable_holdout", held, name=mine, scope="gate", **PARAMS)
+    session = Session.open(made, ledger, Registry.load())
+    assert not session._seen
+    counted = plan("count", seen, name=other, scope="count", epsilon="1")
+    with pytest.raises(SessionClosed, match="gate session is open"):
+        release(counted, ledger)
+    question = {"name": "m", "estimator": "column_mean", "features": ["v"], "claim": "9"}
+    while session.remaining()["state"] == "open":
+        question["claim"] += "9"
+        judge(session, question)
+    release(counted, ledger)
+    again = write(other, tables[other], True)
+    more = plan("reusable_holdout", again, name="more", scope="count", **PARAMS)
+    with pytest.raises(PlanRefused, match="a partition is never changed"):
+        Session.open(more, ledger, Registry.load())
+    # In a ledger where a count came first.
+    release(counted, later)
+    assert "was released from this data" in Session.open(made, later, Registry.load())._seen
 
 
 def test_files_that_a_catalogue_does_not_count_are_refused(
