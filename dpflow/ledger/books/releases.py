@@ -237,13 +237,15 @@ def _list_changes(ask: ReleaseCharge, before: Any) -> list[str]:
         elif new != old:
             changes.append(part)
     versions = stored.get("version"), asked.get("version")
-    if None not in versions and versions[0] != versions[1]:
+    # Of two mechanisms the versions have nothing to do with each other.
+    same_mechanism = stored.get("mechanism") == asked.get("mechanism")
+    if same_mechanism and None not in versions and versions[0] != versions[1]:
         what = "from version {} to version {}, which came with dpflow itself".format(*versions)
         changes.append(f"mechanism {asked.get('mechanism')} {what}")
     if changes:
         return changes
-    same = before.digest in (ask.key.digest, ask.key.former_digest)
-    return ["ordinal" if same else f"the declaration of table {asked.get('table')}"]
+    same_plan = before.digest in (ask.key.digest, ask.key.former_digest)
+    return ["ordinal" if same_plan else f"the declaration of table {asked.get('table')}"]
 
 
 def sort_known_first(state: LedgerState, asks: Sequence[ReleaseCharge]) -> Sequence[ReleaseCharge]:

@@ -64,3 +64,13 @@ def test_another_version_pays_only_when_told(
     assert len(ledger.releases()) == 1
     assert not release(plan_groups(tiny, revision=2), ledger, registry).replayed
     assert len(ledger.releases()) == 2
+
+
+def test_another_mechanism_is_no_new_version(tiny: Tiny) -> None:
+    """Its version has nothing to do with that of what was released."""
+    registry, ledger = Registry.load(), Ledger(tiny.ledger)
+    release(plan_groups(tiny), ledger, registry)
+    file = tiny.file(mechanism="count", params={"epsilon": "0.25"})
+    with pytest.raises(RetryConflict, match="changed: mechanism, ") as raised:
+        release(make_plan(load_request(file), registry), ledger, registry)
+    assert "version" not in str(raised.value)
