@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -74,10 +78,12 @@ class Registry:
 
     @classmethod
     def load(cls) -> Registry:
-        """Built-ins plus every installed distribution with an entry point in the group ``dpflow``."""
-        return cls(
-            {**{name: import_module(name) for name in BUILT_INS}, **dict(_installed_plugins())}
-        )
+        """Built-ins plus every installed distribution with an entry point in the group ``dpflow``: the
+        same object until something is installed or removed.
+        """
+        # Distributions are written into folders of these names; others change with every data file.
+        folders = [place for place in sys.path if place.endswith("-packages")]
+        return _load_installed(tuple(sys.path), tuple(map(_changed_at, folders)))
 
     def find_mechanism(self, name: str) -> AnyMechanism:
         """The mechanism or session of this name, or `UnknownName`."""
@@ -180,6 +186,20 @@ class Registry:
                 self.origin[thing.name] = impl.plugin_name
                 things[thing.name] = thing
         return MappingProxyType(things)
+
+
+def _changed_at(place: str) -> int | None:
+    """When a folder was last written to; None if there is none."""
+    with suppress(OSError):
+        return os.stat(place).st_mtime_ns
+    return None
+
+
+@lru_cache(maxsize=1)
+def _load_installed(*_: tuple[str | int | None, ...]) -> Registry:
+    return Registry(
+        {**{name: import_module(name) for name in BUILT_INS}, **dict(_installed_plugins())}
+    )
 
 
 def _installed_plugins() -> Iterator[tuple[str, object]]:

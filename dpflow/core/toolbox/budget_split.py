@@ -44,8 +44,11 @@ def balance_shares(
     for _ in range(STEPS):  # one step is exact for one error
         parts = a * cost ** (-1 / power)
         target = w @ (parts / parts.sum(axis=1, keepdims=True))
-        cost = cost ** (1 - step) * np.maximum(target, 1e-12) ** step
+        before, cost = cost, cost ** (1 - step) * np.maximum(target, 1e-12) ** step
         cost /= cost.sum()
+        # Far below 1/GRID: more steps round to the same shares.
+        if np.abs(cost - before).max() < 1e-12:
+            break
     return round_shares(cost.tolist())
 
 
