@@ -82,7 +82,7 @@ class Registry:
         same object until something is installed or removed.
         """
         # Distributions are written into folders of these names; others change with every data file.
-        folders = [place for place in sys.path if place.endswith("-packages")]
+        folders = [path for path in sys.path if path.endswith("-packages")]
         return _load_installed(tuple(sys.path), tuple(map(_changed_at, folders)))
 
     def find_mechanism(self, name: str) -> AnyMechanism:
@@ -188,10 +188,10 @@ class Registry:
         return MappingProxyType(things)
 
 
-def _changed_at(place: str) -> int | None:
+def _changed_at(folder: str) -> int | None:
     """When a folder was last written to; None if there is none."""
     with suppress(OSError):
-        return os.stat(place).st_mtime_ns
+        return os.stat(folder).st_mtime_ns
     return None
 
 

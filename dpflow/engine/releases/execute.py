@@ -364,11 +364,11 @@ def _place_names(table: Table, joined: str | None, folder: str | None, ledger: L
         # place, the stricter of two mistakes. Also the folder that a symbolic link on this machine leads
         # to; another machine may have none.
         source = table.source if joined is None else table.source.find_relation(joined)
-        places = [source.place]
+        paths = [source.place]
         if folder is not None:
-            places.append(source.model_copy(update={"table": folder}).place)
-        places += [os.path.realpath(one) for one in places if one.startswith("/")]
-        marks = [f"spark\0{one}" for one in dict.fromkeys(places)]
+            paths.append(source.model_copy(update={"table": folder}).place)
+        paths += [os.path.realpath(one) for one in paths if one.startswith("/")]
+        marks = [f"spark\0{one}" for one in dict.fromkeys(paths)]
     return [f"place {ledger.commitment(mark.encode(), 'place')[:32]}" for mark in marks]
 
 

@@ -95,8 +95,8 @@ class SparkBackend(QueryBackend):
         with open_session(source, self.what) as connection:
             self._open = connection
             try:
-                named = self._name_sources(source).items()
-                states = {name: open_state(connection, one) for name, one in named}
+                sources = self._name_sources(source).items()
+                states = {name: open_state(connection, one) for name, one in sources}
                 check_places(self.table, states)
                 yield OpenSource(connection, states)
             finally:
