@@ -4,6 +4,7 @@ what comes out.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from fractions import Fraction as F
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, ThresholdRule
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
@@ -282,7 +284,55 @@ def test_blocks_of_a_unit_are_one_block() -> None:
     assert sanitizer_transforms.assign_blocks(units[:0], 7, StreamSource(1)).size == 0
     parts = sanitizer_transforms.in_blocks(units, units, 7, lambda x: x.tolist(), StreamSource(1))
     assert sorted(v for part in parts for v in part) == units.tolist()
-    assert sanitizer_transforms.amplified_blocks(F(1, 10)) == 415
+
+
+def test_failing_blocks_are_the_binomial_tail() -> None:
+    """Against SciPy; from the lemma's number of blocks on they are at most its 2 beta of them."""
+    for blocks, chance, failure in itertools.product(
+        (1, 2, 10, 77, 1079), (F(1, 1000), F(3, 40), F(2, 5), F(3, 2)), (F(1, 40), F(1, 999))
+    ):
+        most = sanitizer_transforms.failing_blocks(blocks, chance, failure)
+        tail = scipy.stats.binom.sf([most - 1, most], blocks, min(1.0, float(chance)))
+        assert tail[1] <= failure and (most == 0 or tail[0] > failure)
+    for beta in (F(1, 10), F(1, 20), F(1, 100)):
+        blocks = math.ceil(18 / beta * math.log(1 / beta))
+        failing = sanitizer_transforms.failing_blocks(blocks, beta * F(3, 2), beta / 2)
+        assert F(failing, blocks) <= 2 * beta
+
+
+@pytest.mark.parametrize("rules", ["points", "thresholds"])
+@pytest.mark.parametrize("unit_rows", [1, 4])
+def test_blocks_state_an_error_and_keep_it(rules: str, unit_rows: int) -> None:
+    """For a few blocks, too; from the stated rows on the error is far within it, and sizes are as even as
+    the proof asks, also where a unit has several rows, all of one value.
+    """
+    declared = DECLARED | {"columns": {"x": {"lower": 0, "upper": 15}}}
+    table = Table.model_validate(declared | {"contribution_bounds": {"rows": unit_rows}})
+    given = {"column": "x", "epsilon": "8", "alpha": "1/4", "beta": "1/10", "shards": 5}
+    given |= {"rules": rules}
+    params, _ = plan_mechanism(SanitizeBlocks(), table, given | {"rows": 10})
+    promise = SanitizeBlocks().promise(params, table)
+    n = math.ceil(promise.rows)
+    share = F(5, 8) if rules == "points" else F(1, 2)
+    # More than two of five fail with probability .027, each with .15.
+    assert promise.error == min(share + F(2, 5), 1)
+    n += -n % unit_rows
+    params, _ = plan_mechanism(SanitizeBlocks(), table, given | {"rows": n})
+    units = np.repeat(np.arange(n // unit_rows), unit_rows)
+    x = units % 16 * (units % 3 > 0)
+    block = sanitizer_transforms.assign_blocks(units, 5, StreamSource(3))
+    sizes = np.bincount(block, minlength=5)
+    assert np.abs(sizes * 5 / n - 1).max() <= float(params.alpha) / 13
+    result = SanitizeBlocks().draw(params, table, RecordArrays(units, {"x": x}), StreamSource(4))
+    assert result.synthetic is not None
+    made = Synopsis.of({int(v): int(w) for v, w in result.synthetic.rows})
+    shares = np.bincount(x, minlength=16) / n
+    if rules == "points":
+        off = max(abs(made.share_at([v]) - shares[v]) for v in range(16))
+    else:
+        off = np.abs(made.share_below(range(17)) - np.r_[0, np.cumsum(shares)]).max()
+    assert off <= float(params.alpha)
+    assert result.document["within"] == str(promise.error)
 
 
 def test_blocks_are_accurate() -> None:

@@ -6,9 +6,18 @@ fixed size (Theorem 2.21), and all are put together.
 
 Guarantee: epsilon-DP: a unit's rows are in one block, and which one depends on no row.
 
-Accuracy: if the inner sanitizer is within alpha with probability 1 - beta at rows/q rows, the whole
-is within 2 alpha + 2 beta with probability 1 - beta, for q >= (18/beta) ln(1/beta) blocks. Sizes of
-drawn blocks vary, which costs up to sqrt(q ln(2 q/beta)/(2 n)) more, counted in the rows needed.
+Accuracy: with probability 1 - beta the whole is within 2 alpha (points: 5 alpha/2) plus the share of
+blocks that fail. Lemma 5.1 has 2 beta for it, for q >= (18/beta) ln(1/beta) blocks of one size; here it
+is the exact tail, for every q. Proof: estimates are counts, divided by the same m = rows/q in each block,
+so their mean is the whole's shares (up to 1/m) whatever the blocks' sizes are. Let a block hold m rows up
+to d <= alpha m/13. At twice the inner sanitizer's rows for alpha, a tree's noise stays within alpha m/12,
+and its root errs by d: fewer than 6/alpha halves are divided, others hold at most 2 alpha m/3, every
+prefix is within 3 alpha m/4. Peeled counts err by at most alpha m/8 where they are listed; other values
+have at most 5 alpha m/8 rows. Some column of m rows is within alpha m of that, and then each value within
+9 alpha m/8. Above the fixed size all blocks become equally long, which costs alpha. Noise or the fixed
+size fail with probability at most 3 beta/2 in each block by itself: with probability 1 - beta/2 in no more
+than the tail says, each of which errs by at most 1. With R rows a unit some block's d is above x m with
+probability at most 2 q exp(-x^2 m/(2 R (1 + x/3))) (Bernstein), which is beta/2.
 
 When not to use it: here the inner sanitizers take tables of any size, and one run on the whole
 table is better. It is for inner methods that do not, and to compare.
@@ -37,7 +46,8 @@ from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_nam
 from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitize_column
 from dpflow_private_learning.mechanisms.sanitizer_transforms import (
     Rules,
-    amplified_blocks,
+    failing_blocks,
+    fixed_size,
     in_blocks,
     join_columns,
     reduce_column,
@@ -91,9 +101,13 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
             self._block_epsilon(params, table),
             common.domain(table, params.column)[2] + 1,
         )
-        rows = self._proof_rows(params, size, epsilon, common.moves(table))
+        rows = self._proof_rows(
+            params, size, epsilon, common.moves(table), table.contribution_bounds.rows
+        )
         what = FREQUENCY if params.rules == "points" else "share of rows below a value"
-        error = 2 * params.alpha + 2 * params.beta
+        error = params.alpha * (Fraction(5, 2) if params.rules == "points" else 2)
+        failing = failing_blocks(params.shards, params.beta * Fraction(3, 2), params.beta / 2)
+        error = min(error + Fraction(failing, params.shards), Fraction(1))
         return ErrorPromise(error, what, params.beta, "Theorem 2.21, Lemma 5.1", rows)
 
     def draw_at_rows(
@@ -123,25 +137,29 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         calls.record_call("one block", epsilon)
         x = offsets(answer.columns[params.column], low)
         whole = join_columns(in_blocks(answer.units, x, params.shards, block, source))
+        promise = self.promise(params, table)
         document = common.report(
             f"{params.shards} blocks",
             calls,
-            needed=self.promise(params, table).rows,
+            needed=promise.rows,
             rows=params.rows,
             status="ok" if fits else "fallback",
-            within=str(2 * params.alpha + 2 * params.beta),
+            within=str(promise.error),
         )
         return Result(
             (Row("", "rows", whole.size),), document, whole.to_table(params.column, column, low)
         )
 
     def _proof_rows(
-        self, params: SanitizeBlocksParams, size: int, epsilon: Fraction, moves: int
+        self,
+        params: SanitizeBlocksParams,
+        size: int,
+        epsilon: Fraction,
+        moves: int,
+        unit_rows: int,
     ) -> float:
         q, beta = params.shards, params.beta
-        # With fewer blocks nothing is proven, whatever the number of rows.
-        if q < amplified_blocks(beta):
-            return math.inf
-        # Sizes of drawn blocks vary; this many rows make up for the most uneven one.
-        uneven = q / (2 * float(params.alpha) ** 2) * math.log(2 * q / beta)
-        return max(q * rows_for(params.rules, size, params.alpha / 2, beta, epsilon, moves), uneven)
+        off = float(params.alpha) / 13
+        even = 2 * unit_rows * (1 + off / 3) / off**2 * math.log(4 * q / beta)
+        inner = rows_for(params.rules, size, params.alpha / 2, beta, epsilon, moves)
+        return q * max(inner, even, fixed_size(1, params.alpha, beta / 2))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -68,9 +69,20 @@ def reduce_column(
     return sample, False
 
 
-def amplified_blocks(beta: Fraction) -> int:
-    """Blocks from which failing ones are at most 2 beta of them: (18/beta) ln(1/beta)."""
-    return math.ceil(18 / float(beta) * math.log(1 / float(beta)))
+@lru_cache(maxsize=64)
+def failing_blocks(blocks: int, chance: Fraction, failure: Fraction) -> int:
+    """The least number of blocks than which more fail with probability at most ``failure``, if each
+    fails by itself with probability at most ``chance``: the binomial tail, exactly.
+    """
+    if chance >= 1:
+        return blocks
+    fails, holds = chance.numerator, chance.denominator - chance.numerator
+    term = below = holds**blocks
+    enough, number = (1 - failure) * chance.denominator**blocks, 0
+    while below < enough:
+        term = term * (blocks - number) * fails // ((number + 1) * holds)
+        number, below = number + 1, below + term
+    return number
 
 
 def assign_blocks(units: NDArray[np.int64], blocks: int, source: Source) -> NDArray[np.int64]:
