@@ -15,6 +15,7 @@ from dpflow_private_learning.building_blocks import (
     projection,
 )
 from dpflow_private_learning.building_blocks import row_bounds as needed
+from dpflow_private_learning.building_blocks.error_promise import WRONG
 from dpflow_private_learning.building_blocks.hypotheses import (
     EmptyRule,
     PointRule,
@@ -395,8 +396,8 @@ def test_a_method_that_fell_back_is_not_called_proven() -> None:
 
 
 def test_public_points_decide_what_is_proven() -> None:
-    """Three public points prove nothing, however many rows there are; as many as the theorem
-    wants do.
+    """Three public points prove nothing of other rules, however many rows there are, and state the error
+    beyond the best of their own; as many as the theorem wants do.
     """
     rng = np.random.default_rng(3)
     x = rng.integers(0, 2**62, 20_000)
@@ -405,6 +406,12 @@ def test_public_points_decide_what_is_proven() -> None:
     few = {"public": [[2**40], [2**60], [2**61]]}
     document = learn(LearnSemiPrivate(), params | few, data)[1]
     assert document["accuracy"] == "unproven at this size" and document["public_points"] == 3
+    assert document["error"]["at_most"] is None and document["error"]["proven_from"]["rows"] < 1000
+    what = f"{WRONG} beyond the best of the 4 rules that the public points give"
+    assert document["error"]["of"] == what
+    planned, _ = plan_mechanism(LearnSemiPrivate(), WIDE, params | few)
+    bound = LearnSemiPrivate().error_bound(planned, WIDE)
+    assert bound.half_width == {what: pytest.approx(0.15)}
     enough = document["public_points_for_proof"]
     many = {"public": [[int(v)] for v in rng.integers(0, 2**62, enough)]}
     found, document = learn(LearnSemiPrivate(), params | many, data)

@@ -13,7 +13,8 @@ Guarantee: epsilon-bounded range for whole rows. The class is a function of the 
 Accuracy of `LearnClass`: with probability 1 - beta, the drawn rule errs on at most alpha n/2 rows
 more than the best one, from (4/(alpha epsilon)) ln(2|H|/beta) rows. Of `LearnSemiPrivate`: an error
 of at most alpha of the population with probability 1 - beta, as `LearnLabelPrivate` proves it, from
-as many public points as that reads features of; with fewer nothing is proven.
+as many public points as that reads features of; with fewer only what `LearnClass` proves of the rules
+that they give, so the result is called unproven.
 
 When not to use it: for infinite classes, or finite ones too large to list that are neither points
 nor thresholds.
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -148,6 +150,10 @@ class _ByScore(Counted[Any]):
             params.alpha / 2, f"{WRONG} beyond the best", params.beta, "McSherry, Talwar 2007", rows
         )
 
+    def _rows_for_proof(self, params: Any, size: int, epsilon: Fraction) -> float:
+        """Rows from which the result is called proven."""
+        return self._promise_of(params, size, epsilon).rows
+
     def _make_result(
         self,
         params: Any,
@@ -162,7 +168,7 @@ class _ByScore(Counted[Any]):
         document = common.report(
             "exponential",
             calls,
-            needed=self._promise_of(params, size, epsilon).rows,
+            needed=self._rows_for_proof(params, size, epsilon),
             rows=params.rows,
             rules=str(size),
             **more,
@@ -289,13 +295,23 @@ class LearnSemiPrivate(_ByScore):
             vc_dimension(params.rules, len(params.columns)), params.alpha, params.beta
         )
 
+    def _has_enough_points(self, params: LearnSemiPrivateParams) -> bool:
+        return self._points_used(params) >= self._points_needed(params)
+
     def _promise_of(
         self, params: LearnSemiPrivateParams, size: int, epsilon: Fraction
     ) -> ErrorPromise:
-        # With fewer points the best of the rules may be far from the best one, however many rows.
-        enough = self._points_used(params) >= self._points_needed(params)
-        rows = (
-            labelled_rows_needed(size, params.alpha, params.beta, epsilon) if enough else math.inf
-        )
-        theorem = f"section 6.2, from {self._points_needed(params)} public points on"
-        return ErrorPromise(params.alpha, f"{WRONG}, fresh ones", params.beta, theorem, rows)
+        if self._has_enough_points(params):
+            rows = labelled_rows_needed(size, params.alpha, params.beta, epsilon)
+            theorem = f"section 6.2, from {self._points_needed(params)} public points on"
+            return ErrorPromise(params.alpha, f"{WRONG}, fresh ones", params.beta, theorem, rows)
+        # The best of so few rules may be far from the best one, however many rows there are.
+        best = super()._promise_of(params, size, epsilon)
+        return replace(best, what=f"{best.what} of the {size} rules that the public points give")
+
+    def _rows_for_proof(
+        self, params: LearnSemiPrivateParams, size: int, epsilon: Fraction
+    ) -> float:
+        # What is proven of few rules says nothing of other rules.
+        enough = self._has_enough_points(params)
+        return super()._rows_for_proof(params, size, epsilon) if enough else math.inf

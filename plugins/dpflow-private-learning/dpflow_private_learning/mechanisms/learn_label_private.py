@@ -40,6 +40,7 @@ from dpflow_private_learning.building_blocks.hypotheses import describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.projection import CLASSES, most_points, vc_dimension
 from dpflow_private_learning.building_blocks.row_bounds import (
+    exponential_rows,
     label_private_rows,
     label_private_sample,
     labelling_count,
@@ -103,10 +104,17 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
     def promise(self, params: LearnLabelPrivateParams, table: Table) -> ErrorPromise:
         """The share of fresh rows that the rule gets wrong."""
         epsilon, _ = common.per_row(params.epsilon, params.delta, table)
-        rows = self._proof_rows(params, self._sample_size(params), float(epsilon))
-        return ErrorPromise(
-            params.alpha, f"{WRONG}, fresh ones", params.beta, "Theorem 6.2, repaired", rows
-        )
+        n, most = self._sample_size(params), most_points(params.rules, len(params.columns))
+        if most is None or most >= n:
+            rows = self._proof_rows(params, n, float(epsilon))
+            return ErrorPromise(
+                params.alpha, f"{WRONG}, fresh ones", params.beta, "Theorem 6.2, repaired", rows
+            )
+        # The best of fewer rules may be far from the best one, however many rows there are.
+        rules = (most * (most + 1) // 2) ** len(params.columns) + 1
+        rows = n + exponential_rows(rules, params.alpha, params.beta, epsilon)
+        what = f"share of the rows behind the first {n} that the rule gets wrong beyond the best rule listed"
+        return ErrorPromise(params.alpha / 2, what, params.beta, "McSherry, Talwar 2007", rows)
 
     def draw_at_rows(
         self, params: LearnLabelPrivateParams, table: Table, answer: Answer, source: Source
