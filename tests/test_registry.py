@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ def test_a_distribution_that_is_installed_later_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in a folder that was there before, as a notebook's shell writes it."""
+    # A cache of bytecode beside the module would be one change more.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     folder = tmp_path / "site-packages"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
