@@ -16,13 +16,22 @@ WRITTEN = [
     ROOT / "README.md",
     *(p for p in (ROOT / "docs").rglob("*.md") if p.name != "experiments.md"),
 ]
+#: A search for bounds takes an empty bin with probability 5 %, as its page says; then a page starts again.
+UNLUCKY = "found bounds that column"
 FEW_EXAMPLES = 0.25  # of all blocks may be left out with a reason
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
 def test_every_example_runs(page: Path, tmp_path: Path) -> None:
     """From the top of the page to its end, in one folder."""
-    run_page(page, tmp_path)
+    for folder in (tmp_path / "first", tmp_path / "second", tmp_path / "third"):
+        folder.mkdir()
+        try:
+            return run_page(page, folder)
+        except AssertionError as error:
+            if UNLUCKY not in str(error):
+                raise
+    pytest.fail("three searches for bounds in a row took an empty bin")
 
 
 def test_nobody_chooses_an_accuracy() -> None:
