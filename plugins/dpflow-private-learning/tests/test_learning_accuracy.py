@@ -358,6 +358,31 @@ def test_label_private_sizes_and_accuracy() -> None:
         assert wrong(read_rule(document["hypothesis"]), {"x": x, "late": labels}, "x") <= 0.05
 
 
+def test_labels_for_more_rectangles_than_can_be_listed_state_the_error_of_those_listed() -> None:
+    """Their best rule is what the error is measured against, and the result is called unproven."""
+    columns = {name: {"lower": 0, "upper": 99, "public": True} for name in ("y", "z")}
+    columns["late"] = {"lower": 0, "upper": 1, "missing": 0}
+    table = Table.model_validate(DECLARED | {"neighbours": "replace", "columns": columns})
+    given = {"columns": ["y", "z"], "label": "late", "epsilon": "1", "rules": "rectangles"}
+    given |= {"alpha": "0.5", "rows": 20_000}
+    params, _ = plan_mechanism(LearnLabelPrivate(), table, given)
+    (what,) = LearnLabelPrivate().error_bound(params, table).half_width
+    sample = needed.label_private_sample(4, F(1, 2), F(1, 20))
+    assert f"rows behind the first {sample}" in what and "best rule listed" in what
+    rng = np.random.default_rng(5)
+    y, z = rng.integers(0, 100, (2, 20_000))
+    labels = ((y < 50) & (z < 50)).astype(np.int64)
+    rows = RecordArrays(
+        np.arange(20_000), {"y": y, "z": z, "late": labels}, PublicSize(20_000, True)
+    )
+    document = LearnLabelPrivate().draw(params, table, rows, StreamSource(2)).document
+    assert document["accuracy"] == "unproven at this size" and document["error"]["at_most"] is None
+    assert document["error"]["proven_from"]["rows"] < 20_000
+    # Of 24 points the best box is about as good as the best of all.
+    off = wrong(read_rule(document["hypothesis"]), {"y": y, "z": z, "late": labels}, "y", "z")
+    assert off <= 0.25
+
+
 def test_label_privacy_is_refused_where_it_would_not_hold() -> None:
     """Private features, rows that a missing label takes away, conditions, too few rows; public
     columns under add-remove.

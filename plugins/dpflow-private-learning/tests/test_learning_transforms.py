@@ -294,8 +294,9 @@ def test_failing_blocks_are_the_binomial_tail() -> None:
         most = sanitizer_transforms.failing_blocks(blocks, chance, failure)
         tail = scipy.stats.binom.sf([most - 1, most], blocks, min(1.0, float(chance)))
         assert tail[1] <= failure and (most == 0 or tail[0] > failure)
-    for beta in (F(1, 10), F(1, 20), F(1, 100)):
+    for beta, lemma in ((F(1, 10), 415), (F(1, 20), 1079), (F(1, 100), 8290)):
         blocks = math.ceil(18 / beta * math.log(1 / beta))
+        assert blocks == lemma
         failing = sanitizer_transforms.failing_blocks(blocks, beta * F(3, 2), beta / 2)
         assert F(failing, blocks) <= 2 * beta
 
