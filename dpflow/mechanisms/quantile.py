@@ -202,6 +202,8 @@ class _Quantiles(Mechanism[P]):
         quantiles = self.list_quantiles(params)
         keys = self.group_keys(params, table)
         epsilon = self.plan_draws(params, table).epsilon
+        rank = math.ceil(self._rank_error(params, table))
+        remark = f"its rank is within {rank:,} rows of the one asked for, as are all ranks of this release together (95 %)"
         # Each quantile has its own sensitivity, hence its own rate.
         rates = {p: epsilon / (2 * self._sensitivity(p, params, table)) for p in quantiles.values()}
         rows: list[Row] = []
@@ -212,10 +214,13 @@ class _Quantiles(Mechanism[P]):
                 answers.append(draw_place(starts, lengths, costs, rate, source))
             # Sorting is post-processing, and a higher quantile is never smaller.
             values = zip(quantiles, sorted(answers), strict=True)
-            rows += (Row(key, name, column.grid_value(value)) for name, value in values)
+            rows += (
+                Row(key, name, column.grid_value(value), remark=remark) for name, value in values
+            )
         return Result(tuple(rows))
 
-    def error_bound(self, params: P, table: Table) -> ErrorBound:
+    def _rank_error(self, params: P, table: Table) -> float:
+        """In rows: that of all answers in all groups, with probability 95 %."""
         low, high = table.bounded_column(params.column).grid_bounds()
         draws, quantiles = self.plan_draws(params, table), self.list_quantiles(params)
         likely = math.log(
@@ -225,7 +230,10 @@ class _Quantiles(Mechanism[P]):
             2 * self._sensitivity(p, params, table) / (p.denominator * draws.epsilon)
             for p in quantiles.values()
         )
-        rank = float(max(scales)) * likely
+        return float(max(scales)) * likely
+
+    def error_bound(self, params: P, table: Table) -> ErrorBound:
+        draws, rank = self.plan_draws(params, table), self._rank_error(params, table)
         where = "" if params.by is None else " of a group"
         note = f"rank error{where}; the error in the column's unit depends on the rows"
         # How much the delta helps compared with an even split of epsilon.

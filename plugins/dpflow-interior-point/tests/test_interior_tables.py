@@ -149,6 +149,33 @@ def test_the_front_door_finds_the_median_without_bounds(
         assert connection.execute(f"SELECT {inside} FROM visits").fetchall() == [(True,)]
 
 
+@pytest.mark.parametrize("mechanism", ["median", "approximate_median", "seeded_median"])
+def test_a_result_states_how_far_its_rank_may_be(world: World, mechanism: str) -> None:
+    """In rows or as a share of them; a bounded column's median, too. The answer is as near as that."""
+    if mechanism == "median":
+        world.declare(columns={"cost": {"lower": 998_000, "upper": 1_002_000}})
+        value = world.release("median", delta=0)["", "median"]
+    else:
+        value = world.release(mechanism)["", "median"]
+    (row,) = (row for row in world.receipt.result.rows if row.measure == "median")
+    stated = float(re.search(r"its rank is within ([\d.,]+)", row.remark)[1].replace(",", ""))  # type: ignore[index]
+    with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
+        query = f"SELECT count(*) FILTER (cost <= {value!r}) FROM visits"
+        below = connection.execute(query).fetchall()[0][0]
+    within = 6000 * stated if "as a share of the rows" in row.remark else stated
+    # A failure of probability 1/20 is left room: twice the bound fails once in 400 or less.
+    assert abs(below - 3000) <= 2 * within < 6000
+    assert "remark" in world.receipt.table.columns()
+
+
+def test_an_answer_of_none_states_no_rank(world: World) -> None:
+    """There is nothing that it could be of."""
+    world.fill("CREATE TABLE visits AS SELECT 1 AS person, 5.0 AS cost, 'Rome' AS city")
+    for mechanism in ("interior_point", "approximate_median", "seeded_median"):
+        world.release(mechanism)
+        assert {row.remark for row in world.receipt.result.rows} == {""}
+
+
 def test_groups_are_answered_in_their_order(world: World) -> None:
     """One answer per public key, none for a key without rows, each with a status."""
     found = world.release("approximate_median", by="city")

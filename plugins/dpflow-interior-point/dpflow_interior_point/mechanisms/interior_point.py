@@ -27,6 +27,7 @@ groups, several rows a unit and add-remove are extensions, proved in the modules
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -241,6 +242,10 @@ class _Points(Mechanism[P]):
     citation = CITATION
     measure: str
 
+    @abstractmethod
+    def describe_place(self, params: P, method: Method, size: int) -> str:
+        """Where an answer lies among the rows, whose number is public or noisy."""
+
     def event(self, params: P, table: Table) -> Event:
         """The whole (epsilon, delta). Raises `PlanRefused` where noise is beyond 2^50."""
         # Planned for its refusals: noise that cannot be drawn must not be charged.
@@ -262,7 +267,11 @@ class _Points(Mechanism[P]):
         for key, size, (scale, point) in zip(keys, sizes, answers, strict=True):
             # Both rounds count in steps of the column; only the answer has its measure.
             value = None if point.value is None else answer.column_value(point.value)
-            rows += [Row(key, self.measure, value), Row(key, "status", point.status)]
+            remark = "" if value is None else self.describe_place(params, method, size)
+            rows += [
+                Row(key, self.measure, value, remark=remark),
+                Row(key, "status", point.status),
+            ]
             width = (
                 None
                 if scale.exponent is None
@@ -285,6 +294,10 @@ class InteriorPoint(_Points[InteriorPointParams]):
     Params = InteriorPointParams
     measure = "interior point"
 
+    def describe_place(self, params: InteriorPointParams, method: Method, size: int) -> str:
+        """Never outside the range."""
+        return "between the smallest and the largest value"
+
     def error_bound(self, params: InteriorPointParams, table: Table) -> ErrorBound:
         """Rank error 1/2, which is certain; the note says how many rows an answer needs."""
         method = Method.from_params(params, table, size_is_public=False)
@@ -303,6 +316,17 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
     version = 5
     Params = ApproximateMedianParams
     measure = "median"
+
+    def describe_place(self, params: ApproximateMedianParams, method: Method, size: int) -> str:
+        """Alpha, as a share of the rows; more if a noisy number of rows may be that much too small."""
+        alpha = method.alpha_for(size) if method.chooses_alpha else params.largest_alpha
+        noise = method.sizes.half_width if method.sizes else 0
+        left_out = method.trim_at(size) * Fraction(size, max(1, size + noise))
+        share = max(alpha, Fraction(1, 2) - left_out)
+        likely = " (95 %)" if noise else ""
+        return (
+            f"its rank is within {float(share):.2g} of the middle, as a share of the rows{likely}"
+        )
 
     def error_bound(self, params: ApproximateMedianParams, table: Table) -> ErrorBound:
         """Rank error alpha, which is certain; the note says how many rows an answer needs."""

@@ -123,6 +123,8 @@ class SeededMedian(Mechanism[SeededMedianParams]):
             {c: CellGrid(w.step) for c, w in windows.items() if w is not None}
         )
         rows: list[Row] = []
+        rank = math.ceil(self._rank_error(rate))
+        certainty = f"its rank is within {rank:,} rows of the middle (95 %) if the median lies in the window that was found"
         for code, key in enumerate(column_request(params, table).keys):
             value, status = None, "no_bins" if code in wide else "no_scale"
             if (window := windows.get(code)) is not None:
@@ -130,7 +132,8 @@ class SeededMedian(Mechanism[SeededMedianParams]):
                     answer.column_value(median_in(window, fine[code], rate, source)),
                     "ok",
                 )
-            rows += [Row(key, "median", value), Row(key, "status", status)]
+            remark = "" if value is None else certainty
+            rows += [Row(key, "median", value, remark=remark), Row(key, "status", status)]
         return Result(tuple(rows))
 
     def _find_window(
@@ -155,11 +158,14 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         width = 2 ** (exponent - step)
         return Window(step, int(keys[fullest]) * width, 2 * width)
 
+    def _rank_error(self, rate: Fraction) -> float:
+        """In rows: the exponential mechanism's bound for 2^(FINE + 2) points at failure 1/20."""
+        return ((self.FINE + 2) * math.log(2) + math.log(20)) / float(2 * rate)
+
     def error_bound(self, params: SeededMedianParams, table: Table) -> ErrorBound:
         """The rank error within a right window; nothing bounds the error outside it."""
         pairs, cells, rate = self._plan_rounds(params, table)
-        # The exponential mechanism's bound for 2^(FINE + 2) points at failure 1/20.
-        rank = ((self.FINE + 2) * math.log(2) + math.log(20)) / float(2 * rate)
+        rank = self._rank_error(rate)
         note = f"in rows, if the median lies in the window; about {rows_for_window(pairs, cells)} rows are needed"
         return ErrorBound({"rank (rows)": rank}, f"{note} for an answer")
 
