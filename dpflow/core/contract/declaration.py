@@ -83,16 +83,22 @@ class Column(Strict):
     expression: str | None = None
     parts: Annotated[tuple[str, ...], Field(min_length=2, max_length=8)] | None = None
     _dates: bool = PrivateAttr(default=False)
+    _times: bool = PrivateAttr(default=False)
 
     @model_validator(mode="wrap")
     @classmethod
     def _remember_dates(cls, data: Any, handler: ModelWrapValidatorHandler[Column]) -> Column:
         # Whether bounds are dates is lost once they are numbers, so it is noted here.
         column = handler(data)
-        column._dates = (
-            isinstance(data, dict) and type(data.get("lower")) is dt.date and column.step == 1
-        )
+        lower = data.get("lower") if isinstance(data, dict) else None
+        column._times = isinstance(lower, dt.date)
+        column._dates = type(lower) is dt.date and column.step == 1
         return column
+
+    @property
+    def bounds_are_times(self) -> bool:
+        """Whether the bounds were written as dates or times of day, not as numbers of days."""
+        return self._times
 
     @property
     def holds_dates(self) -> bool:

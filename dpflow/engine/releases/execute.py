@@ -239,17 +239,30 @@ def _check_table(
 
 
 def _check_grids(plan: Plan, private: PrivateTable) -> None:
-    """Raises `PlanRefused` for a column of fractions that would be rounded to few whole numbers,
-    because nobody declared its step. The types are public; a plan is made without them.
+    """Raises `PlanRefused` where bounds do not fit a column's type: dates bounded by numbers, numbers
+    by dates, fractions that would be rounded to few whole numbers because nobody declared their step.
+    The types are public; a plan is made without them.
     """
-    coarse = plan.coarse_grids()
+    coarse, bounded = plan.coarse_grids(), plan.bounded_columns()
     # Only these: what else is declared need not be there. A computed column has no type of its own.
-    stored = [name for name in coarse if plan.table.columns[name].expression is None]
+    stored = [name for name, column in bounded.items() if column.expression is None]
     types = private.column_types(stored) if stored else {}
-    for name, warning in coarse.items():
-        if _holds_fractions(types.get(name, "")):
+    for name, kind in types.items():
+        if name in coarse and _holds_fractions(kind):
             raise PlanRefused(
-                f"{plan.request.name} reads column {name}, which holds {types[name]}{warning}"
+                f"{plan.request.name} reads column {name}, which holds {kind}{coarse[name]}"
+            )
+        # What a search found is in days, whatever the column's type.
+        holds_times, declared = kind.upper().startswith(("DATE", "TIMESTAMP")), bounded[name]
+        if holds_times != declared.bounds_are_times and not plan.request.bounds:
+            advice = (
+                "write them as dates, such as lower: 2013-01-01"
+                if holds_times
+                else "write them as numbers, in the column's own unit"
+            )
+            raise PlanRefused(
+                f"{plan.request.name} reads column {name}, which holds {kind}, and its bounds are "
+                f"{'numbers' if holds_times else 'dates'}; {advice}"
             )
 
 

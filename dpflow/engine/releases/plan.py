@@ -22,7 +22,7 @@ from dpflow.core.accounting.events import (
     Unprotected,
     to_json,
 )
-from dpflow.core.contract.declaration import Table, default_step
+from dpflow.core.contract.declaration import Column, Table, default_step
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import DataRequest, Records, UnboundedValues
@@ -156,19 +156,29 @@ class Plan:
         ]
         return ", ".join(ranges) or "(none needed)"
 
-    def coarse_grids(self) -> dict[str, str]:
-        """For value columns of few grid points whose step nobody declared, a warning that values are
-        rounded to them; labels are left out, and values that are read as they are.
+    def bounded_columns(self, values: Any = None) -> dict[str, Column]:
+        """The columns with bounds that the parameters (or these values of them) name, unless the
+        mechanism reads values as they are.
         """
         if isinstance(self.mechanism, Mechanism) and isinstance(
             self.mechanism.data_request(self.params, self.table), UnboundedValues
         ):
             return {}
+        used = set(_iterate_texts(values or self.params.model_dump(mode="json")))
+        columns = self.table.columns.items()
+        return {
+            name: column for name, column in columns if name in used and column.lower is not None
+        }
+
+    def coarse_grids(self) -> dict[str, str]:
+        """For value columns of few grid points whose step nobody declared, a warning that values are
+        rounded to them; labels are left out, and values that are read as they are.
+        """
         values = self.params.model_dump(mode="json")
         values.pop("label", None)
-        used_columns, warnings = set(_iterate_texts(values)), {}
-        for name, column in self.table.columns.items():
-            if name not in used_columns or column.lower is None or column.holds_dates:
+        warnings = {}
+        for name, column in self.bounded_columns(values).items():
+            if column.lower is None or column.holds_dates:
                 continue
             low, high = column.grid_bounds()
             if high - low + 1 < FEW_POINTS and "step" not in column.model_fields_set:

@@ -20,7 +20,7 @@ import dpflow
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.requests import SortedValues
 from dpflow.engine.releases.request import Publish
-from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.errors import DpflowError, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.tables import PrivateTable
 
@@ -52,8 +52,9 @@ ROWS = {
     "one label": "SELECT i AS id, i % 7 AS x, i % 3 AS other, 1 AS late FROM range(300) t(i)",
     "one value": "SELECT i AS id, 2 AS x, 2 AS other, i % 2 AS late FROM range(300) t(i)",
     "unsorted, twice, missing, wild": """
-        SELECT (i * 7919) % 200 AS id, CASE i % 4 WHEN 0 THEN NULL WHEN 1 THEN 1e300 WHEN 2 THEN 'nan'::DOUBLE ELSE -i END AS x,
-               i % 5 AS other, CASE WHEN i % 3 = 0 THEN NULL ELSE i % 2 END AS late FROM range(400) t(i)""",
+        SELECT (i * 7919) % 200 AS id, CASE i % 7 WHEN 0 THEN NULL WHEN 1 THEN 1e300 WHEN 2 THEN 'nan'::DOUBLE WHEN 3 THEN 'inf'
+               WHEN 4 THEN '-inf' WHEN 5 THEN 5e-324 ELSE -i END AS x,
+               i % 5 AS other, CASE WHEN i % 3 = 0 THEN NULL ELSE i % 4 END AS late FROM range(400) t(i)""",
 }
 DOMAINS = {"one": (0, 0.5), "three": (0, 2), "2^62": (-(2**61), 2**61)}
 
@@ -132,6 +133,37 @@ def test_awkward_tables_are_answered(tmp_path: Path, rows: str, domain: str) -> 
                 connection.execute(
                     f"SELECT count(*) FROM t WHERE {receipt.result.document['sql']}"
                 ).fetchone()
+
+
+ODD_TYPES = {
+    "x": ["VARCHAR 'a'", "UUID '00000000-0000-0000-0000-000000000000'", "BLOB 'a'", "[1]"],
+    "late": ["VARCHAR 'yes'", "INTERVAL 1 DAY", "DATE '2013-01-01'"],
+}
+
+
+@pytest.mark.parametrize("column", ODD_TYPES)
+def test_columns_of_another_type_than_declared_are_refused_free_of_charge(
+    tmp_path: Path, column: str
+) -> None:
+    """By every mechanism that reads them, with the column's name and its type."""
+    world = World(tmp_path, "one row", "three")
+    refused = 0
+    for value in ODD_TYPES[column]:
+        with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+            query = f"SELECT * REPLACE ({value} AS {column}) FROM ({ROWS['one row']})"
+            connection.execute(f"CREATE OR REPLACE TABLE t AS {query}")
+        for mechanism, params in PARAMS.items():
+            if column not in (
+                params.get("column"),
+                params.get("label"),
+                *params.get("columns", ()),
+            ):
+                continue
+            with pytest.raises(DpflowError, match=f"column '?{column}'?(,| is)"):
+                world.release(mechanism, params)
+            refused += 1
+    assert refused >= 3 * 9
+    assert world.ledger.remaining("all").rows()[0]["epsilon_left"] == "1000"
 
 
 def test_a_gate_is_checked_before_any_table_is_opened() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,36 @@ def test_values_that_are_read_as_they_are_need_no_step(tmp_path: Path, mechanism
     book = Ledger(tmp_path / "ledger.sqlite", create=True, anchor=tmp_path / "anchor")
     book.grant("s", "5", "0", table=table, filter="basic", principal="owner")
     api.release(found, book)
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "refused"),
+    [
+        ("DATE", dt.date(2013, 1, 1), dt.date(2013, 12, 31), None),
+        ("TIMESTAMP", dt.datetime(2013, 1, 1), dt.datetime(2013, 12, 31), None),
+        ("TIMESTAMPTZ", dt.date(2013, 1, 1), dt.date(2013, 12, 31), None),
+        ("INTEGER", 2013, 2014, None),
+        ("DATE", 2013, 2014, "its bounds are numbers; write them as dates"),
+        ("TIMESTAMP", 2013, 2014, "its bounds are numbers; write them as dates"),
+        ("INTEGER", dt.date(2013, 1, 1), dt.date(2014, 1, 1), "bounds are dates; write them as nu"),
+        ("DOUBLE", dt.date(2013, 1, 1), dt.date(2014, 1, 1), "bounds are dates; write them as nu"),
+    ],
+)
+def test_bounds_are_written_as_the_column_is(
+    tmp_path: Path, kind: str, low: Any, high: Any, refused: str | None
+) -> None:
+    """Numbers for dates would be days since 1970: all rows would be one of the bounds."""
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        values = "2013" if kind in ("INTEGER", "DOUBLE") else "DATE '2013-05-05'"
+        connection.execute(f"CREATE TABLE t AS SELECT 1 AS u, CAST({values} AS {kind}) AS x")
+    table = plan("median", {"lower": low, "upper": high}).table
+    table = table.model_copy(update={"database": tmp_path / "t.duckdb"})
+    found = api.plan("median", table, name="a", scope="s", column="x", epsilon=1)
+    book = Ledger(tmp_path / "ledger.sqlite", create=True, anchor=tmp_path / "anchor")
+    book.grant("s", "5", "0", table=table, filter="basic", principal="owner")
+    if refused is None:
+        assert api.release(found, book).result.rows
+        return
+    with pytest.raises(PlanRefused, match=refused):
+        api.release(found, book)
+    assert book.remaining("s").rows()[0]["epsilon_left"] == "5"
