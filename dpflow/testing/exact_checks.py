@@ -38,7 +38,7 @@ from dpflow.testing.examples import (
     typical_answer,
     validate_model,
 )
-from dpflow.testing.harness import LimitedSource, epsilon_delta, require
+from dpflow.testing.harness import LimitedSource, NotConformant, epsilon_delta, require
 from dpflow.testing.leaks import name_exact_leak, name_transcript
 from dpflow.testing.neighbours import (
     UnitRows,
@@ -216,16 +216,21 @@ def randomness_has_a_law(mechanism: AnyMechanism, example: Example) -> None:
     """
     params, _ = plan_mechanism(mechanism, example.table, example.params)
     source = LawSource()
-    if isinstance(mechanism, InteractiveMechanism):
-        session = MemorySession(mechanism, example, source)
-        session.transcript(lambda request: typical_answer(request, example.table))
-    else:
-        request = mechanism.data_request(params, example.table)
-        for answer in (
-            typical_answer(request, example.table),
-            *possible_answers(request, example.table).values(),
-        ):
-            mechanism.draw(params, example.table, answer, source)
+    try:
+        if isinstance(mechanism, InteractiveMechanism):
+            session = MemorySession(mechanism, example, source)
+            session.transcript(lambda request: typical_answer(request, example.table))
+        else:
+            request = mechanism.data_request(params, example.table)
+            for answer in (
+                typical_answer(request, example.table),
+                *possible_answers(request, example.table).values(),
+            ):
+                mechanism.draw(params, example.table, answer, source)
+    except NotConformant:
+        raise
+    except Exception as error:
+        raise NotConformant(f"no draw to look at: it raised {type(error).__name__}") from error
     require(
         not source.raw,
         f"raw random words were drawn in {', '.join(sorted(source.raw))}; draw through "

@@ -8,6 +8,7 @@ from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.mechanisms.above_threshold import AboveThreshold
 from dpflow.testing.conformance import NotConformant, conformance_checks
 from dpflow.testing.corpus import CONTROLS, Control
+from dpflow.testing.corpus.broken_releases import RaisesOnEmpty
 from dpflow.testing.corpus.broken_sessions import ONE_FAILURE, TWO_FAILURES
 from dpflow.testing.exact_checks import compare_exactly
 from dpflow.testing.examples import Example
@@ -39,6 +40,18 @@ def test_the_sound_session_passes_where_broken_ones_do_not(example: Example, rea
     """
     found = compare_exactly(AboveThreshold(), example, 3)
     assert found.passed and found.epsilon_found >= reached
+
+
+def test_a_mechanism_that_raises_is_named_by_whatever_draws_from_it() -> None:
+    """Every check ends in its own error, whichever comes first."""
+    (control,) = (c for c in CONTROLS if type(c.mechanism) is RaisesOnEmpty)
+    check = next(
+        check
+        for check in conformance_checks(control.mechanism, control.examples)
+        if " randomness_has_a_law " in check.name
+    )
+    with pytest.raises(NotConformant, match="it raised ValueError"):
+        check.run()
 
 
 def test_the_corpus_is_large() -> None:
