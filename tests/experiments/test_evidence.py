@@ -7,14 +7,17 @@ import pytest
 
 from dpflow.core.contract.results import Result, Row
 from experiments import evidence
+from experiments import evidence_judges as judges
 
 
 def test_a_line_for_each_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """A baseline, a learner: rows and errors as their plans state them."""
     some = [s for s in evidence.SYSTEMS if s.door in ("quantile", "learn_thresholds")]
     monkeypatch.setattr(evidence, "SYSTEMS", tuple(some))
+    some_predictors = [p for p in evidence.PREDICTORS if p.door == "predict_walk"]
+    monkeypatch.setattr(evidence, "PREDICTORS", tuple(some_predictors))
     found = evidence.systems(1)
-    assert [row[1] for row in found.rows] == ["quantile", "learn_thresholds"]
+    assert [row[1] for row in found.rows] == ["quantile", "learn_thresholds", "predict_walk"]
     assert found.rows[1][2] == "441" and found.rows[1][4].startswith("0.05 share of rows")
     assert found.broken == []
 
@@ -25,9 +28,9 @@ def test_errors_are_judged_by_the_rows() -> None:
         connection.execute("CREATE TABLE flights AS SELECT i AS dep_delay FROM range(100) t(i)")
         answers = {49: 0.0, 9: 0.4, -5: 0.5}
         for value, error in answers.items():
-            found = evidence.rank(Result((Row("", "median", value),)), connection)
+            found = judges.rank(Result((Row("", "median", value),)), connection)
             assert found == pytest.approx(error)
         nothing = Result((Row("", "median", None),))
-        assert evidence.rank(nothing, connection) == float("inf")
-        assert evidence.inside(Result((Row("", "median", 100),)), connection) == 1
-        assert evidence.rarer("dep_delay")(Result((Row("", "mode", 7),)), connection) == 0
+        assert judges.rank(nothing, connection) == float("inf")
+        assert judges.inside(Result((Row("", "median", 100),)), connection) == 1
+        assert judges.rarer("dep_delay")(Result((Row("", "mode", 7),)), connection) == 0
