@@ -90,6 +90,7 @@ class Predictor:
         number, door, params, enough: as of a `System`.
         calculator: who says how many rows a first prediction needs, and the name of that column;
             nobody where the learner decides.
+        wide: as of a `System`.
     """
 
     number: str
@@ -97,6 +98,7 @@ class Predictor:
     params: Mapping[str, Any]
     enough: float
     calculator: tuple[str, str] | None
+    wide: bool = True
 
     def stated_rows(self) -> str:
         """Of a class of dimension 1, at error 1/10."""
@@ -106,8 +108,8 @@ class Predictor:
         sheet = Registry.load().find_calculator(name).run({"epsilon": "1", "predictions": "1"})
         return f"{int(sheet.rows[0][sheet.columns.index(column)]):,}"
 
-    def predict(self, table: Table, size: int, seed: int) -> tuple[list[Any], list[Any], float]:
-        """Points and their answers, and the CPU seconds of both, learning included."""
+    def predict(self, table: Table, size: int, seed: int) -> tuple[list[Any], float]:
+        """Answers, and their CPU seconds, learning included."""
         # A linear model is told about how many rows there are.
         params = {**self.params, **({"size": size} if self.door == "predict_linear" else {})}
         plan = dpflow.plan(self.door, table, name="evidence", scope="all", **params)
@@ -122,13 +124,13 @@ class Predictor:
             learned = mechanism.learn(plan.params, table, answer, source)
         codes = encode_points(table, plan.params.features, points).codes
         answers = list(mechanism.predict(plan.params, table, learned, codes, source))
-        return points, answers, time.process_time() - before
+        return answers, time.process_time() - before
 
     def error(self, table: Table, size: int, seed: int) -> float:
         """Beyond the best cut's, the share of wrong labels; beyond the least squares line's, the mean
         absolute error as a share of the range.
         """
-        _, answers, _ = self.predict(table, size, seed)
+        answers, _ = self.predict(table, size, seed)
         label = self.params["label"]
         with duckdb.connect(str(table.database), read_only=True) as connection:
             query = (
@@ -338,7 +340,7 @@ def systems(runs: int) -> Found:
             for size in sizes:
                 stated, errors[size] = try_one(system, declare(paths[size], {}), size, runs)
             cost = "-"
-            if runs > 1 and getattr(system, "wide", True):
+            if runs > 1 and system.wide:
                 cost = _measure_cost(system, declare(paths[10**6], WIDE))
             good = {size: sum(e <= system.enough for e in found) for size, found in errors.items()}
             enough = [s for s in sizes if all(good[t] == runs for t in sizes if t >= s)]
@@ -413,7 +415,7 @@ def _try_predictor(
 def _measure_cost(system: System | Predictor, table: Table) -> str:
     try:
         if isinstance(system, Predictor):
-            return f"{system.predict(table, 10**6, 0)[2]:.1f}"
+            return f"{system.predict(table, 10**6, 0)[1]:.1f}"
         return f"{release(_plan(system, table), 0)[1]:.1f}"
     except DpflowError as error:
         return f"refused: {str(error)[:60]}"
