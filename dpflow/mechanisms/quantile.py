@@ -203,7 +203,7 @@ class _Quantiles(Mechanism[P]):
         keys = self.group_keys(params, table)
         epsilon = self.plan_draws(params, table).epsilon
         rank = math.ceil(self._rank_error(params, table))
-        remark = f"its rank is within {rank:,} rows of the one asked for, as are all ranks of this release together (95 %)"
+        remark = f"its rank is within {rank:,} rows (95 % for all answers together)"
         # Each quantile has its own sensitivity, hence its own rate.
         rates = {p: epsilon / (2 * self._sensitivity(p, params, table)) for p in quantiles.values()}
         rows: list[Row] = []

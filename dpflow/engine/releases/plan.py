@@ -156,16 +156,16 @@ class Plan:
         ]
         return ", ".join(ranges) or "(none needed)"
 
-    def bounded_columns(self, values: Any = None) -> dict[str, Column]:
-        """The columns with bounds that the parameters (or these values of them) name, unless the
-        mechanism reads values as they are.
+    def bounded_columns(self, leave_out: str = "") -> dict[str, Column]:
+        """The columns with bounds that the parameters name, but for one of them, unless the mechanism
+        reads values as they are.
         """
         if isinstance(self.mechanism, Mechanism) and isinstance(
             self.mechanism.data_request(self.params, self.table), UnboundedValues
         ):
             return {}
-        used = set(_iterate_texts(values or self.params.model_dump(mode="json")))
-        columns = self.table.columns.items()
+        values = self.params.model_dump(mode="json", exclude={leave_out})
+        used, columns = set(_iterate_texts(values)), self.table.columns.items()
         return {
             name: column for name, column in columns if name in used and column.lower is not None
         }
@@ -174,10 +174,8 @@ class Plan:
         """For value columns of few grid points whose step nobody declared, a warning that values are
         rounded to them; labels are left out, and values that are read as they are.
         """
-        values = self.params.model_dump(mode="json")
-        values.pop("label", None)
         warnings = {}
-        for name, column in self.bounded_columns(values).items():
+        for name, column in self.bounded_columns(leave_out="label").items():
             if column.lower is None or column.holds_dates:
                 continue
             low, high = column.grid_bounds()

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from dpflow_interior_point.building_blocks.stage_costs import RowCounts
 from dpflow_interior_point.mechanisms.interior_point import (
+    ApproximateMedian,
     ApproximateMedianParams,
     InteriorPointParams,
     Method,
@@ -154,18 +155,47 @@ def test_a_result_states_how_far_its_rank_may_be(world: World, mechanism: str) -
     """In rows or as a share of them; a bounded column's median, too. The answer is as near as that."""
     if mechanism == "median":
         world.declare(columns={"cost": {"lower": 998_000, "upper": 1_002_000}})
-        value = world.release("median", delta=0)["", "median"]
-    else:
-        value = world.release(mechanism)["", "median"]
+    delta = "0" if mechanism == "median" else "1e-6"
+    value = world.release(mechanism, delta=delta)["", "median"]
     (row,) = (row for row in world.receipt.result.rows if row.measure == "median")
     stated = float(re.search(r"its rank is within ([\d.,]+)", row.remark)[1].replace(",", ""))  # type: ignore[index]
     with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
         query = f"SELECT count(*) FILTER (cost <= {value!r}) FROM visits"
         below = connection.execute(query).fetchall()[0][0]
     within = 6000 * stated if "as a share of the rows" in row.remark else stated
+    table = load_table(world.folder / "visits.yml")
+    planned = api.plan(
+        mechanism, table, name="m", scope="visits", column="cost", epsilon=2, delta=delta
+    )
+    assert planned.error_bound is not None
+    if "(rows)" in (unit := next(iter(planned.error_bound.half_width))):
+        assert stated == math.ceil(planned.error_bound.half_width[unit])
     # A failure of probability 1/20 is left room: twice the bound fails once in 400 or less.
     assert abs(below - 3000) <= 2 * within < 6000
     assert "remark" in world.receipt.table.columns()
+
+
+@pytest.mark.parametrize("alpha", [None, "1/4", "1/100"])
+def test_a_noisy_number_of_rows_is_within_the_stated_rank(alpha: str | None) -> None:
+    """Whatever is left out at each end by a noisy number, of as many more rows as the noise may hide.
+    The control: alpha itself would be stated too small.
+    """
+    table = Table.model_validate(DECLARATION)
+    given = {"column": "cost", "epsilon": "1/10", "delta": "1e-6", "alpha": alpha}
+    if alpha is not None:
+        given["gamma"] = "0"
+    params = ApproximateMedianParams.model_validate(given)
+    method = Method.from_params(params, table, size_is_public=False)
+    assert method.sizes is not None and method.sizes.half_width > 0
+    beyond = 0
+    for size in (0, 1, 10, 999, 10**4, 10**5, 10**7):
+        remark = ApproximateMedian().describe_place(params, method, size)
+        stated = Fraction(re.search(r"within ([\d.]+) of", remark)[1])  # type: ignore[index]
+        rows = max(1, size + method.sizes.half_width)
+        worst = Fraction(1, 2) - Fraction(int(method.trim_at(size) * size), rows)
+        assert worst <= stated <= worst + Fraction(1, 4) and remark.endswith("(95 %)")
+        beyond += worst > (method.alpha_for(size) if alpha is None else Fraction(alpha))
+    assert beyond >= 2
 
 
 def test_an_answer_of_none_states_no_rank(world: World) -> None:

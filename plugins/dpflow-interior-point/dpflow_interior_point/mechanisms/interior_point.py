@@ -27,6 +27,7 @@ groups, several rows a unit and add-remove are extensions, proved in the modules
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -321,12 +322,11 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
         """Alpha, as a share of the rows; more if a noisy number of rows may be that much too small."""
         alpha = method.alpha_for(size) if method.chooses_alpha else params.largest_alpha
         noise = method.sizes.half_width if method.sizes else 0
-        left_out = method.trim_at(size) * Fraction(size, max(1, size + noise))
-        share = max(alpha, Fraction(1, 2) - left_out)
+        left_out = Fraction(int(method.trim_at(size) * size), max(1, size + noise))
+        # Rounded up: never nearer than it is.
+        share = math.ceil(10**4 * max(alpha, Fraction(1, 2) - left_out)) / 10**4
         likely = " (95 %)" if noise else ""
-        return (
-            f"its rank is within {float(share):.2g} of the middle, as a share of the rows{likely}"
-        )
+        return f"its rank is within {share:g} of the middle, as a share of the rows{likely}"
 
     def error_bound(self, params: ApproximateMedianParams, table: Table) -> ErrorBound:
         """Rank error alpha, which is certain; the note says how many rows an answer needs."""
