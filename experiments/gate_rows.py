@@ -4,6 +4,11 @@ Equal power: of 100 candidates, each claim that is too good by the tolerance is 
 .95, and each honest one passes with probability .95. Equal width: how many units put all 100 answers
 within the tolerance of the score on fresh data, with probability .95, proven for whatever was asked. No
 row is read: power is that of the normal approximation, for scores that spread as coins do.
+
+A last table compares private ways to answer by their noise: what 95 % of answers are within. The
+exponential mechanism is among them, though it is no gate: it picks the best of candidates that are all
+known, once, and with probability .95 that one is at most ln(20 k)/epsilon units below the best, as one
+more unit lowers no sum of scores (McSherry, Talwar 2007, Theorem 6, without the factor 2).
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from dpflow.testing.examples import EXAMPLE_TABLE
 CANDIDATES, CONFIDENCE, PAID, MOST_UNITS = 100, 0.95, 5, 10**9
 TOLERANCES = (0.01, 0.02, 0.05, 0.1)
 EPSILONS = ("10", "2", "1", "0.5")
+#: Questions, and epsilons, of the table of noises, at `NOISE_UNITS` units and `DELTA`.
+QUESTIONS, NOISE_EPSILONS, NOISE_UNITS, DELTA = (5, 20, 100, 1_000), (0.5, 2), 3_000, "1e-6"
 OPEN_TABLE = EXAMPLE_TABLE.model_copy(update={"generalisation_only": True})
 
 
@@ -49,6 +56,22 @@ def count_width_units(tolerance: float, width: Callable[[int], float]) -> int:
     return _find_least(lambda units: width(units) <= tolerance)
 
 
+def compute_noises(questions: int, epsilon: float) -> list[float]:
+    """What 95 % of answers are within, as a share of the score's range, way by way."""
+    given = {"metric": "accuracy", "threshold": "0.01", "queries": questions, "epsilon": epsilon}
+    ways: list[dict[str, object]] = [
+        {"failures": min(PAID, questions)},
+        {"failures": min(10 * PAID, questions), "delta": DELTA},
+        {"failures": questions, "delta": DELTA, "method": "gaussian"},
+    ]
+    gates = [ThresholdoutParams.model_validate(given | way) for way in ways]
+    noises = [Thresholdout().make_test(gate).half_width(0.05) for gate in gates]
+    # One challenge wins by luck alone in a twentieth of sessions, all questions together.
+    margin = Thresholdout().challenge_margin(gates[0].model_copy(update={"question": "champion"}))
+    noises += [margin, math.log(20 * questions) / epsilon]
+    return [noise / NOISE_UNITS for noise in noises]
+
+
 def _find_least(is_enough: Callable[[int], bool]) -> int:
     low, high = 2.0, float(MOST_UNITS)
     while high / low > 1.01:
@@ -58,7 +81,7 @@ def _find_least(is_enough: Callable[[int], bool]) -> int:
 
 
 def list_lines() -> list[str]:
-    """Both tables, as markdown."""
+    """All tables, as markdown."""
     k, beta = CANDIDATES, 1 - CONFIDENCE
     lines = [
         "| tolerance | no noise | " + " | ".join(f"epsilon {e}" for e in EPSILONS) + " |",
@@ -81,6 +104,15 @@ def list_lines() -> list[str]:
         ]
         units = [count_width_units(tolerance, way) for way in ways]
         lines.append(f"| {tolerance:g} | " + " | ".join(map(_round, units)) + " |")
+    lines += [
+        "",
+        "| epsilon | questions | sparse vector, 5 paid | 50 paid | Gaussian noise | champions, 5 paid | exponential mechanism |",
+        "| --- " * 7 + "|",
+    ]
+    for epsilon in NOISE_EPSILONS:
+        for questions in QUESTIONS:
+            noises = (f"{noise:.4f}" for noise in compute_noises(questions, epsilon))
+            lines.append(f"| {epsilon:g} | {questions:,} | " + " | ".join(noises) + " |")
     return lines
 
 

@@ -33,6 +33,14 @@ SHARED = {"metric": "accuracy", "queries": CANDIDATES, "failures": 5, "threshold
 #: Claims pass from both sides, so their intervals have two ends.
 CLAIMS: dict[str, dict[str, Any]] = {
     "epsilon 10": {**SHARED, "epsilon": "10", "count_epsilon": "0.5", "side": "both"},
+    "epsilon 10, Gaussian": {
+        **SHARED,
+        "epsilon": "10",
+        "delta": "1e-6",
+        "method": "gaussian",
+        "count_epsilon": "0.5",
+        "side": "both",
+    },
     "no noise": {**SHARED, "method": "description_length", "side": "both"},
 }
 OPEN_TABLE = EXAMPLE_TABLE.model_copy(update={"generalisation_only": True})
@@ -46,10 +54,16 @@ WISHES = GateWishes.model_validate(
         "deviation": "0.71",
     }
 )
+#: The same with a delta, for half as many challengers: then Gaussian noise is cheapest.
+FEWER = WISHES.model_copy(update={"candidates": CANDIDATES // 2, "delta": Fraction(1, 10**6)})
 #: As the planner sets them for a challenger that is .15 better.
 DUELS: dict[str, dict[str, Any]] = {
-    name: dict(design_gate(WISHES, table, Registry.load()).chosen.params)
-    for name, table in (("planned, noisy", EXAMPLE_TABLE), ("planned, no noise", OPEN_TABLE))
+    name: dict(design_gate(wishes, table, Registry.load()).chosen.params)
+    for name, wishes, table in (
+        ("planned, noisy", WISHES, EXAMPLE_TABLE),
+        ("planned, Gaussian", FEWER, EXAMPLE_TABLE),
+        ("planned, no noise", WISHES, OPEN_TABLE),
+    )
 }
 
 

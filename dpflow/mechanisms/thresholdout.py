@@ -6,12 +6,16 @@ above the mean score, and too bad if the sum of (s_u - v - T) is. A challenger i
 champion if the sum over units of (its score - the champion's - better_by) is above what noise reaches.
 
 Guarantee: the sum in units of one unit's largest move, rounded down, moves by 1 at most, and no count
-enters (`dpflow.core.toolbox.mean_test`). It goes through a sparse vector with noise for sensitivity 1,
-so the session is epsilon-DP, whatever is asked and however many answers are free
-(`dpflow.core.toolbox.sparse_vector`). Each stretch up to a paid answer costs e0, the larger of
-epsilon/failures and what advanced composition allows for (epsilon, delta). With ``correct`` half of e0
-pays for the verdict, half for a noisy sum of scores after a no. ``count_epsilon`` is subtracted first
-and pays for one noisy number of units.
+enters (`dpflow.core.toolbox.mean_test`). It meets noise for sensitivity 1 in one of two ways
+(`dpflow.core.toolbox.sum_tests`), so the session has its guarantee whatever is asked:
+
+- `sparse_vector` is epsilon-DP, however many answers are free. Each stretch up to a paid answer costs
+  e0, the larger of epsilon/failures and what advanced composition allows for (epsilon, delta). With
+  ``correct`` half of e0 pays for the verdict, half for a noisy sum of scores after a no.
+  ``count_epsilon`` is subtracted first and pays for one noisy number of units.
+- `gaussian` is (epsilon, delta)-DP: of the rho that zCDP allows for it, ``count_epsilon`` e takes
+  e^2/2, and each of the sums that may be asked about an equal part, whatever the answers are: one for
+  each of ``queries``, two with ``side: both``, and with ``correct`` one more for each failure.
 
 Without epsilon there is no noise and no privacy: verdicts are exact, and few paid answers leave few
 transcripts, so a union bound covers all of them.
@@ -40,12 +44,10 @@ from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.requests import GroupedUnits, PerUnit, UnitScores
-from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.gate_power import mean_refusal_probability
 from dpflow.core.toolbox.mean_test import (
     STEPS,
-    comparison_half_width,
     count_shortfall,
     fresh_width,
     largest_move,
@@ -53,8 +55,9 @@ from dpflow.core.toolbox.mean_test import (
     sum_steps,
     transcript_width,
 )
-from dpflow.core.toolbox.noise import half_width, scale_for
-from dpflow.core.toolbox.sparse_vector import Engine, Memory
+from dpflow.core.toolbox.noise import half_width, rho_for, scale_for
+from dpflow.core.toolbox.sparse_vector import Engine
+from dpflow.core.toolbox.sum_tests import GaussianTest, SparseVectorTest, SumTest
 from dpflow.core.toolbox.unit_counts import learn_units
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
@@ -80,7 +83,8 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         """The whole session's guarantee; `Unprotected` without noise."""
         if params.epsilon is None:
             return Unprotected()
-        self.make_engine(params).require_scales()
+        # Refused now, not once it is paid for, if it cannot be drawn.
+        self.make_test(params).extra_noise(STEPS if params.correct else 1)
         if params.correct and not (params.count_epsilon or table.neighbours == "replace"):
             raise PlanRefused(
                 "a score is a sum divided by the number of units, which is private; add count_epsilon, a part of epsilon "
@@ -103,9 +107,16 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
             )
         return "intervals are proven for independent units, and nobody is protected"
 
-    def make_engine(self, params: ThresholdoutParams) -> Engine:
-        """Sparse vector's public parameters: one unit moves every compared integer by 1 at most."""
-        return Engine(_verdict_epsilon(params), 1, params.failures)
+    def make_test(self, params: ThresholdoutParams) -> SumTest:
+        """How sums are compared: one unit moves every compared integer by 1 at most. Raises
+        `PlanRefused` where the noise is beyond what can be drawn.
+        """
+        if params.method == "gaussian":
+            return GaussianTest(_draw_rho(params))
+        each = _verdict_epsilon(params)
+        engine = Engine(each, 1, params.failures)
+        engine.require_scales()
+        return SparseVectorTest(engine, each)
 
     def refusal_power(
         self,
@@ -128,9 +139,8 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         distance = excess - float(params.threshold) / width
         if not params.is_private:
             return mean_refusal_probability(distance, units, deviation, ())
-        engine, move = self.make_engine(params), largest_move(Fraction(score + distance), table)
-        scales = (engine.query_scale * move, engine.threshold_scale * move)
-        return mean_refusal_probability(distance, units, deviation, scales)
+        move = float(largest_move(Fraction(score + distance), table))
+        return self.make_test(params).power(distance, units, deviation, move)
 
     def recognition_power(
         self,
@@ -153,23 +163,21 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         if not params.is_private:
             luck = _bernstein_term(deviation**2, units, params)
             return mean_refusal_probability(gain - least - luck, units, deviation, ())
-        engine, move = self.make_engine(params), largest_move(Fraction(-least), table, -1)
-        margin = float((self.challenge_margin(params)) * move) / units
-        scales = (engine.query_scale * move, engine.threshold_scale * move)
-        return mean_refusal_probability(gain - least - margin, units, deviation, scales)
+        move = float(largest_move(Fraction(-least), table, -1))
+        margin = self.challenge_margin(params) * move / units
+        return self.make_test(params).power(gain - least - margin, units, deviation, move)
 
     def challenge_margin(self, params: ThresholdoutParams) -> int:
         """What noise alone reaches in a share beta of sessions, all comparisons together, in moves."""
         failure = float(params.beta) / params.queries
         # One side only.
-        scale = self.make_engine(params).query_scale
-        return math.ceil(comparison_half_width(scale, min(1.0, 2 * failure)))
+        return math.ceil(self.make_test(params).half_width(min(1.0, 2 * failure)))
 
     def open(self, params: ThresholdoutParams, table: Table, source: Source) -> State:
         """No question asked yet; with noise, that of the first threshold is drawn."""
         if not params.is_private:
             return State({"asked": 0, "failures": 0})
-        return State({"asked": 0, **self.make_engine(params).start_session(source).to_json()})
+        return State({"asked": 0, **self.make_test(params).start_session(source)})
 
     def data_request(
         self, params: ThresholdoutParams, query: ClaimQuery, table: Table
@@ -267,13 +275,13 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         if not params.is_private:
             over = max(compared) > 0
             return over, {"failures": int(state.data["failures"]) + over}
-        engine, memory = self.make_engine(params), Memory.from_json(state.data)
+        test, after = self.make_test(params), state.data
         # After a failed first side the second is not asked: the last failure is a "no", too.
         for value in compared:
-            over, memory = engine.compare_value(memory, -value, 0, source)
+            over, after = test.is_above(value, after, source)
             if over:
                 break
-        return over, memory.to_json()
+        return over, after
 
     def _describe_worth(
         self,
@@ -304,9 +312,9 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         width = answer.span[1] - answer.span[0]
         noise = 0.0
         if params.is_private:
-            scale, move = self.make_engine(params).query_scale, _move(params, table, query, answer)
-            worth["noise"] = comparison_half_width(scale, 0.05) * move / units * width
-            noise = comparison_half_width(scale, float(params.beta) / 2 / params.queries) * move
+            test, move = self.make_test(params), _move(params, table, query, answer)
+            worth["noise"] = test.half_width(0.05) * move / units * width
+            noise = test.half_width(float(params.beta) / 2 / params.queries) * move
         if query.champion or word != "yes":
             return worth
         assert query.claim is not None
@@ -326,14 +334,14 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         whole, number = sum_steps(answer.shares)
         # Around the middle, where one unit moves the sum least.
         move = STEPS if largest_move(Fraction(1, 2), table) == 1 else STEPS // 2
-        scale = scale_for(move, _verdict_epsilon(params))
-        noisy = add_laplace(whole - number * (STEPS // 2), scale, source)
+        noise_law = self.make_test(params).extra_noise(move)
+        noisy = noise_law.add_noise(whole - number * (STEPS // 2), source)
         count_error = 0
         if not answer.is_size_public and params.count_epsilon is not None:
             failure = COUNT_FAILURE * float(params.beta)
             count_error = half_width(scale_for(1, params.count_epsilon), 2 * failure)
         share = min(1.0, max(0.0, 0.5 + noisy / (STEPS * (units + count_error))))
-        noise = half_width(scale, float(params.beta) / 2 / params.failures) / STEPS / units
+        noise = noise_law.half_width(float(params.beta) / 2 / params.failures) / STEPS / units
         # The number of units may be off by twice that, of a mean that is at most half a range.
         reach = noise + count_error / units + sampling_width(params, units)
         low, high = answer.span
@@ -363,6 +371,19 @@ def _verdict_epsilon(params: ThresholdoutParams) -> Fraction:
         epsilon = each * params.failures
         each = max(each, Fraction(step_eps(epsilon, params.delta, params.failures)))
     return each / 2 if params.correct else each
+
+
+def _draw_rho(params: ThresholdoutParams) -> Fraction:
+    """What each Gaussian draw costs. Raises `PlanRefused` where nothing is left for them."""
+    assert params.epsilon is not None
+    whole = rho_for(params.epsilon, params.delta)
+    left = whole - (Pure(params.count_epsilon).rho_delta()[0] if params.count_epsilon else 0)
+    if left <= 0:
+        raise PlanRefused(
+            "count_epsilon leaves nothing for the verdicts; take less of it, or a larger epsilon or delta"
+        )
+    sums = params.queries * (2 if params.side == "both" else 1)
+    return left / (sums + (params.failures if params.correct else 0))
 
 
 def _bernstein_width(
@@ -464,7 +485,7 @@ def dpflow_register_mechanisms() -> list[Thresholdout]:
 
 @hookimpl
 def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
-    """Where one unit shows most; then both questions, with and without a score."""
+    """Where one unit shows most, by either noise; then both questions, with and without a score."""
     shared: dict[str, Any] = {
         "metric": METRIC,
         "threshold": "0.1",
@@ -479,7 +500,9 @@ def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
         ({}, claims),
         ({"side": "both", "count_epsilon": "0.2", "correct": True}, claims),
         ({"question": "champion"}, duels),
-    ]
+        ({"method": "gaussian", "delta": "1e-6"}, claims),
+        ({"method": "gaussian", "delta": "1e-6", "side": "both", "count_epsilon": "0.2", "correct": True}, claims),
+    ]  # fmt: skip
     tight = {
         "table": _TABLE,
         "params": shared | {"epsilon": 6, "failures": 1},
@@ -491,9 +514,16 @@ def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
         ],
         "sides": {"values": [[1.0, *[0.0] * 4], [0.0] * 4], "swapped": [["other"]]},
     }
+    # A claim so far below what is refused that a unit of score 0 decides where noise is rare.
+    rare = {
+        "table": _TABLE,
+        "params": shared | {"method": "gaussian", "delta": "0.01", "queries": 1, "failures": 1},
+        "queries": [{**ask, "claim": "0.6", "candidate": "0"}],
+        "sides": {"values": [[0.0, 1.0], [1.0]]},
+    }
     others: list[dict[str, Any]] = [
         {"table": {**_TABLE, "neighbours": relation}, "params": {**shared, **more}, "queries": asks}
         for relation in ("add-remove", "replace")
         for more, asks in forms
     ]
-    return {"thresholdout": [tight, *others]}
+    return {"thresholdout": [tight, rare, *others]}

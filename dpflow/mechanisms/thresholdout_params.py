@@ -18,21 +18,22 @@ class ThresholdoutParams(Params):
 
     ``metric``: the mean that all candidates are compared by, with its range. ``threshold``: T, how
     far a claim may be from the holdout's mean before it fails, in units of the metric. ``method``:
-    `sparse_vector`, with noise, or `description_length`, without noise and privacy, on tables that
-    are generalisation_only. ``epsilon``, ``delta``: the privacy cost of the whole session.
-    ``queries``: how many questions it answers. ``failures``: how many answers may be paid for: a
-    claim's no, a challenge's yes. ``beta``: the probability with which intervals may be wrong, all
-    of them together. ``side``: `over` fails claims that are too good, `both` also those that are
-    too bad. ``question``: `claim`, whether a claimed score is plausible, or `champion`, whether a
-    candidate is better than the champion; then nothing else is asked. ``better_by``: by how much at
-    least a challenger has to be better, in units of the metric. ``correct``: whether a claim's no
-    carries the holdout's score. ``count_epsilon``: the part of epsilon that counts the units, where
-    their number is private: intervals need it.
+    `sparse_vector`, with noise that grows with ``failures``; `gaussian`, with noise that grows with
+    the root of ``queries``, which needs a delta; or `description_length`, without noise and privacy,
+    on tables that are generalisation_only. ``epsilon``, ``delta``: the privacy cost of the whole
+    session. ``queries``: how many questions it answers. ``failures``: how many answers there may be
+    of the kind that `sparse_vector` pays for: a claim's no, a challenge's yes. ``beta``: the
+    probability with which intervals may be wrong, all of them together. ``side``: `over` fails claims
+    that are too good, `both` also those that are too bad. ``question``: `claim`, whether a claimed
+    score is plausible, or `champion`, whether a candidate is better than the champion; then nothing
+    else is asked. ``better_by``: by how much at least a challenger has to be better, in units of the
+    metric. ``correct``: whether a claim's no carries the holdout's score. ``count_epsilon``: the part
+    of epsilon that counts the units, where their number is private: intervals need it.
     """
 
     metric: AnyMetric
     threshold: Annotated[Exact, Field(gt=0)]
-    method: Literal["sparse_vector", "description_length"] = "sparse_vector"
+    method: Literal["sparse_vector", "gaussian", "description_length"] = "sparse_vector"
     epsilon: Epsilon | None = None
     delta: Delta = Fraction(0)
     queries: Annotated[int, Field(ge=1, le=10**9)] = 100
@@ -48,7 +49,7 @@ class ThresholdoutParams(Params):
     def _check_amounts(self) -> ThresholdoutParams:
         if self.is_private != (self.epsilon is not None):
             raise ValueError(
-                "method sparse_vector needs an epsilon"
+                f"method {self.method} needs an epsilon"
                 if self.is_private
                 else "method description_length has no noise and no privacy; leave epsilon out"
             )
@@ -63,6 +64,8 @@ class ThresholdoutParams(Params):
                 )
         elif self.count_epsilon is not None and self.count_epsilon >= self.epsilon:
             raise ValueError("count_epsilon is a part of epsilon, so it must be less")
+        if self.method == "gaussian" and not self.delta:
+            raise ValueError("method gaussian needs a delta; without one take sparse_vector")
         if self.failures > self.queries:
             raise ValueError("failures are among the queries, so they cannot be more")
         if self.question == "champion" and (self.correct or self.side == "both"):
@@ -72,7 +75,7 @@ class ThresholdoutParams(Params):
     @property
     def is_private(self) -> bool:
         """Whether verdicts are noisy."""
-        return self.method == "sparse_vector"
+        return self.method != "description_length"
 
     @property
     def stretch_epsilon(self) -> Fraction:

@@ -15,6 +15,7 @@ from dpflow.core.contract.declaration import ContributionBounds, Table
 from dpflow.core.contract.requests import PerUnit
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.core.toolbox.mean_test import (
+    STEPS,
     comparison_half_width,
     count_shortfall,
     fresh_width,
@@ -22,6 +23,9 @@ from dpflow.core.toolbox.mean_test import (
     log_transcripts,
     transcript_width,
 )
+from dpflow.core.toolbox.noise import rho_for
+from dpflow.core.toolbox.sparse_vector import Engine
+from dpflow.core.toolbox.sum_tests import GaussianTest, SparseVectorTest
 from dpflow.errors import PlanRefused
 from dpflow.mechanisms.thresholdout import Thresholdout
 from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
@@ -36,6 +40,7 @@ ROW_TABLE = EXAMPLE_TABLE.model_copy(update={"contribution_bounds": Contribution
 PART_TABLE = EXAMPLE_TABLE.model_copy(update={"protects": "unit-block"})
 OPEN_TABLE = ROW_TABLE.model_copy(update={"generalisation_only": True})
 EXACT: dict[str, Any] = {"method": "description_length", "epsilon": None}
+GAUSS: dict[str, Any] = {"method": "gaussian", "delta": "1e-6"}
 #: With almost no noise.
 SURE: dict[str, Any] = {
     "metric": "accuracy",
@@ -199,9 +204,11 @@ def test_events_are_what_is_drawn() -> None:
     assert event(count_epsilon="0.1", correct=True) == Pure(Fraction(1))
     assert event(**EXACT) == Unprotected()
     params = ThresholdoutParams(**SURE | {"epsilon": "1", "failures": 5, "count_epsilon": "0.1"})
-    assert GATE.make_engine(params).epsilon == Fraction(9, 50)
+    assert sparse_engine(params).epsilon == Fraction(9, 50)
     scored = params.model_copy(update={"correct": True})
-    assert GATE.make_engine(scored).epsilon == Fraction(9, 100)
+    assert sparse_engine(scored).epsilon == Fraction(9, 100)
+    assert event(**GAUSS) == Approximate(Fraction(1), Fraction(1, 10**6))
+    assert event(**GAUSS, count_epsilon="0.1") == Approximate(Fraction(1), Fraction(1, 10**6))
     with pytest.raises(PlanRefused, match="add count_epsilon"):
         event(correct=True)
 
@@ -217,6 +224,8 @@ def test_events_are_what_is_drawn() -> None:
         ({"failures": 51}, "cannot be more"),
         ({"question": "champion", "side": "both"}, "about claims"),
         ({"threshold": "0"}, "greater than 0"),
+        ({"method": "gaussian"}, "gaussian needs a delta"),
+        ({"method": "gaussian", "epsilon": None, "delta": "0.1"}, "gaussian needs an epsilon"),
     ],
 )
 def test_impossible_gates_are_refused(wrong: dict[str, Any], why: str) -> None:
@@ -224,10 +233,104 @@ def test_impossible_gates_are_refused(wrong: dict[str, Any], why: str) -> None:
         ThresholdoutParams(**SURE | wrong)
 
 
+def sparse_engine(params: ThresholdoutParams) -> Engine:
+    test = GATE.make_test(params)
+    assert isinstance(test, SparseVectorTest)
+    return test.engine
+
+
+@pytest.mark.parametrize("more", [{}, {"side": "both", "correct": True}])
+@pytest.mark.parametrize("count", [None, "0.5"])
+def test_gaussian_draws_are_paid_for(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], count: str | None
+) -> None:
+    """Whatever is answered, a session draws no more numbers than share its rho, and with the count
+    they come to the rho of (epsilon, delta), exactly.
+    """
+    drawn: list[Fraction] = []
+
+    def draw(sigma2: Fraction, size: int, source: Source) -> Any:
+        drawn.extend([sigma2] * size)
+        return np.zeros(size, dtype=np.int64)
+
+    monkeypatch.setattr("dpflow.core.sampling.noisy_values.discrete_gaussian", draw)
+    given = SURE | GAUSS | {"epsilon": "8", "queries": 6, "failures": 6, "count_epsilon": count}
+    params = ThresholdoutParams(**given | more)
+    table = EXAMPLE_TABLE if count else REPLACE_TABLE
+    every = [str(level) for level in (0, 1, 0.2, 0.9, 0.3, 0.4)]
+    bodies = ask_claims(params.model_dump(), every, PerUnit(np.full(400, 0.5)), table)
+    # On zero noise low claims pass both sides, and the others fail.
+    assert {body["verdict"] for body in bodies} == ({"yes", "no"} if not more else {"no"})
+    whole = rho_for(params.epsilon, params.delta)
+    spent = Fraction(count) ** 2 / 2 if count else Fraction(0)
+    most = 6 * (3 if more else 1)
+    assert GATE.make_test(params) == GaussianTest((whole - spent) / most)
+    move = STEPS // 2 if table is EXAMPLE_TABLE else STEPS
+    costs = [Fraction(move**2 if sigma2 > move else 1) / (2 * sigma2) for sigma2 in drawn]
+    assert set(costs) == {(whole - spent) / most} and 6 <= len(costs) <= most
+
+
+@pytest.mark.parametrize("table", [EXAMPLE_TABLE, REPLACE_TABLE])
+@pytest.mark.parametrize("queries", [1, 2])
+def test_gaussian_noise_keeps_its_price_exactly(table: Table, queries: int) -> None:
+    """All transcripts of a session where one unit decides keep (epsilon, delta); a session that pays
+    a quarter of each draw does not.
+    """
+    given = {"queries": queries, "failures": queries, "threshold": "0.1", "beta": "0.05"}
+    given |= {"metric": "accuracy", "method": "gaussian", "epsilon": "1", "delta": "0.01"}
+    params = ThresholdoutParams(**given)
+    query = {"claim": Fraction(3, 5)}
+    base = [1.0]
+    sides = ([*base, 0.0], [*base, 1.0] if table.neighbours == "replace" else base)
+
+    def divergence(gate: Thresholdout) -> float:
+        laws = [law_of_sessions(gate, params, table, side, **query) for side in sides]
+        one, other = laws
+        return max(
+            exact_divergence.divergence(one, other, 1), exact_divergence.divergence(other, one, 1)
+        )
+
+    class Cheap(Thresholdout):
+        def make_test(self, params: ThresholdoutParams) -> GaussianTest:
+            test = super().make_test(params)
+            assert isinstance(test, GaussianTest)
+            return GaussianTest(4 * test.rho)
+
+    assert divergence(GATE) <= 0.01 < divergence(Cheap())
+
+
+def law_of_sessions(
+    gate: Thresholdout, params: ThresholdoutParams, table: Table, scores: list[float], **query: Any
+) -> Any:
+    asked = gate.Query(estimator="accuracy", columns=("amount",), **query)
+
+    def draw(source: Source) -> str:
+        state, words = gate.open(params, table, source), []
+        for _ in range(params.queries):
+            verdict, state = gate.answer(
+                params, table, state, asked, PerUnit(np.array(scores)), source
+            )
+            words.append(str(verdict.body["verdict"]))
+        return " ".join(words)
+
+    return enumerate_outputs(draw, tail=1e-13)
+
+
+def test_gaussian_noise_is_what_is_stated() -> None:
+    """5 % of 20,000 comparisons are further off at most, and about as many."""
+    test = GATE.make_test(ThresholdoutParams(**SURE | GAUSS | {"epsilon": "1"}))
+    assert isinstance(test, GaussianTest)
+    source = StreamSource(4)
+    noise = test.extra_noise(1).add_noise(np.zeros(20_000, dtype=np.int64), source)
+    for failure in (0.05, 0.01):
+        beyond = float((np.abs(noise) > test.half_width(failure)).mean())
+        assert 0.6 * failure < beyond <= failure * 1.05
+
+
 def test_the_noise_of_a_comparison_is_what_is_stated() -> None:
     """5 % of 20,000 comparisons are further off, and 1 % than the width for 1 %."""
     params = ThresholdoutParams(**SURE | {"epsilon": "1", "failures": 1})
-    engine, source = GATE.make_engine(params), StreamSource(3)
+    engine, source = sparse_engine(params), StreamSource(3)
     from dpflow.core.sampling.samplers import discrete_laplace
 
     noise = discrete_laplace(engine.query_scale, 20_000, source)
@@ -316,10 +419,12 @@ def test_without_noise_luck_promotes_nobody() -> None:
     assert found["verdict"] == "yes" and found["guarantee"] == "proven"
 
 
-@pytest.mark.parametrize("epsilon", [None, "4"])
-def test_the_curve_is_what_is_measured(epsilon: str | None) -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "more"), [(None, EXACT), ("4", {"epsilon": "4"}), ("1", GAUSS | {"epsilon": "0.5"})]
+)
+def test_the_curve_is_what_is_measured(epsilon: str | None, more: dict[str, Any]) -> None:
     """400 simulated claims at each excess through the very session."""
-    params = SURE | (EXACT if epsilon is None else {"epsilon": epsilon})
+    params = SURE | more
     params |= {"failures": 1, "queries": 1}
     parsed, rng = ThresholdoutParams(**params), np.random.default_rng(2)
     table = EXAMPLE_TABLE if epsilon else OPEN_TABLE

@@ -20,13 +20,10 @@ from fractions import Fraction
 from functools import lru_cache
 from statistics import NormalDist
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.accounting import renyi
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
 from dpflow.core.contract.declaration import Table
-from dpflow.core.sampling.noisy_values import add_gaussian, add_laplace
+from dpflow.core.sampling.noisy_values import Exact, add_gaussian, add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import MAX_SCALE
 from dpflow.errors import PlanRefused
@@ -86,8 +83,8 @@ class Noise:
 
     event: DiscreteLaplace | DiscreteGaussian
 
-    def add_noise(self, exact: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
-        """The noisy vector. Statistics stay below 2^62 by plan and the samplers' noise does too:
+    def add_noise(self, exact: Exact, source: Source) -> Exact:
+        """The noisy vector, or the noisy integer. Statistics stay below 2^62 by plan and the samplers' noise does too:
         the sum cannot wrap.
         """
         if isinstance(self.event, DiscreteLaplace):

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from dpflow.core.accounting.amounts import Epsilon
+from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import AnyMetric, SqlEstimator
 from dpflow.core.contract.strict_models import Exact, Strict, describe_problems
@@ -55,6 +55,13 @@ MOST_GROUPS = 10**6
 CURVE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 #: The part of epsilon that counts units, so that verdicts carry intervals.
 COUNT_SHARE = Fraction(1, 10)
+#: Methods of a gate on means, for people.
+METHOD_NAMES = {
+    "sparse_vector": "sparse vector",
+    "sparse_vector_with_delta": "sparse vector with a delta",
+    "gaussian": "Gaussian noise",
+    "description_length": "description length",
+}
 
 
 class GateWishes(Strict):
@@ -66,7 +73,7 @@ class GateWishes(Strict):
     least be better by. ``paid``: how many answers may be paid for, a champion's yes or a claim's no.
     ``deviation``: of one unit's score, or of the difference of two candidates' scores, as a share of
     the range. ``score``: about what is expected, as a share of the range. ``most_epsilon``: the most
-    that the gate may cost.
+    that the gate may cost. ``delta``: the delta that it may cost beside; Gaussian noise needs one.
     """
 
     metric: AnyMetric
@@ -80,6 +87,7 @@ class GateWishes(Strict):
     deviation: Annotated[Exact, Field(gt=0, le=1)] = Fraction(1, 2)
     score: Annotated[Exact, Field(ge=0, le=1)] = Fraction(1)
     most_epsilon: Epsilon = Fraction(10)
+    delta: Delta = Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -197,9 +205,11 @@ def _list_options(
 ) -> Iterator[GateOption]:
     """Every method that the table allows."""
     if is_mean and table.generalisation_only:
-        yield _mean_option(wishes, table, width, None)
+        yield _mean_option(wishes, table, width, "description_length", None)
     elif is_mean:
-        yield _search_epsilon(wishes, partial(_mean_option, wishes, table, width))
+        noisy = ["sparse_vector", "sparse_vector_with_delta", "gaussian"]
+        for method in noisy if wishes.delta else noisy[:1]:
+            yield _search_epsilon(wishes, partial(_mean_option, wishes, table, width, method))
     if wishes.question == "champion":
         return
     for groups in GROUPS:
@@ -214,7 +224,7 @@ def _list_options(
 
 
 def _mean_option(
-    wishes: GateWishes, table: Table, width: float, epsilon: Fraction | None
+    wishes: GateWishes, table: Table, width: float, method: str, epsilon: Fraction | None
 ) -> GateOption:
     """A gate on means; half the tolerance is the threshold, equally far from both."""
     params: dict[str, Any] = {
@@ -223,14 +233,15 @@ def _mean_option(
         "queries": wishes.candidates,
         "failures": _most_paid(wishes),
         "question": wishes.question,
+        "method": method.removesuffix("_with_delta"),
     }
+    if method in ("sparse_vector_with_delta", "gaussian"):
+        params["delta"] = str(wishes.delta)
     if wishes.question == "champion":
         luck = Fraction(0) if epsilon is None else compute_luck_margin(wishes) * Fraction(width)
         params["better_by"] = str(wishes.better_by + luck)
         params["failures"] = _most_paid(wishes, width, wishes.better_by + luck)
-    if epsilon is None:
-        params["method"] = "description_length"
-    else:
+    if epsilon is not None:
         params |= {"epsilon": str(epsilon), "count_epsilon": str(epsilon * COUNT_SHARE)}
     parsed, mechanism = ThresholdoutParams.model_validate(params), Thresholdout()
     units, deviation, score = wishes.units, float(wishes.deviation), float(wishes.score)
@@ -241,7 +252,7 @@ def _mean_option(
         return mechanism.refusal_power(parsed, table, excess, units, deviation, score, width)
 
     guarantee = "heuristic" if epsilon is not None else "proven"
-    name = "mean, noisy" if epsilon is not None else "mean, description length"
+    name = f"mean, {METHOD_NAMES[method]}"
     right = _rightness(wishes, power, width)
     return GateOption(name, mechanism.name, params, epsilon, right, guarantee, power)
 

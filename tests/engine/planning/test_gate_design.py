@@ -46,16 +46,34 @@ def design(table: Table = EXAMPLE_TABLE, **changes: Any) -> Any:
 def test_the_cheapest_gate_that_does_it() -> None:
     """It is right as often as was wanted, half its epsilon is not enough, and groups cost more."""
     found = design()
-    assert found.chosen.method == "mean, noisy" and found.chosen.right >= 0.95
+    assert found.chosen.method == "mean, sparse vector" and found.chosen.right >= 0.95
     assert 0.1 < found.chosen.epsilon < 3
     half = str(found.chosen.epsilon / 2)
     with pytest.raises(PlanRefused, match="the nearest that are possible"):
         design(most_epsilon=half)
-    others = [one for one in found.options if one.method != "mean, noisy"]
+    others = [one for one in found.options if one.method != "mean, sparse vector"]
     assert others and all(one.right < 0.95 or one.epsilon > found.chosen.epsilon for one in others)
     powers = [y for _, y in found.curve]
     assert powers == sorted(powers) and powers[0] <= 0.05 and dict(found.curve)[0.05] >= 0.95
     assert found.interval > 0.025
+
+
+@pytest.mark.parametrize(
+    ("candidates", "paid", "method"),
+    [(10, 5, "Gaussian noise"), (10_000, 50, "sparse vector with a delta"), (1000, 5, "sparse vector")],
+)  # fmt: skip
+def test_a_delta_lets_the_cheapest_noise_win(candidates: int, paid: int, method: str) -> None:
+    """Few questions are for Gaussian noise, many with few failures for a sparse vector; without a
+    delta there is one noise.
+    """
+    asked: dict[str, Any] = {"candidates": candidates, "paid": paid, "most_epsilon": 30}
+    found = design(delta="1e-6", **asked)
+    means = {one.method: one for one in found.options if one.method.startswith("mean")}
+    assert len(means) == 3 and found.chosen is means[f"mean, {method}"]
+    assert found.chosen.epsilon == min(o.epsilon for o in means.values() if o.right >= 0.95)
+    # More failures than were wished for are no better gate: an analyst learns by each.
+    assert all(one.params["failures"] == min(paid, candidates) for one in means.values())
+    assert sum(one.method.startswith("mean") for one in design(**asked).options) == 1
 
 
 def test_without_noise_it_is_proven() -> None:
@@ -134,7 +152,7 @@ def test_wishes_in_a_pipeline(tiny: Tiny, file: Path) -> None:
     """Planned, drawn, written down and submitted to: the written file is the same gate."""
     written, picture = tiny.folder / "written.yml", tiny.folder / "power.svg"
     said = json.loads(run(tiny, "plan", file, "--write", written, "--plot", picture).stdout)
-    assert said["method"] == "mean, noisy" and len(said["compared"]) > 3
+    assert said["method"] == "mean, sparse vector" and len(said["compared"]) > 3
     assert [round(row["too good by"], 4) for row in said["power"]][:2] == [0, 0.0125]
     assert "<svg" in picture.read_text()
     assert load_gate_file(written, REGISTRY)[0] == load_gate_file(file, REGISTRY)[0]
