@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -74,10 +75,47 @@ def pydp(values: np.ndarray, epsilon: float) -> dict[str, list[float]]:
     }
 
 
-PEERS = {"opendp": opendp, "pydp": pydp}
+def tumult(values: np.ndarray, epsilon: float) -> dict[str, list[float]]:
+    """Tumult Analytics: half of epsilon for bounds and half for nine quantiles; nine within the range."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # workers would be the system's Python
+    analytics: Any = importlib.import_module("tmlt.analytics")
+    spark: Any = importlib.import_module("pyspark.sql").SparkSession
+    session = spark.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    frame = session.createDataFrame(importlib.import_module("pandas").DataFrame({"x": values}))
+    table = analytics.QueryBuilder("table")
+
+    def open_table() -> Any:
+        return analytics.Session.from_dataframe(
+            privacy_budget=analytics.PureDPBudget(epsilon),
+            source_id="table",
+            dataframe=frame,
+            protected_change=analytics.AddOneRow(),
+        )
+
+    def ask_deciles(rows: Any, low: float, high: float, each: float) -> list[float]:
+        queries = (table.quantile("x", p, low=low, high=high) for p in SHARES)
+        return [
+            float(rows.evaluate(query, analytics.PureDPBudget(each)).toPandas().iloc[0, 0])
+            for query in queries
+        ]
+
+    rows = open_table()
+    ends = rows.evaluate(table.get_bounds("x"), analytics.PureDPBudget(epsilon / 2)).toPandas()
+    low, high = sorted(float(end) for end in ends.iloc[0])
+    by_type = ask_deciles(rows, low, high, epsilon / 2 / (len(SHARES) + 1e-9))
+    low, high = float(values.min()), float(values.max())
+    by_range = ask_deciles(open_table(), low, high, epsilon / (len(SHARES) + 1e-9))
+    return {"type": by_type, "range": by_range}
+
+
+PEERS = {"opendp": opendp, "pydp": pydp, "tumult": tumult}
+#: What an interpreter must be able to import.
+MODULES = {"opendp": "opendp.prelude", "pydp": "pydp", "tumult": "tmlt.analytics"}
 
 if __name__ == "__main__":
     with np.load(sys.argv[2]) as file:
         arrays = [file[f"v{i}"] for i in range(len(file.files) - 1)]
         epsilon = float(file["epsilon"])
+    # The last line: Spark prints others.
     print(json.dumps([PEERS[sys.argv[1]](values, epsilon) for values in arrays]))

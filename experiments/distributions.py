@@ -136,7 +136,7 @@ OWN: Mapping[str, Callable[[Values, Fraction, Source], list[float]]] = {
     "cdf, range": ask_cdf_in_range,
 }
 METHODS = ("cdf", "halving", "guessed bounds")  # told the type
-PEERS = {"opendp": "OpenDP", "pydp": "PyDP"}
+PEERS = {"opendp": "OpenDP", "pydp": "PyDP", "tumult": "Tumult"}
 
 
 def draw_law(name: str, rows: int, seed: int) -> Values:
@@ -178,18 +178,23 @@ def ask_peers(data: list[Values], epsilon: Fraction) -> dict[str, list[float]]:
         arrays: dict[str, Any] = {f"v{i}": values.astype(float) for i, values in enumerate(data)}
         np.savez(path, epsilon=float(epsilon), **arrays)
         for name, title in PEERS.items():
-            module = "opendp.prelude" if name == "opendp" else name
+            module = distribution_peers.MODULES.get(name, name)
             for python in interpreters:
                 if subprocess.run(
                     [python, "-c", f"import {module}"], capture_output=True
                 ).returncode:
                     continue
                 command = [python, distribution_peers.__file__, name, str(path)]
-                text = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+                # Spark leaves files where it runs.
+                text = subprocess.run(
+                    command, capture_output=True, check=True, text=True, cwd=folder
+                ).stdout
                 for told in ("type", "range"):
                     errors[f"{title}, {told}"] = [
                         rank_error(np.sort(values), DECILES, answers[told])
-                        for values, answers in zip(data, json.loads(text), strict=True)
+                        for values, answers in zip(
+                            data, json.loads(text.splitlines()[-1]), strict=True
+                        )
                     ]
                 break
     return errors
@@ -287,6 +292,36 @@ def by_rows(runs: int) -> Found:
     return Found(heads, tuple(table), curves, tuple(bounds))
 
 
+def beside_others(runs: int) -> Found:
+    """The mean over four laws, by rows, beside other libraries."""
+    sizes, names = (1000, 10_000, 100_000, 10**6), list(interior.LAWS)[::6]
+    table, bounds = [], []
+    curves: dict[str, list[tuple[Any, float]]] = {}
+    for rows in sizes if runs > 1 else sizes[:1]:
+        laws = [partial(draw_law, name, rows) for name in names]
+        found: dict[str, float | None] = {
+            method: float(np.mean([measure(law, Fraction(1), runs, method) for law in laws]))
+            for method in OWN
+        }
+        others = ask_peers([law(0) for law in laws], Fraction(1)) if runs > 1 else {}
+        for title in PEERS.values():
+            for told in ("type", "range"):
+                errors = others.get(f"{title}, {told}")
+                found[f"{title}, {told}"] = None if errors is None else float(np.mean(errors))
+        table.append((f"{rows:,}", *("-" if e is None else f"{e:.2g}" for e in found.values())))
+        known = {name: error for name, error in found.items() if error is not None}
+        # Six lines can be told apart.
+        for name, error in known.items():
+            if "range" in name:
+                continue
+            curves.setdefault(name, []).append((float(rows), max(error, 1e-8)))
+        rivals = [known["halving"], known["guessed bounds"], *_told(known, "type")]
+        # As in the table by law: one row is added to both.
+        ratio = (known["cdf"] + 1 / rows) / (min(rivals) + 1 / rows)
+        bounds.append(bound(f"{rows:,} rows: ratio to the best told the type", ratio, most=1.1))
+    return Found(("rows", *found), tuple(table), curves, tuple(bounds))
+
+
 ABOUT = (
     "Mean rank error of the nine deciles. *halving*: these deciles alone, by the exponential mechanism over all doubles "
     "(Kaplan, Schnapp, Stemmer 2022). *guessed bounds*: half of epsilon for `bounds`, half for 1,024 even bins. Laws without "
@@ -301,8 +336,8 @@ EXPERIMENTS = (
         + ABOUT
         + " *Range*: told the least and the largest value. OpenDP, told the type: nine private quantiles "
         "among 1,027 candidates of both signs, four for each "
-        "power of two from 2^-64 to 2^64; told the range: a consistent tree of 1,024 bins. PyDP: nine percentiles. Both ran "
-        "once. The "
+        "power of two from 2^-64 to 2^64; told the range: a consistent tree of 1,024 bins. PyDP: nine percentiles. "
+        "Tumult, told the type: half of epsilon for `get_bounds`. All three ran once. The "
         "last columns are the ratio of `cdf`, told the type, to the best of the others told the type, and to the best told the "
         "range, with one row added to each.",
         ("law or column", "mean rank error"),
@@ -318,6 +353,18 @@ EXPERIMENTS = (
         ABOUT + " Averaged over laws, more of them and more seeds for few rows.",
         ("rows", "mean rank error"),
         by_rows,
+        runs=3,
+        small=1,
+        logarithmic="xy",
+    ),
+    Experiment(
+        28,
+        "distributions-beside-others",
+        "Distributions without bounds, by rows, beside other libraries",
+        f"Epsilon 1, the mean over the laws {', '.join(list(interior.LAWS)[::6])}. Other libraries ran once, and are asked as in "
+        "figure 26. " + ABOUT,
+        ("rows", "mean rank error"),
+        beside_others,
         runs=3,
         small=1,
         logarithmic="xy",

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from experiments import distributions, interior
-from experiments.distributions import DECILES, OWN, ask_peers, by_rows, rank_error
+from experiments.distributions import (
+    DECILES,
+    OWN,
+    ask_peers,
+    beside_others,
+    by_rows,
+    rank_error,
+)
 
 
 def test_rank_error_is_zero_at_the_quantiles_alone() -> None:
@@ -24,6 +31,7 @@ def test_small_form(monkeypatch: pytest.MonkeyPatch) -> None:
     some = {name: interior.LAWS[name] for name in ("Gaussian", "Poisson 4")}
     monkeypatch.setattr(interior, "LAWS", some)
     assert by_rows(1).broken == []
+    assert beside_others(1).broken == []
 
 
 def test_libraries_that_nobody_has_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
