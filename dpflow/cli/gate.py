@@ -103,7 +103,9 @@ def show_plan(
     about: dict[str, Any] = plan.describe()
     params = plan.params
     assert isinstance(params, HoldoutParams | ThresholdoutParams)
-    about |= {"looks": params.queries, "paid answers": params.failures}
+    # Gaussian noise pays for every look.
+    limit = "failures" if params.method == "gaussian" else "paid answers"
+    about |= {"looks": params.queries, limit: params.failures}
     event, curve = "refused", list[tuple[float, float]]()
     if design is not None:
         chosen = design.chosen

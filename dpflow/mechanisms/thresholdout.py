@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.accounting.amounts import SMALLEST_RHO
 from dpflow.core.accounting.composition import step_eps
 from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected
 from dpflow.core.contract.declaration import Table
@@ -64,7 +65,9 @@ from dpflow.hookspecs import hookimpl
 from dpflow.mechanisms.holdout_params import ClaimQuery
 from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
 
-COUNT_FAILURE = 0.01  #: share of beta with which a noisy number of units may be too large
+#: Shares of beta: that a noisy number of units is too large; that the noise of a verdict, or of a
+#: score, is beyond what is stated; the rest is for the sample.
+COUNT_FAILURE, VERDICT_FAILURE, SCORE_FAILURE = 0.01, 0.25, 0.2
 
 
 class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
@@ -137,10 +140,16 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
             width: of the metric's range, in its own units.
         """
         distance = excess - float(params.threshold) / width
+        levels = [(distance, score + distance)]
+        if params.side == "both":
+            # The other side is the same test of 1 - score; one sample is not beyond both.
+            levels.append((distance - 2 * excess, 1 - score + distance - 2 * excess))
         if not params.is_private:
-            return mean_refusal_probability(distance, units, deviation, ())
-        move = float(largest_move(Fraction(score + distance), table))
-        return self.make_test(params).power(distance, units, deviation, move)
+            return sum(mean_refusal_probability(d, units, deviation, ()) for d, _ in levels)
+        test = self.make_test(params)
+        moves = [float(largest_move(Fraction(level), table)) for _, level in levels]
+        refused = (test.power(d, units, deviation, move) for (d, _), move in zip(levels, moves))
+        return min(1.0, sum(refused))
 
     def recognition_power(
         self,
@@ -314,7 +323,7 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
         if params.is_private:
             test, move = self.make_test(params), _move(params, table, query, answer)
             worth["noise"] = test.half_width(0.05) * move / units * width
-            noise = test.half_width(float(params.beta) / 2 / params.queries) * move
+            noise = test.half_width(VERDICT_FAILURE * float(params.beta) / params.queries) * move
         if query.champion or word != "yes":
             return worth
         assert query.claim is not None
@@ -341,7 +350,11 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
             failure = COUNT_FAILURE * float(params.beta)
             count_error = half_width(scale_for(1, params.count_epsilon), 2 * failure)
         share = min(1.0, max(0.0, 0.5 + noisy / (STEPS * (units + count_error))))
-        noise = noise_law.half_width(float(params.beta) / 2 / params.failures) / STEPS / units
+        noise = (
+            noise_law.half_width(SCORE_FAILURE * float(params.beta) / params.failures)
+            / STEPS
+            / units
+        )
         # The number of units may be off by twice that, of a mean that is at most half a range.
         reach = noise + count_error / units + sampling_width(params, units)
         low, high = answer.span
@@ -378,12 +391,14 @@ def _draw_rho(params: ThresholdoutParams) -> Fraction:
     assert params.epsilon is not None
     whole = rho_for(params.epsilon, params.delta)
     left = whole - (Pure(params.count_epsilon).rho_delta()[0] if params.count_epsilon else 0)
-    if left <= 0:
-        raise PlanRefused(
-            "count_epsilon leaves nothing for the verdicts; take less of it, or a larger epsilon or delta"
-        )
     sums = params.queries * (2 if params.side == "both" else 1)
-    return left / (sums + (params.failures if params.correct else 0))
+    each = left / (sums + (params.failures if params.correct else 0))
+    if each < SMALLEST_RHO:
+        raise PlanRefused(
+            "epsilon and delta leave nothing for the verdicts beside count_epsilon, or too little for so many questions; take "
+            "a larger epsilon or delta, a smaller count_epsilon, or fewer queries"
+        )
+    return each
 
 
 def _bernstein_width(
@@ -500,9 +515,7 @@ def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
         ({}, claims),
         ({"side": "both", "count_epsilon": "0.2", "correct": True}, claims),
         ({"question": "champion"}, duels),
-        ({"method": "gaussian", "delta": "1e-6"}, claims),
-        ({"method": "gaussian", "delta": "1e-6", "side": "both", "count_epsilon": "0.2", "correct": True}, claims),
-    ]  # fmt: skip
+    ]
     tight = {
         "table": _TABLE,
         "params": shared | {"epsilon": 6, "failures": 1},
@@ -514,16 +527,25 @@ def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
         ],
         "sides": {"values": [[1.0, *[0.0] * 4], [0.0] * 4], "swapped": [["other"]]},
     }
-    # A claim so far below what is refused that a unit of score 0 decides where noise is rare.
-    rare = {
-        "table": _TABLE,
-        "params": shared | {"method": "gaussian", "delta": "0.01", "queries": 1, "failures": 1},
-        "queries": [{**ask, "claim": "0.6", "candidate": "0"}],
-        "sides": {"values": [[0.0, 1.0], [1.0]]},
-    }
     others: list[dict[str, Any]] = [
         {"table": {**_TABLE, "neighbours": relation}, "params": {**shared, **more}, "queries": asks}
         for relation in ("add-remove", "replace")
         for more, asks in forms
     ]
-    return {"thresholdout": [tight, rare, *others]}
+    return {"thresholdout": [tight, *others, *_gaussian_examples(shared, ask)]}
+
+
+def _gaussian_examples(shared: dict[str, Any], ask: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every answer tells of one unit, of many answers and of one; then all draws that there are."""
+    noise: dict[str, Any] = {**shared, "method": "gaussian", "delta": "1e-6", "failures": 12}
+    single: dict[str, Any] = {"delta": "0.01", "queries": 1, "failures": 1}
+    every: dict[str, Any] = {"side": "both", "count_epsilon": "0.2", "correct": True, "failures": 2}
+    asks = [{**ask, "claim": "0.6", "candidate": str(i)} for i in range(12)]
+    # At half a point for each unit, one of score 0 moves the sum by as much as a unit can.
+    sides = {"values": [[0.0, 1.0, 1.0], [1.0, 1.0]]}
+    examples: list[dict[str, Any]] = [
+        {"params": noise, "queries": asks, "sides": sides},
+        {"params": {**noise, **single}, "queries": asks[:1], "sides": sides},
+        {"params": {**noise, **every}, "queries": asks[:6]},
+    ]
+    return [{"form": "Gaussian noise", "table": _TABLE, **one} for one in examples]

@@ -327,6 +327,28 @@ def test_gaussian_noise_is_what_is_stated() -> None:
         assert 0.6 * failure < beyond <= failure * 1.05
 
 
+@pytest.mark.parametrize("more", [{"beta": "1e-15"}, {"beta": "1e-7", "queries": 10**9}])
+def test_the_rarest_failures_have_a_width(more: dict[str, Any]) -> None:
+    """1 - 1e-17 is 1 as a double, and its quantile was an error after the charge."""
+    params = ThresholdoutParams(**SURE | GAUSS | {"epsilon": "3", "count_epsilon": "0.3"} | more)
+    test = GATE.make_test(params)
+    widths = [test.half_width(share) for share in (1e-3, 1e-15, 1e-17, 1e-30)]
+    assert widths == sorted(set(widths)) and GATE.challenge_margin(params) > 0
+    body = ask_claims(params.model_dump(), ["0.5"], PerUnit(np.full(40_000, 0.5)))[0]
+    assert "interval" in body or body["verdict"] == "no"
+
+
+@pytest.mark.parametrize("epsilon", ["1e-12", "1000000"])
+def test_what_cannot_be_drawn_is_refused_first(epsilon: str) -> None:
+    """Every legal epsilon has a noise, or is refused by the plan in words about epsilon."""
+    params = ThresholdoutParams(**SURE | GAUSS | {"epsilon": epsilon, "delta": "1e-18"})
+    if epsilon == "1e-12":
+        with pytest.raises(PlanRefused, match="larger epsilon"):
+            GATE.event(params, EXAMPLE_TABLE)
+    else:
+        assert GATE.event(params, EXAMPLE_TABLE) == Approximate(Fraction(10**6), params.delta)
+
+
 def test_the_noise_of_a_comparison_is_what_is_stated() -> None:
     """5 % of 20,000 comparisons are further off, and 1 % than the width for 1 %."""
     params = ThresholdoutParams(**SURE | {"epsilon": "1", "failures": 1})
@@ -420,7 +442,14 @@ def test_without_noise_luck_promotes_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "more"), [(None, EXACT), ("4", {"epsilon": "4"}), ("1", GAUSS | {"epsilon": "0.5"})]
+    ("epsilon", "more"),
+    [
+        (None, EXACT),
+        ("4", {"epsilon": "4"}),
+        ("1", GAUSS | {"epsilon": "0.5"}),
+        ("1", GAUSS | {"epsilon": "0.5", "side": "both"}),
+        (None, EXACT | {"side": "both"}),
+    ],
 )
 def test_the_curve_is_what_is_measured(epsilon: str | None, more: dict[str, Any]) -> None:
     """400 simulated claims at each excess through the very session."""
@@ -428,7 +457,7 @@ def test_the_curve_is_what_is_measured(epsilon: str | None, more: dict[str, Any]
     params |= {"failures": 1, "queries": 1}
     parsed, rng = ThresholdoutParams(**params), np.random.default_rng(2)
     table = EXAMPLE_TABLE if epsilon else OPEN_TABLE
-    for excess in (0.02, 0.05, 0.08):
+    for excess in (0, 0.02, 0.05, 0.08):
         refused = 0
         for _ in range(400):
             scores = PerUnit((rng.random(500) < 0.5).astype(float))

@@ -219,7 +219,8 @@ def description_length_groups(promise: Promise, answers: int = 1) -> int:
     """
     k, ell = promise.queries, promise.failures
     terms = [lgamma(k + 1) - lgamma(i + 2) - lgamma(k - i) + i * log(answers) for i in range(ell)]
-    nodes = max(terms) + log(sum(exp(t - max(terms)) for t in terms))
+    top = max(terms)
+    nodes = top + log(sum(exp(t - top) for t in terms))
     return ceil(
         (nodes + log(2 / promise.beta))
         / balance_threshold(promise.rho - promise.alpha, promise.rho)[1]

@@ -98,7 +98,8 @@ def log_transcripts(queries: int, failures: int, answers: int = 1) -> float:
         lgamma(queries + 1) - lgamma(i + 2) - lgamma(queries - i) + i * log(answers)
         for i in range(last)
     ]
-    return max(terms) + log(sum(exp(term - max(terms)) for term in terms))
+    top = max(terms)
+    return top + log(sum(exp(term - top) for term in terms))
 
 
 def transcript_width(
@@ -131,7 +132,8 @@ def ladder_width(units: int, queries: int, beta: float) -> float:
             _log_binomial(queries, i) + _log_binomial(levels, i)
             for i in range(min(queries, levels) + 1)
         ]
-        logs = max(choices) + log(sum(exp(one - max(choices)) for one in choices))
+        top = max(choices)
+        logs = top + log(sum(exp(one - top) for one in choices))
         return 1 / levels + sqrt((logs + log(2 / beta)) / (2 * units))
 
     # The first term falls, the second rises: beyond the first rise nothing is less.

@@ -97,9 +97,7 @@ class Noise:
             return half_width(self.event.scale, failure)
         # Pr[X >= t + 1] <= Pr[N >= t] for the continuous N of the same sigma (Canonne, Kamath,
         # Steinke 2020, Prop. 25)
-        return math.ceil(
-            NormalDist().inv_cdf(1 - failure / 2) * math.sqrt(float(self.event.sigma2))
-        )
+        return math.ceil(-NormalDist().inv_cdf(failure / 2) * math.sqrt(float(self.event.sigma2)))
 
 
 def laplace_noise(reach: Sensitivity, epsilon: Fraction) -> Noise:
@@ -134,7 +132,9 @@ def rho_for(epsilon: Fraction, delta: Fraction) -> Fraction:
         )
     # Rounded down, so that the guarantee computed from it is never above what was asked for.
     digits = 10 ** (4 - math.floor(math.log10(float(exact))))
-    return Fraction(math.floor(exact * digits), digits) if digits >= 1 else exact
+    return (
+        Fraction(math.floor(exact * digits), digits) if digits >= 1 else Fraction(math.floor(exact))
+    )
 
 
 def choice_epsilon(epsilon: Fraction, delta: Fraction, count: int) -> Fraction:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -39,7 +40,7 @@ from dpflow.core.toolbox.mean_test import (
     transcript_width,
 )
 from dpflow.engine.releases.request import ReleaseRequest, parse_request
-from dpflow.errors import InvalidDeclaration, PlanRefused
+from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 from dpflow.mechanisms.holdout_params import HoldoutParams
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
 from dpflow.mechanisms.thresholdout import Thresholdout, sampling_width
@@ -53,8 +54,13 @@ GROUPS = (50, 100, 200, 400, 800, 1600, 3200)
 MOST_GROUPS = 10**6
 #: What the power curve is computed for, in tolerances.
 CURVE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
-#: The part of epsilon that counts units, so that verdicts carry intervals.
-COUNT_SHARE = Fraction(1, 10)
+#: The part of epsilon that counts units, so that verdicts carry intervals, by method; Gaussian noise
+#: shares its square.
+COUNT_SHARES = {
+    "sparse_vector": Fraction(1, 10),
+    "sparse_vector_with_delta": Fraction(1, 10),
+    "gaussian": Fraction(1, 20),
+}
 #: Methods of a gate on means, for people.
 METHOD_NAMES = {
     "sparse_vector": "sparse vector",
@@ -162,8 +168,8 @@ def design_gate(wishes: GateWishes, table: Table, registry: Registry) -> GateDes
     able = [one for one in options if one.right >= float(wishes.confidence)]
     if not able:
         raise PlanRefused(_explain_refusal(wishes, table, width, registry, options))
-    # Cheapest first; without noise the surest.
-    chosen = min(able, key=lambda one: (one.epsilon or 0, -one.right))
+    # Cheapest first; of equal ones without a delta, then the surest.
+    chosen = min(able, key=lambda one: (one.epsilon or 0, "delta" in one.params, -one.right))
     tolerance, base = float(wishes.tolerance), float(wishes.better_by)
     shift = base if wishes.question == "champion" else 0.0
     curve = tuple(
@@ -209,7 +215,10 @@ def _list_options(
     elif is_mean:
         noisy = ["sparse_vector", "sparse_vector_with_delta", "gaussian"]
         for method in noisy if wishes.delta else noisy[:1]:
-            yield _search_epsilon(wishes, partial(_mean_option, wishes, table, width, method))
+            make = partial(_mean_option, wishes, table, width, method)
+            # What is too small or too large for one noise may do for another.
+            with suppress(PlanRefused, InvalidAmount):
+                yield _search_epsilon(wishes, make)
     if wishes.question == "champion":
         return
     for groups in GROUPS:
@@ -242,7 +251,7 @@ def _mean_option(
         params["better_by"] = str(wishes.better_by + luck)
         params["failures"] = _most_paid(wishes, width, wishes.better_by + luck)
     if epsilon is not None:
-        params |= {"epsilon": str(epsilon), "count_epsilon": str(epsilon * COUNT_SHARE)}
+        params |= {"epsilon": str(epsilon), "count_epsilon": str(epsilon * COUNT_SHARES[method])}
     parsed, mechanism = ThresholdoutParams.model_validate(params), Thresholdout()
     units, deviation, score = wishes.units, float(wishes.deviation), float(wishes.score)
 
@@ -319,7 +328,7 @@ def _search_epsilon(wishes: GateWishes, make: Callable[[Fraction], GateOption]) 
     low, high = 0.001, float(wishes.most_epsilon)
     for _ in range(12):
         middle = math.sqrt(low * high)
-        tried = make(_round_up(middle))
+        tried = make(min(_round_up(middle), wishes.most_epsilon))
         low, high, best = (
             (low, middle, tried) if tried.right >= confidence else (middle, high, best)
         )

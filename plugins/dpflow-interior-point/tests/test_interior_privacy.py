@@ -270,6 +270,14 @@ def test_stages_are_what_find_composes() -> None:
 # --- what must be caught ----------------------------------------------------------------------------------------------
 
 
+def test_rows_that_none_is_cut_from_keep_their_places() -> None:
+    """An audit gives rows of both neighbours the same places in the circle, as the proof does. Sorted,
+    all rows above a new one moved: 1.6 times the stated delta was measured, and nothing was lost.
+    """
+    assert middle_slice(np.array([3, 100, 3]), 0).tolist() == [3, 100, 3]
+    assert middle_slice(np.array([3, 100, 5, 4]), 1).tolist() == [4, 5]
+
+
 def sorted_pairs(values: Any, source: Any) -> Any:
     ordered = np.sort(values)
     return np.abs(np.diff(ordered)[::2])

@@ -76,6 +76,25 @@ def test_a_delta_lets_the_cheapest_noise_win(candidates: int, paid: int, method:
     assert sum(one.method.startswith("mean") for one in design(**asked).options) == 1
 
 
+def test_no_wish_breaks_the_planner() -> None:
+    """One noise may not exist for an epsilon, of equal costs that without a delta is taken, no cost is
+    above what was said, and many failures are counted at once.
+    """
+    wide: dict[str, Any] = {"tolerance": "0.1", "delta": "1e-6"}
+    assert design(**wide, most_epsilon=200_000).chosen.epsilon < 1
+    easy = design(**wide | {"tolerance": "0.2"}, candidates=1, units=10**6)
+    assert "delta" not in easy.chosen.params and easy.chosen.epsilon == min(
+        one.epsilon for one in easy.options if one.right >= 0.95
+    )
+    for most in ("0.421", "0.43", "0.437"):
+        assert design(tolerance="0.1", most_epsilon=most).chosen.epsilon <= Fraction(most)
+    for most in ("1e-12", "1e-11"):
+        with pytest.raises(PlanRefused, match="no gate on"):
+            design(**wide | {"delta": "1e-18"}, most_epsilon=most)
+    with pytest.raises(PlanRefused, match="no gate on"):
+        design(tolerance="0.1", candidates=10**9, paid=10**6)
+
+
 def test_without_noise_it_is_proven() -> None:
     found = design(OPEN_TABLE)
     assert found.chosen.epsilon is None and found.chosen.guarantee == "proven"
