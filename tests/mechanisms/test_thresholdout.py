@@ -52,13 +52,17 @@ SURE: dict[str, Any] = {
 
 
 def ask_claims(
-    params: dict[str, Any], numbers: list[str], answer: PerUnit, table: Table = EXAMPLE_TABLE
+    params: dict[str, Any],
+    numbers: list[str],
+    answer: PerUnit,
+    table: Table = EXAMPLE_TABLE,
+    source: Source | None = None,
 ) -> list[dict[str, Any]]:
     asks = [
         {"estimator": "accuracy", "columns": ["amount"], "claim": v, "candidate": str(i)}
         for i, v in enumerate(numbers)
     ]
-    session = MemorySession(GATE, Example(table, params, asks), SystemSource())
+    session = MemorySession(GATE, Example(table, params, asks), source or SystemSource())
     return [session.ask_query(query, answer).body for query in session.queries]
 
 
@@ -455,13 +459,13 @@ def test_the_curve_is_what_is_measured(epsilon: str | None, more: dict[str, Any]
     """400 simulated claims at each excess through the very session."""
     params = SURE | more
     params |= {"failures": 1, "queries": 1}
-    parsed, rng = ThresholdoutParams(**params), np.random.default_rng(2)
+    parsed, rng, noise = ThresholdoutParams(**params), np.random.default_rng(2), StreamSource(2)
     table = EXAMPLE_TABLE if epsilon else OPEN_TABLE
     for excess in (0, 0.02, 0.05, 0.08):
         refused = 0
         for _ in range(400):
             scores = PerUnit((rng.random(500) < 0.5).astype(float))
             claim = str(0.5 + excess)
-            refused += ask_claims(params, [claim], scores, table)[0]["verdict"] == "no"
+            refused += ask_claims(params, [claim], scores, table, noise)[0]["verdict"] == "no"
         stated = GATE.refusal_power(parsed, table, excess, 500, 0.5, score=0.5)
         assert abs(refused / 400 - stated) < 0.09
