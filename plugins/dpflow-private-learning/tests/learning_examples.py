@@ -13,7 +13,7 @@ from dpflow_private_learning.theory.audit_examples import DECLARED
 from dpflow.core.contract.declaration import Column
 from dpflow.testing.examples import Example, read_examples
 
-__all__ = ["DECLARED", "EXAMPLES", "example", "with_public_features", "learn_a_box"]
+__all__ = ["DECLARED", "EXAMPLES", "at_rows", "example", "with_public_features", "learn_a_box"]
 EXAMPLES = {name: read_examples(given) for name, given in audit_examples.EXAMPLES.items()}
 
 
@@ -25,6 +25,19 @@ def example(params: dict[str, Any], relation: str = "add-remove", rows: int = 1)
 def with_public_features(params: dict[str, Any], rows: int = 1) -> Example:
     """The parameters on a table whose features are public."""
     return read_examples([audit_examples.with_public_features(params, rows)])[0]
+
+
+def at_rows(mechanism: Any) -> Any:
+    """The mechanism at the number of rows that it is given, which a count takes the place of:
+    exactly so, where laws are enumerated and sizes are those of proofs. `test_learning_counted`
+    has the count.
+    """
+
+    class AtRows(type(mechanism)):  # type: ignore[misc]
+        def counts_rows(self, params: Any, table: Any) -> bool:
+            return False
+
+    return AtRows()
 
 
 def learn_a_box(mechanism: str, rows: Any, **params: Any) -> Any:

@@ -47,7 +47,7 @@ from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
 
 sys.path.insert(0, str(Path(__file__).parent))
-from learning_examples import DECLARED, example, with_public_features  # noqa: E402
+from learning_examples import DECLARED, at_rows, example, with_public_features  # noqa: E402
 
 WIDE = Table.model_validate(
     DECLARED
@@ -154,7 +154,7 @@ def test_inconsistent_labels_cost_the_same_calls() -> None:
         {"x": x[:0], "late": x[:0]},
         {"x": np.full(100, 7), "late": x % 2},
     ):
-        found, document = learn(LearnThresholds(), params, columns)
+        found, document = learn(at_rows(LearnThresholds()), params, columns)
         assert isinstance(found, ThresholdRule) and 0 <= found.below <= 2**62 + 1
         notebooks.append({(call["call"], call["epsilon"]) for call in document["calls"]})
     assert all(book <= {("exponential", "0.25"), ("stability", "0.25")} for book in notebooks)
@@ -207,7 +207,7 @@ def test_search_learns_at_its_proven_size() -> None:
         "beta": "0.1",
         "rows": n,
     }
-    found, document = learn(LearnThresholdsBySearch(), params, data)
+    found, document = learn(at_rows(LearnThresholdsBySearch()), params, data)
     assert document["accuracy"] == "proven" and wrong(found, data, "x") <= 0.2
 
 
@@ -301,7 +301,7 @@ def test_only_labels_behind_the_sample_are_read(monkeypatch: pytest.MonkeyPatch)
     from dpflow_private_learning.mechanisms import learn_label_private
 
     monkeypatch.setattr(learn_label_private, "label_private_sample", lambda *_: 2)
-    learner, table = LearnLabelPrivate(), with_public_features({}).table
+    learner, table = at_rows(LearnLabelPrivate()), with_public_features({}).table
     given = {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 5}
     for rules in ("thresholds", "points"):
         params, _ = plan_mechanism(learner, table, given | {"rules": rules})
@@ -335,7 +335,7 @@ def test_label_private_sizes_and_accuracy() -> None:
         "late": {"lower": 0, "upper": 1, "missing": 0},
     }
     table = Table.model_validate(DECLARED | {"neighbours": "replace", "columns": columns})
-    learner = LearnLabelPrivate()
+    learner = at_rows(LearnLabelPrivate())
     params, _ = plan_mechanism(
         learner,
         table,

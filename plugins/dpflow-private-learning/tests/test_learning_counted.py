@@ -32,6 +32,7 @@ from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.errors import PlanRefused
 from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import enumerate_outputs
+from dpflow.testing.harness import StreamSource
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import EXAMPLES  # noqa: E402
@@ -223,51 +224,65 @@ def test_a_public_number_of_rows_is_read_and_not_counted() -> None:
 
 
 def test_a_typed_number_of_rows_is_not_believed() -> None:
-    """`rows: 400000` for 20,000 rows gave a distribution function of 0 where it is 1/2, and called
-    it proven. The public number takes its place; where there is none, nothing is called proven
-    without an if.
+    """`rows: 400000` for 20,000 rows gave a distribution function of 0 where it is 1/2. The number is
+    read where it is public and else counted, and the result says that another one was given.
     """
     values = np.arange(20_000) % 2**14
     params = {"column": "wide", "epsilon": 1, "alpha": "0.4", "rows": 400_000}
     given = SanitizeThresholds.Params.model_validate(params)
-    for size in (PublicSize(20_000, True), PublicSize(20_000, False)):
-        result = SanitizeThresholds().draw(
-            given, table("replace"), histogram(values, size), SystemSource()
-        )
+    cases = (("replace", PublicSize(20_000, True)), ("replace", PublicSize(60_000, False)))
+    for neighbours, size in (*cases, ("add-remove", None)):
+        at, exact = table(neighbours), size is not None and size.exact
+        result = SanitizeThresholds().draw(given, at, histogram(values, size), SystemSource())
         weights = {row[0]: row[1] for row in result.synthetic.rows}
-        total = sum(weights.values())
-        assert result.document["rows"] == total == 20_000
+        total, counted = sum(weights.values()), result.document["rows"]
+        assert total == counted and (counted == 20_000 if exact else abs(counted - 20_000) < 1000)
         below = sum(w for value, w in weights.items() if value < 2**13)
         assert abs(below / total - 0.5) < 0.4
         assert result.document["accuracy"] == "unproven at this size"
-    unknown = SanitizeThresholds().draw(given, table(), histogram(values), SystemSource())
-    # Shares are taken of 400,000: that there are more rows than the proof asks for says nothing.
-    assert unknown.document["accuracy"] == (
-        "proven if there are exactly 400000 rows: so many were given, not counted"
+        assert result.document["rows_given"].startswith("400000, and ")
+    # What is asked for costs what it costs when the number is left out.
+    assert SanitizeThresholds().event(given, table()) == SanitizeThresholds().event(
+        given.model_copy(update={"rows": None}), table()
     )
-    # The number of the error carries the condition, in the result and in the plan.
-    assert unknown.document["error"]["only"] == unknown.document["accuracy"].removeprefix("proven ")
     bound = SanitizeThresholds().error_bound(given, table())
-    assert "if there are 400,000 rows, as given: leave rows out" in bound.note
+    assert "if there are 400,000 rows, as given: the release reads or counts them" in bound.note
 
 
-def test_a_number_that_no_draw_uses_need_not_be_exact() -> None:
-    """The exponential mode is the same for any number of rows: enough of them will do."""
+def test_a_typed_number_that_the_count_allows_is_no_matter() -> None:
+    """Within the error of the count nothing is said of it."""
+    params = {"column": "wide", "epsilon": 1, "alpha": "0.4", "rows": 20_000}
+    given = SanitizeThresholds.Params.model_validate(params)
+    answer = histogram(np.arange(20_000) % 2**14)
+    document = SanitizeThresholds().draw(given, table(), answer, StreamSource(1)).document
+    assert abs(document["rows"] - 20_000) < 1000
+    assert "rows_given" not in document
+
+
+def test_a_number_that_is_only_printed_earns_no_proof() -> None:
+    """The exponential mode is the same for any number of rows, so nothing is counted, and nothing
+    called proven unless the number is public; from how many rows on it would be, is said.
+    """
     mode = Mode.Params(column="wide", epsilon=1, rows=400_000, method="exponential")
     document = MODE.draw(mode, table(), histogram(np.arange(500)), SystemSource()).document
-    assert document["accuracy"].startswith("proven if there are ")
-    assert document["accuracy"].endswith(" rows: 400000 were given, not counted")
+    assert document["accuracy"] == "not stated: 400000 rows were given, not counted"
+    assert document["error"]["at_most"] is None and document["error"]["proven_from"]["rows"] > 500
+    public = histogram(np.zeros(400_000, np.int64), PublicSize(400_000, True))
+    document = MODE.draw(mode, table("replace"), public, SystemSource()).document
+    assert document["accuracy"] == "proven" and "rows_given" not in document
 
 
 def test_another_number_of_rows_never_costs_more_than_the_plan() -> None:
-    """A given number so small that the pure method was planned: the public one would take the
-    method that needs a delta, so the given one stays, and the result says that it is wrong.
+    """A given number below the gate is refused before any row is read; a public one below it gives
+    none, at the plan's price.
     """
+    with pytest.raises(PlanRefused, match="is private only from"):
+        MODE.event(PARAMS.model_copy(update={"rows": 3}), table("replace"))
     given = PARAMS.model_copy(update={"rows": 60})
     answer = histogram(np.zeros(3, np.int64), PublicSize(3, True))
-    document = MODE.draw(given, table("replace"), answer, SystemSource()).document
-    assert document["rows"] == 60  # 3 rows are below the gate, where nothing may run
-    assert document["accuracy"] == ("unproven: rows says 60, and the table has 3; leave rows out")
+    result = MODE.draw(given, table("replace"), answer, SystemSource())
+    assert [row.measure for row in result.rows] == ["none"]  # 3 rows are below the gate
+    assert result.document["rows_given"] == "60, and the table has 3: leave rows out"
 
 
 def test_every_mechanism_that_takes_rows_can_do_without() -> None:

@@ -120,7 +120,10 @@ def test_awkward_tables_are_answered(tmp_path: Path, rows: str, domain: str) -> 
     world = World(tmp_path, rows, domain)
     for mechanism in dpflow_register_mechanisms():
         receipt, name = world.release(mechanism.name, PARAMS[mechanism.name])
-        assert not receipt.replayed and receipt.result.rows[0].measure != "none"
+        # Of fewer rows than a method asks for there is no rule, which follows from the noisy count.
+        is_none = receipt.result.document["method"] == "none"
+        assert not receipt.replayed and (receipt.result.rows[0].measure == "none") == is_none
+        assert not is_none or mechanism.name == "learn_label_private"
         with duckdb.connect(str(world.out), read_only=True) as connection:
             assert connection.execute(f"SELECT count(*) FROM {name}").fetchone() is not None
         if "hypothesis" in receipt.result.document:

@@ -30,7 +30,7 @@ from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import neighbouring_tables, possible_units, reference_answer
 
 sys.path.insert(0, str(Path(__file__).parent))
-from learning_examples import example  # noqa: E402
+from learning_examples import at_rows, example  # noqa: E402
 from noisy_comparisons import choose_among_two  # noqa: E402
 
 SLACK = 1e-9
@@ -69,7 +69,7 @@ CLAIMS = [
         LearnClass(),
         {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 4, "rules": "points"},
     ),
-    (LearnThresholds(), {"column": "few", "label": "late", "epsilon": "1", "rows": 4}),
+    (at_rows(LearnThresholds()), {"column": "few", "label": "late", "epsilon": "1", "rows": 4}),
     (
         LearnPoints(),
         {
@@ -82,7 +82,7 @@ CLAIMS = [
         },
     ),
     (
-        LearnThresholdsBySearch(),
+        at_rows(LearnThresholdsBySearch()),
         {
             "column": "few",
             "label": "late",
@@ -105,7 +105,7 @@ CLAIMS = [
         | {"selection": "literal"},
     ),
     (
-        LearnThresholdsBySearch(),
+        at_rows(LearnThresholdsBySearch()),
         {
             "column": "few",
             "label": "late",
@@ -183,8 +183,8 @@ def test_learners_that_spend_more_than_they_say_are_caught(
     ("mechanism", "params", "selections", "pure"),
     [
         (LearnPoints(), {"epsilon": "1", "delta": "1e-6", "allow_zero": True}, 1, 0),
-        (LearnThresholdsBySearch(), {"epsilon": "6", "delta": "2e-6"}, 2, 4),
-        (LearnThresholds(), {"epsilon": "4", "delta": "2e-6", "levels": 2}, 2, 2),
+        (at_rows(LearnThresholdsBySearch()), {"epsilon": "6", "delta": "2e-6"}, 2, 4),
+        (at_rows(LearnThresholds()), {"epsilon": "4", "delta": "2e-6", "levels": 2}, 2, 2),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -28,7 +28,7 @@ from dpflow.testing.examples import plan_mechanism as planned
 from dpflow.testing.harness import StreamSource
 
 sys.path.insert(0, str(Path(__file__).parent))
-from learning_examples import DECLARED, example  # noqa: E402
+from learning_examples import DECLARED, at_rows, example  # noqa: E402
 
 ONE, MILLIONTH, TENTH = F(1), F(1, 10**6), F(1, 10)
 
@@ -266,8 +266,8 @@ def test_below_the_gate_nothing_is_planned() -> None:
         "alpha": "1/2",
         "budget": "paper",
     }
-    planned(mechanism, example({}, "replace").table, {**given, "rows": 1_008_018})
+    planned(at_rows(mechanism), example({}, "replace").table, {**given, "rows": 1_008_018})
     with pytest.raises(PlanRefused, match="private only from 1008018 rows"):
-        planned(mechanism, example({}, "replace").table, {**given, "rows": 1_008_017})
+        planned(at_rows(mechanism), example({}, "replace").table, {**given, "rows": 1_008_017})
     with pytest.raises(PlanRefused, match="needs a delta"):
         planned(mechanism, example({}).table, {**given, "delta": "0", "rows": 10**7})

@@ -44,7 +44,7 @@ from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import neighbouring_tables, possible_units, reference_answer
 
 sys.path.insert(0, str(Path(__file__).parent))
-from learning_examples import DECLARED, example  # noqa: E402
+from learning_examples import DECLARED, at_rows, example  # noqa: E402
 
 SLACK = 1e-9
 
@@ -64,18 +64,18 @@ def test_small_sanitizer_keeps_its_claim(rules: str, relation: str) -> None:
     """
     table = example({}, relation).table
     params, _ = plan_mechanism(
-        SanitizeSmall(),
+        at_rows(SanitizeSmall()),
         table,
         {"column": "few", "rules": rules, "epsilon": "1", "rows": 3, "size": 3},
     )
-    statistic = SanitizeSmall().data_request(params, table)
+    statistic = at_rows(SanitizeSmall()).data_request(params, table)
     units = possible_units([{"few": x} for x in range(4)], 1)
     pairs = [
         (reference_answer(statistic, a), reference_answer(statistic, b))
         for a, b in neighbouring_tables(units, table.neighbours, 2)
     ]
-    assert exact_delta(SanitizeSmall(), params, table, iter(pairs), 1) <= SLACK
-    assert exact_delta(SanitizeSmall(), params, table, iter(pairs), F(1, 4)) > 0.01
+    assert exact_delta(at_rows(SanitizeSmall()), params, table, iter(pairs), 1) <= SLACK
+    assert exact_delta(at_rows(SanitizeSmall()), params, table, iter(pairs), F(1, 4)) > 0.01
 
 
 def test_small_sanitizer_weighs_by_the_worst_answer() -> None:
@@ -116,11 +116,11 @@ def test_small_sanitizer_is_accurate_where_that_is_proven() -> None:
         "size": 10,
     }
     rows = math.ceil(4 / 0.2 * math.log(math.comb(13, 3) / 0.05))
-    params, _ = plan_mechanism(SanitizeSmall(), table, given | {"rows": rows})
+    params, _ = plan_mechanism(at_rows(SanitizeSmall()), table, given | {"rows": rows})
     rng = np.random.default_rng(0)
     for _ in range(40):
         counts = rng.multinomial(rows, rng.dirichlet([0.5] * 4))
-        result = SanitizeSmall().draw(
+        result = at_rows(SanitizeSmall()).draw(
             params,
             table,
             ValueCounts(np.arange(4), counts, public_size=PublicSize(rows, True)),
@@ -150,9 +150,9 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
     table = Table.model_validate(declared)
     parts = [{"rules": "subsets", "lower": 0, "upper": 2}, {"rules": "points", "lower": 3}]
     given = {"column": "x", "epsilon": "1", "alpha": "1/5", "rows": 30_000, "parts": parts}
-    params, _ = plan_mechanism(SanitizeUnion(), table, given)
+    params, _ = plan_mechanism(at_rows(SanitizeUnion()), table, given)
     counts = 10 * np.array([900, 0, 300, *[0] * 9, 1500, 0, 0, 300])
-    result = SanitizeUnion().draw(
+    result = at_rows(SanitizeUnion()).draw(
         params,
         table,
         ValueCounts(np.arange(16), counts, public_size=PublicSize(30_000, True)),
@@ -168,14 +168,16 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
         {"rules": "subsets", "lower": 0, "upper": 0},
         {"rules": "subsets", "lower": 1, "upper": 2},
     ]
-    params, _ = plan_mechanism(SanitizeUnion(), table, given | {"parts": halves, "epsilon": "8"})
+    params, _ = plan_mechanism(
+        at_rows(SanitizeUnion()), table, given | {"parts": halves, "epsilon": "8"}
+    )
 
     def law(values: tuple[int, ...]) -> dict[Any, float]:
         exact = ValueCounts(
             np.array(sorted(set(values))), np.array([values.count(v) for v in sorted(set(values))])
         )
         return enumerate_outputs(
-            lambda s: SanitizeUnion().draw(params, table, exact, s).synthetic, tail=1e-6
+            lambda s: at_rows(SanitizeUnion()).draw(params, table, exact, s).synthetic, tail=1e-6
         )
 
     one, other = law((0, 1)), law((1, 1))
@@ -190,7 +192,7 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
         [{"rules": "circles"}, {"rules": "points"}],
     ):
         with pytest.raises(Exception, match=r"part|parts"):
-            plan_mechanism(SanitizeUnion(), table, given | {"parts": broken})
+            plan_mechanism(at_rows(SanitizeUnion()), table, given | {"parts": broken})
 
 
 # --- sizes and blocks -------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class ErrorPromise:
                 f"{self.what} at most {float(self.error):.3g} {held}; {rows:,} rows prove {best}",
             )
         if rows is not None:
-            held += f"; if there are {rows:,} rows, as given: leave rows out to have them read or counted"
+            held += f"; if there are {rows:,} rows, as given: the release reads or counts them"
         return ErrorBound({self.what: float(self.error)}, held)
 
 

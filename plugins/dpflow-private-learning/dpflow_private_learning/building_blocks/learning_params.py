@@ -217,8 +217,8 @@ def report(
     called.
 
     ``assumes`` among the rest says what the data must fulfil for that; the privacy cost holds
-    without it. ``rows`` is a number that nobody has checked:
-    `dpflow_private_learning.building_blocks.noisy_row_count` says "proven" where it has.
+    without it. "proven" is at ``rows`` rows: where nobody has counted them,
+    `dpflow_private_learning.building_blocks.noisy_row_count` takes it back.
     """
     if rows is None:
         proven = "not stated: no rows given"
@@ -229,7 +229,7 @@ def report(
         # not what the proof assumes.
         proven = "unproven: the method fell back"
     else:
-        proven = f"proven if there are {math.ceil(needed)} rows: {rows} were given, not counted"
+        proven = "proven"
     return {
         "method": method,
         "status": status,

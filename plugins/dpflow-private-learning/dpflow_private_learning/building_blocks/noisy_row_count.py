@@ -1,17 +1,15 @@
 """The number of rows that thresholds and proofs refer to: read where it is public, counted with
 noise where it is not, and never believed because somebody typed it.
 
-Definition. Left out: with R rows a unit, a twentieth of epsilon, s, pays for n + Z, where n are the
-rows read and Z is discrete Laplace of scale R/s. The rest of epsilon runs the mechanism with
-``rows`` m = n + Z - t, t = R/s ln(1/beta). If its gate refuses m the result is "none", charged as
-any other: that tells m and nothing else. Where the answer's number of rows is public
+Definition. With R rows a unit, a twentieth of epsilon, s, pays for n + Z, where n are the rows read
+and Z is discrete Laplace of scale R/s. The rest of epsilon runs the mechanism with ``rows`` m = n +
+Z - t, t = R/s ln(1/beta). If its gate refuses m the result is "none", charged as any other: that
+tells m and nothing else. Where the answer's number of rows is public
 (`dpflow.core.contract.requests.PublicSize`: units are replaced, and no row can be left out) m is
 that number, without noise; the plan cannot know, so it spends the same.
 
-Given: the mechanism runs with that number. A public number takes its place where the plan's cost
-stays the same. A given number says nothing of the table, so what is proved from it is called
-"proven if": there are exactly so many rows where the method takes shares of them, else at least as
-many as the proof asks for.
+Given: ``rows`` is what the plan states its error for. The release counts or reads all the same, runs
+with what it found, and says so where that is another number.
 
 Guarantee: the count's s composed with the guarantee of the mechanism. Proof: a unit moves n by at
 most R, under both relations, so m is s-DP; a public m is the same on neighbours. Given m, what runs
@@ -23,17 +21,16 @@ higher epsilon.
 Accuracy: m is above n with probability at most beta, and below n - 2 t with no more: thresholds
 that are shares of the rows are then off by as much, which the result says. The count is not worth
 its privacy cost where rows only decides what is printed; there nothing is counted, and unless the
-number is public the result states no accuracy.
+number is public the result states no accuracy, only from how many rows on it would be proven.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Composed, Event, Pure
@@ -57,29 +54,29 @@ MOST = 2**40
 
 
 class Counted(Mechanism[P]):
-    """A mechanism with a parameter ``rows``; subclasses give event and draw for a number that is
-    given.
-    """
+    """A mechanism with a parameter ``rows``; subclasses give event and draw at a number of rows."""
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     @abstractmethod
     def event_at_rows(self, params: P, table: Table) -> Event:
-        """`Mechanism.event` where ``rows`` is given, or not counted."""
+        """`Mechanism.event` at ``rows``, or where they are not counted."""
 
     @abstractmethod
     def draw_at_rows(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
-        """`Mechanism.draw` where ``rows`` is given, or not counted."""
+        """`Mechanism.draw` at ``rows``, or where they are not counted."""
 
     @abstractmethod
     def promise(self, params: P, table: Table) -> ErrorPromise:
-        """The error that the method promises, where ``rows`` is given, or not counted."""
+        """The error that the method promises at ``rows``, or where they are not counted."""
 
     def error_bound(self, params: P, table: Table) -> ErrorBound:
         """The promised error, where the rows prove it; the note says how many rows do, how surely,
         and by which theorem.
         """
         planned = self.plan_params(params, table)
+        if params.rows is not None:
+            planned = planned.model_copy(update={"rows": params.rows})
         promise, least = self.promise(planned, table), None
         if params.rows is not None and params.rows < promise.rows < math.inf:
             least = least_proven(
@@ -89,17 +86,19 @@ class Counted(Mechanism[P]):
         return promise.to_bound(params.rows, least)
 
     def counts_rows(self, params: P, table: Table) -> bool:
-        """Whether rows must be counted: it is left out, and more depends on it than what is
-        printed.
-        """
-        return params.rows is None
+        """Whether rows must be counted: more depends on them than what is printed."""
+        return True
 
     def plan_params(self, params: P, table: Table) -> P:
-        """The parameters that the plan's cost is computed at."""
+        """The parameters that the plan's cost is computed at. Raises `PlanRefused` where a given
+        number of rows is too small.
+        """
         if not self.counts_rows(params, table):
             return params
         # Refused in the plan: a count that cannot be drawn must not be charged.
         common.need_scale(table.contribution_bounds.rows / (params.epsilon * SHARE))
+        if params.rows is not None:
+            self.event_at_rows(self._params_at(params, params.rows), table)
         return self._params_at(params, MOST)
 
     def event(self, params: P, table: Table) -> Event:
@@ -114,52 +113,22 @@ class Counted(Mechanism[P]):
         if self.counts_rows(params, table):
             return self._draw_counted(params, table, answer, source)
         size: PublicSize | None = answer.public_size
-        inner, origin = self._params_of_size(params, table, size)
+        # Of an empty table no method has a promise.
+        public = size.rows or None if size is not None and size.exact else None
+        inner = params if public is None else params.model_copy(update={"rows": public})
         result = self.draw_at_rows(inner, table, answer, source)
         document = dict(result.document)
-        if origin == "other" and size is not None:
-            document["accuracy"] = (
-                f"unproven: rows says {params.rows}, and the table has {size.rows}; leave rows out"
-            )
-        elif origin == "public" and document["accuracy"].startswith("proven"):
-            document["accuracy"] = "proven"
-        elif document["accuracy"].startswith("proven") and self._runs_by_rows(params, table):
-            # More rows than the proof asks for are not enough: shares are taken of this number.
-            document["accuracy"] = (
-                f"proven if there are exactly {inner.rows} rows: so many were given, not counted"
-            )
-        return self._state_error(inner, table, replace(result, document=document))
-
-    def _runs_by_rows(self, params: P, table: Table) -> bool:
-        """Whether the draw uses the number of rows, so that a wrong one makes a wrong answer."""
-        return self.counts_rows(params.model_copy(update={"rows": None}), table)
+        if public is None and document["accuracy"] == "proven":
+            document["accuracy"] = f"not stated: {params.rows} rows were given, not counted"
+        return self._state_error(
+            inner, table, replace(result, document=document | _compare(params, public, 0))
+        )
 
     def _state_error(self, params: P, table: Table, result: Result) -> Result:
         """The result with the promised error in its document."""
-        document = dict(result.document)
-        accuracy = document["accuracy"]
-        document["error"] = self.promise(params, table).to_json(accuracy.startswith("proven"))
-        if accuracy.startswith("proven if"):
-            # Whoever reads the number alone reads the condition, too.
-            document["error"]["only"] = accuracy.removeprefix("proven ")
-        return replace(result, document=document)
-
-    def _params_of_size(
-        self, params: P, table: Table, size: PublicSize | None
-    ) -> tuple[P, Literal["given", "public", "other"]]:
-        """The parameters with what is public about the number of rows, where that costs the same;
-        and where the number comes from.
-        """
-        if size is None or (params.rows is None and not size.exact):
-            return params, "given"
-        rows = size.rows if size.exact else min(params.rows, size.rows)
-        changed: P = params.model_copy(update={"rows": rows})
-        with suppress(PlanRefused):
-            # The plan was charged for the given number: another one may not cost more. An empty
-            # table has no methods.
-            if rows and self.event_at_rows(changed, table) == self.event_at_rows(params, table):
-                return changed, "public" if size.exact else "given"
-        return params, "given" if params.rows == rows else "other"
+        is_proven = result.document["accuracy"].startswith("proven")
+        error = self.promise(params, table).to_json(is_proven)
+        return replace(result, document={**result.document, "error": error})
 
     def _draw_counted(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         rows, margin = self._count_rows(params, table, answer, source)
@@ -170,7 +139,7 @@ class Counted(Mechanism[P]):
             "delta": "0",
             "times": 1,
         }
-        about = {"rows": rows, "rows_counted_within": 2 * margin}
+        about = {"rows": rows, "rows_counted_within": 2 * margin} | _compare(params, rows, margin)
         try:
             # The refusal depends on the noisy count alone, which is charged, so it may be shown.
             self.event_at_rows(inner, table)
@@ -182,8 +151,8 @@ class Counted(Mechanism[P]):
         result = self.draw_at_rows(inner, table, answer, source)
         document = dict(result.document) | about
         document["calls"] = [count_call, *document["calls"]]
-        if document["accuracy"].startswith("proven"):
-            document["accuracy"] = "proven up to the error of the count" if margin else "proven"
+        if document["accuracy"] == "proven" and margin:
+            document["accuracy"] = "proven up to the error of the count"
         return self._state_error(inner, table, replace(result, document=document))
 
     def _count_rows(
@@ -213,3 +182,13 @@ class Counted(Mechanism[P]):
             update={"rows": rows, "epsilon": params.epsilon * (1 - SHARE)}
         )
         return changed
+
+
+def _compare(params: Any, rows: int | None, margin: int) -> dict[str, str]:
+    """What the document says of a given number that is not what was read, or farther from what was
+    counted than twice the margin, which noise alone is with probability beta squared.
+    """
+    if params.rows is None or rows is None or abs(params.rows - rows - margin) <= 2 * margin:
+        return {}
+    found = f"about {rows + margin} were counted" if margin else f"the table has {rows}"
+    return {"rows_given": f"{params.rows}, and {found}: leave rows out"}

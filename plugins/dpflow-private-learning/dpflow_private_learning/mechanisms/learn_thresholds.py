@@ -120,7 +120,7 @@ class LearnThresholds(common.ReadsLabels, Counted[LearnThresholdsParams]):
     def counts_rows(self, params: LearnThresholdsParams, table: Table) -> bool:
         """Rows matter to the draw only where RecConcave recurses: its promise is their number."""
         end, step = self._recursion_step(params, table)
-        return params.rows is None and recursion_depth(end, step.levels) > 1
+        return recursion_depth(end, step.levels) > 1
 
     def event_at_rows(self, params: LearnThresholdsParams, table: Table) -> Event:
         """Bounded range with one level, else (epsilon, delta) of all levels."""

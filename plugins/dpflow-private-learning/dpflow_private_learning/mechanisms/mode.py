@@ -79,7 +79,7 @@ class Mode(common.ReadsValues, Counted[ModeParams]):
 
     def counts_rows(self, params: ModeParams, table: Table) -> bool:
         """Only the choosing mechanism compares with the number of rows."""
-        return params.rows is None and params.method == "choosing"
+        return params.method == "choosing"
 
     def event_at_rows(self, params: ModeParams, table: Table) -> Event:
         """The event of the chosen method. Raises `PlanRefused` below the choosing mechanism's

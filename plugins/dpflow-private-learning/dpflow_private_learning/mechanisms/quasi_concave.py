@@ -162,8 +162,8 @@ class QuasiConcaveRelease(common.ReadsValues, Mechanism[QuasiConcaveParams]):
             levels=levels,
             assumes=f"some point reaches a score of {params.promise}, as promised",
         )
-        if document["accuracy"].startswith("proven"):
-            document["accuracy"] = "proven if the promise holds, which nothing has checked"
+        if document["accuracy"] == "proven":
+            document["accuracy"] = "not stated: the promise was given, not checked"
         return Result((Row("", self.name, column.grid_value(low + point)),), document)
 
 
