@@ -2,15 +2,15 @@
 
 Spark computes a lost partition again, and a random number would then be another one. So nothing here
 draws: every choice is a function of the rows and of a nonce, and so is what a repeated stage gives. The
-number of a cell is SHA-256 of nonce, privacy unit and group, each with its length, and NULL apart: no two
+number of a cell is XXH64 of nonce, privacy unit and group, each with its length, and NULL apart: no two
 inputs are one text. It is the same on every server and in Python. A group is its place among public keys,
 and of private keys the text itself: their places follow from other units' rows. The nonce stands in Spark's
-plans; that one unit moves only what is its own does not rest on it.
+plans; that one unit moves only what is its own does not rest on it, nor on the hash. Where two inputs must not
+have one hash, as units' names, or where the input has a secret, it is SHA-256.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from dpflow.errors import PlanRefused
 
 #: Bits of a cell's number: a double holds it exactly.
 _BITS = 52
+#: Of XXH64, as Spark's function has it.
+_SEED = 42
 #: Where a sum is split, so that each half times a count fits 64 bits.
 _HALF = 31
 _MOST_COUNT = 2**31 - 1
@@ -30,6 +32,16 @@ _SMALL = 2**20
 def tag_text(text: str | None) -> str:
     """A text with its length in bytes, or a sign that there is none: no two lists of these are one text."""
     return "n" if text is None else f"t{len(text.encode())}:{text}"
+
+
+def read_tags(text: str) -> list[str]:
+    """The texts whose tags were put together by semicolons."""
+    rest, texts = text.encode(), list[str]()
+    while rest:
+        size, rest = rest[1:].split(b":", 1)
+        texts.append(rest[: int(size)].decode())
+        rest = rest[int(size) + 1 :]
+    return texts
 
 
 def write_tag(column: str) -> str:
@@ -49,23 +61,24 @@ def _join(parts: Sequence[str]) -> str:
 
 
 def write_cell_number(nonce: int, owners: Sequence[str], *words: str) -> str:
-    """The same as an integer of `_BITS` bits."""
-    return _write_number(hash_text(nonce, owners, *words))
+    """A number of `_BITS` bits for a nonce, whose rows they are, and further expressions of texts."""
+    text = _join([f"'{nonce}'", *map(write_tag, owners), *words])
+    return f"shiftrightunsigned(xxhash64({text}), {64 - _BITS})"
 
 
 def write_group_number(secret: str, unit: str) -> str:
-    """The same of a column with a secret, and a unit's text."""
-    return _write_number(f"sha2({_join([secret, write_tag(unit)])}, 256)")
-
-
-def _write_number(digest: str) -> str:
+    """A number of `_BITS` bits for a column with a secret, and a unit's text."""
+    digest = f"sha2({_join([secret, write_tag(unit)])}, 256)"
     return f"CAST(conv(substr({digest}, 1, {_BITS // 4}), 16, 10) AS BIGINT)"
 
 
 def find_cell_fraction(nonce: int, owners: Sequence[str | None], *words: str) -> float:
-    """The same in Python, as a number in [0, 1)."""
+    """`write_cell_number` in Python, as a number in [0, 1)."""
+    # Here alone: it is installed with the client of Spark.
+    from xxhash import xxh64_intdigest
+
     text = ";".join([str(nonce), *map(tag_text, owners), *words])
-    return int(hashlib.sha256(text.encode()).hexdigest()[: _BITS // 4], 16) / 2.0**_BITS
+    return (xxh64_intdigest(text.encode(), seed=_SEED) >> (64 - _BITS)) / 2.0**_BITS
 
 
 @dataclass(frozen=True)
@@ -105,31 +118,32 @@ class UnitBounds:
         groups: groups that a unit keeps; None where there are no more.
         rows: rows R that it keeps in each.
         nonce: what the choice is a function of.
-        key: the column of the group's text, where places depend on other units' rows.
+        by: the column of the group: ``code``, its place among listed keys, or ``group_key``, the key itself,
+            where places would depend on other units' rows.
     """
 
     owners: tuple[str, ...]
     groups: int | None
     rows: int
     nonce: int
-    key: str | None = None
+    by: str = "code"
 
     @property
     def group(self) -> str:
         """The group as a text: its place, or its key."""
-        return "CAST(code AS STRING)" if self.key is None else write_tag(self.key)
+        return "CAST(code AS STRING)" if self.by == "code" else write_tag(self.by)
 
     def keep_groups(self, rows: Any, ranking: str = "row_number()") -> Any:
         """Rows of the groups that their unit keeps: those with the least numbers.
 
         Args:
-            rows: with the columns ``owners`` and ``code``.
+            rows: with the columns ``owners`` and ``by``.
             ranking: ``dense_rank()`` where a unit may have several rows of a group.
         """
         if self.groups is None:
             return rows
         number = write_cell_number(self.nonce, self.owners, self.group)
-        window = f"PARTITION BY {', '.join(self.owners)} ORDER BY chosen_by, code"
+        window = f"PARTITION BY {', '.join(self.owners)} ORDER BY chosen_by, {self.by}"
         ranked = rows.selectExpr("*", f"{number} AS chosen_by")
         ranked = ranked.selectExpr("*", f"{ranking} OVER ({window}) AS chosen_as")
         return ranked.where(f"chosen_as <= {self.groups}")
@@ -138,7 +152,7 @@ class UnitBounds:
         """At most R rows of each unit and group. Rows have no identity on Spark: a row is its values
         and its place among those of its cell in their order, and equal rows are one another's.
         """
-        cell = f"PARTITION BY {', '.join([*self.owners, 'code'])}"
+        cell = f"PARTITION BY {', '.join([*self.owners, self.by])}"
         places = rows.selectExpr(
             "*", f"row_number() OVER ({cell} ORDER BY {', '.join(order)}) AS place"
         )
@@ -154,13 +168,11 @@ class UnitBounds:
         of values ``c0``.
 
         Args:
-            rows: with the columns ``owners``, ``code``, ``key`` if there is one, and ``v0``, ``v1``, ... of
-                integers or NULL.
+            rows: with the columns ``owners``, ``by``, and ``v0``, ``v1``, ... of integers or NULL.
         """
-        cell = [*self.owners, "code", *([] if self.key is None else [self.key])]
-        cells = rows.groupBy(*cell).agg(*self._cell_sums(rows, columns))
+        cells = rows.groupBy(*self.owners, self.by).agg(*self._cell_sums(rows, columns))
         kept = self.keep_groups(cells)
-        outputs = ["code", f"least(n, {self.rows}L) AS kept_rows"]
+        outputs = [self.by, f"least(n, {self.rows}L) AS kept_rows"]
         for i, column in enumerate(columns):
             outputs += [
                 f"least(n{i}, {self.rows}L) AS kept{i}",
@@ -171,7 +183,7 @@ class UnitBounds:
             # At most 2^62 by plan.
             away = f"sum{i} + kept{i} * {column.low - column.centre}L"
             bounded = bounded.selectExpr("*", f"{away} AS total{i}")
-        return bounded.groupBy("code").agg(*self._group_sums(columns))
+        return bounded.groupBy(self.by).agg(*self._group_sums(columns))
 
     def _cell_sums(self, rows: Any, columns: Sequence[SummedColumn]) -> list[Any]:
         functions = _functions()

@@ -30,10 +30,12 @@ from dpflow.tables.backends.spark_backend.hash_bounding import (
     SummedColumn,
     UnitBounds,
     hash_text,
+    read_tags,
     tag_text,
     write_tag,
 )
 from dpflow.tables.backends.spark_backend.spark_columns import (
+    INTEGERS,
     decode_texts,
     describe_field,
     holds_text,
@@ -175,51 +177,63 @@ class SparkQuery:
 
         return self.connection.run(select)
 
-    def with_codes(
-        self, by: str | None, keys: Sequence[str], outputs: Sequence[str], private: bool = False
-    ) -> Any:
-        """Rows with the place of their key, ``code``; rows with another key are left out. With
-        ``private`` keys their text remains, ``group_key``.
-        """
+    def with_codes(self, by: str | None, keys: Sequence[str], outputs: Sequence[str]) -> Any:
+        """Rows with the place of their key, ``code``; rows with another key are left out."""
         if by is None:
             return self.select_rows(["0L AS code", *outputs])
-        text = f"{self._write_key(by)} AS group_key"
-        rows = self.select_rows([text, *outputs])
+        rows = self.select_rows([f"{self._write_key(by)} AS group_key", *outputs])
         if not keys:
             # Of a relation without rows nobody could tell the types.
-            empty = rows.where("false").selectExpr("*", "0L AS code")
-            return empty if private else empty.drop("group_key")
+            return rows.where("false").selectExpr("*", "0L AS code").drop("group_key")
         texts = [self._encode_key(by, key) for key in keys]
         listed = self.connection.make_rows(
             {"listed_key": texts, "code": np.arange(len(keys), dtype=np.int64)}
         )
         # The same type on both sides, so keys are compared as bytes.
         same = rows["group_key"] == listed["listed_key"]
-        coded = rows.join(listed, same, "inner").drop("listed_key")
-        return coded if private else coded.drop("group_key")
+        return rows.join(listed, same, "inner").drop("listed_key", "group_key")
 
-    def collect_keys(self, by: str) -> tuple[str, ...]:
-        """All keys that the rows have, in the order of their bytes; of several columns the texts of lists,
-        in which those with public keys have no other.
+    def with_private_keys(self, by: str, outputs: Sequence[str]) -> tuple[Any, PrivateKeys]:
+        """Rows with their private key. Rows without one are left out, and of several columns those whose key
+        is not public where that column's keys are.
         """
-        outputs, conditions = [], []
-        for i, (name, field) in enumerate(zip(self._part_names(by), self.key_parts(by))):
-            text = key_text(field, "group key")
-            outputs.append(f"CAST({text} AS BINARY) AS k{i}")
+        rows, keys = self._select_keys(by, outputs), PrivateKeys(self, by, None)
+        if self._names_groups:
+            return rows, keys
+        listed, _, _ = keys.number(keys.fetch(rows.select("group_key").distinct()))
+        return self.with_codes(by, listed, outputs), PrivateKeys(self, by, listed)
+
+    def _select_keys(self, by: str, outputs: Sequence[str]) -> Any:
+        key, conditions = self._write_key(by), []
+        if self.has_whole_keys(by):
+            # Cheaper to compare than texts.
+            key = f"CAST({self.key_parts(by)[0].reference} AS BIGINT)"
+        for name, field in zip(self._part_names(by), self.key_parts(by)):
             conditions.append(f"{field.reference} IS NOT NULL")
             public = self.table.column(name).public_keys if by != name else None
             if public is not None:
+                text = key_text(field, "group key")
                 conditions.append(f"{text} IN ({write_text_list(public)})" if public else "false")
-        names = [f"k{i}" for i in range(len(outputs))]
-        rows = self.select_rows(outputs, conditions).select(*names).distinct()
-        arrays = self.connection.fetch(rows)
-        columns = [decode_texts(arrays[name]) for name in names]
-        texts = [
-            key[0] if len(key) == 1 else json.dumps(key, ensure_ascii=False, separators=(",", ":"))
-            for key in zip(*columns)
-            if None not in key
+        return self.select_rows([f"{key} AS group_key", *outputs], conditions)
+
+    def has_whole_keys(self, by: str) -> bool:
+        """Whether the keys are whole numbers of one column."""
+        parts = self.key_parts(by)
+        return len(parts) == 1 and parts[0].kind in INTEGERS
+
+    def decode_keys(self, by: str, column: Any) -> list[str | None]:
+        """Private keys as texts, of several columns those of lists; None for what is no text."""
+        if self.has_whole_keys(by):
+            return [str(key) for key in column.to_pylist()]
+        texts = decode_texts(column)
+        if len(self._part_names(by)) == 1:
+            return texts
+        return [
+            None
+            if text is None
+            else json.dumps(read_tags(text), ensure_ascii=False, separators=(",", ":"))
+            for text in texts
         ]
-        return tuple(sorted(texts, key=str.encode))
 
     def check_keys(self, by: str | None, keys: Sequence[str] | None) -> None:
         """Refuse a grouping column of another type, and public keys that it cannot hold."""
@@ -230,12 +244,9 @@ class SparkQuery:
             texts = [json.loads(key)[i] if len(fields) > 1 else key for key in keys or ()]
             check_texts(field, list(dict.fromkeys(texts)), "key")
 
-    def bounds(self, groups: int | None, rows: int, private: bool = False) -> UnitBounds:
-        """How units are truncated. ``private`` keys are chosen by their texts: by places, a unit with a
-        new key would move what all others keep.
-        """
-        key = "group_key" if private and self._names_groups else None
-        return UnitBounds(self.owners, groups, rows, self.nonce, key)
+    def bounds(self, groups: int | None, rows: int, by: str = "code") -> UnitBounds:
+        """How units are truncated; ``by`` as there."""
+        return UnitBounds(self.owners, groups, rows, self.nonce, by)
 
     def public_size(self, unit_rows: int) -> PublicSize | None:
         """At most how many rows an ungrouped answer has, where units are replaced."""
@@ -251,6 +262,47 @@ class SparkQuery:
             there = f"{unit.reference} IS NOT NULL"
         units = lambda _: self._rows.where(there).selectExpr(self._outputs[0]).distinct().count()  # noqa: E731
         return int(self.connection.run(units))
+
+
+class PrivateKeys:
+    """The private keys of rows. Units choose among them by the keys themselves: by places, a unit with a
+    new key would move what all others keep. Tests, which give the nonce, choose by places among listed keys.
+
+    Attributes:
+        column: of the rows, that has them.
+    """
+
+    def __init__(self, reading: SparkQuery, by: str, listed: tuple[str, ...] | None) -> None:
+        self._reading, self._by, self._listed = reading, by, listed
+        self.column = "group_key" if listed is None else "code"
+
+    def fetch(self, rows: Any) -> dict[str, Any]:
+        """The rows' columns; texts of keys as bytes, for Spark's strings may hold what is no text."""
+        if self._listed is None and not self._reading.has_whole_keys(self._by):
+            from pyspark.sql.connect import functions
+
+            rows = rows.withColumn(self.column, functions.expr(f"CAST({self.column} AS BINARY)"))
+        return self._reading.connection.fetch(rows)
+
+    def number(
+        self, arrays: Mapping[str, Any]
+    ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]:
+        """The keys that rows have, in the order of their bytes; which rows have one; and the place of
+        each such row's.
+        """
+        if self._listed is None:
+            encoded = arrays["group_key"].dictionary_encode()
+            texts = self._reading.decode_keys(self._by, encoded.dictionary)
+            codes = as_int64(encoded.indices)
+        else:
+            texts, codes = list(self._listed), as_int64(arrays["code"])
+        present = {text: i for i in np.unique(codes).tolist() if (text := texts[i]) is not None}
+        keys = tuple(sorted(present, key=str.encode))
+        places = np.full(len(texts), -1, np.int64)
+        places[[present[key] for key in keys]] = np.arange(len(keys))
+        numbered = places[codes]
+        rows = np.flatnonzero(numbered >= 0)
+        return keys, rows, numbered[rows]
 
 
 def read_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
@@ -317,22 +369,33 @@ def check_sums(reading: SparkQuery, request: GroupedSums) -> None:
 def answer_sums(reading: SparkQuery, request: GroupedSums) -> Groups:
     """Sums per unit and group, bounded, then per group."""
     outputs, columns = _list_summed_columns(reading, request)
-    private = request.by is not None and request.keys is None
-    keys = reading.collect_keys(request.by or "") if private else request.keys
-    if request.by is None or keys is None:
-        keys = ("",)
+    if request.by is not None and request.keys is None:
+        return _answer_private_sums(reading, request, request.by, outputs, columns)
+    keys = ("",) if request.by is None or request.keys is None else request.keys
     groups = None if len(keys) <= request.groups else request.groups
-    rows = reading.with_codes(request.by, keys, outputs, private)
-    bounds = reading.bounds(groups, request.rows_per_group, private)
+    bounds = reading.bounds(groups, request.rows_per_group)
+    rows = reading.with_codes(request.by, keys, outputs)
     arrays = reading.connection.fetch(bounds.add_up(rows, columns))
-    codes, indexes = as_int64(arrays["code"]), np.arange(len(arrays["code"]))
-    if private:
-        # Of private keys those that somebody keeps, in their order.
-        indexes = np.argsort(codes)
-        keys = tuple(keys[code] for code in codes[indexes].tolist())
-        codes = np.arange(len(keys))
-    sums = {name: as_int64(array)[indexes] for name, array in arrays.items()}
-    return spread_groups(request, keys, codes, sums)
+    sums = {name: as_int64(array) for name, array in arrays.items()}
+    return spread_groups(request, keys, sums.pop("code"), sums)
+
+
+def _answer_private_sums(
+    reading: SparkQuery,
+    request: GroupedSums,
+    by: str,
+    outputs: Sequence[str],
+    columns: Sequence[SummedColumn],
+) -> Groups:
+    """Of the keys that somebody keeps, in one reading: no list of keys is fetched before."""
+    rows, private = reading.with_private_keys(by, outputs)
+    bounds = reading.bounds(request.groups, request.rows_per_group, private.column)
+    arrays = private.fetch(bounds.add_up(rows, columns))
+    keys, indexes, codes = private.number(arrays)
+    order = np.argsort(codes)
+    del arrays[private.column]
+    sums = {name: as_int64(array)[indexes[order]] for name, array in arrays.items()}
+    return spread_groups(request, keys, codes[order], sums)
 
 
 def check_values(reading: SparkQuery, request: SortedValues) -> None:
@@ -366,20 +429,17 @@ def answer_values(reading: SparkQuery, request: SortedValues) -> ValueCounts:
 def check_sets(reading: SparkQuery, request: KeySets) -> None:
     """Refuse a column that has no keys."""
     reading.check_keys(request.by, None)
-    check_query(reading, reading.with_codes(request.by, (), [], private=True))
+    check_query(reading, reading.with_codes(request.by, (), []))
 
 
 def answer_sets(reading: SparkQuery, request: KeySets) -> Sets:
     """Of each unit's distinct keys as many as it may reach."""
-    keys = reading.collect_keys(request.by)
-    rows = reading.with_codes(request.by, keys, [], private=True).distinct()
-    bounded = reading.bounds(request.groups, 1, private=True).keep_groups(rows)
-    arrays = reading.connection.fetch(bounded.selectExpr(f"{name_unit(reading)} AS u", "code"))
-    codes, indexes = np.unique(as_int64(arrays["code"]), return_inverse=True)
-    units, order = number_units(arrays["u"])
-    return Sets(
-        tuple(keys[code] for code in codes.tolist()), units[order], indexes.astype(np.int64)[order]
-    )
+    rows, private = reading.with_private_keys(request.by, [])
+    bounded = reading.bounds(request.groups, 1, private.column).keep_groups(rows.distinct())
+    arrays = private.fetch(bounded.selectExpr(private.column, f"{name_unit(reading)} AS u"))
+    keys, indexes, codes = private.number(arrays)
+    units, order = number_units(arrays["u"].take(indexes))
+    return Sets(keys, units[order], codes[order])
 
 
 def name_unit(reading: SparkQuery) -> str:

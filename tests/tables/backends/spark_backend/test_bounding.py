@@ -235,3 +235,34 @@ def test_a_unit_with_a_new_key_moves_its_own_rows_only(
         assert count_kept(tables[1], request, 5) != count_kept(tables[0], request, 5) + Counter(
             ["a0"]
         )
+
+
+def test_tags_are_read_back() -> None:
+    """Whatever texts are put together, signs of tags among them."""
+    for texts in (["a"], ["", ";t1:b"], ["t1:é", "n", "12:"], ["\U0001f600", "a\x00b"]):
+        assert hash_bounding.read_tags(";".join(map(hash_bounding.tag_text, texts))) == texts
+
+
+def test_private_whole_numbers_are_keys_as_their_texts_are(
+    declare: Callable[..., PrivateTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column of integers is grouped as it is; which keys a unit keeps, and their order, is what the
+    numbers of the keys' texts say.
+    """
+    monkeypatch.setattr("secrets.randbits", lambda _: 5)
+    rows = [(str(i % 30), str(i * 7 % 23 - 11)) for i in range(200)]
+    for kind in ("BIGINT", "TINYINT", "VARCHAR"):
+        table = declare({"u": "INTEGER", "k": kind}, [*rows, ("3", None)], columns={"k": {}})
+        answers = table.answer(GroupedSums("k", None, 2, 3), ()), table.answer(KeySets("k", 2), ())
+        want: Counter[str] = Counter()
+        for unit in {unit for unit, _ in rows}:
+            number = {
+                key: hash_bounding.find_cell_fraction(5, [unit], hash_bounding.tag_text(key))
+                for one, key in rows
+                if one == unit
+            }
+            want.update(sorted(number, key=number.__getitem__)[:2])
+        for answer in answers:
+            assert list(answer.keys) == sorted(want, key=str.encode)
+        assert dict(zip(answers[0].keys, answers[0].units.tolist())) == want
+        assert Counter(answers[1].keys[code] for code in answers[1].codes.tolist()) == want
