@@ -4,7 +4,7 @@ The workloads are those of `bench.tables`, over a folder of Parquet files, on a 
 core (`checks.spark_cluster`; needs Java 17 and ``make .venv-spark/.dpflow-installed``). Time is what Spark's
 executors say of their processors' seconds, so that a busy machine slows neither side. `python -m bench spark`
 reads 10 million rows; `python -m bench.spark ROWS ROWS ...` other sizes, and says how time and shuffled bytes
-grow with them.
+grow with them. `python -m bench.spark --skew` has a unit with 10 million rows, in a region with most of all.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Meter:
         return Effort(after.seconds - before.seconds, after.shuffled - before.shuffled)
 
 
-def write_events(folder: Path, rows: int) -> Path:
-    """A folder of Parquet files."""
+def write_events(folder: Path, rows: int, heavy: int = 0) -> Path:
+    """A folder of Parquet files; with so many more rows of one unit in one region."""
     made = folder / "events.duckdb"
     make(made, rows)
     lake = folder / f"events-{rows}"
@@ -112,6 +112,10 @@ def write_events(folder: Path, rows: int) -> Path:
         for i in range(_FILES):
             part = f"SELECT unit, region, category, amount FROM events WHERE hash(unit, amount) % {_FILES} = {i}"
             connection.execute(f"COPY ({part}) TO '{lake}/part-{i}.parquet' (FORMAT parquet)")
+        if heavy:
+            one = f"SELECT 0::BIGINT AS unit, '{REGIONS[0]}' AS region, i % 10000 AS category, i % 200 AS amount FROM range({heavy}) t(i)"
+            typed = f"SELECT unit, region, category::INTEGER AS category, amount::DOUBLE AS amount FROM ({one})"
+            connection.execute(f"COPY ({typed}) TO '{lake}/heavy.parquet' (FORMAT parquet)")
     made.unlink()
     return lake
 
@@ -132,7 +136,7 @@ def declare(lake: Path, server: str) -> dict[str, Any]:
 
 
 def measure(
-    cluster: SparkCluster, lake: Path, repeats: int = 3
+    cluster: SparkCluster, lake: Path, repeats: int = 3, warm: bool = True
 ) -> dict[str, tuple[Effort, Effort]]:
     """Of each case what dpflow and the floor take, the least of several turns."""
     from pyspark.sql.connect.session import SparkSession
@@ -144,10 +148,10 @@ def measure(
     for name, request, query in CASES:
         pairs = []
         with table.hold_open():
-            for turn in range(repeats + 1):
+            for turn in range(repeats + warm):
                 ours = meter.run(lambda request=request: table.answer(request, ()))  # type: ignore[misc]
                 floor = meter.run(lambda query=query: session.sql(query).toArrow())  # type: ignore[misc]
-                if turn:
+                if turn >= warm:
                     pairs.append((ours, floor))
         taken[name] = (
             min((pair[0] for pair in pairs), key=lambda effort: effort.seconds),
@@ -204,7 +208,8 @@ def main(*sizes: int) -> None:
         folder, efforts = Path(scratch), {}
         for rows in sizes or (ROWS,):
             lake = write_events(folder, rows)
-            efforts[rows] = measure(cluster, lake)
+            # A large size takes a quarter of an hour a turn, on a server that smaller ones warmed.
+            efforts[rows] = measure(cluster, lake, *((1, False) if rows > 5 * ROWS else ()))
             show(
                 f"Spark, {rows:,} rows: seconds of executors' processors",
                 ("workload", "dpflow", "un-noised SQL", "ratio", "shuffled MB", "of the SQL"),
@@ -240,5 +245,28 @@ def main(*sizes: int) -> None:
         )
 
 
+def measure_skew() -> None:
+    """Print what a table takes in which one unit has five of six rows, and one region."""
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        run_cluster(Path(scratch) / "cluster") as cluster,
+    ):
+        efforts = [
+            measure(cluster, write_events(Path(scratch), 2_000_000 + heavy % 2, heavy), 1)
+            for heavy in (0, 10_000_001)
+        ]
+        show(
+            "Spark, 2 million rows, and with 10 million of one unit: seconds of executors' processors",
+            ("workload", "even", "SQL", "with the unit", "SQL"),
+            [
+                (name, *(f"{effort.seconds:.2f}" for one in efforts for effort in one[name]))
+                for name in efforts[0]
+            ],
+        )
+
+
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    if sys.argv[1:] == ["--skew"]:
+        measure_skew()
+    else:
+        main(*map(int, sys.argv[1:]))

@@ -190,5 +190,5 @@ def _compare(params: Any, rows: int | None, margin: int) -> dict[str, str]:
     """
     if params.rows is None or rows is None or abs(params.rows - rows - margin) <= 2 * margin:
         return {}
-    found = f"about {rows + margin} were counted" if margin else f"the table has {rows}"
-    return {"rows_given": f"{params.rows}, and {found}: leave rows out"}
+    truth = f"about {rows + margin} were counted" if margin else f"the table has {rows}"
+    return {"rows_given": f"{params.rows}, and {truth}: leave rows out"}

@@ -54,6 +54,62 @@ def test_a_block_that_changed_is_read_again(
     assert not reads or "DELETE" in change  # then the update also removes what was deleted
 
 
+SHAPES = {
+    "another type": "ALTER TABLE data ALTER v TYPE BIGINT",
+    "another type and value": "ALTER TABLE data ALTER v TYPE INTEGER USING 12 - v",
+    "another unit": "ALTER TABLE data ALTER u TYPE BIGINT USING u % 7",
+    "a column more": "ALTER TABLE data ADD COLUMN more STRUCT(a INTEGER, b VARCHAR[]) DEFAULT {'a': 1, 'b': ['x']}",
+    "a column fewer, and back": "ALTER TABLE data DROP v; ALTER TABLE data ADD COLUMN v INTEGER DEFAULT 2",
+    "columns that change names": "ALTER TABLE data RENAME v TO w; ALTER TABLE data RENAME n TO v; ALTER TABLE data RENAME w TO n",
+    "made again": "CREATE TABLE copied AS SELECT u, d, k, 12 - v AS v, n FROM data; DROP TABLE data; ALTER TABLE copied RENAME TO data",
+    "emptied and filled": "CREATE TABLE kept AS FROM data; TRUNCATE data; INSERT INTO data SELECT u, d, k, v + 0 * u, n FROM kept WHERE u > 3",
+    "vacuumed": "DELETE FROM data WHERE u = 5; VACUUM data; CHECKPOINT",
+    "a view in its place": "ALTER TABLE data RENAME TO base; CREATE VIEW data AS SELECT * REPLACE (TRY(12 - v) AS v) FROM base",
+}
+
+
+@pytest.mark.parametrize("statements", SHAPES.values(), ids=SHAPES)
+def test_a_table_of_another_shape_is_read_again(table: PrivateTable, statements: str) -> None:
+    """Whatever the owner does to it, an answer is that of its rows, or none."""
+    for request in REQUESTS:
+        table.answer(request, DAYS)
+    write(table, statements)
+    for request in REQUESTS:
+        fresh = PrivateTable(table.declaration).answer(request, DAYS)
+        assert answer_fingerprint(table.answer(request, DAYS)) == answer_fingerprint(fresh)
+        assert answer_fingerprint(table.answer(request, DAYS)) == answer_fingerprint(fresh)
+
+
+def test_values_within_lists_and_structs_are_noticed(make: Any) -> None:
+    """A column that is computed of a nested one: its rows are compared as any other's."""
+    rows = "CREATE TABLE data AS SELECT u, d, n, {'inner': v, 'all': [v, n]} AS s, 'a' || n AS k, v FROM rows_of_days"
+    made = make(
+        ROWS.replace("CREATE TABLE data", "CREATE TABLE rows_of_days"),
+        rows,
+        "CREATE VIEW flat AS SELECT u, d, k, s.inner AS v, s.all[2] AS n FROM data",
+        block="d",
+        protects="unit-block",
+        contribution_bounds={"rows": 999, "groups": 99},
+        cached_partials="checked",
+    )
+    table = again(
+        made,
+        relation="flat",
+        trusted_sql=["flat"],
+        columns={"v": {"lower": 0, "upper": 12}, "n": {"lower": 0, "upper": 9}},
+    )
+    request = GroupedSums(None, None, 1, 999, (("v", 0), ("n", 0)))
+    for change in (
+        "SELECT 1",
+        f"UPDATE data SET s = {{'inner': 3, 'all': s.all}} WHERE u = 3 AND d = '{DAYS[1]}'",
+        f"UPDATE data SET s = {{'inner': s.inner, 'all': [1, 9]}} WHERE u = 4 AND d = '{DAYS[2]}'",
+        "UPDATE data SET s = NULL WHERE u = 5",
+    ):
+        write(table, change)
+        fresh = PrivateTable(table.declaration).answer(request, DAYS)
+        assert answer_fingerprint(table.answer(request, DAYS)) == answer_fingerprint(fresh)
+
+
 def test_a_load_costs_its_own_day(make: Any, reads: list[Any]) -> None:
     """Days loaded one after the other: the new one is cut, and those whose row groups DuckDB
     rewrote beside it.
