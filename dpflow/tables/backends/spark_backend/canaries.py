@@ -107,9 +107,9 @@ def _fetch(connection: SparkConnection, frame: Any) -> list[Any]:
 
 def _hash_texts(connection: SparkConnection) -> bool:
     rows = connection.make_rows({"u": _TEXTS})
-    number = write_cell_number(2**64 - 1, ["u"], "CAST(7 AS STRING)", "'0'")
+    number = write_cell_number(2**64 - 1, ["u"], "CAST(7 AS BIGINT)", "'x'")
     answer = _fetch(connection, rows.selectExpr(f"CAST({number} AS DOUBLE) * {2.0**-52!r}D AS y"))
-    return answer == [find_cell_fraction(2**64 - 1, [text], "7", "0") for text in _TEXTS]
+    return answer == [find_cell_fraction(2**64 - 1, [text], "7", "x") for text in _TEXTS]
 
 
 def _order_texts(connection: SparkConnection) -> bool:

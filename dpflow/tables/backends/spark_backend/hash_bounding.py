@@ -2,11 +2,11 @@
 
 Spark computes a lost partition again, and a random number would then be another one. So nothing here
 draws: every choice is a function of the rows and of a nonce, and so is what a repeated stage gives. The
-number of a cell is XXH64 of nonce, privacy unit and group, each with its length, and NULL apart: no two
-inputs are one text. It is the same on every server and in Python. A group is its place among public keys,
-and of private keys the text itself: their places follow from other units' rows. The nonce stands in Spark's
-plans; that one unit moves only what is its own does not rest on it, nor on the hash. Where two inputs must not
-have one hash, as units' names, or where the input has a secret, it is SHA-256.
+number of a cell is XXH64 of nonce, privacy unit and group, one after the other, and NULL apart. It is the
+same on every server and in Python. A group is its place among public keys, and of private keys the text
+itself: their places follow from other units' rows. The nonce stands in Spark's plans; that one unit moves
+only what is its own does not rest on it, nor on the hash. Where two inputs must not have one hash, as units'
+names, or where the input has a secret, it is SHA-256.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ def tag_text(text: str | None) -> str:
     return "n" if text is None else f"t{len(text.encode())}:{text}"
 
 
-def read_tags(text: str) -> list[str]:
-    """The texts whose tags were put together by semicolons."""
+def read_tags(text: str) -> list[str] | None:
+    """The texts whose tags were put together by semicolons; None if one is missing."""
     rest, texts = text.encode(), list[str]()
     while rest:
+        if rest.startswith(b"n"):
+            return None
         size, rest = rest[1:].split(b":", 1)
         texts.append(rest[: int(size)].decode())
         rest = rest[int(size) + 1 :]
@@ -61,9 +63,14 @@ def _join(parts: Sequence[str]) -> str:
 
 
 def write_cell_number(nonce: int, owners: Sequence[str], *words: str) -> str:
-    """A number of `_BITS` bits for a nonce, whose rows they are, and further expressions of texts."""
-    text = _join([f"'{nonce}'", *map(write_tag, owners), *words])
-    return f"shiftrightunsigned(xxhash64({text}), {64 - _BITS})"
+    """A number of `_BITS` bits for a nonce, whose rows they are, and further expressions of texts or
+    BIGINTs. Each is hashed with the hash of those before it as seed, which is cheaper than one text of all.
+    """
+    inputs = [f"'{nonce}'"]
+    for owner in owners:
+        # Spark's hash passes over NULL.
+        inputs += [f"CASE WHEN {owner} IS NULL THEN 0L ELSE 1L END", f"CAST({owner} AS STRING)"]
+    return f"shiftrightunsigned(xxhash64({', '.join([*inputs, *words])}), {64 - _BITS})"
 
 
 def write_group_number(secret: str, unit: str) -> str:
@@ -73,12 +80,21 @@ def write_group_number(secret: str, unit: str) -> str:
 
 
 def find_cell_fraction(nonce: int, owners: Sequence[str | None], *words: str) -> float:
-    """`write_cell_number` in Python, as a number in [0, 1)."""
+    """`write_cell_number` in Python, as a number in [0, 1). Words that are numbers are BIGINTs."""
     # Here alone: it is installed with the client of Spark.
     from xxhash import xxh64_intdigest
 
-    text = ";".join([str(nonce), *map(tag_text, owners), *words])
-    return (xxh64_intdigest(text.encode(), seed=_SEED) >> (64 - _BITS)) / 2.0**_BITS
+    def encode(number: int) -> bytes:
+        return number.to_bytes(8, "little")
+
+    inputs = [str(nonce).encode()]
+    for owner in owners:
+        inputs += [encode(0)] if owner is None else [encode(1), owner.encode()]
+    inputs += [encode(int(word)) if word.isdecimal() else word.encode() for word in words]
+    seed = _SEED
+    for one in inputs:
+        seed = xxh64_intdigest(one, seed=seed)
+    return (seed >> (64 - _BITS)) / 2.0**_BITS
 
 
 @dataclass(frozen=True)
@@ -130,8 +146,8 @@ class UnitBounds:
 
     @property
     def group(self) -> str:
-        """The group as a text: its place, or its key."""
-        return "CAST(code AS STRING)" if self.by == "code" else write_tag(self.by)
+        """The group as what is hashed: its place, or its key's text."""
+        return "code" if self.by == "code" else write_tag(self.by)
 
     def keep_groups(self, rows: Any, ranking: str = "row_number()") -> Any:
         """Rows of the groups that their unit keeps: those with the least numbers.
@@ -156,7 +172,7 @@ class UnitBounds:
         places = rows.selectExpr(
             "*", f"row_number() OVER ({cell} ORDER BY {', '.join(order)}) AS place"
         )
-        number = write_cell_number(self.nonce, self.owners, self.group, "CAST(place AS STRING)")
+        number = write_cell_number(self.nonce, self.owners, self.group, "CAST(place AS BIGINT)")
         ranked = places.selectExpr("*", f"{number} AS drawn_by")
         ranked = ranked.selectExpr(
             "*", f"row_number() OVER ({cell} ORDER BY drawn_by, place) AS drawn_as"
@@ -219,7 +235,7 @@ class UnitBounds:
             rest = f"((h{i} % {size}) * {2**_HALF}L + l{i})"
             quotient = f"(h{i} div {size}) * {2**_HALF}L + {rest} div {size}"
             rest = f"{rest} % {size}"
-        number = write_cell_number(self.nonce, self.owners, self.group, f"'{i}'")
+        number = write_cell_number(self.nonce, self.owners, self.group, f"{i}L")
         extra = f"least(CAST(floor(CAST({number} AS DOUBLE) * {2.0**-_BITS!r}D * CAST({size} AS DOUBLE)) AS BIGINT), {size} - 1L)"
         # Of no more than R values nothing is rounded.
         extra = f"CASE WHEN n{i} > {self.rows}L THEN {extra} ELSE 0L END"

@@ -57,9 +57,7 @@ def keep_values(reading: SparkQuery, request: UnboundedValues) -> KeptValues:
     )
     bounded = bounds.keep_groups(bounds.keep_places(rows, ["v"]), "dense_rank()")
     # Of a unit and group, and fresh: which values are in a sample is decided by units alone.
-    number = write_cell_number(
-        reading.sample_nonce, reading.owners, "CAST(code AS STRING)", "'sample'"
-    )
+    number = write_cell_number(reading.sample_nonce, reading.owners, "code", "'sample'")
     arrays = reading.connection.fetch(bounded.selectExpr("code", f"{number} AS h", "v"))
     values = arrays["v"].to_numpy(zero_copy_only=False)
     size = None if request.by is not None else reading.public_size(request.rows_per_group)

@@ -228,11 +228,10 @@ class SparkQuery:
         texts = decode_texts(column)
         if len(self._part_names(by)) == 1:
             return texts
+        lists = [None if text is None else read_tags(text) for text in texts]
         return [
-            None
-            if text is None
-            else json.dumps(read_tags(text), ensure_ascii=False, separators=(",", ":"))
-            for text in texts
+            None if key is None else json.dumps(key, ensure_ascii=False, separators=(",", ":"))
+            for key in lists
         ]
 
     def check_keys(self, by: str | None, keys: Sequence[str] | None) -> None:

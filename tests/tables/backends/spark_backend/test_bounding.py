@@ -241,6 +241,7 @@ def test_tags_are_read_back() -> None:
     """Whatever texts are put together, signs of tags among them."""
     for texts in (["a"], ["", ";t1:b"], ["t1:é", "n", "12:"], ["\U0001f600", "a\x00b"]):
         assert hash_bounding.read_tags(";".join(map(hash_bounding.tag_text, texts))) == texts
+    assert hash_bounding.read_tags("t1:a;n;t1:b") is None
 
 
 def test_private_whole_numbers_are_keys_as_their_texts_are(

@@ -62,7 +62,7 @@ SHAPES = {
     "a column fewer, and back": "ALTER TABLE data DROP v; ALTER TABLE data ADD COLUMN v INTEGER DEFAULT 2",
     "columns that change names": "ALTER TABLE data RENAME v TO w; ALTER TABLE data RENAME n TO v; ALTER TABLE data RENAME w TO n",
     "made again": "CREATE TABLE copied AS SELECT u, d, k, 12 - v AS v, n FROM data; DROP TABLE data; ALTER TABLE copied RENAME TO data",
-    "emptied and filled": "CREATE TABLE kept AS FROM data; TRUNCATE data; INSERT INTO data SELECT u, d, k, v + 0 * u, n FROM kept WHERE u > 3",
+    "emptied and filled": "CREATE TABLE kept AS FROM data; TRUNCATE data; INSERT INTO data SELECT u, d, k, v, n FROM kept WHERE u > 3",
     "vacuumed": "DELETE FROM data WHERE u = 5; VACUUM data; CHECKPOINT",
     "a view in its place": "ALTER TABLE data RENAME TO base; CREATE VIEW data AS SELECT * REPLACE (TRY(12 - v) AS v) FROM base",
 }
