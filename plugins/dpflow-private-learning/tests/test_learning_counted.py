@@ -17,6 +17,7 @@ import pytest
 from dpflow_private_learning.building_blocks import (
     choosing_mechanism,
     noisy_row_count,
+    prefix_tree,
 )
 from dpflow_private_learning.mechanisms.learn_class import LearnClass
 from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
@@ -323,3 +324,30 @@ def test_no_number_of_rows_costs_more_than_the_plan_says() -> None:
                 )
                 tried += 1
     assert tried > 30
+
+
+def test_a_tiny_alpha_ends_however_few_rows_are_counted() -> None:
+    """Every range looked heavy beside alpha times the counted rows, and was divided without end, after
+    the charge. Below the least alpha no more are divided, and nothing is proven.
+    """
+    wide = table().model_dump(mode="json") | {"columns": {"x": {"lower": 0, "upper": 2**61}}}
+    at = Table.model_validate(wide | {"database": "t.duckdb"})
+    given = SanitizeThresholds.Params(column="x", epsilon=5, rows=2**40, alpha="1e-9")
+    assert "no number of rows proves" in SanitizeThresholds().error_bound(given, at).note
+    prefix_tree_limit = prefix_tree.LEAST_ALPHA
+    try:
+        prefix_tree.LEAST_ALPHA = F(1, 20)
+        answer = histogram(np.array([0, 0, 1, 1, 2, 2, 3]))
+        result = SanitizeThresholds().draw(given, at, answer, SystemSource())
+    finally:
+        prefix_tree.LEAST_ALPHA = prefix_tree_limit
+    assert result.document["accuracy"] == "unproven at this size"
+    # 61 levels with 6/alpha ranges each, and both ends of each.
+    assert len(result.synthetic.rows) <= 61 * 2 * 120
+
+
+def test_rows_that_leave_no_delta_are_refused_in_the_plan() -> None:
+    """Delta for one row was rounded to 0, and the plan divided by it."""
+    given = PARAMS.model_copy(update={"epsilon": F(99), "delta": F(2, 5)})
+    with pytest.raises(PlanRefused, match="leaves no delta for one row"):
+        MODE.event(given, table("add-remove", 1000))

@@ -101,7 +101,16 @@ def write_owner(field: Field, role: str) -> str:
     compare, else the text of `unit_text`. Raises as `key_text`.
     """
     text = unit_text(field, role)
-    return f"CAST({field.reference} AS BIGINT)" if field.kind in INTEGERS else text
+    return f"try_cast({field.reference} AS BIGINT)" if field.kind in INTEGERS else text
+
+
+def fits_type(field: Field) -> str:
+    """A condition that a row's value is one of the column's type, or missing. Sail calls an unsigned column
+    BIGINT, and a plain cast fails there beyond 2^63: one row would decide whether there is an answer.
+    """
+    if field.kind != "bigint":
+        return "true"
+    return f"({field.reference} IS NULL OR try_cast({field.reference} AS BIGINT) IS NOT NULL)"
 
 
 def holds_text(field: Field, text: str) -> bool:

@@ -38,6 +38,7 @@ from dpflow.tables.backends.spark_backend.spark_columns import (
     INTEGERS,
     decode_texts,
     describe_field,
+    fits_type,
     holds_text,
     key_text,
     write_grid_steps,
@@ -99,6 +100,7 @@ class SparkQuery:
         self._where = []
         if table.privacy_unit.missing == "drop":
             self._where.append(f"{unit.reference} IS NOT NULL")
+        self._where.append(fits_type(unit))
         if table.block is not None:
             self._keep_blocks(self.own_column(table.block), blocks)
         elif blocks:
@@ -217,9 +219,11 @@ class SparkQuery:
         return self.select_rows([f"{key} AS group_key", *outputs], conditions)
 
     def has_whole_keys(self, by: str) -> bool:
-        """Whether the keys are whole numbers of one column."""
+        """Whether the keys are whole numbers of one column, of a type below 64 bits: servers that know no
+        unsigned type call one BIGINT that does not fit it.
+        """
         parts = self.key_parts(by)
-        return len(parts) == 1 and parts[0].kind in INTEGERS
+        return len(parts) == 1 and parts[0].kind in INTEGERS and parts[0].kind != "bigint"
 
     def decode_keys(self, by: str, column: Any) -> list[str | None]:
         """Private keys as texts, of several columns those of lists; None for what is no text."""
@@ -256,9 +260,9 @@ class SparkQuery:
     def count_units(self) -> int:
         """Units of the whole table, whatever a request leaves out."""
         unit = self.own_column(self.table.privacy_unit.column)
-        there = "true"
+        there = fits_type(unit)
         if self.table.privacy_unit.missing == "drop":
-            there = f"{unit.reference} IS NOT NULL"
+            there += f" AND {unit.reference} IS NOT NULL"
         units = lambda _: self._rows.where(there).selectExpr(self._outputs[0]).distinct().count()  # noqa: E731
         return int(self.connection.run(units))
 

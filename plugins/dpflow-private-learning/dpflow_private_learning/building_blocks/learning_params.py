@@ -97,7 +97,12 @@ def per_row(epsilon: Fraction, delta: Fraction, table: Table) -> tuple[Fraction,
     series = (renyi.exp_up(epsilon) - 1) / (1 / renyi.exp_up(-single) - 1)
     small = delta / series
     # Down, to a number of 40 decimals: a row may cost less, never more.
-    return single, small // _GRID * _GRID
+    rounded = small // _GRID * _GRID
+    if not rounded:
+        raise PlanRefused(
+            "a unit of so many rows leaves no delta for one row; lower epsilon, or the contribution bound on rows"
+        )
+    return single, rounded
 
 
 def need_delta(params: CostParams, what: str) -> Fraction:

@@ -14,7 +14,9 @@ is divided on the next level depends on released counts.
 Accuracy: a prefix at an end of a half is a sum of at most d noises. All 2^d of them stay within E
 with probability 1 - beta, E = v sqrt(8 L), v = (s d/epsilon) max(sqrt d, sqrt(2 L)), L = ln(2
 2^d/beta). If E <= alpha n/6, halves that are divided hold at least alpha n/6 rows, so at most
-6/alpha are; those that are not hold at most 5 alpha n/6, and every prefix is within alpha n.
+6/alpha are; those that are not hold at most 5 alpha n/6, and every prefix is within alpha n. Below
+`LEAST_ALPHA` no more are divided than there, so nothing is proven: few rows whose noise looks heavy
+would be divided without end.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import numpy as np
 
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
+from dpflow_private_learning.building_blocks.row_bounds import LEAST_ALPHA
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
@@ -88,7 +91,8 @@ def _largest_ranges(
     ]
     # A bound on how many ranges are divided keeps the run short when noise makes all look heavy.
     worth = sorted((item for item in sized if 2 * item[0] >= alpha * rows), reverse=True)
-    return sorted((first, below) for _, first, below in worth[: math.ceil(6 / alpha)])
+    most = math.ceil(6 / max(alpha, LEAST_ALPHA))
+    return sorted((first, below) for _, first, below in worth[:most])
 
 
 def _values_below(x: Array, point: int) -> int:

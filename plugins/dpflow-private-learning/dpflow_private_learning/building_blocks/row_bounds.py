@@ -23,6 +23,9 @@ from dpflow_private_learning.building_blocks.rec_concave import recursion_depth,
 
 Real = SupportsFloat
 
+#: A tree of prefixes divides no more ranges of a level than for this alpha: 120,000, some seconds.
+LEAST_ALPHA = Fraction(1, 20_000)
+
 
 def ln(x: float) -> float:
     """Natural logarithm, also of huge Python integers."""
@@ -140,8 +143,10 @@ def tree_error(size: int, beta: Real, epsilon: Real, moves: int = 2) -> float:
 
 def tree_rows(size: int, alpha: Real, beta: Real, epsilon: Real, moves: int = 2) -> float:
     """Rows from which every prefix of the tree is within alpha n: its noise must stay within alpha
-    n/6.
+    n/6. Infinite below `LEAST_ALPHA`.
     """
+    if float(alpha) < float(LEAST_ALPHA):
+        return math.inf
     return 6 * tree_error(size, beta, epsilon, moves) / float(alpha)
 
 

@@ -267,3 +267,30 @@ def test_private_whole_numbers_are_keys_as_their_texts_are(
             assert list(answer.keys) == sorted(want, key=str.encode)
         assert dict(zip(answers[0].keys, answers[0].units.tolist())) == want
         assert Counter(answers[1].keys[code] for code in answers[1].codes.tolist()) == want
+
+
+def test_numbers_beyond_a_servers_type_decide_nothing(spark_server: str, tmp_path: Path) -> None:
+    """Sail calls an unsigned column BIGINT. One key beyond 2^63 made the answer fail, and so did one unit:
+    the key counts as it is, the unit's rows are left out.
+    """
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for name, units, keys in (
+        ("keys", [1, 2, 3], [1, 2, 2**63]),
+        ("units", [1, 2, 2**63], [1, 2, 7]),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        numbers = {"u": pa.array(units, pa.uint64()), "k": pa.array(keys, pa.uint64())}
+        pq.write_table(pa.table(numbers), folder / "part.parquet")
+        declared = {
+            "name": name,
+            "source": {"spark": spark_server, "table": str(folder)},
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 2},
+            "columns": {"k": {}},
+        }
+        table = PrivateTable(Table.model_validate(declared))
+        kept = ("1", "2", str(2**63)) if name == "keys" else ("1", "2")
+        for request in (GroupedSums("k", None, 2, 2), KeySets("k", 2)):
+            assert table.answer(request, ()).keys == kept
+        assert int(table.answer(GroupedSums(), ()).rows[0]) == len(kept)
