@@ -159,6 +159,8 @@ def _local_spark(session: Any) -> Any:
         "spark.ui.enabled": "false",
         "spark.driver.memory": "8g",
         "spark.sql.shuffle.partitions": "2",
+        # What a peer stores on the way is not left in the working folder.
+        "spark.sql.warehouse.dir": tempfile.mkdtemp(),
     }
     builder = session.builder.master("local[2]")
     for name, value in settings.items():

@@ -326,7 +326,7 @@ def test_no_number_of_rows_costs_more_than_the_plan_says() -> None:
     assert tried > 30
 
 
-def test_a_tiny_alpha_ends_however_few_rows_are_counted() -> None:
+def test_a_tiny_alpha_ends_however_few_rows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every range looked heavy beside alpha times the counted rows, and was divided without end, after
     the charge. Below the least alpha no more are divided, and nothing is proven.
     """
@@ -334,13 +334,9 @@ def test_a_tiny_alpha_ends_however_few_rows_are_counted() -> None:
     at = Table.model_validate(wide | {"database": "t.duckdb"})
     given = SanitizeThresholds.Params(column="x", epsilon=5, rows=2**40, alpha="1e-9")
     assert "no number of rows proves" in SanitizeThresholds().error_bound(given, at).note
-    prefix_tree_limit = prefix_tree.LEAST_ALPHA
-    try:
-        prefix_tree.LEAST_ALPHA = F(1, 20)
-        answer = histogram(np.array([0, 0, 1, 1, 2, 2, 3]))
-        result = SanitizeThresholds().draw(given, at, answer, SystemSource())
-    finally:
-        prefix_tree.LEAST_ALPHA = prefix_tree_limit
+    monkeypatch.setattr(prefix_tree, "LEAST_ALPHA", F(1, 20))
+    answer = histogram(np.array([0, 0, 1, 1, 2, 2, 3]))
+    result = SanitizeThresholds().draw(given, at, answer, SystemSource())
     assert result.document["accuracy"] == "unproven at this size"
     # 61 levels with 6/alpha ranges each, and both ends of each.
     assert len(result.synthetic.rows) <= 61 * 2 * 120

@@ -13,6 +13,8 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dpflow.core.contract.declaration import Table
@@ -273,7 +275,6 @@ def test_numbers_beyond_a_servers_type_decide_nothing(spark_server: str, tmp_pat
     """Sail calls an unsigned column BIGINT. One key beyond 2^63 made the answer fail, and so did one unit:
     the key counts as it is, the unit's rows are left out.
     """
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for name, units, keys in (
         ("keys", [1, 2, 3], [1, 2, 2**63]),
         ("units", [1, 2, 2**63], [1, 2, 7]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,7 @@ GATES: dict[str, dict[str, Any]] = {
 CLAIMS = [("a", "0.8"), ("b", "0.6"), ("b", "0.99"), ("a", "0.8"), ("b", "0.95")]
 
 
-def open_gate(
-    folder: Path, mechanism: str, where: dict[str, Any], **relation: Any
-) -> tuple[Session, Ledger]:
+def open_gate(folder: Path, mechanism: str, where: dict[str, Any]) -> tuple[Session, Ledger]:
     """A session over a table that is declared in one of two ways."""
     folder.mkdir()
     fields = {
@@ -48,7 +45,7 @@ def open_gate(
         "columns": {name: BIT for name in ("sick", "a", "b")},
         "holdout": True,
     }
-    (folder / "visits.yml").write_text(yaml.safe_dump(fields | where | relation))
+    (folder / "visits.yml").write_text(yaml.safe_dump(fields | where))
     table, ledger = load_table(folder / "visits.yml"), Ledger(folder / "ledger.db", create=True)
     ledger.grant("gate", 200, 0, filter="basic", table=table, principal="owner")
     made = plan(mechanism, folder / "visits.yml", name="gate", scope="gate", **GATES[mechanism])
@@ -83,7 +80,6 @@ def test_a_gate_promotes_and_catches_as_on_a_file(
         said[name] = [(one["verdict"], one["promoted"]) for one in answers]
         paid[name] = [row["epsilon_spent"] for row in ledger.remaining("gate").rows()]
         assert session.remaining()["state"] != "open"
-        assert json.dumps(answers).count('"score"') == 0
     assert said["spark"] == said["file"] and paid["spark"] == paid["file"]
     # The second is right, and no better than the first.
     assert [promoted for _, promoted in said["spark"]] == [True, False, False, True, False]
