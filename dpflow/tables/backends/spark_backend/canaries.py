@@ -109,7 +109,7 @@ def _hash_texts(connection: SparkConnection) -> bool:
     rows = connection.make_rows({"u": _TEXTS})
     number = write_cell_number(2**64 - 1, ["u"], "CAST(7 AS BIGINT)", "'x'")
     answer = _fetch(connection, rows.selectExpr(f"CAST({number} AS DOUBLE) * {2.0**-52!r}D AS y"))
-    return answer == [find_cell_fraction(2**64 - 1, [text], "7", "x") for text in _TEXTS]
+    return answer == [find_cell_fraction(2**64 - 1, [text], 7, "x") for text in _TEXTS]
 
 
 def _order_texts(connection: SparkConnection) -> bool:
@@ -166,7 +166,7 @@ def _bound_sums(connection: SparkConnection) -> bool:
         code: (answer["unit_count"][i].as_py(), answer["s0"][i].as_py())
         for i, code in enumerate(answer["code"].to_pylist())
     }
-    numbers = {code: find_cell_fraction(5, ["a"], str(code)) for code in (0, 1, 2)}
+    numbers = {code: find_cell_fraction(5, ["a"], code) for code in (0, 1, 2)}
     chosen_cells = [("a", code) for code in sorted(numbers, key=numbers.__getitem__)[:2]]
     chosen_cells += [("b", 2), ("c", 1)]
     want: dict[int, tuple[int, int]] = {}
@@ -174,7 +174,7 @@ def _bound_sums(connection: SparkConnection) -> bool:
         above = [v + 4 for u, c, v in cells if (u, c) == (unit, code) and v is not None]
         size, most = max(len(above), 1), min(len(above), 2)
         quotient, rest = divmod(sum(above), size)
-        drawn = int(find_cell_fraction(5, [unit], str(code), "0") * size)
+        drawn = int(find_cell_fraction(5, [unit], code, 0) * size)
         total = quotient * most + (rest * most + drawn) // size - 5 * most
         count, before = want.get(code, (0, 0))
         want[code] = (count + 1, before + total)

@@ -79,21 +79,18 @@ def write_group_number(secret: str, unit: str) -> str:
     return f"CAST(conv(substr({digest}, 1, {_BITS // 4}), 16, 10) AS BIGINT)"
 
 
-def find_cell_fraction(nonce: int, owners: Sequence[str | None], *words: str) -> float:
+def find_cell_fraction(nonce: int, owners: Sequence[str | None], *words: str | int) -> float:
     """`write_cell_number` in Python, as a number in [0, 1). Words that are numbers are BIGINTs."""
     # Here alone: it is installed with the client of Spark.
     from xxhash import xxh64_intdigest
 
-    def encode(number: int) -> bytes:
-        return number.to_bytes(8, "little")
-
-    inputs = [str(nonce).encode()]
+    inputs: list[str | int] = [str(nonce)]
     for owner in owners:
-        inputs += [encode(0)] if owner is None else [encode(1), owner.encode()]
-    inputs += [encode(int(word)) if word.isdecimal() else word.encode() for word in words]
+        inputs += [0] if owner is None else [1, owner]
     seed = _SEED
-    for one in inputs:
-        seed = xxh64_intdigest(one, seed=seed)
+    for one in [*inputs, *words]:
+        encoded = one.encode() if isinstance(one, str) else one.to_bytes(8, "little", signed=True)
+        seed = xxh64_intdigest(encoded, seed=seed)
     return (seed >> (64 - _BITS)) / 2.0**_BITS
 
 
@@ -134,8 +131,8 @@ class UnitBounds:
         groups: groups that a unit keeps; None where there are no more.
         rows: rows R that it keeps in each.
         nonce: what the choice is a function of.
-        by: the column of the group: ``code``, its place among listed keys, or ``group_key``, the key itself,
-            where places would depend on other units' rows.
+        by: the column of the group: ``code``, its place among listed keys, or ``group_key``, the key itself
+            as a text or BIGINT, where places would depend on other units' rows.
     """
 
     owners: tuple[str, ...]
@@ -144,25 +141,29 @@ class UnitBounds:
     nonce: int
     by: str = "code"
 
-    @property
-    def group(self) -> str:
-        """The group as what is hashed: its place, or its key's text."""
-        return "code" if self.by == "code" else write_tag(self.by)
+    def gather(self, rows: Any) -> Any:
+        """The rows with all of a unit in one partition, where groups are chosen. So Spark moves rows once:
+        by cells, each cell's sums would move again to their unit.
+        """
+        return rows if self.groups is None else rows.repartition(*self.owners)
 
-    def keep_groups(self, rows: Any, ranking: str = "row_number()") -> Any:
+    def keep_groups(self, rows: Any) -> Any:
         """Rows of the groups that their unit keeps: those with the least numbers.
 
         Args:
-            rows: with the columns ``owners`` and ``by``.
-            ranking: ``dense_rank()`` where a unit may have several rows of a group.
+            rows: with the columns ``owners`` and ``by``, as `gather` puts them.
         """
         if self.groups is None:
             return rows
-        number = write_cell_number(self.nonce, self.owners, self.group)
+        number = write_cell_number(self.nonce, self.owners, self.by)
         window = f"PARTITION BY {', '.join(self.owners)} ORDER BY chosen_by, {self.by}"
         ranked = rows.selectExpr("*", f"{number} AS chosen_by")
-        ranked = ranked.selectExpr("*", f"{ranking} OVER ({window}) AS chosen_as")
+        ranked = ranked.selectExpr("*", f"dense_rank() OVER ({window}) AS chosen_as")
         return ranked.where(f"chosen_as <= {self.groups}")
+
+    def keep_rows(self, rows: Any, order: Sequence[str]) -> Any:
+        """At most R rows of each group that their unit keeps; ``order`` as for `keep_places`."""
+        return self.keep_places(self.keep_groups(self.gather(rows)), order)
 
     def keep_places(self, rows: Any, order: Sequence[str]) -> Any:
         """At most R rows of each unit and group. Rows have no identity on Spark: a row is its values
@@ -172,7 +173,7 @@ class UnitBounds:
         places = rows.selectExpr(
             "*", f"row_number() OVER ({cell} ORDER BY {', '.join(order)}) AS place"
         )
-        number = write_cell_number(self.nonce, self.owners, self.group, "CAST(place AS BIGINT)")
+        number = write_cell_number(self.nonce, self.owners, self.by, "CAST(place AS BIGINT)")
         ranked = places.selectExpr("*", f"{number} AS drawn_by")
         ranked = ranked.selectExpr(
             "*", f"row_number() OVER ({cell} ORDER BY drawn_by, place) AS drawn_as"
@@ -186,7 +187,8 @@ class UnitBounds:
         Args:
             rows: with the columns ``owners``, ``by``, and ``v0``, ``v1``, ... of integers or NULL.
         """
-        cells = rows.groupBy(*self.owners, self.by).agg(*self._cell_sums(rows, columns))
+        grouped = self.gather(rows).groupBy(*self.owners, self.by)
+        cells = grouped.agg(*self._cell_sums(rows, columns))
         kept = self.keep_groups(cells)
         outputs = [self.by, f"least(n, {self.rows}L) AS kept_rows"]
         for i, column in enumerate(columns):
@@ -235,7 +237,7 @@ class UnitBounds:
             rest = f"((h{i} % {size}) * {2**_HALF}L + l{i})"
             quotient = f"(h{i} div {size}) * {2**_HALF}L + {rest} div {size}"
             rest = f"{rest} % {size}"
-        number = write_cell_number(self.nonce, self.owners, self.group, f"{i}L")
+        number = write_cell_number(self.nonce, self.owners, self.by, f"{i}L")
         extra = f"least(CAST(floor(CAST({number} AS DOUBLE) * {2.0**-_BITS!r}D * CAST({size} AS DOUBLE)) AS BIGINT), {size} - 1L)"
         # Of no more than R values nothing is rounded.
         extra = f"CASE WHEN n{i} > {self.rows}L THEN {extra} ELSE 0L END"

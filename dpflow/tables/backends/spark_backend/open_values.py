@@ -55,7 +55,7 @@ def keep_values(reading: SparkQuery, request: UnboundedValues) -> KeptValues:
     bounds = reading.bounds(
         None if len(keys) <= request.groups else request.groups, request.rows_per_group
     )
-    bounded = bounds.keep_groups(bounds.keep_places(rows, ["v"]), "dense_rank()")
+    bounded = bounds.keep_rows(rows, ["v"])
     # Of a unit and group, and fresh: which values are in a sample is decided by units alone.
     number = write_cell_number(reading.sample_nonce, reading.owners, "code", "'sample'")
     arrays = reading.connection.fetch(bounded.selectExpr("code", f"{number} AS h", "v"))

@@ -232,5 +232,8 @@ class SparkBackend(QueryBackend):
         # In Python, not on the server: what it draws by is what it ought to.
         parts = [] if self.table.protects == "unit" else ["0"]
         return np.array(
-            [find_cell_fraction(nonce, [unit, *parts], code, *words) for unit, code in cells]
+            [
+                find_cell_fraction(nonce, [unit, *parts], int(code), *map(int, words))
+                for unit, code in cells
+            ]
         )

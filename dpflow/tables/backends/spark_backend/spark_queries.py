@@ -417,7 +417,7 @@ def answer_values(reading: SparkQuery, request: SortedValues) -> ValueCounts:
     rows = reading.with_codes(request.by, keys, [f"{steps} AS v"]).where("v IS NOT NULL")
     groups = None if len(keys) <= request.groups else request.groups
     bounds = reading.bounds(groups, request.rows_per_group)
-    bounded = bounds.keep_groups(bounds.keep_places(rows, ["v"]), "dense_rank()")
+    bounded = bounds.keep_rows(rows, ["v"])
     arrays = reading.connection.fetch(bounded.groupBy("code", "v").count())
     codes, values = as_int64(arrays["code"]), as_int64(arrays["v"])
     order = np.lexsort((values, codes))
@@ -438,7 +438,8 @@ def check_sets(reading: SparkQuery, request: KeySets) -> None:
 def answer_sets(reading: SparkQuery, request: KeySets) -> Sets:
     """Of each unit's distinct keys as many as it may reach."""
     rows, private = reading.with_private_keys(request.by, [])
-    bounded = reading.bounds(request.groups, 1, private.column).keep_groups(rows.distinct())
+    bounds = reading.bounds(request.groups, 1, private.column)
+    bounded = bounds.keep_groups(bounds.gather(rows).distinct())
     arrays = private.fetch(bounded.selectExpr(private.column, f"{name_unit(reading)} AS u"))
     keys, indexes, codes = private.number(arrays)
     units, order = number_units(arrays["u"].take(indexes))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -38,6 +41,10 @@ _SETTINGS = {
 }
 #: Servers that answered the canaries, by address and version: asked once in a process.
 _TRUSTED: set[tuple[str, str]] = set()
+#: Sessions that this process (a child has the parent's, which it must not use) keeps for its next answers, by
+#: address. In a new one the cluster compiles a query again, and runs it slowly until it is warm.
+_IDLE: dict[tuple[int, str], list[Any]] = {}
+_MOST_IDLE = 4
 #: How often a long answer says how far it is.
 _NOTE_SECONDS = 10.0
 _log = logging.getLogger("dpflow.spark")
@@ -52,10 +59,14 @@ class SparkConnection:
     Attributes:
         what: names the table in messages.
         most: bytes of an answer.
+        ends: whether the session ends with this use, for it may show later what it saw now in place of what
+            is there, or a query of it was cancelled.
     """
 
     def __init__(self, session: Any, what: str, most: float = math.inf) -> None:
         self._session, self.what, self._most = session, what, most
+        self.ends = False
+        self._lock = threading.Lock()
         # Whether an answer is computed, which `cancel` may end, and whether it was.
         self._answering = self._cancelled = False
         self._next_note = math.inf
@@ -81,7 +92,8 @@ class SparkConnection:
         try:
             yield
         finally:
-            self._answering = self._cancelled = False
+            with self._lock:
+                self._answering = self._cancelled = False
             self._next_note = math.inf
 
     def note_progress(self, stages: Any = None, **_: Any) -> None:
@@ -134,9 +146,11 @@ class SparkConnection:
 
     def cancel(self) -> None:
         """Stop what another thread runs in here; it raises `TableInterrupted`."""
-        if self._answering:
-            # Also between two queries of one answer.
-            self._cancelled = True
+        with self._lock:
+            # Also between two queries of one answer. Nobody uses the session after it, whom this would meet.
+            self._cancelled = is_cancelled = self._answering
+            self.ends |= is_cancelled
+        if is_cancelled:
             with suppress(Exception):
                 self._session.interruptAll()
 
@@ -204,7 +218,7 @@ def _is_out_of_reach(error: Exception) -> bool:
 
 @contextmanager
 def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
-    """A session of its own with the source's server, in UTC.
+    """A session with the source's server that nobody else uses meanwhile, in UTC.
 
     Raises:
         InvalidInput: nobody said what the connection is.
@@ -222,23 +236,70 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
     for name in _LOGGERS:
         # For this process: an error's text may quote a row, and these loggers ask nobody.
         PySparkLogger.getLogger(name).disabled = True
-    try:
-        session = contain_errors(lambda: SparkSession.builder.remote(address).create())
-    except DpflowError:
-        raise PlanRefused(
-            f"{what}: no session can be opened by the connection {source.spark!r}; correct its address"
-        ) from None
-    connection = SparkConnection(session, what, source.answer_mib * _MEBIBYTE)
-    try:
+    session = _take_idle(address)
+    is_new = session is None
+    if is_new:
+        try:
+            session = contain_errors(lambda: SparkSession.builder.remote(address).create())
+        except DpflowError:
+            raise PlanRefused(
+                f"{what}: no session can be opened by the connection {source.spark!r}; correct its address"
+            ) from None
         # The client would go on for ten minutes.
         session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
-        session.registerProgressHandler(connection.note_progress)
-        connection.run(lambda one: [one.conf.set(*setting) for setting in _SETTINGS.items()])
+        # Before what the client itself does at the end, which asks a server that may be gone.
+        atexit.unregister(_stop_idle)
+        atexit.register(_stop_idle)
+    connection, is_kept = SparkConnection(session, what, source.answer_mib * _MEBIBYTE), False
+    try:
+        if is_new:
+            connection.run(_make_settings)
         server = (address, connection.run(lambda one: str(one.version)))
         if server not in _TRUSTED:
             check_server(connection, what)
             _TRUSTED.add(server)
+        session.registerProgressHandler(connection.note_progress)
         yield connection
+        session.removeProgressHandler(connection.note_progress)
+        is_kept = not connection.ends and _keep_idle(address, session)
     finally:
+        if not is_kept:
+            _stop(session)
+
+
+def _make_settings(session: Any) -> None:
+    session.conf._set_all(_SETTINGS, silent=False)
+
+
+def _take_idle(address: str) -> Any:
+    """A session that is kept and that the server still knows; None if there is none."""
+    kept = _IDLE.get((os.getpid(), address), [])
+    while kept:
+        session = kept.pop()
         with suppress(Exception), silence_libraries():
-            session.stop()
+            # Again: a server that was started anew may know the session's name, and no setting of it.
+            _make_settings(session)
+            return session
+        _stop(session)
+    return None
+
+
+def _keep_idle(address: str, session: Any) -> bool:
+    """Whether a session is kept for later."""
+    kept = _IDLE.setdefault((os.getpid(), address), [])
+    if len(kept) < _MOST_IDLE:
+        kept.append(session)
+        return True
+    return False
+
+
+def _stop(session: Any) -> None:
+    with suppress(Exception), silence_libraries():
+        session.stop()
+
+
+def _stop_idle() -> None:
+    """End what this process keeps. A server ends sessions of a process that was killed after an hour."""
+    for (process, _), kept in _IDLE.items():
+        while kept and process == os.getpid():
+            _stop(kept.pop())

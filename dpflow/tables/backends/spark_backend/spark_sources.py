@@ -91,6 +91,7 @@ class _Finder:
 
     def open_catalogue_table(self, name: str) -> tuple[Any, Callable[[], bytes], str]:
         """The same of a table that a catalogue names by three words, and its folder."""
+        self._connection.ends = True
         quoted = ".".join(map(quote_name, name.split(".")))
         about = self._describe_table(quoted)
         provider, location = about.get("Provider", "").casefold(), about.get("Location", "")
@@ -131,6 +132,7 @@ class _Finder:
 
     def _open_version(self, kind: str, folder: str) -> tuple[Any, Callable[[], bytes]]:
         """Rows of the newest version of a table of Delta or Iceberg."""
+        self._connection.ends = True
         if kind == "hudi":
             self._refuse(
                 "it is a table of the format Hudi, whose log dpflow does not read; write its newest state to a folder of "

@@ -105,7 +105,7 @@ def test_a_unit_with_a_new_combined_key_moves_its_own_rows_only(
         }
         number = {
             key: hash_bounding.find_cell_fraction(
-                5, [unit], hash_bounding.tag_text(";".join(map(hash_bounding.tag_text, key)))
+                5, [unit], ";".join(map(hash_bounding.tag_text, key))
             )
             for key in own
         }

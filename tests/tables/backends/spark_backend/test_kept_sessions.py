@@ -1,0 +1,126 @@
+"""A session is kept for the next answer of the process, and shows nothing but what is there then."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dpflow.core.contract.requests import GroupedSums
+from dpflow.errors import DpflowError, TableInterrupted
+from dpflow.tables import PrivateTable
+from dpflow.tables.backends.spark_backend import spark_session
+
+Declare = Callable[..., PrivateTable]
+KINDS = {"u": "INTEGER", "v": "INTEGER"}
+ROWS = [("1", "2"), ("2", "3")]
+
+
+@pytest.fixture(autouse=True)
+def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The sessions that answers used, one after the other; none is kept from before."""
+    monkeypatch.setattr(spark_session, "_IDLE", {})
+    used: list[str] = []
+    make_interruptible = spark_session.SparkConnection.make_interruptible
+
+    def record(self: Any) -> Any:
+        used.append(self._session.session_id)
+        return make_interruptible(self)
+
+    monkeypatch.setattr(spark_session.SparkConnection, "make_interruptible", record)
+    yield used
+    spark_session._stop_idle()
+
+
+def count_units(table: PrivateTable) -> int:
+    return int(table.answer(GroupedSums(), ()).units[0])
+
+
+def test_the_next_answer_has_the_session_and_the_rows_of_then(
+    declare: Declare, folders: Any, used: list[str]
+) -> None:
+    """Files that are written, replaced and taken away between answers count, and so do settings."""
+    table = declare(KINDS, ROWS)
+    folder = os.path.dirname(f"{table.declaration.source.table}/")  # type: ignore[union-attr]
+    first = f"{folder}/part-0.parquet"
+    assert count_units(table) == 2
+    folders.write(f"{folder}/part-1.parquet", KINDS, [("7", "1")])
+    assert count_units(table) == 3
+    ((_, (session,)),) = spark_session._IDLE.items()
+    session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    os.remove(first)
+    folders.write(first, KINDS, [("1", "2"), ("2", "3"), ("3", "3")])
+    assert count_units(table) == 4
+    assert session.conf.get("spark.sql.session.timeZone") == "UTC"
+    os.remove(first)
+    assert count_units(table) == 1
+    assert len(used) == 4 and len(set(used)) == 1
+
+
+def test_two_at_a_time_have_sessions_of_their_own(declare: Declare, used: list[str]) -> None:
+    """Also after both are kept."""
+    one, other = declare(KINDS, ROWS), declare(KINDS, ROWS)
+    for _ in range(2):
+        with one.hold_open(), other.hold_open():
+            assert count_units(one) == count_units(other) == 2
+    assert len(set(used)) == 2 and len(used) == 4
+
+
+def test_what_failed_or_was_cancelled_is_not_kept(
+    declare: Declare, used: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancellation that comes late would meet the next query."""
+    table = declare(KINDS, ROWS)
+    fetch = spark_session.SparkConnection.fetch
+
+    def cancel(self: Any, frame: Any) -> Any:
+        answer = fetch(self, frame)
+        thread = threading.Thread(target=table.cancel)
+        thread.start()
+        thread.join()
+        return answer
+
+    def fail(self: Any, frame: Any) -> Any:
+        raise TableInterrupted("no")
+
+    for broken in (cancel, fail):
+        monkeypatch.setattr(spark_session.SparkConnection, "fetch", broken)
+        with pytest.raises(DpflowError):
+            table.answer(GroupedSums(), ())
+        monkeypatch.setattr(spark_session.SparkConnection, "fetch", fetch)
+        assert not any(spark_session._IDLE.values())
+        assert count_units(table) == 2
+    assert len(set(used)) == 3
+    # Cancelled behind the last query of a held table, which then ends in peace.
+    with table.hold_open():
+        assert count_units(table) == 2
+        monkeypatch.setattr(spark_session.SparkConnection, "fetch", cancel)
+        with pytest.raises(TableInterrupted):
+            count_units(table)
+    assert not any(spark_session._IDLE.values())
+
+
+def test_a_child_of_the_process_has_its_own(
+    declare: Declare, used: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forked process must not use its parent's connections, nor end them."""
+    table = declare(KINDS, ROWS)
+    assert count_units(table) == 2
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda process=os.getpid(): process + 1)
+        assert count_units(table) == 2
+        spark_session._stop_idle()
+    assert [len(kept) for kept in spark_session._IDLE.values()] == [1, 0]
+    assert len(set(used)) == 2
+
+
+def test_a_session_that_the_server_ended_is_opened_anew(declare: Declare, used: list[str]) -> None:
+    """As after an hour without a query."""
+    table = declare(KINDS, ROWS)
+    assert count_units(table) == 2
+    ((_, (session,)),) = spark_session._IDLE.items()
+    session.client.release_session()
+    assert count_units(table) == 2
