@@ -14,13 +14,16 @@ SECTORS = tuple(f"s{n:03d}" for n in range(1000))
 #: A tenth as many units as rows, of density 1/sqrt(id): most have about 5 rows, the heaviest
 #: thousands. Regions, and categories up to 10,000, follow Zipf's law, sectors are even; amounts are
 #: lognormal with median 20, about 1 % of them above 200.
-_ROWS = """
+EVENTS = """
 SELECT CAST(floor({units} * u(i, 1) * u(i, 1)) AS BIGINT) AS unit, printf('r%02d', CAST(floor(exp(u(i, 2) * ln(51))) AS INTEGER)) AS region,
        CAST(floor(exp(u(i, 3) * ln(10001))) AS INTEGER) AS category, printf('s%03d', CAST(floor(1000 * u(i, 6)) AS INTEGER)) AS sector,
        DATE '2025-01-01' + CAST(i * {days} // {rows} AS INTEGER) AS day,
        exp(3 + sqrt(-2 * ln(1 - u(i, 4))) * cos(2 * pi() * u(i, 5))) AS amount
 FROM range({start}, {end}) t(i)
 """
+
+#: A number in [0, 1) of a row's number and a column's, as rows above have it.
+HASH = "CREATE MACRO u(i, k) AS (hash(i * 8 + k) >> 11) / 9007199254740992.0"
 
 
 #: Units of other types: what a query makes of the number.
@@ -37,10 +40,10 @@ def make(path: Path, rows: int, days: int = 365, unit: str = "BIGINT") -> None:
     """
     with duckdb.connect(str(path), config={"memory_limit": "3GB"}) as connection:
         connection.execute("SET preserve_insertion_order = false")
-        connection.execute("CREATE MACRO u(i, k) AS (hash(i * 8 + k) >> 11) / 9007199254740992.0")
+        connection.execute(HASH)
         piece = 10_000_000
         for start in range(0, rows, piece):
-            query = _ROWS.format(
+            query = EVENTS.format(
                 units=rows // 10, rows=rows, days=days, start=start, end=min(start + piece, rows)
             )
             query = f"SELECT * REPLACE ({UNITS[unit]} AS unit) FROM ({query})"

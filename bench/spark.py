@@ -72,12 +72,21 @@ CASES: tuple[tuple[str, DataRequest, str], ...] = (
 )
 
 
+#: As many partitions as Spark has by default, which it puts together where they are small, and executors of
+#: a usual size for their one core.
+SETTINGS = {"spark.sql.shuffle.partitions": "200", "spark.executor.memory": "4g"}
+
+
 @dataclass(frozen=True)
 class Effort:
-    """What a query took of the cluster: seconds of processors, and bytes that tasks wrote for others."""
+    """What a query took of the cluster: seconds of processors; bytes that tasks wrote for others; bytes of
+    memory that all tasks of its largest stage asked for; and bytes that did not fit and went to disk.
+    """
 
     seconds: float
     shuffled: int
+    held: int
+    spilled: int
 
 
 class Meter:
@@ -86,20 +95,18 @@ class Meter:
     def __init__(self, cluster: SparkCluster) -> None:
         self._cluster = cluster
 
-    def _sum(self) -> Effort:
-        stages = self._cluster.list_stages()
+    def run(self, action: Callable[[], object]) -> Effort:
+        """What an action took, once its stages are on Spark's page."""
+        before = {stage["stageId"] for stage in self._cluster.list_stages()}
+        action()
+        time.sleep(2)
+        stages = [one for one in self._cluster.list_stages() if one["stageId"] not in before]
         return Effort(
             sum(stage["executorCpuTime"] for stage in stages) / 1e9,
             sum(stage["shuffleWriteBytes"] for stage in stages),
+            max(map(self._cluster.sum_memory, stages)),
+            sum(stage["diskBytesSpilled"] for stage in stages),
         )
-
-    def run(self, action: Callable[[], object]) -> Effort:
-        """What an action took, once its stages are on Spark's page."""
-        before = self._sum()
-        action()
-        time.sleep(2)
-        after = self._sum()
-        return Effort(after.seconds - before.seconds, after.shuffled - before.shuffled)
 
 
 def write_events(folder: Path, rows: int, heavy: int = 0) -> Path:
@@ -203,7 +210,7 @@ def main(*sizes: int) -> None:
     """Print the tables."""
     with (
         tempfile.TemporaryDirectory() as scratch,
-        run_cluster(Path(scratch) / "cluster") as cluster,
+        run_cluster(Path(scratch) / "cluster", settings=SETTINGS) as cluster,
     ):
         folder, efforts = Path(scratch), {}
         for rows in sizes or (ROWS,):
@@ -212,15 +219,24 @@ def main(*sizes: int) -> None:
             efforts[rows] = measure(cluster, lake, *((1, False) if rows > 5 * ROWS else ()))
             show(
                 f"Spark, {rows:,} rows: seconds of executors' processors",
-                ("workload", "dpflow", "un-noised SQL", "ratio", "shuffled MB", "of the SQL"),
+                (
+                    "workload",
+                    "dpflow",
+                    "un-noised SQL",
+                    "ratio",
+                    "shuffled MB, of the SQL",
+                    "memory MB, of the SQL",
+                    "on disk MB, of the SQL",
+                ),
                 [
                     (
                         name,
                         f"{ours.seconds:.2f}",
                         f"{floor.seconds:.2f}",
                         f"{ours.seconds / floor.seconds:.2f}",
-                        f"{ours.shuffled / 1e6:.1f}",
-                        f"{floor.shuffled / 1e6:.1f}",
+                        f"{ours.shuffled / 1e6:.1f}, {floor.shuffled / 1e6:.1f}",
+                        f"{ours.held / 1e6:.0f}, {floor.held / 1e6:.0f}",
+                        f"{ours.spilled / 1e6:.0f}, {floor.spilled / 1e6:.0f}",
                     )
                     for name, (ours, floor) in efforts[rows].items()
                 ],
@@ -229,14 +245,21 @@ def main(*sizes: int) -> None:
         for rows in sorted(efforts)[1:]:
             show(
                 f"from {least:,} to {rows:,} rows, for each row",
-                ("workload", "seconds", "shuffled bytes"),
+                ("workload", "seconds", "of the SQL", "shuffled bytes", "memory"),
                 [
                     (
                         name,
-                        f"{ours.seconds / efforts[least][name][0].seconds * least / rows:.2f}",
-                        f"{ours.shuffled / efforts[least][name][0].shuffled * least / rows:.2f}",
+                        *(
+                            f"{getattr(large, figure) / getattr(small, figure) * least / rows:.2f}"
+                            for figure, large, small in (
+                                ("seconds", ours, efforts[least][name][0]),
+                                ("seconds", floor, efforts[least][name][1]),
+                                ("shuffled", ours, efforts[least][name][0]),
+                                ("held", ours, efforts[least][name][0]),
+                            )
+                        ),
                     )
-                    for name, (ours, _) in efforts[rows].items()
+                    for name, (ours, floor) in efforts[rows].items()
                 ],
             )
         taken = measure_release(cluster, lake, folder)
@@ -249,7 +272,7 @@ def measure_skew() -> None:
     """Print what a table takes in which one unit has five of six rows, and one region."""
     with (
         tempfile.TemporaryDirectory() as scratch,
-        run_cluster(Path(scratch) / "cluster") as cluster,
+        run_cluster(Path(scratch) / "cluster", settings=SETTINGS) as cluster,
     ):
         efforts = [
             measure(cluster, write_events(Path(scratch), 2_000_000 + heavy % 2, heavy), 1)

@@ -66,14 +66,17 @@ class SparkCluster:
     def start(self) -> None:
         """Start everything, and wait until the server answers and every worker has its executor."""
         package = "org.apache.spark.deploy"
-        at = ("--host", "127.0.0.1", "--webui-port", "0")
-        self._run("master", f"{package}.master.Master", *at, "--port", str(self._master))
+        master = "local[2]"
+        if self._workers:
+            at = ("--host", "127.0.0.1", "--webui-port", "0")
+            self._run("master", f"{package}.master.Master", *at, "--port", str(self._master))
+            master = f"spark://127.0.0.1:{self._master}"
         for i in range(self._workers):
             self.start_worker(i)
         ports = {"spark.connect.grpc.binding.port": self._connect, "spark.ui.port": self._ui}
         settings = self.settings | {name: str(port) for name, port in ports.items()}
         options = [word for item in settings.items() for word in ("--conf", "=".join(item))]
-        submit = ("--master", f"spark://127.0.0.1:{self._master}", *options)
+        submit = ("--master", master, *options)
         server = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer")
         self._run("connect", f"{package}.SparkSubmit", *submit, *server, "spark-internal")
         self._wait_until(lambda: _listens(self._connect), "the server of Spark Connect")
@@ -81,7 +84,8 @@ class SparkCluster:
 
     def start_worker(self, i: int) -> None:
         """A worker of one core, which runs one executor."""
-        size = ("--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / f"worker-{i}"))
+        memory = self.settings["spark.executor.memory"]
+        size = ("--cores", "1", "--memory", memory, "--work-dir", str(self.folder / f"worker-{i}"))
         at = ("--host", "127.0.0.1", "--webui-port", "0")
         name = "org.apache.spark.deploy.worker.Worker"
         self._run(f"worker-{i}", name, *at, *size, f"spark://127.0.0.1:{self._master}")
@@ -101,6 +105,12 @@ class SparkCluster:
     def list_stages(self) -> list[dict[str, Any]]:
         """Each try of each stage, as Spark's own page tells them."""
         return [stage for one in self._ask("") for stage in self._ask(f"/{one['id']}/stages")]
+
+    def sum_memory(self, stage: dict[str, Any]) -> int:
+        """The most bytes that each task of a stage took of the memory for sorts and groups, added up."""
+        which = f"/stages/{stage['stageId']}/{stage['attemptId']}/taskList?length=100000"
+        tasks = [task for one in self._ask("") for task in self._ask(f"/{one['id']}{which}")]
+        return sum(task.get("taskMetrics", {}).get("peakExecutionMemory", 0) for task in tasks)
 
     def count_executors(self) -> int:
         """Of those that run now."""
@@ -156,7 +166,9 @@ def _listens(port: int) -> bool:
 def run_cluster(
     folder: Path, workers: int = 2, settings: dict[str, str] | None = None
 ) -> Iterator[SparkCluster]:
-    """A cluster that ends with the block. ``settings`` are Spark's own, beside `SETTINGS`."""
+    """A cluster that ends with the block; without workers it is one process with two cores. ``settings``
+    are Spark's own, beside `SETTINGS`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     cluster = SparkCluster(folder, workers, settings or {})
     try:

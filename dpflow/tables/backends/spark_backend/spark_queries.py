@@ -314,9 +314,7 @@ def read_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
     """
     schema = connection.run(lambda _: rows.schema)
     if len({one.name.casefold() for one in schema}) < len(schema):
-        raise PlanRefused(
-            f"{connection.what} has columns whose names differ in case alone; rename one"
-        )
+        raise connection.refuse_same_names()
     return {one.name: describe_field(one.name, one.dataType.simpleString()) for one in schema}
 
 

@@ -169,10 +169,16 @@ class SparkConnection:
             return TableBusy(
                 f"the Spark server of {self.what} cannot be reached, or ended the session; try again when it is back"
             )
+        if read_condition(error) == "COLUMN_ALREADY_EXISTS":
+            return self.refuse_same_names()
         return TableUnreadable(
             f"{self.what} cannot be read on Spark ({type(error).__name__}); the error's own text is withheld, as it "
             f"may quote rows; look at the cluster's own log"
         )
+
+    def refuse_same_names(self) -> PlanRefused:
+        """The error where two columns have one name but for its case."""
+        return PlanRefused(f"{self.what} has columns whose names differ in case alone; rename one")
 
     def list_files(self, folder: str) -> list[dict[str, Any]]:
         """Path, time and length of each file of a folder and of those in it; none of a folder that is not
@@ -187,7 +193,7 @@ class SparkConnection:
             try:
                 return list(files.load(folder).selectExpr(*state).toArrow().to_pylist())
             except AnalysisException as error:
-                if error.getCondition() == "PATH_NOT_FOUND":
+                if read_condition(error) == "PATH_NOT_FOUND":
                     return []
                 raise
 
@@ -211,9 +217,13 @@ def _is_out_of_reach(error: Exception) -> bool:
     code = read_code() if callable(read_code) else None
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED):
         return True
-    read_class = getattr(error, "getCondition", None)
-    name = str(read_class() or "") if callable(read_class) else ""
-    return name.startswith(("INVALID_HANDLE.SESSION", "INVALID_HANDLE.OPERATION"))
+    return read_condition(error).startswith(("INVALID_HANDLE.SESSION", "INVALID_HANDLE.OPERATION"))
+
+
+def read_condition(error: Exception) -> str:
+    """Spark's name for what is wrong, which quotes nothing; "" if there is none."""
+    read_name = getattr(error, "getCondition", None)
+    return str(read_name() or "") if callable(read_name) else ""
 
 
 @contextmanager
@@ -273,9 +283,9 @@ def _make_settings(session: Any) -> None:
 
 def _take_idle(address: str) -> Any:
     """A session that is kept and that the server still knows; None if there is none."""
-    kept = _IDLE.get((os.getpid(), address), [])
-    while kept:
-        session = kept.pop()
+    sessions = _IDLE.get((os.getpid(), address), [])
+    while sessions:
+        session = sessions.pop()
         with suppress(Exception), silence_libraries():
             # Again: a server that was started anew may know the session's name, and no setting of it.
             _make_settings(session)
@@ -286,9 +296,9 @@ def _take_idle(address: str) -> Any:
 
 def _keep_idle(address: str, session: Any) -> bool:
     """Whether a session is kept for later."""
-    kept = _IDLE.setdefault((os.getpid(), address), [])
-    if len(kept) < _MOST_IDLE:
-        kept.append(session)
+    sessions = _IDLE.setdefault((os.getpid(), address), [])
+    if len(sessions) < _MOST_IDLE:
+        sessions.append(session)
         return True
     return False
 
@@ -300,6 +310,6 @@ def _stop(session: Any) -> None:
 
 def _stop_idle() -> None:
     """End what this process keeps. A server ends sessions of a process that was killed after an hour."""
-    for (process, _), kept in _IDLE.items():
-        while kept and process == os.getpid():
-            _stop(kept.pop())
+    for (process, _), sessions in _IDLE.items():
+        while sessions and process == os.getpid():
+            _stop(sessions.pop())

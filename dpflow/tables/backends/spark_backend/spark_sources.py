@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from dpflow.core.contract.spark_source import SparkSource, is_folder
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.backends.spark_backend.spark_columns import quote_name
-from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
+from dpflow.tables.backends.spark_backend.spark_session import SparkConnection, read_condition
 
 #: Folders of table formats, which say what of the other files counts.
 _LOGS = {"_delta_log": "delta", "metadata": "iceberg", ".hoodie": "hudi"}
@@ -164,7 +164,7 @@ class _Finder:
                 self._refuse("it is a table of the format Iceberg without a snapshot; write rows")
 
         def read(session: Any) -> Any:
-            from pyspark.errors import AnalysisException
+            from pyspark.errors import AnalysisException, PySparkException
 
             rows = session.read.format(kind).option("versionAsOf", version).load(folder)
             try:
@@ -172,6 +172,10 @@ class _Finder:
                 return rows if rows.schema is not None else None
             except AnalysisException:
                 return None
+            except PySparkException as error:
+                if read_condition(error) == "DATA_SOURCE_NOT_FOUND":
+                    return None
+                raise
 
         rows = self._connection.run(read)
         if rows is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues
 from dpflow.core.contract.spark_source import SparkSource
 from dpflow.engine.releases.execute import data_names
-from dpflow.errors import PlanRefused, TableBusy
+from dpflow.errors import PlanRefused, TableBusy, TableUnreadable
 from dpflow.ledger import Ledger
 from dpflow.tables import PrivateTable
 from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
@@ -184,7 +186,10 @@ def test_a_link_to_private_rows_is_no_dimension(leads_to: str, make: Make) -> No
 
     with pytest.raises(PlanRefused, match="rule public-rows"):
         make(change=link).check_request(GroupedSums())
-    make(change=lambda fields: link(fields, public=True)).check_request(GroupedSums())
+    # Apache Spark reads no files of a folder in a folder, unless its name is a partition's.
+    is_nested = os.environ.get("DPFLOW_TEST_SPARK") == "cluster" and "/" not in leads_to
+    with pytest.raises(TableUnreadable) if is_nested else nullcontext():
+        make(change=lambda fields: link(fields, public=True)).check_request(GroupedSums())
 
 
 @pytest.mark.parametrize("relation", ["s3a://key:s3cr3t@lake/people", "./people", "a*"])
