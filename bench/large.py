@@ -43,7 +43,9 @@ def write_folder(folder: Path, rows: int) -> Path:
                 units=rows // 10, rows=rows, days=365, start=start, end=min(start + PIECE, rows)
             )
             made = file.with_suffix(".new")
-            connection.execute(f"COPY (SELECT {columns} FROM ({query})) TO '{made}'")
+            connection.execute(
+                f"COPY (SELECT {columns} FROM ({query})) TO '{made}' (FORMAT parquet)"
+            )
             made.rename(file)
     listed = folder / "events.files.json"
     if not listed.exists():

@@ -169,6 +169,7 @@ class ListConnection(sandbox.Connection):
         super().__init__(raw, what)
         self._listed = listed
         self._rows: sandbox.Relation | None = None
+        self._count: int | None = None
 
     def find_relation(self, name: str, trusted: bool = False) -> sandbox.Relation:
         """The rows of the files, under the list's name; there is no SQL to be trusted."""
@@ -178,6 +179,12 @@ class ListConnection(sandbox.Connection):
             quoted = self._listed.relation_sql()
             self._rows = sandbox.Relation(quoted, self.bind_fields(quoted))
         return self._rows
+
+    def count_stored_rows(self, relation: sandbox.Relation) -> int | None:
+        """How many rows the files have, by what their ends say, of which there may be many: asked once."""
+        if self._count is None:
+            self._count = int(self.fetch_rows(f"SELECT count(*) FROM {relation.quoted}")[0][0])
+        return self._count
 
     def list_relations(self) -> dict[str, list[str]]:
         """One: the list's name."""

@@ -19,6 +19,7 @@ from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.tables.access import file_list, sandbox
 from dpflow.tables.access.file_list import FileList, open_list
+from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.loading.list_files import list_files
 from dpflow.testing import backend_checks
 from dpflow.testing.backend_relations import Content
@@ -299,6 +300,40 @@ def test_mixed_compression_and_many_files(tmp_path: Path) -> None:
     table = declare(file, block=None, protects="unit", contribution_bounds={"rows": 2000})
     request = GroupedSums(rows_per_group=2000)
     assert int(PrivateTable(table).answer(request, ()).rows[0]) == 1004
+
+
+@pytest.mark.parametrize("unit", ["i % 300", "'p' || (i % 300)"])
+def test_many_rows_are_worked_on_in_parts(
+    unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ends of the files say how many there are: no part is larger than memory, and no query spills all of
+    them.
+    """
+    root = tmp_path / "many"
+    root.mkdir()
+    for part in range(3):
+        query = f"SELECT {unit} AS person, i % 7 AS age FROM range({part}000, {part + 1}000) t(i)"
+        duckdb.sql(query).write_parquet(str(root / f"{part}.parquet"))
+    table = declare(make_list(root, tmp_path), block=None, protects="unit")
+    request = GroupedSums(None, None, 1, 10, (("age", 0),))
+    whole = PrivateTable(table).answer(request, ())
+    asked: list[str] = []
+    run = sandbox.Connection._run_query
+
+    def record(self: Any, action: Any) -> Any:
+        asked.append("")
+        return run(self, action)
+
+    monkeypatch.setattr(sandbox.Connection, "_run_query", record)
+    PrivateTable(table).answer(request, ())
+    before = len(asked)
+    monkeypatch.setattr(sandbox, "memory_bytes", lambda: 2400)
+    monkeypatch.setattr(dispatch, "PART_ROWS", 200)
+    parts = PrivateTable(table).answer(request, ())
+    assert len(asked) - before > before + 10
+    assert int(parts.rows[0]) == int(whole.rows[0]) == 3000
+    assert int(parts.units[0]) == 300
+    assert int(parts.sums["age"][0]) == int(whole.sums["age"][0]) == sum(i % 7 for i in range(3000))
 
 
 @pytest.mark.slow
