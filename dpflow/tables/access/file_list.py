@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,8 @@ T = TypeVar("T")
 SUFFIX = ".files.json"
 _VERSION = 1
 _VARIABLE = "dpflow_files"
+#: Types of which a Parquet file's end says less than it seems.
+FLOATS = ("FLOAT", "DOUBLE")
 
 
 #: What tells that a file is as it was; any change changes one part. Of a file: device, inode, size and time; of
@@ -120,7 +123,7 @@ class FileList:
 
     def relation_sql(self) -> str:
         """All rows, by the variable that `open_list` sets: a list of many files would be a long text."""
-        columns = ", ".join(map(sql.quote_name, self.columns))
+        columns = ", ".join(starmap(_read_column, self.columns.items()))
         # Names of folders are texts: DuckDB would infer a type from all of them.
         options = (
             f"hive_partitioning = {str(bool(self.partitions)).lower()}, hive_types_autocast = false"
@@ -128,6 +131,14 @@ class FileList:
             else "hive_partitioning = false"
         )
         return f"(SELECT {columns} FROM read_parquet(getvariable('{_VARIABLE}'), {options}))"
+
+
+def _read_column(name: str, kind: str) -> str:
+    """A column as it is. Writers leave NaN out of a file's least and largest value, and DuckDB concludes from them
+    that there is none: one row would decide how all others are read. Of TRY it concludes nothing.
+    """
+    quoted = sql.quote_name(name)
+    return f"TRY({quoted}) AS {quoted}" if kind in FLOATS else quoted
 
 
 def _join(folder: Path, path: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dpflow import Ledger, PrivateTable, load_table, plan, release
@@ -300,6 +304,78 @@ def test_mixed_compression_and_many_files(tmp_path: Path) -> None:
     table = declare(file, block=None, protects="unit", contribution_bounds={"rows": 2000})
     request = GroupedSums(rows_per_group=2000)
     assert int(PrivateTable(table).answer(request, ()).rows[0]) == 1004
+
+
+def list_numbers(folder: Path, *files: Mapping[str, Any]) -> Path:
+    """The list of files that pyarrow wrote: their ends say nothing of NaN."""
+    folder.mkdir()
+    for n, columns in enumerate(files):
+        pq.write_table(pa.table(columns), folder / f"{n}.parquet")
+    target = folder / "t.files.json"
+    list_files(sorted(folder.glob("*.parquet")), folder, "visits", target)
+    return target
+
+
+CONDITIONS = [
+    *(None, "v IS NULL", "v IS NOT NULL", "coalesce(v, 7) = 7", "v >= 0", "v >= 0 OR v IS NULL"),
+    *("v > 100", "v != 3.0", "NOT v > 5", "CASE WHEN v IS NULL THEN 1 ELSE 0 END = 1"),
+]
+
+
+@pytest.mark.parametrize("where", CONDITIONS)
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
+def test_the_end_of_a_file_says_nothing_of_nan(
+    where: str | None, kind: Any, tmp_path: Path
+) -> None:
+    """Its least and largest value leave NaN out: one unit with a number made a thousand others have one."""
+    answers: dict[tuple[int, int], Any] = {}
+    for more in (0, 1):
+        values = pa.array([math.nan] * 1000 + [5.0] * more, kind)
+        rows = {"u": range(1000 + more), "v": values}
+        database = tmp_path / f"{more}.duckdb"
+        with duckdb.connect(str(database)) as connection:
+            connection.register("given", pa.table(rows))
+            connection.execute("CREATE TABLE visits AS SELECT * FROM given")
+        other = {"u": [-1], "v": pa.array([1.0], kind)}
+        lists = [list_numbers(tmp_path / f"{more}-{len(f)}", *f) for f in ([rows], [rows, other])]
+        for number, file in enumerate((database, *lists)):
+            declared = declare(
+                file,
+                block=None,
+                protects="unit",
+                privacy_unit={"column": "u"},
+                columns={"v": {"lower": -100, "upper": 200}},
+            )
+            table = PrivateTable(declared, where)
+            sums = table.answer(GroupedSums(None, None, 1, 1, (("v", 0),)), ())
+            answers[number, more] = [
+                int(one[0]) for one in (sums.units, sums.rows, sums.counts["v"], sums.sums["v"])
+            ]
+    for more in (0, 1):
+        assert answers[1, more] == answers[0, more]
+    assert all(abs(answers[2, 0][i] - answers[2, 1][i]) <= 1 for i in range(3))
+
+
+def edit_footer(file: Path, old: int, new: int) -> None:
+    """Another largest value at a file's end, where it stands as a number of 32 bits."""
+    data = file.read_bytes()
+    size = struct.unpack("<I", data[-8:-4])[0]
+    footer = data[-8 - size : -8]
+    assert struct.pack("<i", old) in footer
+    footer = footer.replace(struct.pack("<i", old), struct.pack("<i", new))
+    file.write_bytes(data[: -8 - size] + footer + data[-8:])
+
+
+def test_a_file_whose_end_is_wrong_is_refused(tmp_path: Path) -> None:
+    """DuckDB believes it: keys that were said to be small filled the room of other units."""
+    rows = {"u": pa.array([7] * 1000, pa.int32()), "k": pa.array(range(1000), pa.int32())}
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table(rows), file, compression="none", use_dictionary=False)
+    list_files([file], tmp_path, "visits", tmp_path / "t.files.json")
+    edit_footer(file, 999, 3)
+    with pytest.raises(TableUnreadable, match="at its end") as raised:
+        list_files([file], tmp_path, "visits", tmp_path / "t.files.json")
+    assert "999" not in str(raised.value)
 
 
 @pytest.mark.parametrize("unit", ["i % 300", "'p' || (i % 300)"])

@@ -41,9 +41,10 @@ _SETTINGS = {
 }
 #: Servers that answered the canaries, by address and version: asked once in a process.
 _TRUSTED: set[tuple[str, str]] = set()
-#: Sessions that this process (a child has the parent's, which it must not use) keeps for its next answers, by
-#: address. In a new one the cluster compiles a query again, and runs it slowly until it is warm.
-_IDLE: dict[tuple[int, str], list[Any]] = {}
+#: Sessions that are kept for the next answers, the newest last: each with its process, for a child must not use
+#: the parent's, and its address. In a new one the cluster compiles a query again, and runs it slowly until it is warm.
+_IDLE: list[tuple[int, str, Any]] = []
+_IDLE_LOCK = threading.Lock()
 _MOST_IDLE = 4
 #: How often a long answer says how far it is.
 _NOTE_SECONDS = 10.0
@@ -60,7 +61,7 @@ class SparkConnection:
         what: names the table in messages.
         most: bytes of an answer.
         ends: whether the session ends with this use, for it may show later what it saw now in place of what
-            is there, or a query of it was cancelled.
+            is there, or a query of it failed or was cancelled.
     """
 
     def __init__(self, session: Any, what: str, most: float = math.inf) -> None:
@@ -159,6 +160,7 @@ class SparkConnection:
         import pyarrow as pa
         from pyspark.errors import PySparkException
 
+        self.ends = True
         if self._cancelled:
             return self._interruption()
         if not isinstance(
@@ -271,9 +273,11 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
         session.registerProgressHandler(connection.note_progress)
         yield connection
         session.removeProgressHandler(connection.note_progress)
-        is_kept = not connection.ends and _keep_idle(address, session)
+        is_kept = not connection.ends
     finally:
-        if not is_kept:
+        if is_kept:
+            _keep_idle(address, session)
+        else:
             _stop(session)
 
 
@@ -283,9 +287,7 @@ def _make_settings(session: Any) -> None:
 
 def _take_idle(address: str) -> Any:
     """A session that is kept and that the server still knows; None if there is none."""
-    sessions = _IDLE.get((os.getpid(), address), [])
-    while sessions:
-        session = sessions.pop()
+    while (session := _pop_idle(address)) is not None:
         with suppress(Exception), silence_libraries():
             # Again: a server that was started anew may know the session's name, and no setting of it.
             _make_settings(session)
@@ -294,13 +296,22 @@ def _take_idle(address: str) -> Any:
     return None
 
 
-def _keep_idle(address: str, session: Any) -> bool:
-    """Whether a session is kept for later."""
-    sessions = _IDLE.setdefault((os.getpid(), address), [])
-    if len(sessions) < _MOST_IDLE:
-        sessions.append(session)
-        return True
-    return False
+def _pop_idle(address: str | None) -> Any:
+    """The newest of this process's with an address; of any, the oldest. None if there is none."""
+    with _IDLE_LOCK:
+        ours = [i for i, one in enumerate(_IDLE) if one[0] == os.getpid()]
+        if address is not None:
+            ours = [i for i in reversed(ours) if _IDLE[i][1] == address]
+        return _IDLE.pop(ours[0])[2] if ours else None
+
+
+def _keep_idle(address: str, session: Any) -> None:
+    """Keep a session for later, in place of the oldest where there are many: tokens in addresses change."""
+    with _IDLE_LOCK:
+        _IDLE.append((os.getpid(), address, session))
+        is_full = sum(process == os.getpid() for process, _, _ in _IDLE) > _MOST_IDLE
+    if is_full:
+        _stop(_pop_idle(None))
 
 
 def _stop(session: Any) -> None:
@@ -310,6 +321,5 @@ def _stop(session: Any) -> None:
 
 def _stop_idle() -> None:
     """End what this process keeps. A server ends sessions of a process that was killed after an hour."""
-    for (process, _), sessions in _IDLE.items():
-        while sessions and process == os.getpid():
-            _stop(sessions.pop())
+    while (session := _pop_idle(None)) is not None:
+        _stop(session)

@@ -45,7 +45,7 @@ def mortal(tmp_path: Path) -> Iterator[SparkCluster]:
         yield running
 
 
-def kill_in_the_middle(cluster: SparkCluster, killed: threading.Event) -> None:
+def kill_in_the_middle(cluster: SparkCluster, killed: list[int]) -> None:
     """End a worker when a stage has written for the next, and the next has begun."""
     end = time.monotonic() + 300
     while time.monotonic() < end:
@@ -55,16 +55,35 @@ def kill_in_the_middle(cluster: SparkCluster, killed: threading.Event) -> None:
         begun = [s for s in stages if s["status"] == "ACTIVE" and s["numCompleteTasks"] >= 1]
         if written and begun:
             cluster.kill("worker-0")
-            killed.set()
+            killed.append(len(begun))
             return
         time.sleep(0.05)
 
 
+def kill_three_times(cluster: SparkCluster, killed: list[int]) -> None:
+    """End all executors when new ones have begun with the job that reads all rows."""
+    end = time.monotonic() + 300
+    while time.monotonic() < end and len(killed) < 3:
+        stages = [s for s in cluster.list_stages() if s["status"] == "ACTIVE"]
+        if cluster.count_executors() == 2 and any(s["inputRecords"] for s in stages):
+            cluster.kill_executors()
+            killed.append(len(stages))
+            time.sleep(2)
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("kill", "times"),
+    [
+        pytest.param(kill_in_the_middle, 1, id="a worker"),
+        pytest.param(kill_three_times, 3, id="the executors, three times"),
+    ],
+)
 def test_a_worker_that_is_lost_changes_no_answer(
-    mortal: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kill: Any, times: int, mortal: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it had written is computed again by the other one. The statistic is that of the same nonce
-    on an unharmed cluster, and the release is paid once.
+    """What it had written is computed again by others. The statistic is that of the same nonce on an
+    unharmed cluster, and the release is paid once.
     """
     folder = tmp_path / "visits"
     folder.mkdir()
@@ -90,15 +109,17 @@ def test_a_worker_that_is_lost_changes_no_answer(
         return answers[-1]
 
     monkeypatch.setattr(SparkBackend, "answer", record)
-    killed = threading.Event()
-    killer = threading.Thread(target=kill_in_the_middle, args=(mortal, killed))
+    killed: list[int] = []
+    killer = threading.Thread(target=kill, args=(mortal, killed))
     killer.start()
     receipt = release(planned, Ledger(ledger))
     killer.join()
-    assert killed.is_set() and receipt.result != NONE
-    retried = [stage for stage in mortal.list_stages() if stage["attemptId"] > 0]
-    assert retried, "no stage was computed again"
-    mortal.start_worker(2)
+    assert len(killed) == times and receipt.result != NONE
+    tries = mortal.list_stages()
+    again_computed = [one for one in tries if one["attemptId"] > 0 or one["numFailedTasks"]]
+    assert again_computed, "nothing was computed again"
+    if times == 1:
+        mortal.start_worker(2)
     request = planned.mechanism.data_request(planned.params, planned.table)
     again = answer(SparkBackend(table, None), request, ())
     assert len(answers) == 1 and answers[0].keys == again.keys

@@ -22,7 +22,7 @@ ROWS = [("1", "2"), ("2", "3")]
 @pytest.fixture(autouse=True)
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The sessions that answers used, one after the other; none is kept from before."""
-    monkeypatch.setattr(spark_session, "_IDLE", {})
+    monkeypatch.setattr(spark_session, "_IDLE", [])
     used: list[str] = []
     make_interruptible = spark_session.SparkConnection.make_interruptible
 
@@ -49,7 +49,7 @@ def test_the_next_answer_has_the_session_and_the_rows_of_then(
     assert count_units(table) == 2
     folders.write(f"{folder}/part-1.parquet", KINDS, [("7", "1")])
     assert count_units(table) == 3
-    ((_, (session,)),) = spark_session._IDLE.items()
+    ((_, _, session),) = spark_session._IDLE
     session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     os.remove(first)
     folders.write(first, KINDS, [("1", "2"), ("2", "3"), ("3", "3")])
@@ -91,16 +91,44 @@ def test_what_failed_or_was_cancelled_is_not_kept(
         with pytest.raises(DpflowError):
             table.answer(GroupedSums(), ())
         monkeypatch.setattr(spark_session.SparkConnection, "fetch", fetch)
-        assert not any(spark_session._IDLE.values())
+        assert not spark_session._IDLE
         assert count_units(table) == 2
     assert len(set(used)) == 3
-    # Cancelled behind the last query of a held table, which then ends in peace.
-    with table.hold_open():
-        assert count_units(table) == 2
-        monkeypatch.setattr(spark_session.SparkConnection, "fetch", cancel)
-        with pytest.raises(TableInterrupted):
-            count_units(table)
-    assert not any(spark_session._IDLE.values())
+    for broken in (cancel, lambda self, _: self.run(lambda session: session.sql("no").schema)):
+        # While the table is held open, and the block then ends in peace.
+        with table.hold_open():
+            monkeypatch.setattr(spark_session.SparkConnection, "fetch", fetch)
+            assert count_units(table) == 2
+            monkeypatch.setattr(spark_session.SparkConnection, "fetch", broken)
+            with pytest.raises(DpflowError):
+                count_units(table)
+        assert not spark_session._IDLE
+
+
+def test_few_are_kept_and_threads_share_them(used: list[str]) -> None:
+    """Of many addresses, as with tokens that change, the newest; and whoever finds none opens one."""
+
+    class Kept:
+        is_stopped = False
+
+        def stop(self) -> None:
+            self.is_stopped = True
+
+    sessions = [Kept() for _ in range(9)]
+    for number, session in enumerate(sessions):
+        spark_session._keep_idle(f"sc://host/;token={number}", session)
+    assert [one.is_stopped for one in sessions] == [True] * 5 + [False] * 4
+    assert spark_session._take_idle("sc://host/;token=0") is None
+    # Each has no settings to make, so all of them are dead.
+    threads = [
+        threading.Thread(target=spark_session._take_idle, args=(f"sc://host/;token={number}",))
+        for number in (5, 6, 7, 8) * 4
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(one.is_stopped for one in sessions) and not spark_session._IDLE
 
 
 def test_a_child_of_the_process_has_its_own(
@@ -113,7 +141,7 @@ def test_a_child_of_the_process_has_its_own(
         child.setattr(os, "getpid", lambda process=os.getpid(): process + 1)
         assert count_units(table) == 2
         spark_session._stop_idle()
-    assert [len(kept) for kept in spark_session._IDLE.values()] == [1, 0]
+    assert [process for process, _, _ in spark_session._IDLE] == [os.getpid()]
     assert len(set(used)) == 2
 
 
@@ -121,6 +149,6 @@ def test_a_session_that_the_server_ended_is_opened_anew(declare: Declare, used: 
     """As after an hour without a query."""
     table = declare(KINDS, ROWS)
     assert count_units(table) == 2
-    ((_, (session,)),) = spark_session._IDLE.items()
+    ((_, _, session),) = spark_session._IDLE
     session.client.release_session()
     assert count_units(table) == 2
