@@ -30,6 +30,8 @@ _KINDS = {
     "boolean": "boolean",
     "string": "varchar",
 }
+#: The kind of a FLOAT or DOUBLE where the server may not read NaN.
+MISREAD = "misread"
 INTEGERS = {"tinyint": 2**7, "smallint": 2**15, "integer": 2**31, "bigint": 2**63}
 _FLOATS = {"float", "double"}
 _VALUES = {
@@ -207,7 +209,17 @@ def write_open_number(field: Field) -> str:
     return f"CASE WHEN {field.reference} IS NULL THEN NULL ELSE {value} END"
 
 
+def require_read(field: Field) -> None:
+    """Raises `PlanRefused` for a column whose values the server may not read as they are."""
+    if field.kind == MISREAD:
+        raise PlanRefused(
+            f"column {field.name!r} is a {field.type.upper()}, and the server is not Apache Spark: where a file has NaN, such a "
+            f"server was found to read another number; store a DECIMAL, or read it on Apache Spark"
+        )
+
+
 def _require_value(field: Field) -> None:
+    require_read(field)
     if field.kind not in _VALUES:
         raise TableUnreadable(
             f"column {field.name!r} is a {field.type.upper()} and cannot be a value on Spark; use a number, DATE, TIMESTAMP "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,13 @@ from dpflow.tables.backends.spark_backend.hash_bounding import (
 )
 from dpflow.tables.backends.spark_backend.spark_columns import (
     INTEGERS,
+    MISREAD,
     decode_texts,
     describe_field,
     fits_type,
     holds_text,
     key_text,
+    require_read,
     write_grid_steps,
     write_owner,
 )
@@ -135,7 +138,10 @@ class SparkQuery:
             node = parse_row_expression(declared.expression, self.table)
             return describe_computed_field(name, SparkRenderer(self.column).write_term(node))
         parts = self.table.split_name(name)
-        return self.own_column(name) if len(parts) == 1 else self.joined[parts[0]].column(parts[1])
+        stored = len(parts) == 1
+        field = self.own_column(name) if stored else self.joined[parts[0]].column(parts[1])
+        require_read(field)
+        return field
 
     def key_parts(self, by: str) -> tuple[Field, ...]:
         """The columns whose keys a grouping column combines; one is itself. Raises `TableUnreadable`
@@ -315,7 +321,10 @@ def read_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
     schema = connection.run(lambda _: rows.schema)
     if len({one.name.casefold() for one in schema}) < len(schema):
         raise connection.refuse_same_names()
-    return {one.name: describe_field(one.name, one.dataType.simpleString()) for one in schema}
+    fields = {one.name: describe_field(one.name, one.dataType.simpleString()) for one in schema}
+    if connection.reads_nan:
+        return fields
+    return {n: replace(f, kind=MISREAD) if f.is_float else f for n, f in fields.items()}
 
 
 def check_query(reading: SparkQuery, rows: Any) -> None:

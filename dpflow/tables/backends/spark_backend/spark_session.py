@@ -39,8 +39,8 @@ _SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
-#: Servers that answered the canaries, by address and version: asked once in a process.
-_TRUSTED: set[tuple[str, str]] = set()
+#: Servers that answered the canaries, by address and version: asked once in a process. Whether each reads NaN.
+_TRUSTED: dict[tuple[str, str], bool] = {}
 #: Sessions that are kept for the next answers, the newest last: each with its process, for a child must not use
 #: the parent's, and its address. In a new one the cluster compiles a query again, and runs it slowly until it is warm.
 _IDLE: list[tuple[int, str, Any]] = []
@@ -62,11 +62,12 @@ class SparkConnection:
         most: bytes of an answer.
         ends: whether the session ends with this use, for it may show later what it saw now in place of what
             is there, or a query of it failed or was cancelled.
+        reads_nan: whether the server reads each NaN of a file as it is.
     """
 
     def __init__(self, session: Any, what: str, most: float = math.inf) -> None:
         self._session, self.what, self._most = session, what, most
-        self.ends = False
+        self.ends, self.reads_nan = False, True
         self._lock = threading.Lock()
         # Whether an answer is computed, which `cancel` may end, and whether it was.
         self._answering = self._cancelled = False
@@ -269,7 +270,8 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
         server = (address, connection.run(lambda one: str(one.version)))
         if server not in _TRUSTED:
             check_server(connection, what)
-            _TRUSTED.add(server)
+            _TRUSTED[server] = reads_nan(connection, server[1])
+        connection.reads_nan = _TRUSTED[server]
         session.registerProgressHandler(connection.note_progress)
         yield connection
         session.removeProgressHandler(connection.note_progress)
@@ -279,6 +281,14 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
             _keep_idle(address, session)
         else:
             _stop(session)
+
+
+def reads_nan(connection: SparkConnection, version: str) -> bool:
+    """Whether the server is Apache Spark, by its own word. Sail takes a column whose numbers but NaN are equal in a
+    table's one file for that number, and no constant question shows it.
+    """
+    answer = connection.fetch(connection.run(lambda one: one.sql("SELECT version() AS version")))
+    return str(answer["version"][0].as_py()).startswith(version)
 
 
 def _make_settings(session: Any) -> None:

@@ -14,7 +14,16 @@ import pytest
 from checks.spark_cluster import SparkCluster, run_cluster
 from dpflow.core.contract.declaration import Table
 from dpflow.tables import PrivateTable
+from dpflow.tables.backends.spark_backend import spark_session
 from dpflow.testing.backend_relations import Content
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trust_floats() -> Iterator[None]:
+    """DuckDB writes these files, so Sail reads their floats as they are; it is refused them otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spark_session, "reads_nan", lambda *_: True)
+        yield
 
 
 class ParquetFolders:

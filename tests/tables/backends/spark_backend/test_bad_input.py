@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -31,6 +35,8 @@ from dpflow.tables.backends.spark_backend.spark_columns import describe_field, h
 
 Declare = Callable[..., PrivateTable]
 SECRET = "s3cr3t"
+#: As it is before the tests of this folder trust their files.
+READS_NAN = spark_session.reads_nan
 ONE = [("1", "2")]
 KINDS = {"u": "INTEGER", "v": "INTEGER"}
 
@@ -145,11 +151,11 @@ def test_a_server_that_fails_a_canary_is_refused(
             for column, values in fetch(self, frame).items()
         }
 
-    monkeypatch.setattr(spark_session, "_TRUSTED", set())
+    monkeypatch.setattr(spark_session, "_TRUSTED", {})
     monkeypatch.setattr(canaries, "CANARIES", {name: asked})
     table = declare(KINDS, ONE)
     table.check_request(GroupedSums())
-    monkeypatch.setattr(spark_session, "_TRUSTED", set())
+    monkeypatch.setattr(spark_session, "_TRUSTED", {})
     monkeypatch.setattr(spark_session.SparkConnection, "fetch", falsify)
     error = refusal(table)
     assert isinstance(error, TableUnreadable) and name in str(error)
@@ -333,3 +339,39 @@ def test_a_division_by_either_zero_is_missing(
     assert answer.rows.tolist() == [2] and abs(answer.sums["q"][0]) == (4 if operator == "/" else 0)
     zero = PrivateTable(table.declaration, "f IN (0, 7)")
     assert zero.answer(GroupedSums(), ()).rows.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "where", [None, "v IS NULL", "v >= 0", "NOT v > 5", "v != 3.0", "coalesce(v, 7) = 7"]
+)
+def test_nan_in_a_file_is_read_as_it_is_or_refused(
+    where: str | None, spark_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file's end leaves NaN out, and Sail takes a thousand units' NaN for the one number of another."""
+    monkeypatch.setattr(spark_session, "_TRUSTED", {})
+    monkeypatch.setattr(spark_session, "reads_nan", READS_NAN)
+    answers = []
+    for more in (0, 1):
+        folder = tmp_path / str(more)
+        folder.mkdir()
+        values = pa.array([math.nan] * 1000 + [5.0] * more, pa.float64())
+        pq.write_table(pa.table({"u": range(1000 + more), "v": values}), folder / "part.parquet")
+        declared = {
+            "name": "visits",
+            "source": {"spark": spark_server, "table": str(folder)},
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 1},
+            "columns": {"v": {"lower": -100, "upper": 100}},
+        }
+        table = PrivateTable(Table.model_validate(declared), where)
+        request = GroupedSums(None, None, 1, 1, (("v", 0),))
+        if os.environ.get("DPFLOW_TEST_SPARK") != "cluster":
+            error = refusal(table, request)
+            assert isinstance(error, PlanRefused) and "Apache Spark" in str(error)
+            continue
+        answer = table.answer(request, ())
+        answers.append(
+            [int(one[0]) for one in (answer.units, answer.rows, answer.counts["v"])]
+            + [int(answer.sums["v"][0]) // 5]
+        )
+    assert not answers or all(abs(one - other) <= 1 for one, other in zip(*answers, strict=True))
