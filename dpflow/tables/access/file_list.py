@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import starmap
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,8 +32,6 @@ T = TypeVar("T")
 SUFFIX = ".files.json"
 _VERSION = 1
 _VARIABLE = "dpflow_files"
-#: Types of which a Parquet file's end says less than it seems.
-FLOATS = ("FLOAT", "DOUBLE")
 
 
 #: What tells that a file is as it was; any change changes one part. Of a file: device, inode, size and time; of
@@ -123,7 +120,7 @@ class FileList:
 
     def relation_sql(self) -> str:
         """All rows, by the variable that `open_list` sets: a list of many files would be a long text."""
-        columns = ", ".join(starmap(_read_column, self.columns.items()))
+        columns = ", ".join(map(self._read_column, self.columns))
         # Names of folders are texts: DuckDB would infer a type from all of them.
         options = (
             f"hive_partitioning = {str(bool(self.partitions)).lower()}, hive_types_autocast = false"
@@ -132,13 +129,13 @@ class FileList:
         )
         return f"(SELECT {columns} FROM read_parquet(getvariable('{_VARIABLE}'), {options}))"
 
-
-def _read_column(name: str, kind: str) -> str:
-    """A column as it is. Writers leave NaN out of a file's least and largest value, and DuckDB concludes from them
-    that there is none: one row would decide how all others are read. Of TRY it concludes nothing.
-    """
-    quoted = sql.quote_name(name)
-    return f"TRY({quoted}) AS {quoted}" if kind in FLOATS else quoted
+    def _read_column(self, name: str) -> str:
+        """A column as it is, whatever a file says at its end of its values. DuckDB concludes from that more than it
+        says: writers leave NaN out, and a NULL beside equal values made all of them NULL. So one row would decide
+        how others are read. Of TRY it concludes nothing.
+        """
+        quoted = sql.quote_name(name)
+        return quoted if name in self.partitions else f"TRY({quoted}) AS {quoted}"
 
 
 def _join(folder: Path, path: str) -> str:

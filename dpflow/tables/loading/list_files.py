@@ -5,20 +5,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
 
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.tables.access import sandbox, sql
-from dpflow.tables.access.file_list import (
-    FLOATS,
-    FileList,
-    ListedFile,
-    find_states,
-    open_session,
-)
+from dpflow.tables.access.file_list import FileList, ListedFile, find_states, open_session
 from dpflow.tables.access.local_files import require_plain_files
 from dpflow.tables.access.object_stores import ObjectStore, is_object
 from dpflow.tables.loading.column_types import normalize_type
@@ -117,28 +111,7 @@ def _verify_files(
     raw.execute(
         f"SELECT sum({every}) FROM read_parquet(getvariable('dpflow_files'), hive_partitioning = false)"
     ).fetchone()
-    if len(files) == 1:
-        _check_footer(raw, str(files[0]), columns)
     return columns
-
-
-def _check_footer(raw: duckdb.DuckDBPyConnection, file: str, columns: Mapping[str, str]) -> None:
-    """Refuse a file whose end says of values what they are not. Of one file DuckDB answers by what it says there,
-    and lays out sums for it. Floats are never read by it (`file_list.FLOATS`).
-    """
-    names = [sql.quote_name(name) for name, kind in columns.items() if kind not in FLOATS]
-
-    def ask(aggregates: str) -> tuple[object, ...]:
-        rows = "read_parquet(getvariable('dpflow_files'), hive_partitioning = false)"
-        return tuple(raw.execute(f"SELECT {aggregates} FROM {rows}").fetchone() or ())
-
-    for name in names:
-        # Each by itself: beside another column's DuckDB would look at the values. Of TRY it concludes nothing.
-        for aggregates in ("count({0})", "min({0}), max({0})"):
-            if ask(aggregates.format(name)) != ask(aggregates.format(f"TRY({name})")):
-                raise TableUnreadable(
-                    f"{file} says at its end of a column's values what they are not; write the file again"
-                )
 
 
 def _find_partitions(files: Sequence[str], root: str) -> tuple[str, ...]:
