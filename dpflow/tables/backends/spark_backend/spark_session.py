@@ -258,6 +258,7 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
             raise PlanRefused(
                 f"{what}: no session can be opened by the connection {source.spark!r}; correct its address"
             ) from None
+        _hide(session)
         # The client would go on for ten minutes.
         session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
         # Before what the client itself does at the end, which asks a server that may be gone.
@@ -289,6 +290,15 @@ def reads_nan(connection: SparkConnection, version: str) -> bool:
     """
     answer = connection.fetch(connection.run(lambda one: one.sql("SELECT version() AS version")))
     return str(answer["version"][0].as_py()).startswith(version)
+
+
+def _hide(session: Any) -> None:
+    """Let no other library find it as the process's own: MLflow asks whatever session is active."""
+    kind = type(session)
+    if kind._default_session is session:
+        kind._default_session = None
+    if getattr(kind._active_session, "session", None) is session:
+        kind._active_session.session = None
 
 
 def _make_settings(session: Any) -> None:

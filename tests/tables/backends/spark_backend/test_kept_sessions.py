@@ -60,6 +60,15 @@ def test_the_next_answer_has_the_session_and_the_rows_of_then(
     assert len(used) == 4 and len(set(used)) == 1
 
 
+def test_no_other_library_finds_a_session(declare: Declare, used: list[str]) -> None:
+    """MLflow asked the kept one, whose server was gone, when a model was registered."""
+    from pyspark.sql.connect.session import SparkSession
+
+    assert count_units(declare(KINDS, ROWS)) == 2
+    assert len(spark_session._IDLE) == 1
+    assert SparkSession.getActiveSession() is None and SparkSession._default_session is None
+
+
 def test_two_at_a_time_have_sessions_of_their_own(declare: Declare, used: list[str]) -> None:
     """Also after both are kept."""
     one, other = declare(KINDS, ROWS), declare(KINDS, ROWS)
