@@ -1,9 +1,8 @@
-"""A folder of Parquet files far beyond memory: W1 to W4 of `bench.tables` with 8 GiB, and how its time
+"""A folder of Parquet files far beyond memory: W1 to W4 of `bench.tables` with 8 GiB, and how their time
 grows by row from 10 million.
 
 `python -m bench.large ROWS FOLDER` writes files of 10 million rows each into two folders of that folder, unless they are
-there: a thousand million rows take 16 GB, and a query as much again for what it spills. Every workload runs
-once in a process of its own.
+there: a thousand million rows take 16 GB. Every workload runs once in a process of its own.
 """
 
 from __future__ import annotations

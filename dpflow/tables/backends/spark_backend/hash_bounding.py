@@ -3,7 +3,7 @@
 Spark computes a lost partition again, and a random number would then be another one. So nothing here
 draws: every choice is a function of the rows and of a nonce, and so is what a repeated stage gives. The
 number of a cell is XXH64 of nonce, privacy unit and group, one after the other, and NULL apart. It is the
-same on every server and in Python. A group is its place among public keys, and of private keys the text
+same on every server and in Python. A group is its place among public keys, and of private keys the key
 itself: their places follow from other units' rows. The nonce stands in Spark's plans; that one unit moves
 only what is its own does not rest on it, nor on the hash. Where two inputs must not have one hash, as units'
 names, or where the input has a secret, it is SHA-256.

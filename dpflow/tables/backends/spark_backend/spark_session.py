@@ -309,7 +309,7 @@ def _take_idle(address: str) -> Any:
     """A session that is kept and that the server still knows; None if there is none."""
     while (session := _pop_idle(address)) is not None:
         with suppress(Exception), silence_libraries():
-            # Again: a server that was started anew may know the session's name, and no setting of it.
+            # A server that was restarted may know the session's name, and no setting of it.
             _make_settings(session)
             return session
         _stop(session)

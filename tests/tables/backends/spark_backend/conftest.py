@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,24 @@ def spark_server(request: pytest.FixtureRequest) -> Iterator[str]:
     host, port = server.listening_address
     yield f"sc://{host}:{port}"
     server.stop()
+
+
+@pytest.fixture
+def fetch_and_cancel() -> Callable[[PrivateTable], Callable[..., Any]]:
+    """Makes a connection's ``fetch`` behind which another thread cancels the table's answer."""
+    fetch = spark_session.SparkConnection.fetch
+
+    def cancel_table(table: PrivateTable) -> Callable[..., Any]:
+        def fetch_one(self: Any, frame: Any) -> Any:
+            answer = fetch(self, frame)
+            thread = threading.Thread(target=table.cancel)
+            thread.start()
+            thread.join()
+            return answer
+
+        return fetch_one
+
+    return cancel_table
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -226,22 +225,13 @@ def test_texts_of_types(kind: str, good: str, bad: str | None) -> None:
 
 
 def test_an_answer_is_cancelled_between_its_queries(
-    declare: Declare, monkeypatch: pytest.MonkeyPatch
+    declare: Declare, fetch_and_cancel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From another thread; and where nothing runs, nothing happens."""
     table = declare(KINDS, ONE, columns={"v": {}})
-    fetch = spark_session.SparkConnection.fetch
-
-    def cancel_first(self: Any, frame: Any) -> Any:
-        answer = fetch(self, frame)
-        thread = threading.Thread(target=table.cancel)
-        thread.start()
-        thread.join()
-        return answer
-
     with table.hold_open():
         table.cancel()
-        monkeypatch.setattr(spark_session.SparkConnection, "fetch", cancel_first)
+        monkeypatch.setattr(spark_session.SparkConnection, "fetch", fetch_and_cancel(table))
         # Private keys are collected by a query of their own.
         with pytest.raises(TableInterrupted, match="cancelled") as raised:
             table.answer(GroupedSums("v", None), ())

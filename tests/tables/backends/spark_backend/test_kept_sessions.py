@@ -79,18 +79,13 @@ def test_two_at_a_time_have_sessions_of_their_own(declare: Declare, used: list[s
 
 
 def test_what_failed_or_was_cancelled_is_not_kept(
-    declare: Declare, used: list[str], monkeypatch: pytest.MonkeyPatch
+    declare: Declare, used: list[str], fetch_and_cancel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cancellation that comes late would meet the next query."""
     table = declare(KINDS, ROWS)
     fetch = spark_session.SparkConnection.fetch
 
-    def cancel(self: Any, frame: Any) -> Any:
-        answer = fetch(self, frame)
-        thread = threading.Thread(target=table.cancel)
-        thread.start()
-        thread.join()
-        return answer
+    cancel = fetch_and_cancel(table)
 
     def fail(self: Any, frame: Any) -> Any:
         raise TableInterrupted("no")
@@ -154,7 +149,7 @@ def test_a_child_of_the_process_has_its_own(
     assert len(set(used)) == 2
 
 
-def test_a_session_that_the_server_ended_is_opened_anew(declare: Declare, used: list[str]) -> None:
+def test_a_session_that_the_server_ended_is_replaced(declare: Declare, used: list[str]) -> None:
     """As after an hour without a query."""
     table = declare(KINDS, ROWS)
     assert count_units(table) == 2

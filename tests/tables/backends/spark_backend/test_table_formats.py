@@ -26,6 +26,7 @@ from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.backends.spark_backend import spark_session
 
 pytestmark = pytest.mark.skipif(
     "DPFLOW_TEST_SPARK" in os.environ, reason="the formats' jars are not on the cluster"
@@ -50,6 +51,8 @@ def ask(spark_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SQL]:
             return session
 
     stop = session.stop
+    # A kept one would not know the tables that are made here.
+    monkeypatch.setattr(spark_session, "_IDLE", [])
     monkeypatch.setattr(SparkSession, "builder", Builder())
     monkeypatch.setattr(session, "stop", lambda: None)
     yield lambda text: session.sql(text).toArrow().to_pylist()
