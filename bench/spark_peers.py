@@ -2,7 +2,7 @@
 
 The peers need other versions of Spark's packages, so each runs by an interpreter of its own: `DPFLOW_PEERS` names
 those that have one, separated by colons. Every side has one process of Spark's with two cores, and a session that
-answered the same before: the least of five times counts, from the query to the numbers in Python. The privacy cost is
+answered the same before: the least of twenty times counts, from the query to the numbers in Python. The privacy cost is
 epsilon 1, and delta 1e-6 where keys are private.
 `DPFLOW_PEERS=a/bin/python:b/bin/python python -m bench.spark_peers` reads a million rows.
 """
@@ -171,10 +171,10 @@ def _local_spark(session: Any) -> Any:
 
 
 def _time_all(works: Any, report: Callable[[str, float], None]) -> None:
-    """The least of five turns, as a server that runs for days has it; the first of what takes long."""
+    """The least of twenty turns, as a server that runs for days has it; the first of what takes long."""
     for name, work in zip(WORKLOADS, works):
         seconds: list[float] = []
-        while len(seconds) < 5 and sum(seconds) < _MOST_TURNS:
+        while len(seconds) < 20 and sum(seconds) < _MOST_TURNS:
             begin = time.perf_counter()
             work()
             seconds.append(time.perf_counter() - begin)

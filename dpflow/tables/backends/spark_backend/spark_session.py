@@ -116,11 +116,13 @@ class SparkConnection:
         """All rows of a finished query: one Arrow column per output. Raises `TableBusy` if they take more
         than an answer may.
         """
-        table = self.run(lambda session: self._collect(session.client, frame))
+        table = self.run(lambda session: self._collect(session.client, frame, self._most))
         return {name: table.column(name).combine_chunks() for name in table.column_names}
 
-    def _collect(self, client: Any, frame: Any) -> Any:
-        """As the client's own ``toArrow``, which asks for all pieces before anybody may count them."""
+    def _collect(self, client: Any, frame: Any, most: float = math.inf) -> Any:
+        """As the client's own ``toArrow``, which asks for all pieces before anybody may count their bytes, and
+        first of all for their types.
+        """
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -132,7 +134,7 @@ class SparkConnection:
             pieces.append(piece)
             size += piece.nbytes
             # Retryable, as where memory itself ends: a result that says so would tell of the rows.
-            if size > self._most:
+            if size > most:
                 raise TableBusy(
                     f"an answer of {self.what} is larger than this machine takes, so nothing of it is used; raise "
                     f"answer_mib in its source, or take a larger machine, and try again, which charges nothing"
@@ -194,7 +196,8 @@ class SparkConnection:
             files = session.read.format("binaryFile").option("recursiveFileLookup", "true")
             state = ("path", "unix_micros(modificationTime) AS time", "length")
             try:
-                return list(files.load(folder).selectExpr(*state).toArrow().to_pylist())
+                listed = self._collect(session.client, files.load(folder).selectExpr(*state))
+                return list(listed.to_pylist())
             except AnalysisException as error:
                 if read_condition(error) == "PATH_NOT_FOUND":
                     return []

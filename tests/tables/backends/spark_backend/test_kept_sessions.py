@@ -156,3 +156,30 @@ def test_a_session_that_the_server_ended_is_replaced(declare: Declare, used: lis
     ((_, _, session),) = spark_session._IDLE
     session.client.release_session()
     assert count_units(table) == 2
+
+
+def test_few_questions_are_asked_beside_the_query(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes as long as a small query: a place that is not there, types of what comes with its types."""
+    from pyspark.sql.connect.client import SparkConnectClient
+
+    table = declare({"u": "INTEGER", "k": "VARCHAR"}, [("1", "a")], columns={"k": {}})
+    request = GroupedSums("k", ("a", "b"), 1, 1)
+    table.answer(request, ())
+    asked: list[str] = []
+
+    def count(name: str) -> Callable[..., Any]:
+        inner = getattr(SparkConnectClient, name)
+
+        def ask(*words: Any, **options: Any) -> Any:
+            asked.append(name)
+            return inner(*words, **options)
+
+        return ask
+
+    for name in ("_analyze", "to_table", "to_table_as_iterator"):
+        monkeypatch.setattr(SparkConnectClient, name, count(name))
+    assert table.answer(request, ()).units.tolist() == [1, 0]
+    # Formats' places, files, columns; the query; files again.
+    assert asked == [*2 * ["to_table_as_iterator"], "_analyze", *2 * ["to_table_as_iterator"]]
