@@ -16,8 +16,9 @@ WRITTEN = [
     ROOT / "README.md",
     *(p for p in (ROOT / "docs").rglob("*.md") if p.name != "experiments.md"),
 ]
-#: A search for bounds takes an empty bin with probability 5 %, as its page says; then a page starts again.
-UNLUCKY = "found bounds that column"
+#: A search for bounds takes an empty bin with probability 5 %, as its page says; then a page starts again. Bounds
+#: that no integer holds are refused, and those of some 10^18, which no noise covers: 4 of 1,500 searches.
+UNLUCKY = ("found bounds that column", "need noise of more than 2^50 steps")
 FEW_EXAMPLES = 0.25  # of all blocks may be left out with a reason
 
 
@@ -29,7 +30,7 @@ def test_every_example_runs(page: Path, tmp_path: Path) -> None:
         try:
             return run_page(page, folder)
         except AssertionError as error:
-            if UNLUCKY not in str(error):
+            if not any(words in str(error) for words in UNLUCKY):
                 raise
     pytest.fail("three searches for bounds in a row took an empty bin")
 
