@@ -73,8 +73,8 @@ CASES: tuple[tuple[str, DataRequest, str], ...] = (
 
 
 #: As many partitions as Spark has by default, which it puts together where they are small, and executors of
-#: a usual size for their one core. And each size is read in at least as many parts: of ten million rows Spark would make
-#: two, where a unit's rows come together, and a processor's cache then makes a row cheaper, for SQL as for dpflow.
+#: a usual size for their one core. And tables are asked for in 16 parts: of ten million rows Spark would make two,
+#: where a unit's rows come together, and a processor's cache then makes a row cheaper, for SQL as for dpflow.
 SETTINGS = {
     "spark.sql.shuffle.partitions": "200",
     "spark.executor.memory": "4g",

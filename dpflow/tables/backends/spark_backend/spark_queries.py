@@ -187,8 +187,6 @@ class SparkQuery:
 
     def with_codes(self, by: str | None, keys: Sequence[str], outputs: Sequence[str]) -> Any:
         """Rows with the place of their key, ``code``; rows with another key are left out."""
-        from pyspark.sql.connect import functions
-
         if by is None:
             return self.select_rows(["0L AS code", *outputs])
         rows = self.select_rows([f"{self._write_key(by)} AS group_key", *outputs])
@@ -199,9 +197,8 @@ class SparkQuery:
         listed = self.connection.make_rows(
             {"listed_key": texts, "code": np.arange(len(keys), dtype=np.int64)}
         )
-        # The same type on both sides, so keys are compared as bytes. By an expression: for a column of a
-        # relation the client asks the server what columns there are.
-        same = functions.expr("group_key = listed_key")
+        # The same type on both sides, so keys are compared as bytes.
+        same = rows["group_key"] == listed["listed_key"]
         return rows.join(listed, same, "inner").drop("listed_key", "group_key")
 
     def with_private_keys(self, by: str, outputs: Sequence[str]) -> tuple[Any, PrivateKeys]:
