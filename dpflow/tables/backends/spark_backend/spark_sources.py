@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from dpflow.core.contract.spark_source import SparkSource, is_folder
-from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.errors import PlanRefused, TableBusy, TableUnreadable
 from dpflow.tables.backends.spark_backend.spark_columns import quote_name
 from dpflow.tables.backends.spark_backend.spark_session import SparkConnection, read_condition
 
@@ -82,13 +82,18 @@ class _Finder:
         )
 
     def open_folder(self, folder: str) -> tuple[Any, Callable[[], bytes]]:
-        """Rows of a folder of any format, and what finds their state's identity."""
+        """Rows of a folder of any format, and what finds their state's identity. Raises `TableBusy` where a
+        format's log goes away meanwhile: its files are not all rows.
+        """
         base = folder.rstrip("/")
         # One question for most folders: a place that is not there takes as long as one that is.
         if self._connection.list_files(f"{base}/{{{','.join(_LOGS)}}}"):
             for log, kind in _LOGS.items():
                 if self._connection.list_files(f"{base}/{log}"):
                     return self._open_version(kind, folder)
+            raise TableBusy(
+                f"the folder of {self._what} changed while it was looked at; try again when it is written"
+            )
         rows = self._connection.run(lambda session: session.read.parquet(folder))
         return rows, lambda: self._digest_listing(folder)
 

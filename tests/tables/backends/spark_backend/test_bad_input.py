@@ -365,3 +365,19 @@ def test_nan_in_a_file_is_read_as_it_is_or_refused(
             + [int(answer.sums["v"][0]) // 5]
         )
     assert not answers or all(abs(one - other) <= 1 for one, other in zip(*answers, strict=True))
+
+
+def test_a_format_whose_log_goes_away_is_not_read_as_plain_files(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two questions: all files would count as rows, deleted ones too."""
+    table = declare(KINDS, ONE)
+    list_files = spark_session.SparkConnection.list_files
+
+    def find_log(self: Any, folder: str) -> list[dict[str, Any]]:
+        log = [{"path": folder, "time": 0, "length": 1}]
+        return log if "_delta_log," in folder else list_files(self, folder)
+
+    monkeypatch.setattr(spark_session.SparkConnection, "list_files", find_log)
+    with pytest.raises(TableBusy, match="changed while it was looked at"):
+        table.answer(GroupedSums(), ())
