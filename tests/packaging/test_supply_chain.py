@@ -20,6 +20,7 @@ ALLOWED = re.compile(
 NAMED = {"LGPL-3.0-only": {"psycopg", "psycopg-binary"}}
 #: Their metadata say nothing here; what their sources say. httpx2-jsfetch is locked for browsers alone, and nowhere installed.
 UNSAID = {
+    "appnope": "BSD-2-Clause",
     "httpx2-jsfetch": "BSD-3-Clause",
     "openlineage-sql": "Apache-2.0",
     "pyyaml-ft": "MIT",

@@ -257,7 +257,7 @@ def open_session(paths: Sequence[str]) -> Iterator[duckdb.DuckDBPyConnection]:
         raw = duckdb.connect(":memory:", config=sandbox.session_settings(spill))
         try:
             raw.execute("SET TimeZone = 'UTC'")
-            raw.execute("SET enable_progress_bar = false")
+            sandbox.hide_progress_bar(raw)
             if paths and is_object(paths[0]):
                 raw.register_filesystem(ObjectStore.open(paths).files)
             texts = "[" + ", ".join(map(sql.quote_text, paths)) + "]"

@@ -341,8 +341,7 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
                 file = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
             # Days and texts of timestamps must not depend on where the process runs.
             raw.execute("SET TimeZone = 'UTC'")
-            # The bar would be in tasks' logs.
-            raw.execute("SET enable_progress_bar = false")
+            hide_progress_bar(raw)
             connection = Connection(raw, what, file)
             path = sql.quote_text(str(database.absolute()))
             # Attached first: nothing can be opened afterwards, and the last line keeps it so.
@@ -358,6 +357,16 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
             if file is not None:
                 # After DuckDB's handle: closing any of them ends this process's locks.
                 os.close(file)
+
+
+def hide_progress_bar(connection: duckdb.DuckDBPyConnection) -> None:
+    """Draw no progress bar: it would be in tasks' logs and between the lines of a program.
+
+    Asked first, since a notebook kernel without ipywidgets has none and refuses the setting.
+    """
+    shown = connection.execute("SELECT current_setting('enable_progress_bar')").fetchone()
+    if shown == (True,):
+        connection.execute("SET enable_progress_bar = false")
 
 
 @contextmanager

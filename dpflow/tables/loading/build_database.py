@@ -11,7 +11,7 @@ import duckdb
 
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, TableUnreadable
-from dpflow.tables.access import sql
+from dpflow.tables.access import sandbox, sql
 from dpflow.tables.loading.sources import LoadSource
 
 
@@ -40,7 +40,8 @@ def build_database(database: Path, script: str, sources: Mapping[str, LoadSource
             half = Path(part) / database.name
             with duckdb.connect(str(half)) as connection:
                 # As where rows are loaded: a time without an offset is UTC on every machine.
-                connection.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+                connection.execute("SET TimeZone = 'UTC'")
+                sandbox.hide_progress_bar(connection)
                 for name, source in sources.items():
                     _read_whole(connection, name, source)
                 connection.execute(script)

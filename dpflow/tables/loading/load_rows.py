@@ -262,7 +262,7 @@ def _open_for_owner(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         }
         with duckdb.connect(str(database), config=settings) as connection:
             connection.execute("SET TimeZone = 'UTC'")
-            connection.execute("SET enable_progress_bar = false")
+            sandbox.hide_progress_bar(connection)
             yield connection
 
 

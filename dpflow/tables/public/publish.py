@@ -21,7 +21,7 @@ from dpflow.core.contract.result_fields import FIELDS, read_key, split_value, ut
 from dpflow.core.contract.results import Row, Synthetic
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import NotPublished, TableUnreadable
-from dpflow.tables.access import sql
+from dpflow.tables.access import sandbox, sql
 from dpflow.tables.public import distribution_macros
 
 T = TypeVar("T")
@@ -400,8 +400,7 @@ def run_patiently(
             if not database.exists():
                 _create_database(database)
             with _turn, duckdb.connect(str(database)) as connection:
-                # DuckDB draws one for `python -c`, between the program's own lines.
-                connection.execute("SET enable_progress_bar = false")
+                sandbox.hide_progress_bar(connection)
                 return action(connection)
         except _HELD as error:
             trouble = str(error)
