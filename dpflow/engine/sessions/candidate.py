@@ -1,8 +1,8 @@
 """What claims a score: a model or a table of predictions, named by its digest, applied to the rows
 of one group at a time.
 
-Three sources: a scikit-learn estimator in a skops file, a registered MLflow model that holds such a
-file, and a DuckDB table of (row id, prediction, score). A model must be a fixed function: if a
+Three sources: a scikit-learn estimator in a skops file, a model in MLflow that holds such a file,
+and a DuckDB table of (row id, prediction, score). A model must be a fixed function: if a
 prediction could change what the next one is, one group's rows would reach another's score. So a
 file may hold estimators of listed scikit-learn modules only, and no random state, each as fitting
 makes it (`dpflow.engine.sessions.model_parts`). Files are skops, never pickle: loading one runs no code
@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from pydantic import Field, model_validator
 
 from dpflow.core.contract.estimators import AnyEstimator, Rows, SqlEstimator
 from dpflow.core.contract.strict_models import Exact, Strict
+from dpflow.engine.sessions import mlflow_models
 from dpflow.engine.sessions.model_parts import find_odd_part
 from dpflow.engine.sessions.row_wise_models import make_row_wise
 from dpflow.errors import InvalidInput
@@ -77,9 +77,9 @@ class Predictions(Strict):
 class Submission(Strict):
     """One candidate as an analyst hands it in.
 
-    One of ``file`` (a scikit-learn estimator saved by skops), ``model`` (an MLflow URI such as
-    ``models:/name/3``, ``models:/name@alias`` or a run's ``runs:/id/path``, with its ``tracking_uri``)
-    and ``predictions``.
+    One of ``file`` (a scikit-learn estimator saved by skops), ``model`` (an MLflow URI:
+    ``models:/name/3``, ``models:/name@alias``, a logged model's ``models:/m-id`` or a run's
+    ``runs:/id/path``, with its ``tracking_uri``) and ``predictions``.
     ``features``: numeric columns, in the order a model was fitted on. ``label``: the column it
     predicts. ``claim``: the score the analyst says it has. ``estimator``: what scores it, with
     ``options`` and, for groups on which it fails, a ``default``. ``rival``: a second estimator file
@@ -213,9 +213,7 @@ def load_candidate(submission: Submission) -> Candidate:
         about.update(table.digest)
         predict, score = table.predict, table.score
     elif submission.file is not None or submission.model is not None:
-        file = submission.file or mlflow_file(
-            submission.name, str(submission.model), submission.tracking_uri
-        )
+        file = submission.file or _find_registered(submission)
         model, data, alone = _load_row_wise(submission, file)
         # Each of one length, so that no two make the text of a third.
         about.update(b"\0" + hashlib.sha256(data).digest())
@@ -226,6 +224,14 @@ def load_candidate(submission: Submission) -> Candidate:
         about.update(b"\0\0" + hashlib.sha256(data).digest())
         rival = _make_predictor(submission, other)
     return Candidate(submission, about.hexdigest(), predict, score, rival, alone)
+
+
+def _find_registered(submission: Submission) -> Path:
+    """The skops file of a model in MLflow."""
+    try:
+        return mlflow_models.find_file(str(submission.model), submission.tracking_uri)
+    except InvalidInput as error:
+        raise InvalidInput(f"candidate {submission.name}: {error}") from None
 
 
 def _load_row_wise(submission: Submission, file: Path) -> tuple[Any, bytes, bool]:
@@ -314,54 +320,3 @@ def _make_scorer(submission: Submission, model: Any) -> Callable[[Rows], Any]:
         )
 
     return score_rows
-
-
-def find_version(client: Any, uri: str) -> Any:
-    """The registered version that ``models:/name/version`` or ``models:/name@alias`` names.
-
-    Raises `ValueError` for another URI, and what the client raises.
-    """
-    match = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@(.+))", uri)
-    if match is None:
-        raise ValueError(uri)
-    model, version, alias = match.groups()
-    if version:
-        return client.get_model_version(model, version)
-    return client.get_model_version_by_alias(model, alias)
-
-
-def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
-    """The skops file of a registered version or of a run's artefacts. Raises `InvalidInput` if there
-    is none in reach.
-    """
-    from urllib.parse import unquote, urlparse
-
-    with require_extra("gate", "a registered model"):
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-
-    run = re.fullmatch(r"runs:/([^/]+)/(.+)", uri)
-    client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
-    try:
-        if run is not None:
-            source = f"{client.get_run(run.group(1)).info.artifact_uri}/{run.group(2)}"
-        else:
-            source = str(find_version(client, uri).source)
-    except ValueError:
-        raise InvalidInput(
-            f"candidate {name}: {uri!r} is no model; write models:/name/version, models:/name@alias or runs:/id/path"
-        ) from None
-    except MlflowException:
-        raise InvalidInput(
-            f"candidate {name}: the registry has no {uri}; register it, or correct name and version"
-        ) from None
-    location = urlparse(source)
-    path = Path(unquote(location.path))
-    files = [path] if path.is_file() else sorted(path.rglob("*.skops")) if path.is_dir() else []
-    # An artifact store elsewhere would have to be downloaded by code that this gate does not check.
-    if location.scheme not in ("", "file") or len(files) != 1:
-        raise InvalidInput(
-            f"candidate {name}: {uri} does not hold exactly one skops file in reach; log the model with "
-            f"serialization_format='skops' into a file store"
-        )
-    return files[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -215,6 +216,9 @@ def test_a_registry_of_models_sees_verdicts_and_no_row(
 
     class Client:
         def __init__(self, **addresses: str) -> None: ...
+
+        def get_run(self, run_id: str) -> Any:
+            return SimpleNamespace(outputs=None, info=SimpleNamespace(artifact_uri="file:///runs"))
 
         def __getattr__(self, name: str) -> Any:
             return lambda *given: calls.append((name, *given))

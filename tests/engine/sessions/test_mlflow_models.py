@@ -1,0 +1,116 @@
+"""Models as MLflow 3 logs them, by each URI that it gives them, and what the gate tells them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlflow
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
+
+from dpflow import ModelGate, Session, plan
+from dpflow.engine.sessions.mlflow_models import find_file
+from dpflow.errors import InvalidInput, NotPublished
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smallworld import Tiny
+
+ROWS = "CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS sick, i % 2 AS a FROM range(2000) t(i)"
+TRUSTED = ["sklearn.tree._tree.Tree"]
+
+
+@pytest.fixture
+def registry(tiny: Tiny) -> Iterator[str]:
+    """An empty registry and its file store."""
+    former, uri = mlflow.get_tracking_uri(), f"sqlite:///{tiny.folder}/mlflow.db"
+    mlflow.set_tracking_uri(uri)
+    mlflow.create_experiment("gate", artifact_location=(tiny.folder / "store").as_uri())
+    mlflow.set_experiment("gate")
+    yield uri
+    mlflow.set_tracking_uri(former)
+
+
+def log(model: Any, **options: Any) -> Any:
+    with mlflow.start_run():
+        return mlflow.sklearn.log_model(model.fit([[0.0], [1.0]], [0, 1]), name="forest", **options)
+
+
+def open_gate(tiny: Tiny) -> Session:
+    tiny.fill(ROWS)
+    bit = {"lower": 0, "upper": 1}
+    path = tiny.declare(
+        protects="unit", contribution_bounds={"rows": 1}, columns={"sick": bit, "a": bit},
+        block=None, holdout=True,
+    )  # fmt: skip
+    declared, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
+    ledger.grant("gate", 40, 0, filter="basic", table=declared, principal="owner")
+    params = {"metric": "accuracy", "threshold": "0.05", "epsilon": "40", "queries": 20, "failures": 4}  # fmt: skip
+    planned = plan("thresholdout", path, name="gate", scope="gate", **params)
+    return Session.open(planned, ledger, Registry.load())
+
+
+@pytest.mark.parametrize(
+    ("model", "trusted"),
+    [(LogisticRegression(), {}), (DecisionTreeClassifier(), {"skops_trusted_types": TRUSTED})],
+)
+def test_a_logged_model_is_a_candidate_by_each_of_its_uris(
+    tiny: Tiny, registry: str, model: Any, trusted: dict[str, Any]
+) -> None:
+    """Each URI leads to the same file, and its verdict is tagged on what it names."""
+    logged = log(model, serialization_format="skops", registered_model_name="late", **trusted)
+    client = mlflow.MlflowClient()
+    client.set_registered_model_alias("late", "best", "1")
+    again = mlflow.register_model(f"runs:/{logged.run_id}/forest", "other")
+    uris = [
+        logged.model_uri, "models:/late/1", "models:/late@best", f"models:/other/{again.version}",
+        f"runs:/{logged.run_id}/forest", f"runs:/{logged.run_id}/forest/model.skops",
+    ]  # fmt: skip
+    assert logged.model_uri.startswith("models:/m-")
+    assert len({find_file(uri, registry) for uri in uris}) == 1
+    shared = {"label": "sick", "features": ["a"], "tracking_uri": registry}
+    gate = ModelGate(open_gate(tiny), defaults=shared)
+    assert {gate.submit(uri, "0.98")["verdict"] for uri in uris} == {"yes"}
+    assert client.get_logged_model(logged.model_id).tags["dpflow.verdict"] == "yes"
+    assert client.get_model_version("late", "1").tags["dpflow.verdict"] == "yes"
+    assert client.get_run(logged.run_id).data.tags["dpflow.verdict"] == "yes"
+    assert client.list_artifacts(logged.run_id, "dpflow")
+
+
+def test_what_is_not_there_is_said_and_what_is_down_is_tried_again(
+    registry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing model is the analyst's mistake, a server that is down is nobody's."""
+    no_model, no_run = f"models:/m-{'0' * 32}", f"runs:/{'0' * 32}/forest"
+    for uri in (no_model, no_run, "models:/late/7", "models:/late@best"):
+        with pytest.raises(InvalidInput, match="MLflow has no"):
+            find_file(uri, registry)
+    for uri in ("models:/late", "models:/late/latest", "models:/m-7", "runs:/1", "late"):
+        with pytest.raises(InvalidInput, match="is no model; write models:/name/version"):
+            find_file(uri, registry)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(NotPublished):
+        find_file("models:/late/7", "http://127.0.0.1:9")
+
+
+def test_a_model_without_one_skops_file_in_reach_is_refused_with_what_helps(registry: str) -> None:
+    """Other formats, two models of one name, and a store elsewhere."""
+    pickled = log(LogisticRegression(), serialization_format="cloudpickle")
+    with pytest.raises(InvalidInput, match=r"serialization_format='skops'\), trees and forests"):
+        find_file(pickled.model_uri, registry)
+    with mlflow.start_run() as run:
+        for _ in range(2):
+            model = LogisticRegression().fit([[0.0], [1.0]], [0, 1])
+            mlflow.sklearn.log_model(model, name="forest", serialization_format="skops")
+    with pytest.raises(InvalidInput, match="holds 2 skops files"):
+        find_file(f"runs:/{run.info.run_id}/forest", registry)
+    client = mlflow.MlflowClient()
+    client.create_registered_model("far")
+    client.create_model_version("far", source="s3://bucket/model")
+    with pytest.raises(InvalidInput, match=r"does not open \(s3:\)"):
+        find_file("models:/far/1", registry)
