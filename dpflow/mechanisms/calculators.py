@@ -63,7 +63,11 @@ class Steps(Calculator[StepsParams]):
                 for n, (step, d) in enumerate(zip(steps, deltas), 1)
             ),
         )
+        # ``delta`` is spent by Theorem 2.4 alone.
+        plain = Fraction(delta) < Fraction(params.delta) + sum(deltas, Fraction(0))
+        theorem = "the plain sums" if plain else "Theorem 2.4"
         notes = (
+            f"together: {theorem}; premise: any (epsilon, delta)-DP steps",
             "number and epsilons must be fixed in advance; jobs that choose later need a filter",
         )
         return Sheet(("what", "epsilon", "delta"), (*rows, ("together", epsilon, delta)), notes)

@@ -8,13 +8,18 @@ so that ``total_eps(step_eps(E, delta, k), delta, k) <= E`` holds exactly. The a
 always (epsilon, delta, count); epsilons are above 0, deltas in (0, 1), counts whole and at least 1,
 else `InvalidAmount`.
 
+`list_theorems` has the first four rows below with their premises: the first three hold for every
+pure epsilon-DP mechanism, the last one for mechanisms of bounded range only. Whoever takes the best
+of several theorems takes it from there.
+
 =============================  ====================================================  =====================================
 total, and step as inverse     epsilon of k steps at failure probability delta       source
 =============================  ====================================================  =====================================
+plain_total_eps, _step_eps     k e, at delta 0                                       basic composition
 total_eps, step_eps            k e^2/2 + e sqrt(2 k ln(1/delta))                     stable-median paper, Theorem 2.5
 lecture_total_eps, _step_eps   k e (exp(e) - 1) + e sqrt(2 k ln(1/delta))            the lecture; Dwork, Rothblum, Vadhan
-coarse_total_eps, _step_eps    2 k e^2 + e sqrt(2 k ln(1/delta)), e <= 1             private-learning paper, Theorem 2.5
 range_total_eps, _step_eps     k e^2/8 + e sqrt(k ln(1/delta)/2), bounded range      Cesar, Rogers 2021
+coarse_total_eps, _step_eps    2 k e^2 + e sqrt(2 k ln(1/delta)), e <= 1             private-learning paper, Theorem 2.5
 compose_adaptive, _steps        different steps, each with its own delta              stable-median paper, Theorem 2.4
 optimal_eps, optimal_delta     the least true value for k pure steps                 Kairouz, Oh, Viswanath 2015; a report
 gaussian_eps                   the true value for k Gaussian steps                   Balle, Wang 2018; a report
@@ -25,13 +30,73 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final, Literal
 
 from dpflow.core.accounting import renyi
 from dpflow.errors import InvalidAmount
 
 Number = float | Fraction
 EpsilonDelta = tuple[Fraction, Fraction]  #: (epsilon, delta)
+
+#: What is known about every step. ``pure``: epsilon-DP, nothing else. ``bounded-range``: all privacy
+#: losses of a pair of neighbours lie in an interval of length epsilon, which is the stronger of the
+#: two. A pure mechanism is only sure of 2 epsilon: randomised response reaches that, Laplace noise
+#: and permute-and-flip come close.
+MechanismClass = Literal["pure", "bounded-range"]
+
+MECHANISM_CLASSES: Final[dict[MechanismClass, str]] = {
+    "pure": "any epsilon-DP mechanism",
+    "bounded-range": (
+        "mechanisms of epsilon-bounded range only: the exponential mechanism, predict_vote, predict_walk; "
+        "not Laplace noise, randomised response or permute-and-flip"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Theorem:
+    """A bound on the total of k equal steps, its inverse, and the premise of both.
+
+    Attributes:
+        name: as calculators show it.
+        source: where it is proven.
+        mechanism: the largest class of mechanisms that it holds for.
+        total: (step, delta, count) to the total epsilon, rounded up.
+        step: (total epsilon, delta, count) to the largest step, rounded down.
+    """
+
+    name: str
+    source: str
+    mechanism: MechanismClass
+    total: Callable[[Number, Number, int], float]
+    step: Callable[[Number, Number, int], float]
+
+    @property
+    def premise(self) -> str:
+        """The class of mechanisms in words."""
+        return MECHANISM_CLASSES[self.mechanism]
+
+
+def list_theorems(mechanism: MechanismClass = "pure") -> tuple[Theorem, ...]:
+    """The theorems about k equal steps that hold for every mechanism of a class.
+
+    All of them hold side by side for a schedule that was fixed in advance, so the best may be taken.
+    """
+    return tuple(t for t in THEOREMS if t.mechanism in ("pure", mechanism))
+
+
+def plain_total_eps(step: Number, delta: Number, count: int) -> float:
+    """k steps of (step, 0)-DP: ``k e``. ``delta`` is not needed."""
+    e, _, k = _check_steps(step, delta, count)
+    return _float_above(k * e)
+
+
+def plain_step_eps(epsilon: Number, delta: Number, count: int) -> float:
+    """The largest step whose `plain_total_eps` is at most ``epsilon``."""
+    e, _, k = _check_steps(epsilon, delta, count)
+    return -_float_above(-e / k)
 
 
 def total_eps(step: Number, delta: Number, count: int) -> float:
@@ -77,8 +142,8 @@ def coarse_step_eps(epsilon: Number, delta: Number, count: int) -> float:
 
 
 def range_total_eps(step: Number, delta: Number, count: int) -> float:
-    """k exponential mechanisms of ``step``: ``k e^2/8 + e sqrt(k ln(1/delta)/2)``, the same as
-    `total_eps` of half the step.
+    """k mechanisms of ``step``-bounded range: ``k e^2/8 + e sqrt(k ln(1/delta)/2)``, the same as
+    `total_eps` of half the step. Wrong for pure mechanisms of no bounded range.
     """
     return total_eps(_check_steps(step, delta, count)[0] / 2, delta, count)
 
@@ -86,6 +151,22 @@ def range_total_eps(step: Number, delta: Number, count: int) -> float:
 def range_step_eps(epsilon: Number, delta: Number, count: int) -> float:
     """The largest step whose `range_total_eps` is at most ``epsilon``: twice `step_eps`."""
     return 2 * step_eps(epsilon, delta, count)
+
+
+THEOREMS: Final = (
+    Theorem("plain sum", "basic composition, delta 0", "pure", plain_total_eps, plain_step_eps),
+    Theorem("closed form", "Feldman, Steinke 2017, Theorem 2.5", "pure", total_eps, step_eps),
+    Theorem(
+        "the lecture's",
+        "Dwork, Rothblum, Vadhan 2010",
+        "pure",
+        lecture_total_eps,
+        lecture_step_eps,
+    ),
+    Theorem(
+        "bounded range", "Cesar, Rogers 2021", "bounded-range", range_total_eps, range_step_eps
+    ),
+)
 
 
 def compose_adaptive(steps: Sequence[EpsilonDelta], delta: Number) -> tuple[float, float]:

@@ -89,7 +89,13 @@ class LearningRows(Calculator[RowsParams]):
         return Sheet(columns, tuple(cells), notes)
 
 
-class ThresholdTableParams(Aim):
+class ApproximateAim(Aim):
+    """As `Aim`; ``delta`` above 0."""
+
+    delta: Annotated[Delta, Field(gt=0)] = Fraction(1, 10**6)
+
+
+class ThresholdTableParams(ApproximateAim):
     """``bits``: the domains, as exponents of two."""
 
     bits: tuple[Bits, ...] = (16, 32, 64)
@@ -127,7 +133,7 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
         return Sheet(("d", "log*", *heads, "Remark 3.16"), tuple(cells), (note,), x="d")
 
 
-class CurvesParams(Aim):
+class CurvesParams(ApproximateAim):
     """``most``: the largest d of the curves."""
 
     most: Annotated[int, Field(ge=16, le=200_000)] = 200_000

@@ -45,8 +45,16 @@ class TaskMethod(NamedTuple):
 
 
 def list_methods(task: Task, bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
-    """All methods for a task over 2^bits values; ``given`` is (alpha, beta, epsilon, delta)."""
-    return _BY_TASK[task](bits, k, columns, setting)
+    """All methods for a task over 2^bits values; ``setting`` is (alpha, beta, epsilon, delta).
+
+    Without a delta only the pure ones: the others need one.
+    """
+    alpha, beta, epsilon, delta = setting
+    if delta:
+        return _BY_TASK[task](bits, k, columns, setting)
+    # Rows of pure methods do not depend on delta.
+    methods = _BY_TASK[task](bits, k, columns, (alpha, beta, epsilon, 1e-9))
+    return [method for method in methods if method.pure]
 
 
 def _point_methods(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:

@@ -5,11 +5,14 @@ no rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from math import exp, inf, log, sqrt
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dpflow.core.accounting.amounts import Epsilon
+from dpflow.core.accounting.composition import MECHANISM_CLASSES, MechanismClass
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.core.contract.mechanism import Params
 from dpflow_private_prediction.theory import prediction_bounds as bounds
@@ -32,7 +35,7 @@ class Budget(Params):
     methods that need one.
     """
 
-    epsilon: tuple[Positive, ...] = (0.1, 1)
+    epsilon: tuple[Epsilon, ...] = (Fraction(1, 10), Fraction(1))
     predictions: tuple[Count, ...] = (1, 100, 10000)
     delta: Open = 1e-6
 
@@ -44,7 +47,7 @@ class Budget(Params):
             for count in self.predictions:
                 for account in accounts:
                     each = sizes.prediction_epsilon(epsilon, self.delta, count, account)
-                    yield epsilon, count, account, each
+                    yield float(epsilon), count, account, each
 
 
 class Learned(Budget):
@@ -67,39 +70,54 @@ def make_table(
     return Sheet(columns, tuple(short), notes, x)
 
 
-NUMBERS: tuple[sizes.Account, ...] = ("basic", "advanced", "zcdp")
-LABELS: tuple[sizes.Account, ...] = ("basic", "advanced", "zcdp of a vote")
+#: Numbers with Laplace noise are pure; votes and walks have bounded range, for which plain zcdp is
+#: never the best.
+NUMBERS = sizes.list_accounts()
+LABELS = tuple(a for a in sizes.list_accounts("bounded-range") if a != "zcdp")
 
 
-class PredictionBudget(Calculator[Budget]):
+class MechanismBudget(Budget):
+    """As `Budget`. ``mechanism``: what every prediction is, pure (any epsilon-DP prediction) or
+    bounded-range (predict_vote and predict_walk; not predict_average or predict_linear).
+    """
+
+    mechanism: MechanismClass = "pure"
+
+
+class PredictionBudget(Calculator[MechanismBudget]):
     """Table 6.1."""
 
     name = "prediction_budget"
     summary = "which epsilon does each of m predictions get?"
     citation = f"{PAPER}, section 1 (composition); Bun, Steinke 2016; Cesar, Rogers 2021"
-    Params = Budget
+    Params = MechanismBudget
 
-    def make_sheet(self, params: Budget) -> Sheet:
+    def make_sheet(self, params: MechanismBudget) -> Sheet:
         """One line per total epsilon and number of predictions, one column per accounting method."""
-        rows = [
-            (eps, m, *(sizes.prediction_epsilon(eps, params.delta, m, a) for a in sizes.ACCOUNTS))
-            for eps in params.epsilon
-            for m in params.predictions
-        ]
+        accounts = sizes.list_accounts(params.mechanism)
+        rows = []
+        for eps in params.epsilon:
+            for m in params.predictions:
+                each = {a: sizes.prediction_epsilon(eps, params.delta, m, a) for a in accounts}
+                best = max(accounts, key=lambda a: each[a])
+                rows.append((float(eps), m, *each.values(), best))
         notes = (
-            "The largest entry of a row is the one to use: zcdp of a vote for predict_vote and predict_walk, zcdp for the rest.",
+            f"take: the account with the largest epsilon. Premise: {MECHANISM_CLASSES[params.mechanism]}.",
             "Basic holds at delta 0. A scope's filter decides what is spent; dpflow predict says what a grant buys.",
         )
         x = "predictions" if len(params.epsilon) == 1 else ""
-        return make_table(("epsilon", "predictions", *sizes.ACCOUNTS), rows, notes, x)
+        return make_table(("epsilon", "predictions", *accounts, "take"), rows, notes, x)
 
 
 class PredictionCountParams(Params):
-    """``epsilon`` and ``delta`` of the grant; ``each``, the epsilon of one prediction."""
+    """``epsilon`` and ``delta`` of the grant; ``each``, the epsilon of one prediction;
+    ``mechanism`` as in prediction_budget.
+    """
 
-    epsilon: Positive = 1
+    epsilon: Epsilon = Fraction(1)
     delta: Open = 1e-6
-    each: tuple[Positive, ...] = (0.001, 0.01, 0.1)
+    each: tuple[Epsilon, ...] = (Fraction(1, 1000), Fraction(1, 100), Fraction(1, 10))
+    mechanism: MechanismClass = "pure"
 
 
 class PredictionCount(Calculator[PredictionCountParams]):
@@ -112,17 +130,18 @@ class PredictionCount(Calculator[PredictionCountParams]):
 
     def make_sheet(self, params: PredictionCountParams) -> Sheet:
         """One line per epsilon of one prediction, one column per accounting method."""
-        rows = [
-            (
-                e,
-                *(
-                    sizes.prediction_count(params.epsilon, params.delta, e, a)
-                    for a in sizes.ACCOUNTS
-                ),
-            )
-            for e in params.each
-        ]
-        return make_table(("each", *sizes.ACCOUNTS), rows, (), "each")
+        accounts = sizes.list_accounts(params.mechanism)
+        rows = []
+        for e in params.each:
+            counts = {
+                a: sizes.prediction_count(params.epsilon, params.delta, e, a) for a in accounts
+            }
+            best = max(accounts, key=lambda a: counts[a])
+            rows.append((float(e), *counts.values(), best))
+        note = (
+            f"take: the account that buys the most. Premise: {MECHANISM_CLASSES[params.mechanism]}."
+        )
+        return make_table(("each", *accounts, "take"), rows, (note,), "each")
 
 
 class VoteSizesParams(Learned):
@@ -273,6 +292,7 @@ class LinearSizes(Calculator[LinearSizesParams]):
         one_pass = ("sgd", "sgd's noise", "sgd as printed", "strongly convex", "take")
         notes = (
             "Excess in expectation over the rows, none of it grows with the number of features.",
+            "Premises: a convex loss of slope at most 1; sgd also needs a loss as smooth as the input says.",
             "As printed: the paper's R/sqrt(n), which the row in the first place violates; only 2 epsilon-DP is certain for it.",
         )
         return make_table((*columns, *one_pass), rows, notes)

@@ -11,48 +11,47 @@ accounts decide what is spent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import ceil, exp, log, log2, sqrt
 from typing import Literal
 
 import numpy as np
 
-from dpflow.core.accounting.composition import lecture_step_eps
+from dpflow.core.accounting import composition
+from dpflow.core.accounting.composition import Number
 from dpflow.errors import InvalidInput
 
 Account = Literal["basic", "advanced", "zcdp", "zcdp of a vote"]
-#: Which accounts hold for which predictions: the last one needs answers of bounded range (`vote`,
-#: `walk`).
-ACCOUNTS: tuple[Account, ...] = ("basic", "advanced", "zcdp", "zcdp of a vote")
+#: Each account is a theorem on k equal steps, with its premise; ``zcdp`` is the closed form.
+_THEOREMS: Mapping[Account, composition.Theorem] = dict(
+    zip(("basic", "zcdp", "advanced", "zcdp of a vote"), composition.THEOREMS, strict=True)
+)
+
+
+def list_accounts(mechanism: composition.MechanismClass = "pure") -> tuple[Account, ...]:
+    """The accounts that hold for predictions of a class: the last one needs bounded range (`vote`,
+    `walk`).
+    """
+    accounts: tuple[Account, ...] = ("basic", "advanced", "zcdp", "zcdp of a vote")
+    return tuple(a for a in accounts if _THEOREMS[a].mechanism in ("pure", mechanism))
 
 
 # --- accounts -----------------------------------------------------------------------------------------------------------
 
 
-def prediction_epsilon(epsilon: float, delta: float, count: int, account: Account) -> float:
+def prediction_epsilon(epsilon: Number, delta: float, count: int, account: Account) -> float:
     """The epsilon of one prediction when ``count`` of them may cost (epsilon, delta) in all; basic
-    needs no delta.
+    needs no delta. Rounded down.
     """
-    if account == "basic":
-        return epsilon / count
-    if account == "advanced":
-        return lecture_step_eps(epsilon, delta, count)
-    spare = log(1 / delta)
-    rho = (sqrt(spare + epsilon) - sqrt(spare)) ** 2
-    return sqrt((8 if account == "zcdp of a vote" else 2) * rho / count)
+    return _THEOREMS[account].step(epsilon, delta, count)
 
 
-def total_epsilon(one: float, delta: float, count: int, account: Account) -> float:
-    """The inverse: epsilon at ``delta`` of ``count`` predictions of epsilon ``one``."""
-    if account == "basic":
-        return one * count
-    if account == "advanced":
-        return one * sqrt(2 * count * log(1 / delta)) + count * one * math.expm1(one)
-    rho = count * one**2 / (8 if account == "zcdp of a vote" else 2)
-    return rho + 2 * sqrt(rho * log(1 / delta))
+def total_epsilon(one: Number, delta: float, count: int, account: Account) -> float:
+    """The inverse: epsilon at ``delta`` of ``count`` predictions of epsilon ``one``. Rounded up."""
+    return _THEOREMS[account].total(one, delta, count)
 
 
-def prediction_count(epsilon: float, delta: float, one: float, account: Account) -> int:
+def prediction_count(epsilon: Number, delta: float, one: Number, account: Account) -> int:
     """How many predictions of epsilon ``one`` fit into (epsilon, delta)."""
     if total_epsilon(one, delta, 1, account) > epsilon:
         return 0

@@ -20,6 +20,7 @@ from dpflow.core.toolbox.generalisation_bounds import (
     splitting_groups,
     tight_groups,
 )
+from dpflow.errors import InvalidInput
 from dpflow_stable_median.building_blocks import lecture_sizes, median_sizes
 
 PROVEN, HEURISTIC, FIXED = "proven", "heuristic", "queries fixed before"
@@ -73,12 +74,17 @@ def answering_methods(task: median_sizes.AnsweringTask) -> list[Method]:
     sharper = median_sizes.tight_calibration(task, True).groups
     heuristic = median_sizes.heuristic_calibration(task).groups
     return [
-        ("one sample, no adaptivity", fresh_groups, FIXED, "exact median"),
-        ("splitting", split, PROVEN, f"{fresh_groups} fresh groups a query, exact median"),
+        ("one sample, no adaptivity", fresh_groups, FIXED, "exact median; no privacy"),
+        (
+            "splitting",
+            split,
+            PROVEN,
+            f"{fresh_groups} fresh groups a query, exact median; no privacy",
+        ),
         ("stable median, paper", paper, PROVEN, "Theorem 4.3 with its constants"),
         ("stable median, exact", exact, PROVEN, "the same conditions solved exactly"),
         ("stable median, tight", tight, PROVEN, "constants solved numerically"),
-        ("stable median, tight, bounded range", sharper, PROVEN, "sharper composition"),
+        ("stable median, tight, bounded range", sharper, PROVEN, "median: exponential"),
         ("simple generalisation", small.groups, PROVEN, f"only inside the {inside} interval"),
         ("stable median, heuristic", heuristic, HEURISTIC, "against one known attack only"),
     ]
@@ -99,13 +105,15 @@ def verifying_methods(promise: Promise, answers: int = 1) -> list[Method]:
     ]
 
 
-def cheapest_method(methods: list[Method]) -> str:
-    """The proven method with the fewest groups whose promise is the full one."""
+def cheapest_method(methods: list[Method], private: bool = False) -> str:
+    """The proven method with the fewest groups whose promise is the full one; with ``private``,
+    among those that are differentially private.
+    """
     return min(
         (groups, name)
         # A remark with "only" marks a method that promises less than the others.
         for name, groups, guarantee, remark in methods
-        if guarantee == PROVEN and "only" not in remark
+        if guarantee == PROVEN and "only" not in remark and not (private and "no privacy" in remark)
     )[1]
 
 
@@ -126,15 +134,18 @@ class Samples(Calculator[SampleParams]):
             "check": verifying_methods(params.gate_promise(), params.answers),
         }
         for task, methods in tasks.items():
-            best = cheapest_method(methods)
+            best, private = cheapest_method(methods), cheapest_method(methods, private=True)
+            choice = {private: "cheapest private", best: "cheapest proven"}
             rows += [
-                (task, n, g, g * params.rows, what, "cheapest proven" if n == best else "", r)
+                (task, n, g, g * params.rows, what, choice.get(n, ""), r)
                 for n, g, what, r in methods
             ]
         notes = (
             f"k = {params.queries:,} queries, {params.failures:,} failures, beta {params.beta}, {params.range:,} points, "
             f"rho {params.rho}, alpha {params.alpha}, t = {params.rows:,} rows a group; rows = groups x t.",
             "answer: every answer between the quartiles of its estimator on fresh groups. check: good claims pass, bad ones fail.",
+            "Premises: groups are independent; 'median: exponential' holds for that median of stable_median alone (bounded range); "
+            "the cheapest proven method may publish the data's own answers, the cheapest private one does not.",
             f"{FIXED}: no promise when a query may depend on an earlier answer.",
         )
         columns = ("task", "method", "groups", "rows", "guarantee", "choice", "remark")
@@ -328,8 +339,13 @@ class ChooseMethod(Calculator[ChooseParams]):
     def make_sheet(self, params: ChooseParams) -> Sheet:
         """One row per method; the one with the fewest rows is marked."""
         task = median_sizes.AnsweringTask(params.queries, params.range, params.beta)
-        # Rows with which an answer between the quartiles errs by at most tau (Chebyshev).
-        group = max(1, ceil((2 * params.sd / params.tau) ** 2))
+        # An answer between the quartiles errs by 2 sd/sqrt(t) (Chebyshev) and one step of its range.
+        room = params.tau - 1 / (params.range - 1)
+        if room <= 0:
+            raise InvalidInput(
+                f"{params.range} points in [0, 1] lie further apart than tau = {params.tau:g}; raise range"
+            )
+        group = max(1, ceil((2 * params.sd / room) ** 2))
         service = params.queries, params.tau, params.beta
         tight = median_sizes.tight_calibration(task, True).groups
         rows = [
@@ -341,8 +357,13 @@ class ChooseMethod(Calculator[ChooseParams]):
         ]
         best = min(rows, key=lambda row: row[1])[0]
         cells = tuple((name, n, "fewest rows" if name == best else "") for name, n in rows)
-        note = f"a median of groups of t = {group:,} rows errs by at most 2 sd/sqrt(t) = {2 * params.sd / group**0.5:.4g}"
-        return Sheet(("method", "rows", "choice"), cells, (note,))
+        notes = (
+            f"a median of groups of t = {group:,} rows errs by at most 2 sd/sqrt(t) = {2 * params.sd / group**0.5:.4g} "
+            "and one step of its range",
+            "premises: values in [0, 1]; medians need a true bound on the sd of one value; splitting has no privacy; "
+            "'bounded range' is stable_median with median: exponential",
+        )
+        return Sheet(("method", "rows", "choice"), cells, notes)
 
 
 def sparse_vector_dr14(

@@ -6,12 +6,15 @@ Every bound is about neighbours that differ in one group (stable median) or one 
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import ceil, exp, expm1, inf, log, log1p, sqrt
-from typing import Annotated, Any
+from operator import itemgetter
+from typing import Annotated
 
 from pydantic import Field
 
 from dpflow.core.accounting import composition
+from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.core.contract.mechanism import Params
 from dpflow.errors import InvalidInput
@@ -234,17 +237,19 @@ class MeanTransfer(Calculator[MeanTransferParams]):
 
 class CompositionParams(Params):
     """``count`` k steps of ``each`` epsilon at ``delta``; or give ``epsilon``, the total, to get
-    the steps.
+    the steps. ``mechanism``: what every step is, pure (any epsilon-DP mechanism) or bounded-range
+    (the exponential mechanism; not Laplace noise, randomised response or permute-and-flip).
     """
 
     count: Count = 1000
     delta: Open = 1e-5
-    each: Positive = 0.001
-    epsilon: Positive | None = None
+    each: Epsilon = Fraction(1, 1000)
+    epsilon: Epsilon | None = None
+    mechanism: composition.MechanismClass = "pure"
 
 
 class Composition(Calculator[CompositionParams]):
-    """k-fold adaptive composition, in four forms, forwards and backwards."""
+    """k-fold adaptive composition by every theorem whose premise holds, forwards and backwards."""
 
     name = "composition"
     summary = "total epsilon of k equal adaptive steps, and the largest step for a total"
@@ -252,30 +257,27 @@ class Composition(Calculator[CompositionParams]):
     Params = CompositionParams
 
     def make_sheet(self, params: CompositionParams) -> Sheet:
-        """One row per form of composition: total epsilon, or the largest step."""
-        # Always valid, and the best of all for few steps.
-        plain: tuple[str, Any, Any] = (
-            "plain sum",
-            lambda each, delta, count: each * count,
-            lambda epsilon, delta, count: epsilon / count,
-        )
-        forms = (
-            plain,
-            ("closed form", composition.total_eps, composition.step_eps),
-            ("the lecture's", composition.lecture_total_eps, composition.lecture_step_eps),
-            ("bounded range", composition.range_total_eps, composition.range_step_eps),
-        )
+        """One row per theorem: total epsilon, or the largest step. The notes name the best one."""
+        delta, count = params.delta, params.count
+        theorems = composition.list_theorems(params.mechanism)
         if params.epsilon is not None:
-            rows = tuple(
-                (name, step(params.epsilon, params.delta, params.count)) for name, _, step in forms
+            best, theorem = max(
+                ((t.step(params.epsilon, delta, count), t) for t in theorems), key=itemgetter(0)
             )
-            best, name = max((step, name) for name, step in rows)
-            note = f"take {best:.6g} a step ({name}): the forms hold side by side"
-            return Sheet(("form", "largest step"), rows, (note,))
-        rows = tuple(
-            (name, total(params.each, params.delta, params.count)) for name, total, _ in forms
+            column, note = "largest step", f"take {best:.6g} a step"
+            values = [t.step(params.epsilon, delta, count) for t in theorems]
+        else:
+            best, theorem = min(
+                ((t.total(params.each, delta, count), t) for t in theorems), key=itemgetter(0)
+            )
+            column, note = "total epsilon", f"the total is at most {best:.6g}"
+            values = [t.total(params.each, delta, count) for t in theorems]
+        rows = tuple((t.name, v, t.source) for t, v in zip(theorems, values, strict=True))
+        notes = (
+            f"{note}: {theorem.name} ({theorem.source})",
+            f"premise: {theorem.premise}; number and epsilon of the steps fixed before the first",
         )
-        return Sheet(("form", "total epsilon"), rows)
+        return Sheet(("theorem", column, "source"), rows, notes)
 
 
 class LaplaceParams(Params):
