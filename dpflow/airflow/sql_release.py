@@ -145,32 +145,30 @@ class SqlReleaseOperator(PrivacyOperator):
         )
         # The query's own comment may name it, too.
         name, published = plan.settings.name, publish_answer(plan, answer, folder)
-        for one in answer.origins:
-            paid = (
-                f"charged epsilon {one.epsilon}, delta {one.delta} to scope {plan.settings.scope}"
-            )
+        for origin in answer.origins:
+            charge = f"charged epsilon {origin.epsilon}, delta {origin.delta} to scope {plan.settings.scope}"
             self.log.info(
                 "%s: %s; release %s",
-                one.mechanism,
-                "nothing was charged: this run paid for it before" if one.stored else paid,
-                one.release_id,
+                origin.mechanism,
+                "nothing was charged: this run paid for it before" if origin.stored else charge,
+                origin.release_id,
             )
         self.log.info("%d rows; published in %s", len(answer.rows), published or "no view")
         blocks = {block for part in plan.parts for block in part.plan.charged_blocks}
         events = [
             {
-                "release_id": one.release_id,
-                "mechanism": one.mechanism,
+                "release_id": origin.release_id,
+                "mechanism": origin.mechanism,
                 "scope": plan.settings.scope,
                 "blocks": sorted(blocks),
-                "epsilon": one.epsilon,
-                "delta": one.delta,
-                "replayed": one.stored,
+                "epsilon": origin.epsilon,
+                "delta": origin.delta,
+                "replayed": origin.stored,
                 "protects": answer.protects,
                 "published": published,
                 "table": name if published else None,
             }
-            for one in answer.origins
+            for origin in answer.origins
         ]
         output = (find_output(plan, name, folder), name) if name and published else None
         for event in events:

@@ -104,8 +104,8 @@ class Group(Calculator[GroupParams]):
                 "give the guarantee of one unit: epsilon=0.5, with delta=1e-6 if it has one, or rho=0.01"
             )
         if params.rho is not None:
-            one = ZCDP(params.rho)  # type: ignore[arg-type]  # an event checks its own amounts
-            rows = tuple((size, _group_rho(one, size)) for size in params.sizes)
+            zcdp = ZCDP(params.rho)  # type: ignore[arg-type]  # an event checks its own amounts
+            rows = tuple((size, _group_rho(zcdp, size)) for size in params.sizes)
             return Sheet(("units", "rho"), rows, notes, x="units")
         assert params.epsilon is not None
         event = Approximate(params.epsilon, params.delta)
@@ -165,13 +165,13 @@ class Parallel(Calculator[ParallelParams]):
         steps = [
             list(zip(*block, strict=True)) for block in zip(params.blocks, deltas, strict=True)
         ]
-        one = composition.compose_parallel(steps)
+        largest = composition.compose_parallel(steps)
         # One block that holds all steps: nothing is in parallel for such a unit.
         every = composition.compose_parallel([[step for block in steps for step in block]])
         rows = tuple(
             (who, _float_above(epsilon), _float_above(delta))
             for who, (epsilon, delta) in (
-                ("a unit in one block", one),
+                ("a unit in one block", largest),
                 ("a unit in every block", every),
             )
         )

@@ -46,8 +46,8 @@ class Budget(Params):
         for epsilon in self.epsilon:
             for count in self.predictions:
                 for account in accounts:
-                    each = sizes.prediction_epsilon(epsilon, self.delta, count, account)
-                    yield float(epsilon), count, account, each
+                    share = sizes.prediction_epsilon(epsilon, self.delta, count, account)
+                    yield float(epsilon), count, account, share
 
 
 class Learned(Budget):
@@ -98,9 +98,9 @@ class PredictionBudget(Calculator[MechanismBudget]):
         rows = []
         for eps in params.epsilon:
             for m in params.predictions:
-                each = {a: sizes.prediction_epsilon(eps, params.delta, m, a) for a in accounts}
-                best = max(accounts, key=lambda a: each[a])
-                rows.append((float(eps), m, *each.values(), best))
+                shares = {a: sizes.prediction_epsilon(eps, params.delta, m, a) for a in accounts}
+                best = max(accounts, key=lambda a: shares[a])
+                rows.append((float(eps), m, *shares.values(), best))
         notes = (
             f"take: the account with the largest epsilon. Premise: {MECHANISM_CLASSES[params.mechanism]}.",
             "Basic holds at delta 0. A scope's filter decides what is spent; dpflow predict says what a grant buys.",

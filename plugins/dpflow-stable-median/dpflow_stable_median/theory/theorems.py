@@ -225,13 +225,13 @@ class MeanTransfer(Calculator[MeanTransferParams]):
     def make_sheet(self, params: MeanTransferParams) -> Sheet:
         """(error, failure) of one query and of all answers. Raises `InvalidInput`."""
         interaction = params.epsilon, params.delta, params.rows
-        one = lecture_sizes.transfer_bound(*interaction)
-        whole = lecture_sizes.composed_bound(
+        single = lecture_sizes.transfer_bound(*interaction)
+        together = lecture_sizes.composed_bound(
             *interaction, params.queries, params.alpha, params.beta
         )
         return Sheet(
             ("what", "error", "failure"),
-            (("one query", *one), (f"{params.queries} answers", *whole)),
+            (("one query", *single), (f"{params.queries} answers", *together)),
         )
 
 
