@@ -21,6 +21,7 @@
     │   ├── TableUnreadable       missing, not DuckDB, a column missing, a type that cannot be used
     │   ├── TableBusy             another process is writing the file                               (retryable)
     │   ├── TableInterrupted      what read the table was cancelled before it had answered              (retryable)
+    │   ├── QueryStopped          SQL over released rows took too long, or too much memory         (retryable)
     │   ├── NotSealed             a block's cached sums could not be sealed, or are damaged         (retryable)
     │   └── NotPublished          settled in the ledger, but the output file could not be written   (retryable)
     ├── ContractViolated          the rows do not satisfy what the table declares
@@ -234,6 +235,15 @@ class TableInterrupted(TableError):
     """What read the table was cancelled before it had answered; nothing of it was drawn.
 
     Start it again when it is wanted: a retry goes on with the same reservation and is charged once.
+    """
+
+    retryable = True
+
+
+class QueryStopped(TableError):
+    """The part of a query over released rows took too long or too much memory, and was stopped.
+
+    What was released is settled and stored: the same query, or one that computes less, costs nothing more.
     """
 
     retryable = True

@@ -1,0 +1,288 @@
+"""The program of the process that runs an analyst's SQL over released rows; it imports nothing of dpflow.
+
+Its database is in memory and holds what one request brings. Before it is locked it loses files, network,
+settings, extensions and local frames. What runs is one SELECT, checked in DuckDB's own syntax tree: tables are those
+of the request, and functions are deterministic. Started by `dpflow.tables.public.query_process`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+#: The schema of the tables that a request brings.
+SCHEMA = "released"
+#: Largest message in bytes, and largest number of rows of an answer.
+MAX_BYTES, MAX_ROWS = 256 * 2**20, 1_000_000
+#: Table functions that compute rows from their arguments alone.
+_TABLE_FUNCTIONS = {"range", "generate_series", "unnest", "repeat_row"}
+#: Deterministic by its catalogue, and random all the same.
+_VOLATILE = {"reservoir_quantile"}
+#: Names without brackets that DuckDB reads as functions of the moment or the session.
+_MOMENTS = {
+    *("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"),
+    *("current_catalog", "current_database", "current_schema"),
+}
+#: Parts of a FROM that read nothing but what their own parts read.
+_SOURCES = {
+    *("BASE_TABLE", "SUBQUERY", "JOIN", "TABLE_FUNCTION", "EMPTY", "EXPRESSION_LIST"),
+    "PIVOT",
+}
+
+
+class RejectedPart(Exception):
+    """The query has a part that is not allowed: ``kind`` and ``name`` say which."""
+
+    def __init__(self, kind: str, name: str = "") -> None:
+        super().__init__(kind)
+        self.kind, self.name = kind, name
+
+
+class LockedDatabase:
+    """One locked database for all requests of the process."""
+
+    def __init__(self, memory: str) -> None:
+        import duckdb
+
+        self._connection = duckdb.connect(
+            ":memory:",
+            config={
+                "threads": 1,
+                "memory_limit": memory,
+                "preserve_insertion_order": True,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                "allow_community_extensions": False,
+                "python_enable_replacements": False,
+                "temp_directory": "",
+            },
+        )
+        execute = self._connection.execute
+        execute("SET TimeZone = 'UTC'")
+        execute("SET enable_progress_bar = false")
+        # No released number makes a quotient fail: by 0 it is NULL.
+        execute("SET ieee_floating_point_ops = false")
+        execute("SET error_on_division_by_zero = false")
+        execute("SET enable_external_access = false")
+        execute("SET lock_configuration = true")
+        self._functions = self._list_functions()
+
+    def _list_functions(self) -> set[str]:
+        """Names of deterministic functions; a macro is one if all that it calls are."""
+        rows = self._connection.execute(
+            "SELECT function_name, function_type, stability, macro_definition FROM duckdb_functions()"
+        ).fetchall()
+        kinds = ("scalar", "aggregate", "window")
+        # One overload that is volatile makes the name so.
+        rejected = {name for name, _, stability, _ in rows if stability not in (None, "CONSISTENT")}
+        rejected |= _VOLATILE
+        allowed = {name for name, kind, _, _ in rows if kind in kinds} - rejected
+        macros: dict[str, list[str]] = {}
+        for name, kind, _, definition in rows:
+            if kind == "macro" and name not in rejected:
+                macros.setdefault(name, []).append(definition)
+        waiting = set(macros) - allowed
+        while waiting:
+            added = {name for name in waiting if all(map(self._make_test(allowed), macros[name]))}
+            if not added:
+                break
+            allowed |= added
+            waiting -= added
+        return allowed
+
+    def _make_test(self, allowed: set[str]) -> Any:
+        def is_deterministic(definition: str) -> bool:
+            try:
+                self._check_tree(self._parse(f"SELECT {definition}"), allowed)
+            except RejectedPart:
+                return False
+            return True
+
+        return is_deterministic
+
+    def _parse(self, query: str) -> dict[str, Any]:
+        """DuckDB's syntax tree of one SELECT."""
+        row = self._connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
+        tree = json.loads(row[0] if row else "{}")
+        if tree.get("error", True):
+            kind = "statement" if tree.get("error_type") == "not implemented" else "syntax"
+            raise RejectedPart(kind)
+        if len(tree["statements"]) != 1:
+            raise RejectedPart("statement")
+        statement: dict[str, Any] = tree["statements"][0]
+        return statement
+
+    def _check_tree(self, tree: Any, functions: set[str]) -> None:
+        """Raise `RejectedPart` for a part that reads, or computes, anything but the request's rows."""
+        nodes = list(walk_tree(tree))
+        ctes = {
+            str(entry["key"]).casefold()
+            for node in nodes
+            if isinstance(node.get("cte_map"), Mapping)
+            for entry in node["cte_map"].get("map", ())
+        }
+        ctes |= {str(n["cte_name"]).casefold() for n in nodes if n.get("cte_name")}
+        for node in nodes:
+            kind, name = node.get("type"), node.get("function_name")
+            if node.get("sample") is not None:
+                raise RejectedPart("sample")
+            if node.get("at_clause") is not None:
+                raise RejectedPart("relation", str(node.get("table_name")))
+            if "column_name_alias" in node or kind in ("SHOW_REF", "DELIM_GET", "COLUMN_DATA"):
+                self._check_source(node, ctes)
+            if kind == "COLUMN_REF" and _is_moment(node["column_names"]):
+                raise RejectedPart("function", node["column_names"][-1])
+            if isinstance(name, str) and name.casefold() not in functions | _TABLE_FUNCTIONS:
+                raise RejectedPart("function", name)
+            if name == "age" and len(node.get("arguments", ())) < 2:
+                raise RejectedPart("function", "age")
+
+    def _check_source(self, node: Mapping[str, Any], ctes: set[str]) -> None:
+        kind = node.get("type")
+        if kind not in _SOURCES:
+            raise RejectedPart("relation", str(node.get("table_name") or kind))
+        if kind == "TABLE_FUNCTION":
+            name = str(node["function"].get("function_name", "")).casefold()
+            if name not in _TABLE_FUNCTIONS:
+                raise RejectedPart("function", name)
+        if kind == "BASE_TABLE":
+            path = [str(part).casefold() for part in node["qualified_name"]["path"]]
+            if path[:-1] != [SCHEMA] and not (len(path) == 1 and path[0] in ctes):
+                raise RejectedPart("relation", path[-1])
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Columns and rows of a request; of one for ``columns_only`` no rows."""
+        query = str(request["query"])
+        self._check_tree(self._parse(query), self._functions)
+        execute = self._connection.execute
+        execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        execute(f"CREATE SCHEMA {SCHEMA}")
+        try:
+            for table in request["tables"]:
+                self._fill(table)
+            if request.get("columns_only"):
+                columns = execute(f"DESCRIBE {query}").fetchall()
+                return {"columns": [[str(one[0]), str(one[1])] for one in columns], "rows": []}
+            cursor = execute(query)
+            described = [[str(one[0]), str(one[1])] for one in cursor.description]
+            rows = cursor.fetchmany(MAX_ROWS + 1)
+            if len(rows) > MAX_ROWS:
+                return {"failed": "rows"}
+            return {"columns": described, "rows": [[write_value(v) for v in row] for row in rows]}
+        finally:
+            execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+
+    def _fill(self, table: Mapping[str, Any]) -> None:
+        quoted = [('"' + name.replace('"', '""') + '"', kind) for name, kind in table["columns"]]
+        name = f'{SCHEMA}."{table["name"]}"'
+        definitions = ", ".join(f"{column} {kind}" for column, kind in quoted)
+        self._connection.execute(f"CREATE TABLE {name} ({definitions})")
+        values = table["values"]
+        if values and values[0]:
+            parts = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind in quoted)
+            self._connection.execute(f"INSERT INTO {name} SELECT {parts}", values)
+
+
+def walk_tree(tree: Any) -> Iterator[dict[str, Any]]:
+    """All nodes of a JSON tree."""
+    waiting = [tree]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+
+
+def _is_moment(names: Sequence[str]) -> bool:
+    return len(names) == 1 and names[0].casefold() in _MOMENTS
+
+
+def write_value(value: Any) -> Any:
+    """A value as JSON: dates and all that JSON does not have are texts."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, dt.datetime):
+        return value.replace(tzinfo=None).isoformat(sep=" ")
+    if isinstance(value, dict):
+        return {str(key): write_value(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [write_value(inner) for inner in value]
+    return value.isoformat() if isinstance(value, dt.date | dt.time) else str(value)
+
+
+def read_message(stream: IO[bytes]) -> bytes | None:
+    """One message; None at the end of the stream, or for one that is too large."""
+    header = stream.read(8)
+    if len(header) < 8:
+        return None
+    (size,) = struct.unpack("<Q", header)
+    if size > MAX_BYTES:
+        return None
+    content = stream.read(size)
+    return content if len(content) == size else None
+
+
+def write_message(stream: IO[bytes], content: bytes) -> None:
+    """Send one message."""
+    stream.write(struct.pack("<Q", len(content)))
+    stream.write(content)
+    stream.flush()
+
+
+def _limit_resources(address_space: int, seconds: int) -> None:
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    allowed = int(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+    # The parent kills what takes too long; this ends a process that has lost it.
+    resource.setrlimit(resource.RLIMIT_CPU, (allowed, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Nothing is ever written to a file.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def _answer_safely(database: LockedDatabase, content: bytes) -> bytes:
+    import duckdb
+
+    try:
+        reply = database.answer(json.loads(content))
+        written = json.dumps(reply, ensure_ascii=False).encode("utf-8", "replace")
+        if len(written) <= MAX_BYTES:
+            return written
+        reply = {"failed": "rows"}
+    except RejectedPart as error:
+        reply = {"rejected": error.kind, "name": error.name}
+    except (MemoryError, duckdb.OutOfMemoryException):
+        reply = {"failed": "memory"}
+    except duckdb.Error as error:
+        reply = {"failed": "query", "error": type(error).__name__, "text": str(error)[:2000]}
+    return json.dumps(reply).encode()
+
+
+def serve(duckdb_folder: str, memory: str, address_space: int, seconds: int) -> None:
+    """Answer requests until the stream ends."""
+    sys.path.append(duckdb_folder)
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    database = LockedDatabase(memory)
+    write_message(replies, b"{}")
+    while (content := read_message(requests)) is not None:
+        _limit_resources(address_space, seconds)
+        write_message(replies, _answer_safely(database, content))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
