@@ -13,7 +13,14 @@ from dpflow.core.accounting.periods import next_start
 from dpflow.core.accounting.privacy_filters import SATURATED, Filter
 from dpflow.core.contract.gates import GATE_MECHANISMS
 from dpflow.errors import DpflowError, InvalidInput
-from dpflow.ledger import BudgetState, BudgetView, Entry, ScopeSummary, ShownRelease
+from dpflow.ledger import (
+    BudgetState,
+    BudgetView,
+    Entry,
+    ScopeSummary,
+    ShownRelease,
+    SignedNote,
+)
 from dpflow.ledger.books.records import stored_json, units_text
 from dpflow.ui import markup
 from dpflow.ui.figures import burn_down, describe_event, make_figures
@@ -513,7 +520,7 @@ def show_checkpoints(visit: Visit) -> Page:
             note.size,
             _format_time(note.at),
             note.signer or "not checked: no key was named",
-            note.problem or "the history holds what was signed",
+            note.problem or _describe_note(note),
         )
         for note in notes
     ]
@@ -525,6 +532,12 @@ def show_checkpoints(visit: Visit) -> Page:
         "checkpoints",
         (element("p", about), table("Checkpoints", heads, rows, empty)),
     )
+
+
+def _describe_note(note: SignedNote) -> str:
+    if note.recovered_at is None:
+        return "the history holds what was signed"
+    return f"entry {note.recovered_at} went on from it after a loss; run dpflow ledger verify --since {note.file}"
 
 
 def show_history(visit: Visit) -> Page:

@@ -8,6 +8,7 @@ import re
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -18,6 +19,7 @@ from dpflow.core.accounting.amounts import EPSILON_UNIT, exact_text
 from dpflow.errors import BudgetExceeded
 from dpflow.ledger import BudgetView, Ledger
 from dpflow.ledger.books.records import Remaining
+from dpflow.ledger.history.checkpoint import Checkpoint, open_note
 from dpflow.ui.pages import PAGES
 
 if TYPE_CHECKING:
@@ -411,6 +413,21 @@ def test_checkpoints_say_what_they_vouch_for(books: Books, visit: Any) -> None:
     assert "cannot be read" in visit(view={"checkpoints": folder / "nowhere"}).get(
         "checkpoints", 422
     )
+
+
+def test_a_checkpoint_that_a_recovery_names_is_no_alarm(books: Books, visit: Any) -> None:
+    """Nor is it confirmed: whether all of it was taken over, only `verify --since` says."""
+    folder = books.folder / "notes"
+    folder.mkdir()
+    signer = books.ledger.signer
+    point = Checkpoint.parse(open_note(books.ledger.checkpoint(), [signer.public_text])[0])
+    lost = signer.sign(replace(point, size=point.size + 9, head="1" * 64).text)
+    (folder / "lost.txt").write_text(lost)
+    assert "does not hold the entry" in visit(view={"checkpoints": folder}).get("alarms")
+    books.ledger.recover(reason="host lost", principal="owner", checkpoint=lost)
+    assert "does not hold the entry" not in visit(view={"checkpoints": folder}).get("alarms")
+    shown = visit(view={"checkpoints": folder}).get("checkpoints")
+    assert "went on from it after a loss; run dpflow ledger verify --since lost.txt" in shown
 
 
 @pytest.mark.parametrize(

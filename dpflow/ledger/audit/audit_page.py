@@ -14,7 +14,6 @@ from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.html_page import begin_page
 from dpflow.ledger.books.records import Entry, Point, path_of, units_text
-from dpflow.ledger.history.anchor import NOTHING
 from dpflow.ledger.history.checkpoint import Checkpoint
 
 #: Owners' acts on the whole ledger.
@@ -47,7 +46,8 @@ class AuditPage:
     Args:
         scope: what the page is about; its quotas' charges are among its own.
         since, until: the period, from the first on and before the second; None is no bound.
-        checkpoints: signed ones, with whose key signed each.
+        checkpoints: signed ones, each with whose key signed it and why the history does not extend it
+            ("" if it does), as `CheckpointTrace.explain` says.
     """
 
     def __init__(
@@ -55,12 +55,10 @@ class AuditPage:
         scope: str,
         since: Point | None,
         until: Point | None,
-        checkpoints: Sequence[tuple[Checkpoint, str]] = (),
+        checkpoints: Sequence[tuple[Checkpoint, str, str]] = (),
     ) -> None:
         self._scope, self._since, self._until = scope, since, until
         self._checkpoints = checkpoints
-        # Number and hash of entries that checkpoints are of, or that a recovery took over.
-        self._witnessed = {NOTHING}
         self._grants: list[Entry] = []
         self._in_force: dict[str, Entry] = {}  # the newest grant of each scope before the period
         self._spends = {name: _Spend() for name in ("DAG", "principal", "scope that asked")}
@@ -75,11 +73,6 @@ class AuditPage:
         """Read the history, which must have been verified."""
         for entry in entries:
             self._newest = f"entry {entry.seq}, {entry.at}, hash {entry.hash}"
-            if any(point.head == entry.hash for point, _ in self._checkpoints):
-                self._witnessed.add((entry.seq, entry.hash))
-            if entry.kind == "recover" and entry.body["checkpoint"]:
-                _, size, head, _ = entry.body["checkpoint"]
-                self._witnessed.add((size, head))
             if self._until is not None and not entry.precedes(self._until):
                 continue
             within = self._since is None or not entry.precedes(self._since)
@@ -174,9 +167,8 @@ class AuditPage:
             yield entry.seq, entry.at, entry.scope, *amounts, protects, entry.principal
 
     def _checkpoint_rows(self) -> Iterable[tuple[object, ...]]:
-        for point, signer in self._checkpoints:
-            extends = (point.size, point.head) in self._witnessed
-            text = "yes" if extends else "NO: entries were dropped or replaced"
+        for point, signer, problem in self._checkpoints:
+            text = f"NO: {problem}" if problem else "yes"
             yield point.size, point.at, point.head, signer, text
 
     def _pending_rows(self) -> Iterable[tuple[object, ...]]:

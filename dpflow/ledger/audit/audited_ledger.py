@@ -137,13 +137,15 @@ class AuditedLedger(SealedDatabase):
         """
         with self._begin_reading() as state:
             charges.get_scope(state, scope)
-        checked = self.verify()
-        if not checked.ok:
-            raise LedgerCorrupt(f"nothing is reported that does not verify: {checked.problems[0]}")
         points = [self._open_checkpoint(note, keys) for note in checkpoints]
-        page = AuditPage(scope, since, until, points)
+        with self._database.begin_reading() as transaction:
+            trace, expected, problems = self._verify_within(transaction, points)
+        if problems:
+            raise LedgerCorrupt(f"nothing is reported that does not verify: {problems[0]}")
+        answers = [(point, signer, trace.explain(point)) for point, signer in points]
+        page = AuditPage(scope, since, until, answers)
         # What was written since was not verified.
-        page.add_entries(itertools.islice(self.stream_history(), checked.entries))
+        page.add_entries(itertools.islice(self.stream_history(), expected.entries))
         return page.render_html()
 
     def _select_entries(
@@ -184,24 +186,29 @@ class AuditedLedger(SealedDatabase):
         Raises:
             LedgerCorrupt: no trusted key signed the checkpoint.
         """
-        point = None if since is None else self._open_checkpoint(since, keys)[0]
+        points = [] if since is None else [self._open_checkpoint(since, keys)]
         with self._database.begin_reading() as transaction:
-            passage, expected, problems = self._verify_within(transaction, point)
-        return VerificationReport(expected.entries, (*problems, *passage.problems))
+            trace, expected, problems = self._verify_within(transaction, points)
+        return VerificationReport(expected.entries, (*problems, *trace.problems))
 
     def _verify_within(
-        self, transaction: Transaction, point: Checkpoint | None = None, marked: bool = True
-    ) -> tuple[recovery.Passage, recheck.Recheck, list[str]]:
+        self,
+        transaction: Transaction,
+        points: Sequence[tuple[Checkpoint, str]] = (),
+        marked: bool = True,
+    ) -> tuple[recovery.CheckpointTrace, recheck.Recheck, list[str]]:
         """What goes by, what the entries leave, and all that is wrong; without the mark's own
         problems if ``marked`` is false.
         """
         auditor = chain.Auditor(self._anchor, marked=marked)
-        passage = recovery.Passage(point, self._anchor.ledger_id)
-        rows = passage.pass_entries(transaction.stream(verify.ENTRIES))
-        expected = recheck.recheck_entries(auditor.pass_entries(rows))
+        expected = recheck.Recheck()
+        trace = recovery.CheckpointTrace(points, self._anchor.ledger_id, expected)
+        rows = trace.pass_entries(transaction.stream(verify.ENTRIES))
+        for row in auditor.pass_entries(rows):
+            expected.apply_entry(row)
         tables = verify.TableCheck(transaction, expected, self._cipher, self._seal_state)
         found = tables.find_problems(self._meta_values())
-        return passage, expected, [*auditor.problems, *expected.problems, *found]
+        return trace, expected, [*auditor.problems, *expected.problems, *found]
 
     def _open_checkpoint(self, note: str, keys: Sequence[str]) -> tuple[Checkpoint, str]:
         """A checkpoint and whose trusted key signed it."""
@@ -229,10 +236,10 @@ class AuditedLedger(SealedDatabase):
             LedgerCorrupt: the ledger does not verify.
         """
         with self._database.begin_reading() as transaction:
-            passage, expected, problems = self._verify_within(transaction)
+            trace, expected, problems = self._verify_within(transaction)
         if problems:
             raise LedgerCorrupt(f"nothing is signed that does not verify: {problems[0]}")
-        point = recovery.make_checkpoint(self._anchor, expected, passage)
+        point = recovery.make_checkpoint(self._anchor, expected, trace)
         return (signer or self.signer).sign(point.text)
 
     # --- decisions of owners ----------------------------------------------------------------------
@@ -251,12 +258,12 @@ class AuditedLedger(SealedDatabase):
                 raise InvalidInput(
                     "the high-water mark is there; if it knows entries that are gone, see dpflow ledger recover"
                 )
-            passage, expected, problems = self._verify_within(transaction, marked=False)
+            trace, expected, problems = self._verify_within(transaction, marked=False)
             if problems:
                 raise LedgerCorrupt(
                     f"a history that does not verify is not accepted: {problems[0]}"
                 )
-            writer = chain.Writer(transaction, self._anchor, passage.head)
+            writer = chain.Writer(transaction, self._anchor, trace.head)
             body = {"reason": reason, "entries": expected.entries}
             writer.add_entry("reanchor", "", "", principal, body)
             writer.write_entries()
@@ -278,6 +285,10 @@ class AuditedLedger(SealedDatabase):
         sessions closed, because the lost entries may have settled or answered them. No data count as
         fresh from then on: the lost entries may have read them.
 
+        A checkpoint that turns up after a recovery is taken over by another one: to its sums comes
+        what was charged since the first recovery. Take over the newest one first: an earlier one would be
+        counted twice.
+
         Args:
             checkpoint: the newest signed one. An empty new ledger takes over one of another ledger.
             keys: verifier keys that may have signed it, beside the owner's own.
@@ -292,18 +303,17 @@ class AuditedLedger(SealedDatabase):
         """
         checked_name("a reason", reason, longest=1000)
         principal = checked_principal(principal)
-        point, signer = (
-            (None, "") if checkpoint is None else self._open_checkpoint(checkpoint, keys)
-        )
+        points = [] if checkpoint is None else [self._open_checkpoint(checkpoint, keys)]
+        point, signer = points[0] if points else (None, "")
         with self._database.begin_writing() as transaction:
-            passage, expected, problems = self._verify_within(transaction, point, marked=False)
+            trace, _, problems = self._verify_within(transaction, points, marked=False)
             if problems:
                 raise LedgerCorrupt(f"what is left does not verify: {problems[0]}")
-            if point is not None and expected.entries and point.ledger_id != self._anchor.ledger_id:
+            if point is not None and not trace.accepts(point):
                 raise InvalidInput("the checkpoint is of another ledger; name this one's")
-            writer = chain.Writer(transaction, self._anchor, passage.head)
+            writer = chain.Writer(transaction, self._anchor, trace.head)
             body = recovery.recover_state(
-                writer, passage, self._find_mark(), point, signer, reason, principal
+                writer, trace, self._find_mark(), point, signer, reason, principal
             )
             writer.write_entries()
         self._replace_mark(writer)

@@ -472,13 +472,13 @@ class BudgetView:
         """Signed checkpoints, the newest first, each with what is wrong with it."""
         if self._checkpoints is None:
             return []
-        with self._read() as (transaction, _):
+        with self._read() as (transaction, index):
 
             def hash_at(seq: int) -> str | None:
                 row = transaction.first(_HASH_AT, seq=seq)
                 return None if row is None else str(row.hash)
 
-            return read_notes(self._checkpoints, self._keys, hash_at)
+            return read_notes(self._checkpoints, self._keys, hash_at, index.recoveries)
 
     @contextlib.contextmanager
     def _read(self) -> Iterator[tuple[Transaction, HistoryIndex]]:

@@ -59,6 +59,7 @@ class HistoryIndex:
         seq, hash, at: of the last entry that was read.
         orphans: charged and not settled, by release.
         sessions: all of them, by release.
+        recoveries: ledger, size and head of checkpoints that recoveries took over, with their numbers.
         faults: entries that were changed or do not follow the one before them. Seals and rules are not
             checked: whoever has the anchor verifies.
     """
@@ -67,6 +68,7 @@ class HistoryIndex:
         self.seq, self.hash, self.at = 0, FIRST, ""
         self.orphans: dict[str, Unsettled] = {}
         self.sessions: dict[str, Unsettled] = {}
+        self.recoveries: dict[tuple[str, int, str], int] = {}
         self.faults: list[int] = []
         # By scope and DAG: numbers of entries, and of those that charged.
         self._entries: dict[tuple[str, str | None], array[int]] = {}
@@ -137,6 +139,9 @@ class HistoryIndex:
             ended = [row.release_id] if body["becomes"] in ("fenced", "closed") else []
         elif row.kind == "recover":
             ended = body["unsettled"]
+            if body["checkpoint"] is not None:
+                ledger_id, size, head, _ = body["checkpoint"]
+                self.recoveries[ledger_id, size, head] = row.seq
         else:  # An import closes sessions: no export holds their secret states.
             ended = body["closed"]
         for release_id in ended:

@@ -139,6 +139,7 @@ class Recheck:
         root: of the newest entry; empty in version 5.
         head: its hash.
         entries: how many there were.
+        marks: number and hash of the entry at which the anchor's mark stood at each recovery.
     """
 
     def __init__(self) -> None:
@@ -154,6 +155,7 @@ class Recheck:
         #: Release and version of everything that was encrypted.
         self.keys: set[tuple[str, int]] = set()
         self.root, self.head, self.entries = "", "", 0
+        self.marks: set[tuple[int, str]] = set()
         self._keys: set[bytes] = set()
         self._runs: dict[str, tuple[str, str, str]] = {}
 
@@ -420,8 +422,13 @@ class Recheck:
             pairs = zip(astuple(sums.get(block, Cost())), astuple(after), strict=True)
             _require(all(before <= now for before, now in pairs), "takes a charge back")
             sums[block] = after
-        # The mark stood at the very entry that was signed: then nothing came after it.
-        witnessed = body["checkpoint"] is not None and body["marked"] == body["checkpoint"][1:3]
+        if body["marked"] is not None:
+            number, head = body["marked"]
+            self.marks.add((int(number), str(head)))
+        # The mark stood at the very entry that was signed, at this recovery or an earlier one: then
+        # nothing came after it.
+        taken = body["checkpoint"]
+        witnessed = taken is not None and (taken[1], taken[2]) in self.marks
         closed = [] if witnessed else sorted(self.scopes)
         _require(body["closed"] == closed, "leaves scopes open that nobody witnesses")
         for name in closed:

@@ -9,14 +9,20 @@ settled or answered them, and a second draw would cost a second time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import sqlalchemy as sa
 
+from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter
 from dpflow.errors import InvalidInput
 from dpflow.ledger.audit.recheck import Recheck
 from dpflow.ledger.books.data_claims import LOST
+from dpflow.ledger.books.grants import may_follow
+from dpflow.ledger.books.records import stored_json
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
 from dpflow.ledger.history.checkpoint import (
@@ -35,57 +41,157 @@ _UNSETTLED = Prepared(
     )
 )
 
+#: Costs by scope and block.
+Sums = dict[tuple[str, str], Cost]
+
 
 def make_signer(anchor: Anchor) -> Signer:
     """The owner's key pair, whose private half is in the anchor."""
     return Signer(f"dpflow.ledger/{anchor.ledger_id}", anchor.stored_key("sign"))
 
 
-class Passage:
-    """What goes by while a history is verified: its last entry, and whether it extends a
-    checkpoint.
+class CheckpointTrace:
+    """What a history says of signed checkpoints, while it is verified: its last entry, and whether
+    it extends each of them.
+
+    Two things prove that nothing a checkpoint states was taken back: the history holds the very
+    entry that was signed; or an owner's recovery names ledger, size, head and signer of the
+    checkpoint, and the sums in that entry are at least those it had to leave. What was charged
+    later proves nothing.
+
+    Args:
+        checkpoints: each with the name of the trusted key that signed it.
+        expected: the rules, which are given each entry right after it went by here.
     """
 
-    def __init__(self, checkpoint: Checkpoint | None, ledger_id: str) -> None:
+    def __init__(
+        self,
+        checkpoints: Sequence[tuple[Checkpoint, str]],
+        ledger_id: str,
+        expected: Recheck,
+    ) -> None:
         self.head: Seen = NOTHING
         self.at = ""
-        self._checkpoint, self._ledger_id = checkpoint, ledger_id
-        self.extends = checkpoint is None or checkpoint.size == 0
+        self._points, self._ledger_id, self._expected = checkpoints, ledger_id, expected
+        self._fork: tuple[int, Sums] | None = None  # the first recovery, and what it left
+        self._origin = ""  # the ledger whose checkpoint that one took over
+        self._extended = {
+            point.text
+            for point, _ in checkpoints
+            if (point.ledger_id, point.size) == (ledger_id, 0)
+        }
+        self.taken_over: set[str] = set()
 
     def pass_entries(self, rows: Any) -> Iterator[Any]:
         """All entries by number, as they come."""
         for row in rows:
+            for point, signer in self._points:
+                if self._is_signed_entry(row, point):
+                    self._extended.add(point.text)
+                elif row.kind == "recover" and self._takes_over(row, point, signer):
+                    self.taken_over.add(point.text)
             self.head, self.at = (row.seq, row.hash), row.at
-            if self._checkpoint is not None:
-                point = self._checkpoint
-                if self.head == (point.size, point.head) and row.root == point.root:
-                    self.extends = True
-                # A recovery that knew of the checkpoint has taken over what it says.
-                if row.kind == "recover" and f'"{point.head}"' in row.body:
-                    self.extends = True
             yield row
+            # By now the rules have seen it, too.
+            if row.kind == "recover" and self._fork is None:
+                self._fork = row.seq, current_sums(self._expected)
+                with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
+                    self._origin = str(json.loads(row.body)["checkpoint"][0])
+
+    def _is_signed_entry(self, row: Any, point: Checkpoint) -> bool:
+        signed = point.ledger_id, point.size, point.head, point.root
+        return signed == (self._ledger_id, row.seq, row.hash, row.root)
+
+    def _takes_over(self, row: Any, point: Checkpoint, signer: str) -> bool:
+        try:
+            body = json.loads(row.body)
+            named = body["checkpoint"]
+            sums = {(scope, block): Cost(*units) for scope, block, *units in body["spent"]}
+        except (ValueError, KeyError, TypeError):  # the chain's checks say what is wrong with it
+            return False
+        return named == [point.ledger_id, point.size, point.head, signer] and all(
+            _covers(sums.get(account, Cost()), cost) for account, cost in self.due(point).items()
+        )
+
+    def accepts(self, point: Checkpoint) -> bool:
+        """Whether a checkpoint is of this ledger, or of the one that its first recovery went on from;
+        an empty ledger takes any.
+        """
+        return self.head == NOTHING or point.ledger_id in (self._ledger_id, self._origin)
+
+    @property
+    def marks(self) -> set[Seen]:
+        """Where the mark stood at each recovery: nothing came after that entry."""
+        return self._expected.marks
+
+    def is_late(self, point: Checkpoint) -> bool:
+        """Whether a recovery went before that did not know of the checkpoint, which may be of
+        entries that were lost by then.
+        """
+        return self._fork is not None and self._fork[0] <= point.size
+
+    def due(self, point: Checkpoint) -> Sums:
+        """What the accounts of a checkpoint must come to where it is taken over now: its own sums, and what
+        was charged since the first recovery that the checkpoint may have come before. Charges after
+        that recovery are in no checkpoint of what was lost.
+        """
+        now = current_sums(self._expected)
+        then = self._fork[1] if self._fork is not None and self.is_late(point) else now
+        return {
+            (scope, block): cost
+            + _subtract(now.get((scope, block), Cost()), then.get((scope, block), Cost()))
+            for scope, block, cost in point.spent
+        }
+
+    def exceeded(self, point: Checkpoint) -> Sequence[tuple[str, str]]:
+        """Accounts that had spent more, in any component, where the checkpoint must have gone on."""
+        sums = self._fork[1] if self._fork is not None and self.is_late(point) else None
+        signed = {(scope, block): cost for scope, block, cost in point.spent}
+        return [
+            account
+            for account, cost in (current_sums(self._expected) if sums is None else sums).items()
+            if not _covers(signed.get(account, Cost()), cost)
+        ]
+
+    def explain(self, point: Checkpoint) -> str:
+        """Why the history does not vouch for a checkpoint; "" if it does."""
+        if point.text in self._extended | self.taken_over:
+            return ""
+        if point.ledger_id != self._ledger_id:
+            return f"the checkpoint is of ledger {point.ledger_id}, this one is {self._ledger_id}"
+        return (
+            f"the history does not extend the checkpoint of entry {point.size}: entries were dropped or "
+            f"replaced, or an old copy was restored, and no recovery took over what it says"
+        )
 
     @property
     def problems(self) -> list[str]:
-        """Why the history does not extend the checkpoint."""
-        point = self._checkpoint
-        if point is not None and point.ledger_id != self._ledger_id and not self.extends:
-            return [f"the checkpoint is of ledger {point.ledger_id}, this one is {self._ledger_id}"]
-        if point is not None and not self.extends:
-            return [
-                f"the history does not extend the checkpoint of entry {point.size}: entries were dropped or "
-                f"replaced, or an old copy was restored"
-            ]
-        return []
+        """Why the history does not extend each checkpoint that it does not."""
+        return [reason for point, _ in self._points if (reason := self.explain(point))]
 
 
-def make_checkpoint(anchor: Anchor, expected: Recheck, passage: Passage) -> Checkpoint:
+def current_sums(expected: Recheck) -> Sums:
+    """The sums of all accounts as the entries so far leave them."""
+    return {(scope, block): cost for scope, block, cost in expected.account_rows()}
+
+
+def _covers(larger: Cost, smaller: Cost) -> bool:
+    return all(a >= b for a, b in zip(astuple(larger), astuple(smaller), strict=True))
+
+
+def _subtract(larger: Cost, smaller: Cost) -> Cost:
+    # A saturated sum has forgotten how much it was.
+    pairs = zip(astuple(larger), astuple(smaller), strict=True)
+    return Cost(*(SATURATED if a == SATURATED else a - b for a, b in pairs))
+
+
+def make_checkpoint(anchor: Anchor, expected: Recheck, trace: CheckpointTrace) -> Checkpoint:
     """What a verified history comes to."""
     return Checkpoint(
         anchor.ledger_id,
-        *passage.head,
+        *trace.head,
         expected.root,
-        passage.at,
+        trace.at,
         tuple(
             (
                 name,
@@ -103,7 +209,7 @@ def make_checkpoint(anchor: Anchor, expected: Recheck, passage: Passage) -> Chec
 
 def recover_state(
     writer: chain.Writer,
-    passage: Passage,
+    trace: CheckpointTrace,
     marked: Seen | None,
     checkpoint: Checkpoint | None,
     signer: str,
@@ -114,47 +220,36 @@ def recover_state(
     the entry that says so; returns its body.
 
     Args:
-        passage: of what is left, with this checkpoint.
+        trace: of what is left, with this checkpoint.
         marked: the highest one that the anchor has seen; None if the mark is lost, too.
 
     Raises:
         InvalidInput: neither mark nor checkpoint knows more than the history, or less was spent by the
             checkpoint.
     """
-    head, ahead = passage.head, checkpoint
-    # Taken over once: what was charged since would be taken back by a second time.
-    if checkpoint is not None and (checkpoint.size <= head[0] or passage.extends):
-        ahead = None
-    if ahead is None and marked is not None and marked[0] <= head[0]:
+    # Taken over once: what was charged since would be counted a second time.
+    ahead = None if checkpoint is None or not trace.explain(checkpoint) else checkpoint
+    if ahead is None and marked is not None and marked[0] <= trace.head[0]:
         raise InvalidInput(
             "nothing is missing: neither the mark nor a checkpoint knows more than the history; "
             "if only the mark is lost, run dpflow ledger reanchor"
         )
-    # The mark stands at the very entry that was signed: then nothing came after it.
-    witnessed = ahead is not None and marked == (ahead.size, ahead.head)
     state = writer.state
     scopes, spent = [], []
     number = writer.next_seq
-    for name, *columns in ahead.scopes if ahead else ():
-        scopes.append([*shorten_scope([name, *columns])])
-        terms = dict(zip(SCOPE_COLUMNS, columns, strict=True)) | {"seq": number}
-        row = state.find(schema.scope, name=name)
-        if row is None:
-            state.insert(schema.scope, name=name, **terms)
-        else:
-            state.update(schema.scope, row, **terms)
-    for scope, block, cost in ahead.spent if ahead else ():
-        spent.append([scope, block, *vars(cost).values()])
-        row = state.find(schema.account, scope=scope, block=block)
-        if row is None:
-            state.insert(schema.account, scope=scope, block=block, **vars(cost))
-        elif any(getattr(row, name) > units for name, units in vars(cost).items()):
-            raise InvalidInput(
-                f"by this checkpoint scope {scope!r} has spent less than by the history, so one does not extend the "
-                f"other; recover without it, which closes every scope"
-            )
-        else:
-            state.update(schema.account, row, **vars(cost))
+    if ahead is not None:
+        _require_branch(trace, ahead)
+        scopes = _take_scopes(writer, ahead, trace.is_late(ahead))
+        for (scope, block), cost in trace.due(ahead).items():
+            spent.append([scope, block, *vars(cost).values()])
+            row = state.find(schema.account, scope=scope, block=block)
+            if row is None:
+                state.insert(schema.account, scope=scope, block=block, **vars(cost))
+            else:
+                state.update(schema.account, row, **vars(cost))
+    # A mark at the very entry that was signed: then nothing came after it.
+    end = None if ahead is None else (ahead.size, ahead.head)
+    witnessed = end is not None and end in {marked, *trace.marks}
     closed_scopes = []
     # Sorted here: databases order texts by rules of their own.
     for name in [] if witnessed else sorted(row.name for row in state.transaction.rows(_SCOPES)):
@@ -178,3 +273,45 @@ def recover_state(
     }
     writer.add_entry("recover", "", "", principal, body)
     return body
+
+
+def _require_branch(trace: CheckpointTrace, ahead: Checkpoint) -> None:
+    """Raises `InvalidInput` unless a checkpoint can be of entries that were lost from this history."""
+    if not trace.is_late(ahead) and ahead.size <= trace.head[0]:
+        raise InvalidInput(
+            f"this history has another entry {ahead.size} than the checkpoint, and no recovery says that entries were "
+            f"lost; bring back the copy that the checkpoint is of"
+        )
+    if exceeded := trace.exceeded(ahead):
+        raise InvalidInput(
+            f"by this checkpoint scope {exceeded[0][0]!r} has spent less than by the history, so one does not extend the "
+            f"other; recover without it, which closes every scope"
+        )
+
+
+def _take_scopes(writer: chain.Writer, ahead: Checkpoint, is_late: bool) -> list[list[Any]]:
+    """Take over the scopes of a checkpoint; after an earlier recovery only those that nobody granted
+    since. Returns what the entry says of them.
+
+    Raises:
+        InvalidInput: the sums of a scope were made by another filter than it has now.
+    """
+    state, number, taken = writer.state, writer.next_seq, []
+    used = {scope for scope, _, cost in ahead.spent if cost != Cost()}
+    for name, *columns in ahead.scopes:
+        row = state.find(schema.scope, name=name)
+        if row is not None and is_late:
+            now, then = (Filter.from_json(stored_json(text)) for text in (row.filter, columns[0]))
+            if name in used and not (now.name == then.name and may_follow(now, then)):
+                raise InvalidInput(
+                    f"scope {name!r} was granted by another filter since, and sums of two filters do not add up; "
+                    f"grant nothing more to it, and make another scope"
+                )
+            continue
+        terms = dict(zip(SCOPE_COLUMNS, columns, strict=True)) | {"seq": number}
+        if row is None:
+            state.insert(schema.scope, name=name, **terms)
+        else:
+            state.update(schema.scope, row, **terms)
+        taken.append([*shorten_scope([name, *columns])])
+    return taken

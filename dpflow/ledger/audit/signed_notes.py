@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.history.checkpoint import Checkpoint, open_note
 
+Recovered = tuple[str, int, str]  # a checkpoint's ledger, size and head
 _MOST_FILES = 100  # of a folder, the newest
 _MOST_BYTES = 20_000_000
 
@@ -21,6 +22,8 @@ class SignedNote:
         file: its name, without its folder.
         signer: whose trusted key signed it; None if no verifier key was named.
         problem: why it does not vouch for the history here; "" if it does.
+        recovered_at: the recovery that went on from it after a loss; None if there was none. Whether that
+            one took over all of it, only `dpflow.ledger.Ledger.verify` says.
     """
 
     file: str
@@ -29,16 +32,21 @@ class SignedNote:
     head: str
     signer: str | None
     problem: str
+    recovered_at: int | None = None
 
 
 def read_notes(
-    place: Path, keys: Sequence[str], hash_at: Callable[[int], str | None]
+    place: Path,
+    keys: Sequence[str],
+    hash_at: Callable[[int], str | None],
+    recoveries: Mapping[Recovered, int],
 ) -> list[SignedNote]:
     """The checkpoints of a folder, or the one of a file: that of most entries first.
 
     Args:
         keys: verifier keys that are trusted; without one no signature is checked.
         hash_at: the hash of an entry by its number, None if there is none.
+        recoveries: ledger, size and head of checkpoints that recoveries name, with their entries' numbers.
 
     Raises:
         InvalidInput: the place cannot be read.
@@ -55,14 +63,18 @@ def read_notes(
         raise InvalidInput(
             f"the checkpoints in {place} cannot be read ({error.strerror}); name a folder of signed notes"
         ) from None
-    notes = [_read_note(name, text, keys, hash_at) for name, text in texts]
+    notes = [_read_note(name, text, keys, hash_at, recoveries) for name, text in texts]
     return sorted(notes, key=lambda note: -note.size)
 
 
 def _read_note(
-    name: str, note: str, keys: Sequence[str], hash_at: Callable[[int], str | None]
+    name: str,
+    note: str,
+    keys: Sequence[str],
+    hash_at: Callable[[int], str | None],
+    recoveries: Mapping[Recovered, int],
 ) -> SignedNote:
-    signer, problem = None, ""
+    signer, problem, recovered_at = None, "", None
     text = note.rpartition("\n\n")[0] + "\n"
     try:
         point = Checkpoint.parse(text)
@@ -74,8 +86,13 @@ def _read_note(
         except (LedgerCorrupt, InvalidInput) as error:
             problem = str(error)
     if not problem and hash_at(point.size) != point.head:
+        recovered_at = recoveries.get((point.ledger_id, point.size, point.head))
         problem = (
-            f"the history does not hold the entry {point.size} that was signed: entries were dropped or replaced, "
-            f"or this is another ledger's checkpoint"
+            ""
+            if recovered_at
+            else (
+                f"the history does not hold the entry {point.size} that was signed: entries were dropped or replaced, "
+                f"or this is another ledger's checkpoint"
+            )
         )
-    return SignedNote(name, point.size, point.at, point.head, signer, problem)
+    return SignedNote(name, point.size, point.at, point.head, signer, problem, recovered_at)

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from audit_program import export_text, run_audit
 
+from dpflow.core.accounting.privacy_filters import Cost
 from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt, RetryConflict, SessionClosed
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
@@ -205,20 +206,147 @@ def test_a_checkpoint_is_taken_over_once(lost, ask, again):
     assert ledger.verify(since=note).ok
 
 
-def test_a_checkpoint_of_another_branch_takes_no_charge_back(lost, ask):
-    """Less was spent by it than by the history that is left."""
+@pytest.fixture
+def spent_twice(make_place, place, new_target, ask):
+    """Makes a ledger that lost 0.6 of 0.9 spent, with its anchor: an owner recovered it for a reason,
+    granted again, and 0.7 more was paid. Returns it and the newest checkpoint of what was lost.
+    """
+
+    def make(reason=None, checkpoint=False, between=()):
+        ledger = place.open()
+        ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+        for n in range(3):
+            settle(ledger, ask, f"old {n}")
+        restored = make_place(new_target(), place.anchor)
+        copy_database(place.target, restored.target)
+        ledger, early = place.open(), None
+        for n in range(3, 9):
+            settle(ledger, ask, f"old {n}")
+            if n == 5:
+                early = ledger.checkpoint()
+        lost = ledger.checkpoint()
+        if not checkpoint:
+            (place.anchor / "mark").unlink()
+        ledger = restored.open()
+        ledger.recover(reason=reason or lost.splitlines()[2], principal="owner")
+        ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+        for n in range(7):
+            settle(ledger, ask, f"new {n}")
+        return ledger, lost, early
+
+    return make
+
+
+@pytest.mark.parametrize("reason", ["host lost", "head", '["', "mark"])
+def test_no_checkpoint_is_confirmed_whose_charges_are_gone(spent_twice, reason):
+    """Neither a reason that quotes the head, nor the mark in the entry, nor the sums of today (0.3 +
+    0.7 are more than 0.9) say that the lost charges were taken over. The report says the same.
+    """
+    ledger, lost, early = spent_twice(
+        {"head": None, "mark": "x"}.get(reason, reason), reason == "mark"
+    )
+    for note in (lost, early):
+        assert "no recovery took over what it says" in ledger.verify(since=note).problems[0]
+        (row,) = re.findall(r"<td>(yes|NO)", ledger.report("flights", checkpoints=[note]))
+        assert row == "NO"
+    assert ledger.verify().ok
+
+
+def test_a_recovery_counts_by_its_own_sums(lost, monkeypatch):
+    """An entry that names the checkpoint, and takes less over than it says, confirms nothing; nor
+    does one of another signer, size or ledger.
+    """
+    place, note, *_ = lost
+    ledger, add_entry = place.open(), chain.Writer.add_entry
+    point = Checkpoint.parse(open_note(note, [ledger.signer.public_text])[0])
+
+    def add_other(writer, kind, scope, name, principal, body):
+        body = body | {"spent": [[*row[:2], row[2] - 1, *row[3:]] for row in body["spent"]]}
+        add_entry(writer, kind, scope, name, principal, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chain.Writer, "add_entry", add_other)
+        ledger.recover(reason="log lost", principal="owner", checkpoint=note)
+    assert any("no recovery took over" in p for p in ledger.verify(since=note).problems)
+    for change in ({"size": point.size + 1}, {"head": "1" * 64}, {"ledger_id": "f" * 16}):
+        other = ledger.signer.sign(replace(point, **change).text)
+        assert not ledger.verify(since=other).ok
+    witness = Signer.create("example.org/w")
+    assert not ledger.verify(since=witness.sign(point.text), keys=[witness.public_text]).ok
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_late_checkpoint_is_added_to_what_was_charged_since(spent_twice, ask, tmp_path, marked):
+    """It turns up after a recovery without it: 0.9 of before, and 0.7 since. All scopes close, unless
+    the mark stood at the checkpoint when the ledger was recovered.
+    """
+    ledger, late, _ = spent_twice("host lost", checkpoint=marked)
+    assert ask.spent(ledger) == {"": "1"}
+    closed = ledger.recover(reason="a note turned up", principal="owner", checkpoint=late)
+    assert closed == ([] if marked else ["flights"])
+    assert ledger.scope("flights").closed != marked and ask.spent(ledger) == {"": "1.6"}
+    with pytest.raises(BudgetExceeded):
+        ask.reserve(ledger, "more")
+    assert ledger.verify(since=late).ok
+    with pytest.raises(InvalidInput, match="nothing is missing"):
+        ledger.recover(reason="again", principal="owner", checkpoint=late)
+    done = run_audit(export_text(ledger), tmp_path)
+    assert done.returncode == 0 and '"units": [1600000000000, 0, 0]' in done.stdout, done.stderr
+
+
+def test_checkpoints_that_turn_up_one_by_one_never_count_too_little(spent_twice, ask):
+    """An earlier one of the same lost entries first: the newer one is counted beside it."""
+    ledger, late, early = spent_twice("host lost")
+    ledger.recover(reason="r", principal="owner", checkpoint=early)
+    assert ask.spent(ledger) == {"": "1.3"} and not ledger.verify(since=late).ok
+    ledger.recover(reason="r", principal="owner", checkpoint=late)
+    assert ask.spent(ledger) == {"": "1.9"}  # 1.6 were spent; 0.3 of the first are counted twice
+    assert ledger.verify(since=late).ok and ledger.verify(since=early).ok
+
+
+def test_a_late_checkpoint_by_which_less_was_spent_is_refused(spent_twice, ask):
+    """What was restored cannot be the beginning of its history."""
+    ledger, late, _ = spent_twice("host lost")
+    point = Checkpoint.parse(open_note(late, [ledger.signer.public_text])[0])
+    poor = replace(point, spent=tuple((s, b, Cost(2 * 10**11)) for s, b, _ in point.spent))
+    number = len(ledger.history())
+    for change in (poor, replace(point, spent=())):
+        with pytest.raises(InvalidInput, match="spent less than by the history"):
+            ledger.recover(
+                reason="r", principal="owner", checkpoint=ledger.signer.sign(change.text)
+            )
+    assert len(ledger.history()) == number and ledger.verify().ok
+
+
+def test_a_late_checkpoint_of_another_filter_is_refused(lost, ask):
+    """Sums of two Renyi orders do not add up. Granted for the first time after the loss, the scope has
+    another filter here than it had there.
+    """
     place, note, *_ = lost
     ledger = place.open()
-    note = _sign_longer(ledger, note)
+    point = Checkpoint.parse(open_note(note, [ledger.signer.public_text])[0])
     ledger.recover(reason="log lost", principal="owner")
-    ledger.grant("flights", 2, 0, table=None, filter="basic", principal="owner")
-    for name in "abc":
-        settle(ledger, ask, name)
-    before, number = ask.spent(ledger), len(ledger.history())
-    with pytest.raises(InvalidInput, match="spent less than by the history"):
-        ledger.recover(reason="again", principal="owner", checkpoint=note)
-    assert (ask.spent(ledger), len(ledger.history())) == (before, number)
-    assert ledger.verify().ok
+    ledger.grant("new", 1, "1e-6", table=None, filter="hybrid", principal="owner")
+    old = ("new", *point.scopes[0][1:])
+    for cost, refused in ((Cost(5), True), (Cost(), False)):
+        spent = (*point.spent, ("new", "", cost))
+        grown = replace(point, scopes=(*point.scopes, old), spent=spent)
+        words = {"reason": "r", "principal": "owner", "checkpoint": ledger.signer.sign(grown.text)}
+        if refused:
+            with pytest.raises(InvalidInput, match="another filter since"):
+                ledger.recover(**words)
+        else:
+            ledger.recover(**words)
+    assert ledger.verify().ok and ledger.scope("new").filter.name == "hybrid"
+
+
+def test_a_checkpoint_that_no_loss_explains_is_not_taken_over(ledger, place, ask):
+    """Another entry stands at its number, and nothing says that entries were lost."""
+    settle(ledger, ask, "one")
+    point = Checkpoint.parse(open_note(ledger.checkpoint(), [ledger.signer.public_text])[0])
+    other = ledger.signer.sign(replace(point, head="1" * 64).text)
+    with pytest.raises(InvalidInput, match="no recovery says that entries were lost"):
+        ledger.recover(reason="r", principal="owner", checkpoint=other)
 
 
 def _sign_longer(ledger, note):
