@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
+from dpflow.private_files import UntrustedPlace, make_private_folder
 
 MARKER = ".dpflow-demo"
 LOCK = ".lock"
@@ -118,7 +119,7 @@ def create_workspace(root: Path) -> Workspace:
     """
     workspace = Workspace(root)
     refuse_other_folder(root)
-    root.mkdir(parents=True, exist_ok=True)
+    _make_root(root)
     for path in root.iterdir():
         # marker and lock stay: what is deleted here is the demo's at every moment
         if path.name not in (MARKER, LOCK):
@@ -130,6 +131,14 @@ def create_workspace(root: Path) -> Workspace:
     config.mkdir(parents=True)
     (config / "airflow_local_settings.py").write_text(LOCAL_SETTINGS)
     return workspace
+
+
+def _make_root(root: Path) -> None:
+    try:
+        if not root.exists():
+            make_private_folder(root)
+    except UntrustedPlace as error:
+        raise InvalidInput(f"no demo is made there: {error.strerror}") from None
 
 
 def refuse_other_folder(root: Path) -> None:
@@ -163,7 +172,7 @@ def lock_workspace(root: Path) -> Iterator[None]:
     while another demo holds the folder, or when it is not a demo's.
     """
     refuse_other_folder(root)
-    root.mkdir(parents=True, exist_ok=True)
+    _make_root(root)
     (root / MARKER).touch()
     with (root / LOCK).open("w") as stream:
         try:

@@ -10,6 +10,7 @@ Feldman 2018, section 7). A bearer token is 32 random bytes, shown once; the fil
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import threading
@@ -28,6 +29,7 @@ from dpflow.engine.releases.request import load_request
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.ledger import Ledger
+from dpflow.private_files import UntrustedPlace, forbid_public_writing
 from dpflow.registry import Registry
 from dpflow.yaml_files import load_yaml
 
@@ -79,7 +81,16 @@ class Service(Strict):
 
 
 def load_service(path: Path) -> Service:
-    """Read a service file. Raises `InvalidDeclaration` naming the field."""
+    """Read a service file, which says whose tokens are valid.
+
+    Raises:
+        InvalidDeclaration: it is none, naming the field; or every user of the machine may change it.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            forbid_public_writing(path)
+    except UntrustedPlace as error:
+        raise InvalidDeclaration(f"no service starts from this file: {error.strerror}") from None
     try:
         service = Service.model_validate(load_yaml(path, "service file"))
     except ValidationError as error:

@@ -13,6 +13,7 @@ it), ``mark`` is the high-water mark.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hmac
 import os
@@ -22,7 +23,15 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from dpflow.errors import LedgerCorrupt, LedgerUnavailable
+from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
+from dpflow.private_files import (
+    UntrustedPlace,
+    forbid_public_writing,
+    make_private_folder,
+    require_own_file,
+    require_own_folder,
+    write_private,
+)
 
 Seen = tuple[int, str]  # an entry's number and hash
 #: What comes before the first entry.
@@ -65,11 +74,15 @@ class Anchor:
         return anchor
 
     def create(self, key: bytes | None = None) -> None:
-        """Make the directory, the keys and the mark, if there is no key; only this user can enter."""
+        """Make the directory, the keys and the mark, if there is no key; only this user can enter.
+
+        Raises:
+            InvalidInput: another user made the directory, or one above it, or may write into it.
+        """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(self.folder)
             half = self.folder / "key.new"
-            with _open_private(half) as file:
+            with _open_own(half) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 # Another process was first: its key holds.
                 if (self.folder / "key").exists():
@@ -77,9 +90,9 @@ class Anchor:
                     return
                 self._secret = key or secrets.token_bytes(32)
                 for name in _SECRETS:
-                    _write_flushed(self.folder / name, secrets.token_bytes(32))
-                _write_flushed(Path(self.place), self.mark_record(*NOTHING))
-                _write_flushed(half, self._secret)
+                    write_private(self.folder / name, secrets.token_bytes(32))
+                write_private(Path(self.place), self.mark_record(*NOTHING))
+                _write_flushed(file, self._secret)
                 # The key comes last: where there is a key, all else is there.
                 half.rename(self.folder / "key")
                 self._flush_folder()
@@ -91,7 +104,7 @@ class Anchor:
         try:
             for name in _SECRETS:
                 if not (self.folder / name).exists():
-                    _write_flushed(self.folder / name, secrets.token_bytes(32))
+                    write_private(self.folder / name, secrets.token_bytes(32))
             self._flush_folder()
         except OSError as error:
             raise self.explain_failure(error) from None
@@ -102,10 +115,10 @@ class Anchor:
         """
         moved = Anchor(default_folder(self.ledger_id))
         try:
-            moved.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(moved.folder)
             for name in ("mark", *_SECRETS, "key"):
                 if (self.folder / name).exists() and not (moved.folder / name).exists():
-                    _write_flushed(moved.folder / name, (self.folder / name).read_bytes())
+                    write_private(moved.folder / name, (self.folder / name).read_bytes())
             moved._flush_folder()
             for name in ("key", "mark", *_SECRETS):
                 (self.folder / name).unlink(missing_ok=True)
@@ -140,6 +153,8 @@ class Anchor:
         every commitment, and open no result.
         """
         try:
+            for place in (self.folder, self.folder / name):
+                forbid_public_writing(place)
             key = (self.folder / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             raise LedgerCorrupt(
@@ -183,11 +198,11 @@ class Anchor:
     def begin_rotation(self) -> None:
         """Put a new wrap key in place and keep the old one; nothing if a rotation is not complete."""
         try:
+            require_own_folder(self.folder)
             with contextlib.suppress(FileExistsError):
                 os.link(self.folder / "wrap", self.folder / _OLD)
             if (self.folder / "wrap").samefile(self.folder / _OLD):
-                _write_flushed(self.folder / "wrap.new", secrets.token_bytes(32))
-                (self.folder / "wrap.new").rename(self.folder / "wrap")
+                write_private(self.folder / "wrap", secrets.token_bytes(32))
             self._flush_folder()
         except OSError as error:
             raise self.explain_failure(error) from None
@@ -226,7 +241,11 @@ class Anchor:
     def replace_mark(self, seq: int, digest: str) -> None:
         """An owner's act: make this entry the highest, whatever the mark says or if there is none."""
         try:
-            _write_flushed(Path(self.place), self.mark_record(seq, digest))
+            require_own_folder(self.folder)
+            # Into the file that is there: whoever charges now has it open.
+            with _open_own(Path(self.place)) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                _write_flushed(file, self.mark_record(seq, digest))
             self._flush_folder()
         except OSError as error:
             raise self.explain_failure(error) from None
@@ -241,8 +260,10 @@ class Anchor:
             f"restore it, or accept the history as it is: dpflow ledger reanchor --reason TEXT"
         )
 
-    def explain_failure(self, error: OSError) -> LedgerUnavailable:
-        """What to say when the directory fails."""
+    def explain_failure(self, error: OSError) -> DpflowError:
+        """What to say when the directory fails, or must not be trusted."""
+        if isinstance(error, UntrustedPlace):
+            return InvalidInput(f"no key of the ledger is kept or read there: {error.strerror}")
         return LedgerUnavailable(
             f"the anchor directory {self.folder} cannot be used ({error.strerror}); mend it and repeat the call, which is "
             f"never charged twice"
@@ -261,17 +282,28 @@ def _key_name(key: bytes) -> str:
     return _keyed_digest(key, b"", "name")[:8]
 
 
-def _open_private(path: Path) -> BinaryIO:
-    """A file that only this user can read."""
-    return open(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+b")
+def _open_own(path: Path) -> BinaryIO:
+    """A file of this user, made if missing, which nobody else can write. Raises `UntrustedPlace`."""
+    way = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, way, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UntrustedPlace(path, "is a symbolic link; remove it") from None
+    try:
+        require_own_file(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "r+b")
 
 
-def _write_flushed(path: Path, data: bytes) -> None:
-    with _open_private(path) as file:
-        file.write(data)
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
+def _write_flushed(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+    file.truncate()
+    file.flush()
+    os.fsync(file.fileno())
 
 
 class Mark:
@@ -285,7 +317,7 @@ class Mark:
         self._anchor = anchor
         try:
             way = os.O_RDONLY if read_only else os.O_RDWR
-            self._file = os.open(anchor.place, way | os.O_CLOEXEC)
+            self._file = os.open(anchor.place, way | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             raise anchor.explain_lost_mark() from None
         except OSError as error:

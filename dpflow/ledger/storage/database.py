@@ -39,6 +39,7 @@ from dpflow.ledger.storage.statements import (
     SqliteTransaction,
     Transaction,
 )
+from dpflow.private_files import UntrustedPlace, make_private_folder, require_own_file
 
 if TYPE_CHECKING:
     import psycopg
@@ -433,11 +434,15 @@ class Database:
         """Make the SQLite file and its directory, for this user only. Raises `LedgerUnavailable`."""
         if self.path is not None:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                if not self.path.parent.exists():
+                    make_private_folder(self.path.parent)
                 # Closing any descriptor of a file drops SQLite's locks on it in this process: one
                 # that exists stays untouched.
                 with _MAKING, contextlib.suppress(FileExistsError):
                     os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+                require_own_file(self.path, self.path.lstat())
+            except UntrustedPlace as error:
+                raise InvalidInput(f"no ledger is made there: {error.strerror}") from None
             except OSError as error:
                 raise LedgerUnavailable(
                     f"{self!r} cannot be written ({error.strerror}); correct its place"

@@ -32,7 +32,11 @@ class Queue:
         with contextlib.suppress(OSError):  # a place that cannot be written: no turns, no fairness
             for name in ("turn", "queue"):
                 self._files.append(
-                    os.open(f"{path}.{name}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                    os.open(
+                        f"{path}.{name}",
+                        os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC,
+                        0o600,
+                    )
                 )
 
     def enter(self) -> None:

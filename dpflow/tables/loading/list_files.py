@@ -11,6 +11,7 @@ from pathlib import Path
 import duckdb
 
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
+from dpflow.private_files import write_private
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.file_list import FileList, ListedFile, find_states, open_session
 from dpflow.tables.access.local_files import require_plain_files
@@ -132,15 +133,9 @@ def _find_partitions(files: Sequence[str], root: str) -> tuple[str, ...]:
 
 
 def _write(target: Path, text: str) -> None:
-    part = target.with_name(f".{target.name}.part")
     try:
-        descriptor = os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        part.replace(target)
+        write_private(target, text.encode())
     except OSError:
         raise TableUnreadable(
             f"{target} cannot be written; name a list in a folder of yours"
         ) from None
-    finally:
-        part.unlink(missing_ok=True)
