@@ -40,10 +40,12 @@ def submissions(runs: int) -> Found:
             truths += [_truth(one, holdout) for one in said[len(truths) :]]
             spent = ledger.remaining("flights_holdout").rows()[0]["epsilon_spent"]
             charged.add((len(ledger.releases("flights_holdout")), spent, ledger.verify().ok))
-    honest = [one for one in said if one["kind"] == "honest"]
-    boosted = [one for one in said if one["kind"] != "honest"]
+    honest = [one for one in said if one["notes"]["kind"] == "honest"]
+    boosted = [one for one in said if one["notes"]["kind"] != "honest"]
     gaps = [
-        float(one["claim"]) - truth for one, truth in zip(said, truths) if one["kind"] == "honest"
+        float(one["claim"]) - truth
+        for one, truth in zip(said, truths)
+        if one["notes"]["kind"] == "honest"
     ]
     words = ("yes", "no", "exhausted")
     rows = [
@@ -53,11 +55,11 @@ def submissions(runs: int) -> Found:
     first = list(zip(range(1, RUNS * STEPS + 1), said, truths))
     curves = {
         "honest claim": [
-            (n, float(one["claim"])) for n, one, _ in first if one["kind"] == "honest"
+            (n, float(one["claim"])) for n, one, _ in first if one["notes"]["kind"] == "honest"
         ],
-        "its truth": [(n, truth) for n, one, truth in first if one["kind"] == "honest"],
+        "its truth": [(n, truth) for n, one, truth in first if one["notes"]["kind"] == "honest"],
         "boosted claim": [
-            (n, float(one["claim"])) for n, one, _ in first if one["kind"] != "honest"
+            (n, float(one["claim"])) for n, one, _ in first if one["notes"]["kind"] != "honest"
         ],
     }
     return Found(

@@ -298,7 +298,7 @@ def submit_models(demo: Demo, tell: Callable[[str], None]) -> None:
         demo.workspace.private_database, submissions
     )
     facts.verdicts = [
-        verdict | {"kind": submission["kind"], "fresh": score}
+        verdict | {"kind": submission["notes"]["kind"], "fresh": score}
         for verdict, submission, score in zip(verdicts, submissions, scores, strict=True)
     ]
     facts.champion = read_champion(demo.workspace)

@@ -109,12 +109,12 @@ class Climber:
         """The next steps from what other runs wrote down; a retry takes the same ones."""
         notebook = _read_notebook(self._folder)
         lines = [line for other, lines in notebook.items() if other != run for line in lines]
-        honest = [line for line in lines if line["kind"] == "honest"]
-        tried = {(frozenset(line["features"]), line["depth"]) for line in honest}
+        honest = [line for line in lines if line["notes"]["kind"] == "honest"]
+        tried = {(frozenset(line["features"]), line["notes"]["depth"]) for line in honest}
         best = max(
             (line for line in honest if line["verdict"] == "yes"),
             key=lambda line: float(line["claim"]),
-            default={"features": ["distance"], "depth": 2},
+            default={"features": ["distance"], "notes": {"depth": 2}},
         )
         steps = range(len(lines), len(lines) + number)
         return [
@@ -129,7 +129,7 @@ class Climber:
         dice, features, depth = (
             np.random.default_rng([self._seed, number]),
             frozenset(best["features"]),
-            best["depth"],
+            best["notes"]["depth"],
         )
         while (features, depth) in tried or not features:
             features ^= {USEFUL[dice.integers(len(USEFUL))]}
@@ -141,7 +141,7 @@ class Climber:
         claim = model.score(*_as_arrays(self._check, names))
         name = f"tree {number}"
         saved = _save_candidate(self._folder, number, name, model, names, claim, "honest")
-        return saved | {"depth": depth}
+        return saved | {"notes": saved["notes"] | {"depth": depth}}
 
     def _cheat(self, number: int) -> dict[str, Any]:
         name, *rest = _fit_freedman(self._all, number)
@@ -257,5 +257,5 @@ def _save_candidate(
         "features": list(features),
         "claim": f"{claim:.4f}",
         "estimator": "accuracy",
-        "kind": kind,
+        "notes": {"kind": kind},
     }

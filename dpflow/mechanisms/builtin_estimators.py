@@ -295,6 +295,7 @@ COLUMNS = (
         _best_loss,
         "lower",
         columns=2,
+        more_columns=True,
     ),
     _of_columns(
         "trained_loss",
@@ -302,6 +303,7 @@ COLUMNS = (
         _trained_loss,
         "lower",
         columns=2,
+        more_columns=True,
     ),
 )
 

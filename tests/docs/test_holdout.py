@@ -5,18 +5,25 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 
+from dpflow import Session, plan
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import SqlEstimator, Subject
 from dpflow.engine.sessions.candidate import Submission
+from dpflow.engine.sessions.holdout_gate import judge
+from dpflow.ledger import Ledger
 from dpflow.mechanisms.holdout_params import HoldoutParams
 from dpflow.mechanisms.reusable_holdout import proven_sizes
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
 from dpflow.tables.language import expressions
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "gate-models.md").read_text()
 
@@ -65,7 +72,7 @@ def test_the_examples_of_estimators_are_candidates() -> None:
         for one in block
         if "claim" in one
     ]
-    assert len(candidates) == 2
+    assert len(candidates) == 4
     columns = {
         name: {"lower": 0, "upper": 1}
         for name in ("label", "late", "prediction", "delay", "x", "y")
@@ -77,10 +84,60 @@ def test_the_examples_of_estimators_are_candidates() -> None:
         "contribution_bounds": {"rows": 1},
     }
     table = Table.model_validate(base | {"columns": columns})
-    for candidate in candidates:
-        assert isinstance(candidate.estimator, SqlEstimator)
-        assert str(expressions.parse_expression(candidate.estimator.sql, table))
+    in_sql = [one.estimator for one in candidates if isinstance(one.estimator, SqlEstimator)]
+    assert len(in_sql) == 2
+    for estimator in in_sql:
+        assert str(expressions.parse_expression(estimator.sql, table))
     assert (
         str(expressions.parse_expression("avg(least(greatest(x / y, 0), 10))", table))
         and "`avg(least(greatest(x / y, 0), 10))`" in PAGE
     )
+
+
+def test_the_pages_gates_score_the_candidate(tiny: Tiny) -> None:
+    """Each metric on the page that names no column calls the model, and the champion gate of the page
+    keeps a good model where a bad one challenges it.
+    """
+    import duckdb
+    import skops.io
+    from holdout_gates import MemoryRegistry
+    from sklearn.tree import DecisionTreeClassifier
+
+    shown = [yaml.safe_load(block) for block in re.findall(r"```yaml[^\n]*\n(.*?)```", PAGE, re.S)]
+    gates = [one.get("params", one.get("gate", {})) for one in shown if isinstance(one, dict)]
+    metrics = [gate["metric"] for gate in gates if "metric" in gate]
+    assert len(metrics) == 3 and set(metrics) == {"accuracy"}
+    (champion,) = [
+        one for one in shown if isinstance(one, dict) and one.get("name") == "champion gate"
+    ]
+
+    for name, depth, label in (("good", 2, "y"), ("bad", 1, "1 - y")):
+        rows = duckdb.sql(
+            f"SELECT (i % 2) AS y, i % 2 AS x, {label} AS z FROM range(100) t(i)"
+        ).fetchnumpy()
+        model = DecisionTreeClassifier(max_depth=depth).fit(rows["x"].reshape(-1, 1), rows["z"])
+        skops.io.dump(model, tiny.folder / f"{name}.skops")
+    tiny.fill(
+        "CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS late, i % 2 AS x FROM range(3000) t(i)"
+    )
+    bit = {"lower": 0, "upper": 1}
+    path = tiny.declare(
+        protects="unit",
+        contribution_bounds={"rows": 1},
+        columns={"late": bit, "x": bit},
+        block=None,
+        holdout=True,
+    )
+    ledger = Ledger(tiny.ledger)
+    ledger.grant("gate", 2, "1e-6", filter="basic", table=load_table(path), principal="owner")
+    planned = plan(champion["mechanism"], path, name="page", scope="gate", **champion["params"])
+    session, registry = Session.open(planned, ledger, Registry.load()), MemoryRegistry()
+    said = [
+        judge(
+            session,
+            {"name": n, "file": tiny.folder / f"{n}.skops", "label": "late", "features": ["x"]},
+            registry,
+        )
+        for n in ("good", "bad")
+    ]
+    assert [one["promoted"] for one in said] == [True, False]

@@ -116,7 +116,7 @@ def test_there_are_thirty_different_candidates_of_both_kinds(world: World) -> No
     """At least thirty, at least five of them Freedman's, and no two that the gate would take for
     one.
     """
-    kinds = [c["kind"] for c in world.candidates]
+    kinds = [c["notes"]["kind"] for c in world.candidates]
     assert len(kinds) >= 30 and kinds.count("freedman") >= 5
     assert kinds.count("honest") + kinds.count("freedman") == len(kinds)
     assert (
@@ -166,7 +166,9 @@ def test_honest_claims_are_near_the_truth_and_freedmans_are_not(world: World) ->
     """Junk seems to predict only on the rows it was picked on."""
     for candidate, right in zip(world.candidates, world.right, strict=True):
         excess = float(candidate["claim"]) - right.mean()
-        assert excess < 0.03 if candidate["kind"] == "honest" else excess > 0.08, candidate["name"]
+        assert excess < 0.03 if candidate["notes"]["kind"] == "honest" else excess > 0.08, (
+            candidate["name"]
+        )
 
 
 def test_the_reports_truth_is_the_accuracy_on_the_holdout(world: World) -> None:
@@ -179,7 +181,7 @@ def test_the_best_honest_candidate_is_a_real_improvement(world: World) -> None:
     best = max(
         r.mean()
         for c, r in zip(world.candidates, world.right, strict=True)
-        if c["kind"] == "honest"
+        if c["notes"]["kind"] == "honest"
     )
     assert best > 1 - world.rows["late"].mean() + 0.1
 
@@ -206,7 +208,7 @@ def test_the_gate_is_right_about_every_candidate_in_99_of_100_runs(world: World)
             agreeing = int((score >= float(Fraction(candidate["claim"]))).sum())
             failed, memory = engine.compare_value(memory, agreeing, threshold, source)
             told.append("freedman" if failed else "honest")
-        wrong += told != [c["kind"] for c in world.candidates]
+        wrong += told != [c["notes"]["kind"] for c in world.candidates]
     assert (
         wrong <= RUNS // 100
     )  # the noise alone makes a run wrong once in 22,000, and more than this once in 10^7
@@ -232,12 +234,17 @@ def test_a_climber_goes_on_from_what_passed(world: World, tmp_path: Path) -> Non
         world.analyst.write_notebook(
             tmp_path, "first", first, [{"verdict": word} for word in words]
         )
-        return [(one["features"], one["depth"]) for one in climber.make_submissions("second", 4)]
+        return [
+            (one["features"], one["notes"]["depth"])
+            for one in climber.make_submissions("second", 4)
+        ]
 
     first = climber.make_submissions("first", 3)
     assert climber.make_submissions("first", 3) == first
     after = told("no", "yes", "no")
     assert told("no", "yes", "no") == after and told("no", "no", "yes") != after
-    assert not {str(one) for one in after} & {str((one["features"], one["depth"])) for one in first}
-    kinds = [one["kind"] for one in climber.make_submissions("third", 24)]
+    assert not {str(one) for one in after} & {
+        str((one["features"], one["notes"]["depth"])) for one in first
+    }
+    kinds = [one["notes"]["kind"] for one in climber.make_submissions("third", 24)]
     assert kinds.index("freedman") == 21 and kinds.count("honest") == 23

@@ -228,6 +228,7 @@ class Estimator:
         options: the options it knows, with their defaults.
         model: whether it scores a candidate: "" no, "one" a model, "two" a model and a rival.
         columns: how many columns it needs at least.
+        more_columns: whether an estimator of columns reads more than these.
         moments: the same as a function of sums; used where the columns are bounded.
     """
 
@@ -243,6 +244,7 @@ class Estimator:
     range: tuple[float, float] | Literal["column"] | None = field(default=None, kw_only=True)
     row_scores: Callable[[Rows, Subject], Floats] | None = field(default=None, kw_only=True)
     skips_missing: bool = field(default=False, kw_only=True)
+    more_columns: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Raises `ValueError` for a direction that there is not."""

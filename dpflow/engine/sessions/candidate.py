@@ -59,6 +59,9 @@ FIXED = (
 )
 
 
+_SOURCES = ("file", "model", "predictions")
+
+
 class Predictions(Strict):
     """Predictions made beforehand: a ``table`` of a DuckDB file ``database`` with one row per
     ``id``.
@@ -81,11 +84,13 @@ class Submission(Strict):
     ``models:/name/3``, ``models:/name@alias``, a logged model's ``models:/m-id`` or a run's
     ``runs:/id/path``, with its ``tracking_uri``) and ``predictions``.
     ``features``: numeric columns, in the order a model was fitted on. ``label``: the column it
-    predicts. ``claim``: the score the analyst says it has. ``estimator``: what scores it, with
-    ``options`` and, for groups on which it fails, a ``default``. ``rival``: a second estimator file
-    on the same features, for comparisons. An ``estimator`` of columns needs neither model nor
-    label; it reads ``features``. One in SQL, ``{sql, range, default}``, names its columns and
-    default itself.
+    predicts. ``claim``: the score the analyst says it has; a gate that asks for champions takes
+    none. ``estimator``: what scores it, with ``options`` and, for groups on which it fails, a
+    ``default``. ``rival``: a second estimator file on the same features, for comparisons. An
+    ``estimator`` of columns takes neither model nor label; it reads ``features``. One in SQL, ``{sql,
+    range, default}``, names its columns and default itself. ``notes``: the analyst's own, which mean
+    nothing here. A field that the estimator does not use is refused
+    (`dpflow.engine.sessions.scored_fields`).
     """
 
     name: str
@@ -96,19 +101,24 @@ class Submission(Strict):
     rival: Path | None = None
     label: str = ""
     features: tuple[str, ...] = ()
-    claim: Exact
+    claim: Exact | None = None
     estimator: AnyEstimator = "accuracy"
     options: dict[str, Exact] = Field(default_factory=dict)
     default: Exact | None = None
+    notes: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_sources(self) -> Submission:
-        sources = [s for s in (self.file, self.model, self.predictions) if s is not None]
+        sources = [name for name in _SOURCES if getattr(self, name) is not None]
         if len(sources) > 1:
             raise ValueError("give one of file, model and predictions")
-        if sources and not self.label:
-            raise ValueError("a candidate that predicts needs the label it predicts")
         in_sql = isinstance(self.estimator, SqlEstimator)
+        if self.tracking_uri is not None and self.model is None:
+            raise ValueError("tracking_uri says where a model is; name the model, or leave it out")
+        if self.predictions is not None and self.features:
+            raise ValueError(
+                "predictions are looked up by their id and read no features; leave them out"
+            )
         if in_sql and (self.options or self.default is not None):
             raise ValueError(
                 "an estimator in SQL has its default in itself, and no options; leave both out"
@@ -116,6 +126,11 @@ class Submission(Strict):
         if self.predictions is None and not self.features and not (in_sql and not sources):
             raise ValueError("name the features it reads")
         return self
+
+    @property
+    def source_field(self) -> str:
+        """Which of file, model and predictions it brings; "" if none."""
+        return next((name for name in _SOURCES if getattr(self, name) is not None), "")
 
     @property
     def source(self) -> str:
@@ -139,8 +154,8 @@ class Submission(Strict):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A loaded submission. ``digest`` covers model or predictions, columns, the estimator with its
-    options, and the claim. ``predicts_rows_alone``: whether a row's prediction is the same bit for
+    """A loaded submission. ``digest`` covers model or predictions, columns and the estimator with its
+    options, and neither name, claim nor place. ``predicts_rows_alone``: whether a row's prediction is the same bit for
     bit whatever other rows are predicted with it.
     """
 
@@ -156,7 +171,7 @@ class Candidate:
         submission = self.submission
         return {
             "estimator": submission.model_dump(mode="json")["estimator"],
-            "claim": str(submission.claim),
+            "claim": None if submission.claim is None else str(submission.claim),
             "candidate": self.digest,
             "columns": list(submission.columns),
             "options": {name: str(value) for name, value in submission.options.items()},
@@ -196,9 +211,11 @@ def load_candidate(submission: Submission) -> Candidate:
     """Load what a submission names and digest it. Raises `InvalidInput` for a missing file or one
     that would run foreign code.
     """
-    # Where a file lies is no part of what it is.
+    # What it is called, said to be worth and lies in is no part of what it is.
     about = hashlib.sha256(
-        submission.model_dump_json(exclude={"file", "name", "rival", "predictions"}).encode()
+        submission.model_dump_json(
+            include={"label", "features", "estimator", "options", "default"}
+        ).encode()
     )
     predict: Callable[[Rows], Any] | None = None
     score: Callable[[Rows], Any] | None = None

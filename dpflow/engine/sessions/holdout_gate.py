@@ -99,16 +99,7 @@ def judge(
     """
     if promoter is not None:
         require_metrics([session.plan])
-    fields = {name: submission[name] for name in Submission.model_fields if name in submission}
-    if asks_for_champions(session.plan):
-        # Nobody asks what it claims, and what it is must not depend on that.
-        fields["claim"] = "0"
-    try:
-        parsed = session.canonical_query(Submission.model_validate(session.fill_metric(fields)))
-    except ValidationError as error:
-        raise InvalidDeclaration(
-            f"candidate {submission.get('name')!r}: {describe_problems(error)}"
-        ) from None
+    parsed = parse_submission(session, submission)
     candidate = _load_public(session, parsed)
     # Said with every verdict, also with one that was never given.
     about: dict[str, Any] = {"name": parsed.name, "candidate": candidate.digest}
@@ -131,6 +122,25 @@ def judge(
         proof = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
         promoted = _promote(session, candidate, promoter, record | proof)
     return {**about, **promoted, **record, **answer}
+
+
+def parse_submission(session: Session, submission: Mapping[str, Any]) -> Submission:
+    """A submission to a session, with its metric. Raises `InvalidDeclaration`."""
+    try:
+        parsed = session.canonical_query(Submission.model_validate(session.fill_metric(submission)))
+    except ValidationError as error:
+        raise InvalidDeclaration(
+            f"candidate {submission.get('name')!r}: {describe_problems(error)}"
+        ) from None
+    if asks_for_champions(session.plan) != (parsed.claim is None):
+        wrong = "claims a score" if parsed.claim is not None else "claims no score"
+        what = "whether it is better than the champion; leave claim out"
+        if parsed.claim is None:
+            what = "whether its claim is plausible; add the claim"
+        raise InvalidDeclaration(
+            f"candidate {parsed.name!r} {wrong}, and {session.plan.request.name} says {what}"
+        )
+    return parsed
 
 
 def _load_public(session: Session, submission: Submission) -> Candidate:
@@ -174,7 +184,8 @@ def _judge_challenger(
         )
     standing, none = promoter.find_champion(), {"guarantee": "none"}
     if standing is None:
-        # Nothing to compare with, so nothing is asked and nothing is said about it.
+        # Nothing to compare with, so nothing is asked; the next one is compared with this one.
+        session.require_scorable(candidate)
         promoter.promote(candidate, {"session": session.id, **none})
         return {"verdict": "yes", "promoted": True, "promotion": "first", **none}
     if standing.digest == candidate.digest:

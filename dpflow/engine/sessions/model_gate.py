@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpflow.engine.sessions.candidate import Submission
-from dpflow.engine.sessions.holdout_gate import Promotes, asks_for_champions, judge, require_metrics
+from dpflow.engine.sessions.holdout_gate import (
+    Promotes,
+    asks_for_champions,
+    judge,
+    parse_submission,
+    require_metrics,
+)
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput
+
+#: Fields of no use to a candidate from such a source.
+_UNUSED = {"file": ("tracking_uri",), "model": (), "predictions": ("features", "tracking_uri")}
 
 
 class ModelGate:
@@ -18,7 +26,8 @@ class ModelGate:
     Args:
         session: it, open (`dpflow.Session.open`).
         promoter: what moves an alias on a yes; a gate that asks for champions needs one.
-        defaults: fields of every submission, such as ``label``, ``features`` and ``tracking_uri``.
+        defaults: fields of every submission that takes them, such as ``label``, ``features`` and
+            ``tracking_uri``.
     """
 
     def __init__(
@@ -60,7 +69,8 @@ class ModelGate:
         if asks_claim and claim is None:
             raise InvalidInput("say which score the model is claimed to have: submit(model, claim)")
         kind = _source_kind(model)
-        submission = {"name": name or _name_model(model), kind: model, **self._defaults, **fields}
+        shared = {k: v for k, v in self._defaults.items() if k not in _UNUSED[kind]}
+        submission = {"name": name or _name_model(model), kind: model, **shared, **fields}
         if asks_claim:
             submission["claim"] = str(claim)
         return submit_candidate(self.session, submission, self._promoter)
@@ -78,10 +88,7 @@ def submit_candidate(
     if submission.get("model") is not None:
         from dpflow.engine.sessions.model_promotion import record_verdict
 
-        fields = {name: submission[name] for name in Submission.model_fields if name in submission}
-        record_verdict(
-            Submission.model_validate({"claim": "0", **session.fill_metric(fields)}), verdict
-        )
+        record_verdict(parse_submission(session, submission), verdict)
     return verdict
 
 

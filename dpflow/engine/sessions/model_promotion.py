@@ -109,7 +109,7 @@ class Promoter:
         tags = {
             "dpflow.candidate": candidate.digest,
             "dpflow.name": submission.name,
-            "dpflow.claim": str(submission.claim),
+            **({} if submission.claim is None else {"dpflow.claim": str(submission.claim)}),
             "dpflow.estimator": submission.measure,
             "dpflow.submission": submission.model_dump_json(),
             **{f"dpflow.{name}": text for name, text in record.items()},

@@ -38,6 +38,7 @@ from dpflow.engine.sessions.group_scores import (
     predicted_values,
     score_range,
 )
+from dpflow.engine.sessions.scored_fields import require_used_by_name, require_used_by_sql
 from dpflow.engine.sessions.unit_scores import mean_shares, require_row_scores, share_values
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
@@ -226,6 +227,8 @@ class ScoreReaders:
     ) -> tuple[tuple[str, ...], dict[str, Callable[[Rows], Any]]]:
         """Columns of the table that are read for an expression, and what gives a candidate's."""
         columns, theirs = self._private.expression_columns(own.sql)
+        if candidate is not None:
+            require_used_by_sql(columns, theirs, candidate.submission)
         functions = {name: getattr(candidate, _SAYS[name], None) for name in theirs}
         if absent := sorted(name for name, function in functions.items() if function is None):
             raise PlanRefused(
@@ -276,17 +279,14 @@ class ScoreReaders:
         assert isinstance(query.estimator, str)
         estimator = self._registry.find_estimator(query.estimator)
         options = estimator.fill_options(query)
+        if candidate is not None:
+            require_used_by_name(estimator, candidate.submission)
         if estimator.model and (candidate is None or candidate.predict is None):
             raise PlanRefused(f"estimator {estimator.name!r} scores a candidate; hand one to ask")
-        if estimator.model == "two" and (candidate is None or candidate.rival is None):
-            raise PlanRefused(
-                f"estimator {estimator.name!r} compares two models; give the candidate a rival"
-            )
         subject = Subject(query.columns, options)
         if candidate is not None and candidate.predict is not None:
             submission = candidate.submission
-            if estimator.model:
-                _check_columns(query, submission)
+            _check_columns(query, submission)
             subject = Subject(
                 query.columns,
                 options,

@@ -213,6 +213,26 @@ class Session:
             PlanRefused: the session fixes no metric.
             SessionClosed: no answer is left.
         """
+        mechanism, query = self._comparison(candidate, champion, better_by)
+        name = digest([self.id, "challenge", candidate.digest, str(better_by)])
+        answer = partial(self._answer_query, mechanism, query, candidate, champion=champion)
+        return self._answer_once(name, answer)
+
+    def require_scorable(self, candidate: Candidate) -> None:
+        """Check all that a comparison checks before it reads rows.
+
+        Raises:
+            InvalidInput: it has another metric, a field that the metric does not use, or columns that
+                the table does not have.
+        """
+        mechanism, query = self._comparison(candidate, candidate, Fraction(0))
+        statistic = mechanism.data_request(self._plan.params, query, self._plan.table)
+        self._make_reader(statistic, query, candidate, candidate)
+
+    def _comparison(
+        self, candidate: Candidate, champion: Candidate, better_by: Fraction
+    ) -> tuple[InteractiveMechanism[Any, Any], EstimatorQuery]:
+        """The question whether one candidate beats another."""
         mechanism = self._plan.mechanism
         if self.metric is None or not isinstance(mechanism, InteractiveMechanism):
             raise PlanRefused(
@@ -228,9 +248,7 @@ class Session:
         assert isinstance(parsed, EstimatorQuery)
         query = self.canonical_query(parsed)
         self._require_metric(query)
-        name = digest([self.id, "challenge", candidate.digest, str(better_by)])
-        answer = partial(self._answer_query, mechanism, query, candidate, champion=champion)
-        return self._answer_once(name, answer)
+        return mechanism, query
 
     @property
     def plan(self) -> Plan:
@@ -357,6 +375,16 @@ class Session:
             json.dumps([self.id, said], sort_keys=True).encode(), "verdict"
         )
 
+    def _make_reader(
+        self, statistic: Any, query: Any, candidate: Candidate | None, champion: Candidate | None
+    ) -> Callable[[], Any] | None:
+        """What reads the scores that a statistic is about; None if it is about none."""
+        if isinstance(statistic, GroupValues):
+            return self._readers.group_reader(statistic, query, candidate, champion)
+        if isinstance(statistic, UnitScores):
+            return self._readers.unit_reader(statistic, query, candidate, champion)
+        return None
+
     def _answer_query(
         self,
         mechanism: InteractiveMechanism[Any, Any],
@@ -376,12 +404,8 @@ class Session:
         blocks = mechanism.read_blocks(query, plan.request.blocks)
         # Taken before the draw: reading the catalog may fail, and may say why.
         identity = self._private.take_snapshot()
-        read: Callable[[], Any]
-        if isinstance(statistic, GroupValues):
-            read = self._readers.group_reader(statistic, query, candidate, champion)
-        elif isinstance(statistic, UnitScores):
-            read = self._readers.unit_reader(statistic, query, candidate, champion)
-        else:
+        read = self._make_reader(statistic, query, candidate, champion)
+        if read is None:
             self._private.check_request(statistic, blocks)
             read = partial(self._private.answer, statistic, blocks)
         snapshot = self._ledger.commitment(identity, "snapshot") if mechanism.locks_dataset else ""

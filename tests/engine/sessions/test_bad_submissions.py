@@ -184,6 +184,7 @@ def test_a_withdrawn_champion_is_said_to_be_gone(tiny: Tiny, how: str) -> None:
     first = write_predictions(tiny, "i % 2")
     assert judge(session, {**first, "claim": "0.5"}, models)["promoted"]
     withdrawn = Path(first["predictions"]["database"])
+    write_predictions(tiny, "CASE WHEN i < 1500 THEN i % 2 ELSE 0 END")
     kept = withdrawn.rename(withdrawn.with_name("other.duckdb"))
     if how == "table":
         with duckdb.connect(str(withdrawn)) as connection:

@@ -68,7 +68,7 @@ def test_only_the_better_one_replaces_the_champion(tiny: Tiny, table: Path) -> N
     nothing, and only a yes is paid for.
     """
     session, registry = open_gate(tiny, **DUEL), MemoryRegistry()
-    asked = [about("a"), about("c"), about("b"), about("a", claim="0.99")]
+    asked = [about("a"), about("c"), about("b"), about("a")]
     said = judge_all([lambda: session], asked, registry)
     assert [v["verdict"] for v in said] == ["yes", "no", "yes", "no"]
     assert [v["promotion"] for v in said] == [

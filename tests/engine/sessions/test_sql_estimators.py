@@ -173,7 +173,6 @@ def test_predictions_are_columns_of_the_expression(tiny: Tiny, opened: Any) -> N
     gate = opened()
     given = {
         "name": "c",
-        "label": "sick",
         "claim": 0,
         "estimator": LOSS,
         "predictions": predictions(tiny, "0.1 + 0.8 * (i % 2)"),
@@ -263,7 +262,6 @@ def test_predictions_without_the_package_they_need_cost_no_answer(
 def test_rows_without_a_prediction_have_none(tiny: Tiny, opened: Any) -> None:
     given = {
         "name": "c",
-        "label": "sick",
         "claim": 0,
         "estimator": LOSS,
         "predictions": predictions(tiny, "i % 2", 1000),
@@ -278,7 +276,6 @@ def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opene
     gate = opened()
     given = {
         "name": "c",
-        "label": "sick",
         "claim": 0,
         "estimator": LOSS,
         "predictions": predictions(tiny, "i % 2"),
@@ -329,9 +326,9 @@ def test_a_prediction_needs_somebody_who_predicts(tiny: Tiny, opened: Any) -> No
     gate = opened()
     with pytest.raises(PlanRefused, match="reads candidate.prediction, and no candidate says that"):
         gate.ask(LOSS | {"sql": "avg(least(greatest(candidate.prediction, 0), 1))"}, claim="0.5")
-    given = {"name": "c", "label": "sick", "claim": 0, "predictions": predictions(tiny, "i % 2")}
+    given = {"name": "c", "claim": 0, "predictions": predictions(tiny, "i % 2")}
     for text, message in (
-        ("max(candidate.rival)", "reads candidate.rival"),
+        ("max(candidate.prediction - candidate.rival)", "give the candidate a rival"),
         ("avg(candidate.score)", "bounds are not known"),
     ):
         with pytest.raises(PlanRefused, match=message):

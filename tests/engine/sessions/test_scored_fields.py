@@ -1,0 +1,180 @@
+"""A gate refuses what its metric does not use: a field that is ignored is a claim about something else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+import skops.io
+from holdout_gates import MemoryRegistry
+from sklearn.tree import DecisionTreeClassifier
+
+from dpflow import ModelGate, Session, plan
+from dpflow.engine.sessions.holdout_gate import judge
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from smallworld import Tiny
+
+ROWS = """CREATE TABLE visits AS SELECT 'p' || i AS person, 'r' || i AS visit, i % 2 AS sick, i % 2 AS a, i % 3 AS b
+          FROM range(300) t(i)"""
+BIT = {"lower": 0, "upper": 1}
+COLUMNS = {"sick": BIT, "a": BIT, "b": {"lower": 0, "upper": 2}, "visit": {}}
+
+
+def sql(text: str) -> dict[str, Any]:
+    return {"estimator": {"sql": text, "range": [-1, 1], "default": 0, "better": "higher"}}
+
+
+#: Metric, whether it calls a model, whether a rival, and how many columns an own one reads.
+METRICS: dict[str, tuple[Any, bool, bool, int]] = {
+    "mean": ({"estimator": "column_mean", "range": [0, 2]}, False, False, 1),
+    "agreement": ({"estimator": "column_agreement"}, False, False, 2),
+    "accuracy": ("accuracy", True, False, 0),
+    "difference": ("difference", True, True, 0),
+    "sql": (sql("avg(sick)"), False, False, 0),
+    "sql of predictions": (sql("avg(1 - abs(sick - least(greatest(candidate.prediction, 0), 1)))"), True, False, 0),
+    "sql of two": (
+        sql("avg(least(greatest(candidate.prediction, 0), 1) - least(greatest(candidate.rival, 0), 1) + 0 * sick)"),
+        True, True, 0,
+    ),
+}  # fmt: skip
+FIELDS = list(product(("", "file", "predictions"), (False, True), ("", "sick", "b"), (0, 1, 2)))
+
+
+def is_used(metric: str, source: str, rival: bool, label: str, features: int) -> bool:
+    """Whether the metric uses each field that is brought, and has each that it needs."""
+    _, calls, compares, columns = METRICS[metric]
+    if bool(source) != calls or rival != compares or (source == "predictions" and rival):
+        return False
+    in_sql = metric.startswith("sql")
+    if label and not calls and not in_sql:
+        return False
+    if calls and not in_sql and not label:
+        return False
+    if in_sql and label == "b":
+        return False
+    return features == (1 if source == "file" else columns)
+
+
+@pytest.fixture
+def sources(tiny: Tiny) -> dict[str, Any]:
+    tiny.fill(ROWS)
+    path = tiny.declare(
+        protects="unit", contribution_bounds={"rows": 1}, columns=COLUMNS, block=None, holdout=True
+    )
+    declared, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
+    ledger.grant("gate", 50, 0, filter="basic", table=declared, principal="owner")
+    file, said = tiny.folder / "model.skops", tiny.folder / "said.duckdb"
+    skops.io.dump(DecisionTreeClassifier().fit([[0.0], [1.0]], [0, 1]), file)
+    with duckdb.connect(str(said)) as connection:
+        connection.execute(
+            "CREATE TABLE said AS SELECT 'r' || i AS visit, i % 2 AS prediction FROM range(300) t(i)"
+        )
+    place = {"database": str(said), "table": "said", "id": "visit"}
+    return {"": None, "file": str(file), "predictions": place}
+
+
+def open_gate(tiny: Tiny, metric: Any, **params: Any) -> Session:
+    common = {
+        "metric": metric,
+        "threshold": "0.05",
+        "epsilon": "20",
+        "queries": 400,
+        "failures": 400,
+    }
+    planned = plan("thresholdout", tiny.folder / "visits.yml", name="gate", scope="gate", **common | params)  # fmt: skip
+    return Session.open(planned, Ledger(tiny.ledger), Registry.load())
+
+
+def candidate(
+    sources: Mapping[str, Any], source: str, rival: bool, label: str, n: int
+) -> dict[str, Any]:
+    brought: dict[str, Any] = {"name": "c", "features": ["a", "b"][:n]}
+    brought |= {source: sources[source]} if source else {}
+    brought |= {"rival": sources["file"]} if rival else {}
+    return brought | ({"label": label} if label else {})
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("question", ["claim", "champion"])
+def test_only_what_is_used_is_taken(
+    tiny: Tiny, sources: dict[str, Any], metric: str, question: str
+) -> None:
+    """Each of 54 candidates, as a claim and as the first champion, which nothing is asked about: taken
+    if and only if all of it is scored, and what is refused costs nothing and promotes nothing.
+    """
+    assert sum(is_used(metric, *fields) for fields in FIELDS) in (1, 2, 3, 4)
+    gate = open_gate(tiny, METRICS[metric][0], question=question)
+    claim = {"claim": "0.4"} if question == "claim" else {}
+    for fields in FIELDS:
+        brought, registry = candidate(sources, *fields) | claim, MemoryRegistry()
+        if is_used(metric, *fields):
+            verdict = judge(gate, brought, registry if question == "champion" else None)
+            assert verdict["verdict"] in ("yes", "no"), fields
+            assert verdict["promoted"] == (question == "champion"), fields
+            continue
+        answered = gate.remaining()["answered"]
+        with pytest.raises(InvalidInput):
+            judge(gate, brought, registry)
+        assert (gate.remaining()["answered"], registry.champion) == (answered, None), fields
+
+
+def test_unknown_fields_are_refused(tiny: Tiny, sources: dict[str, Any]) -> None:
+    good = {"name": "c", "file": sources["file"], "label": "sick", "features": ["a"]}
+    claims = open_gate(tiny, "accuracy")
+    for field, value in (
+        ("feature", ["a"]),
+        ("predictor", "x"),
+        ("tracking_uri", "sqlite:///m.db"),
+    ):
+        with pytest.raises(InvalidInput, match=field):
+            judge(claims, good | {"claim": "0.9", field: value})
+    with pytest.raises(InvalidInput, match="add the claim"):
+        judge(claims, good)
+    noted = good | {"notes": {"depth": 3}, "claim": "0.9"}
+    assert judge(claims, noted)["candidate"] == judge(claims, good | {"claim": "0.9"})["candidate"]
+
+
+def test_a_candidate_is_what_it_says_of_rows(
+    tiny: Tiny, sources: dict[str, Any], tmp_path: Path
+) -> None:
+    """Under another name and path it is the same one, and challenges once."""
+    copy = tmp_path / "again.skops"
+    copy.write_bytes((tiny.folder / "model.skops").read_bytes())
+    good = {"name": "c", "file": sources["file"], "label": "sick", "features": ["a"]}
+    duel, registry = open_gate(tiny, "accuracy", question="champion"), MemoryRegistry()
+    assert judge(duel, good, registry)["promotion"] == "first"
+    again = judge(duel, good | {"name": "d", "file": str(copy)}, registry)
+    assert again["promotion"] == "it is the champion"
+    assert duel.remaining()["answered"] == 0
+    with pytest.raises(InvalidInput, match="better than the champion; leave claim out"):
+        judge(duel, good | {"claim": "0.9"}, registry)
+
+
+def test_another_claim_is_another_question_about_the_same_candidate(
+    tiny: Tiny, sources: dict[str, Any]
+) -> None:
+    """It is answered and counted, and no second candidate for promotion."""
+    good = {"name": "c", "file": sources["file"], "label": "sick", "features": ["a"]}
+    gate, registry = open_gate(tiny, "accuracy", queries=3, failures=1), MemoryRegistry()
+    said = [judge(gate, good | {"claim": claim}, registry) for claim in ("0.9", "0.8")]
+    assert said[0]["candidate"] == said[1]["candidate"] and gate.remaining()["answered"] == 2
+    assert [one["promoted"] for one in said] == [True, True] and len(registry.records) == 1
+
+
+def test_shared_fields_are_given_to_those_that_take_them(
+    tiny: Tiny, sources: dict[str, Any]
+) -> None:
+    shared = {"label": "sick", "features": ["a"], "tracking_uri": "sqlite:///mlflow.db"}
+    gate = ModelGate(open_gate(tiny, "accuracy"), defaults=shared)
+    for source in ("file", "predictions"):
+        assert gate.submit(sources[source], "0.95")["verdict"] == "yes"
