@@ -2,8 +2,8 @@
 done stays done.
 
 Makes the logins and databases, migrates Airflow's metadata, makes or upgrades the ledger under its
-anchor with its roles, and loads the demo's private tables with their grants. Run as the service ``init`` of
-docker-compose.yml.
+anchor with its roles, takes the owner's signing key out of it, and loads the demo's private tables
+with their grants. Run as the service ``init`` of docker-compose.yml.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def connect(login: str, database: str | None = None) -> psycopg.Connection:
     """A connection in which every statement is a transaction."""
     url = sa.make_url(read_secret(SECRETS / f"{login}_url"))
     return psycopg.connect(
+        # A folder of Unix sockets stands with its port behind the question mark.
         host=url.query.get("host") or url.host,
-        port=url.port,
+        port=url.query.get("port") or url.port,
         user=url.username,
         password=url.password,
         dbname=database or url.database,
@@ -102,6 +103,24 @@ def make_ledger() -> Ledger:
     return ledger
 
 
+def move_signing_key() -> None:
+    """The key of the owner's checkpoints into a place that tasks do not reach, and a link to it."""
+    key = Path(os.environ["DPFLOW_LEDGER_ANCHOR"]) / "sign"
+    if key.is_symlink():
+        return
+    place = Path(os.environ["DPFLOW_OWNER_FOLDER"]) / "sign"
+    place.parent.chmod(0o700)
+    place.touch(mode=0o600)
+    place.write_bytes(key.read_bytes())
+    # On the other storage before it is gone from this one.
+    with place.open("rb") as written:
+        os.fsync(written.fileno())
+    link = key.with_name("sign.link")
+    link.unlink(missing_ok=True)
+    link.symlink_to(place)
+    link.replace(key)
+
+
 def write_users() -> None:
     """The login of Airflow's pages, where its simple auth manager looks for it."""
     file = Path(os.environ["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"])
@@ -125,6 +144,7 @@ def main() -> None:
     make_logins()
     subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True)
     ledger = make_ledger()
+    move_signing_key()
     write_users()
     load_demo(ledger)
 

@@ -48,7 +48,7 @@ class Deployment:
         self.root, self.secrets = root, root / "secrets"
         self.port, self.health_port = find_free_port(), find_free_port()
         self.more: dict[str, str] = {}  #: what a test adds to every environment
-        for name in ("demo/private", "anchor", "logs", "users"):
+        for name in ("demo/private", "anchor", "owner", "logs", "users"):
             (root / "opt" / name).mkdir(parents=True)
         anchor = str(root / "opt" / "anchor")
         load_script("make_secrets").write_secrets(self.secrets, host=socket, anchor=anchor)

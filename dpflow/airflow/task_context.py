@@ -176,12 +176,22 @@ def push_result(operator: BaseOperator, context: Mapping[str, Any], value: Any) 
         context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=value)
 
 
+def _name_blocks(operator: Any, text: str) -> str:
+    """The blocks that an operator's templates became, where its error does not name them."""
+    blocks = getattr(operator, "blocks", None) or ()
+    names = [blocks] if isinstance(blocks, str) else list(map(str, blocks))
+    if not names or all(name in text for name in names):
+        return ""
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"block {shown}" if len(names) == 1 else f"blocks {shown}"
+
+
 def map_failures(execute: Callable[P, T]) -> Callable[P, T]:
     """Map the errors of an operator's ``execute`` to Airflow's: what a retry cannot help fails at
     once, the rest is tried again.
 
     Airflow logs what a task raises, with all that led to it: so errors end here
-    (`dpflow.error_boundary`).
+    (`dpflow.error_boundary`). It names the task's blocks, which come from templates.
     """
 
     @functools.wraps(execute)
@@ -191,6 +201,8 @@ def map_failures(execute: Callable[P, T]) -> Callable[P, T]:
         except DpflowError as error:
             kind = AirflowException if error.retryable else AirflowFailException
             text = f"{type(error).__name__}: {error}"
+            if blocks := _name_blocks(args[0], text):
+                text += f"; this task asks for {blocks}"
         # Outside the handler, so that it has no context.
         raise kind(text)
 

@@ -154,7 +154,9 @@ def test_a_template_without_a_logical_date_fails_once(tiny: Tiny) -> None:
     strict = jinja2.Environment(undefined=jinja2.StrictUndefined)  # as a DAG's is
     operator = ReleaseOperator(task_id="t", release=make_release(), blocks="{{ ds }}")
     by_hand = context(tiny) | {"logical_date": None}
-    with pytest.raises(AirflowFailException, match="no logical date.*write run_id") as failure:
+    with pytest.raises(
+        AirflowFailException, match="no logical date.*backfill create.*write run_id"
+    ) as failure:
         operator.render_template_fields(by_hand, strict)
     assert "'ds' is undefined" in str(failure.value)
     assert failure.value.__context__ is None
@@ -164,6 +166,38 @@ def test_a_template_without_a_logical_date_fails_once(tiny: Tiny) -> None:
         ).render_template_fields(context(tiny), strict)
     operator.render_template_fields(context(tiny) | {"ds": "2020-01-01"}, strict)
     assert operator.blocks == "2020-01-01"
+
+
+def test_a_backfill_runs_the_day_it_names_and_a_trigger_the_day_before() -> None:
+    """Airflow's own timetable and table: what the message and the page advise, and what they warn of."""
+    import pendulum
+    from airflow.models.dagrun import DagRun
+    from airflow.timetables.base import TimeRestriction
+    from airflow.timetables.interval import CronDataIntervalTimetable
+
+    daily, day = CronDataIntervalTimetable("0 0 * * *", "UTC"), pendulum.datetime(2026, 1, 2)
+    backfilled = TimeRestriction(day, day, catchup=True)
+    run = daily.next_dagrun_info(last_automated_data_interval=None, restriction=backfilled)
+    assert run is not None
+    assert (run.data_interval.start, run.logical_date) == (day, day)
+    triggered = daily.infer_manual_data_interval(run_after=day)
+    assert triggered.start == day.subtract(days=1)
+    unique = {
+        tuple(c.columns.keys())
+        for c in DagRun.__table__.constraints
+        if "unique" in str(type(c)).lower()
+    }
+    assert ("dag_id", "logical_date") in unique
+
+
+def test_an_error_names_the_block_that_templates_became(tiny: Tiny) -> None:
+    from dpflow.airflow import ReleaseOperator
+
+    operator = ReleaseOperator(
+        task_id="t", release=make_release(scope="nobody"), blocks=["2020-01-01"]
+    )
+    with pytest.raises(AirflowFailException, match="this task asks for block 2020-01-01"):
+        operator.execute(context(tiny))
 
 
 @pytest.mark.parametrize(

@@ -63,15 +63,3 @@ def test_the_connections_have_the_fields_that_init_writes(tmp_path: Path) -> Non
     shown = json.loads(example.text)["dpflow_ledger"]
     assert shown.keys() == made.keys()
     assert json.loads(shown["extra"]).keys() == json.loads(made["extra"]).keys()
-
-
-def test_the_pod_is_one_that_airflow_takes() -> None:
-    """Airflow puts its command into the container `base`; what is mounted is a volume of the pod."""
-    (example,) = [e for e in examples(PAGES[0]) if e.title == "pod_template.yml"]
-    spec = yaml.safe_load(example.text)["spec"]
-    (container,) = spec["containers"]
-    assert container["name"] == "base" and spec["restartPolicy"] == "Never"
-    mounts = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounts == {volume["name"] for volume in spec["volumes"]}
-    assert spec["securityContext"]["runAsUser"] == 50000
-    assert "--uid 50000" in (ROOT / "Dockerfile").read_text()

@@ -15,6 +15,9 @@ import sqlalchemy as sa
 from airflow_settings import find_wrong_settings
 from compose_services import COMPOSE, ROOT, SERVICES, load_script
 
+from dpflow import Ledger
+from dpflow.core.contract.declaration import Table
+
 AIRFLOW = ("init", *SERVICES)
 ALL: dict[str, Any] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -103,6 +106,7 @@ def test_each_service_reaches_what_it_needs() -> None:
 
     assert holders("volumes", "private") == {"init", "scheduler"}
     assert holders("volumes", "anchor") == {"init", "scheduler", "owner"}
+    assert holders("volumes", "owner") == {"init", "owner"}
     assert holders("secrets", "postgres_url") == {"init"}
     assert holders("secrets", "dpflow_owner_url") == {"init", "owner"}
     assert holders("secrets", "tasks_connections") == {"init", "scheduler"}
@@ -186,3 +190,50 @@ def test_passwords_are_escaped_and_stay(tmp_path: Path) -> None:
         (tmp_path / name).read_text() for name in ("fernet_key", "jwt_secret", "api_secret_key")
     ]
     assert len(set(keys)) == 3
+
+
+def test_the_owners_key_leaves_the_anchor_that_tasks_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owner and init have it by the link, once and again; where its place is not mounted it is nowhere,
+    and the ledger charges all the same.
+    """
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    init = load_script("init")
+    anchor, owner = tmp_path / "anchor", tmp_path / "owner"
+    owner.mkdir()
+    ledger = Ledger(tmp_path / "ledger.sqlite", create=True, anchor=anchor)
+    key = (anchor / "sign").read_bytes()
+    monkeypatch.setenv("DPFLOW_LEDGER_ANCHOR", str(anchor))
+    monkeypatch.setenv("DPFLOW_OWNER_FOLDER", str(owner))
+    for _ in range(2):
+        init.move_signing_key()
+    assert (anchor / "sign").is_symlink() and (owner / "sign").read_bytes() == key
+    assert (owner / "sign").stat().st_mode & 0o077 == 0
+    signed = ledger.checkpoint()
+    owner.rename(tmp_path / "not mounted")
+    held = [file.read_bytes() for file in anchor.rglob("*") if file.is_file()]
+    assert held and all(key not in content for content in held)
+    spends = Ledger(tmp_path / "ledger.sqlite", anchor=anchor)
+    unit = {"privacy_unit": {"column": "person"}, "contribution_bounds": {"rows": 1}, "columns": {}}
+    table = Table.model_validate({"name": "visits", "database": "x.duckdb", **unit})
+    spends.grant("visits", 1, 0, filter="basic", table=table, principal="owner")
+    assert spends.verify().ok and signed
+    with pytest.raises(Exception, match="sign is not in"):
+        spends.checkpoint()
+
+
+def test_a_socket_keeps_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the question mark as before it."""
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    init, secrets = load_script("init"), load_script("make_secrets")
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(init.psycopg, "connect", lambda **given: told.append(given))
+    monkeypatch.setattr(init, "SECRETS", tmp_path)
+    for host in ("/sockets", "db.internal"):
+        secrets.write_secrets(tmp_path, host=host, port=6543)
+        init.connect("airflow")
+    assert [(one["host"], int(one["port"])) for one in told] == [
+        ("/sockets", 6543),
+        ("db.internal", 6543),
+    ]
