@@ -86,7 +86,7 @@ class ReleaseOperator(PrivacyOperator):
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
     :param ordinal: number among equal releases of one run, when the same one is requested twice.
         Equal releases of a list are counted from it.
-    :param spend_again: pay for a new release although this task released something else in this run
+    :param spend_again: pay for a new release although this task released something else for this interval
         before.
 
     Charges the release's scope when the task first runs; a retry, clear or backfill of the same

@@ -82,7 +82,7 @@ class SqlReleaseOperator(PrivacyOperator):
         none is written if left out.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
     :param ordinal: number among equal queries of one run.
-    :param spend_again: pay although this task released something else in this run before.
+    :param spend_again: pay although this task released something else for this interval before.
 
     A run pays for its own draw: the run identity is in the key, so answers of other runs are not
     taken. A retry, clear or backfill of the same interval costs nothing. Assets among the task's

@@ -124,8 +124,9 @@ def identify_run(context: Mapping[str, Any], ordinal: int = 0, part: str = "") -
 
     The name is the logical date with its data interval if the run has one, else the partition key,
     else the run id. Airflow changes map_index, clear_number, try number, run type and task-instance
-    ids between tries, so none of them is in the key. The slot, which only serves to notice a
-    changed retry, holds the run id and map index.
+    ids between tries, so none of them is in the key. The slot, which only serves to notice that a
+    task asks for something else, holds DAG, name, task and map index: another run of the same
+    interval or partition is the same to it.
 
     Args:
         part: which of several releases of one task instance; each has a slot of its own.
@@ -135,8 +136,9 @@ def identify_run(context: Mapping[str, Any], ordinal: int = 0, part: str = "") -
 
     instance, run = context["ti"], context["dag_run"]
     name = name_run(context, getattr(run, "partition_key", None), instance.run_id)
-    of_run = instance.dag_id, instance.run_id, instance.task_id
-    slot = make_slot(*of_run, instance=f"{instance.map_index}{part}")
+    slot = make_slot(
+        instance.dag_id, name, instance.task_id, instance=f"{instance.map_index}{part}"
+    )
     return RunIdentity(
         instance.dag_id, instance.task_id, name, slot, dag_principal(instance.dag_id), ordinal
     )

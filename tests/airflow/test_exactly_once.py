@@ -138,7 +138,7 @@ def test_the_same_interval_is_the_same_release(tiny: Tiny, again: dict[str, Any]
         pytest.param(
             {"dates": None, "partition": "2020-01"}, {"dates": None, "partition": "2020-02", "run_id": "x"}, False, id="another-partition"
         ),
-        pytest.param({}, {"dates": (NEXT, NEXT + dt.timedelta(days=1))}, True, id="a-run-id-used-again-with-other-dates"),
+        pytest.param({}, {"dates": (NEXT, NEXT + dt.timedelta(days=1))}, False, id="a-run-id-used-again-with-other-dates"),
         pytest.param({}, {"dag_id": "e"}, False, id="another-dag"),
         pytest.param({}, {"task_id": "u"}, False, id="another-task"),
     ],
@@ -207,16 +207,49 @@ def test_two_runs_of_one_interval(tiny: Tiny) -> None:
 
 
 def test_a_template_with_now_under_new_run_ids(tiny: Tiny) -> None:
-    """Each run of the interval asks for something new: each is charged once, and its retries are
-    refused.
+    """Each run of the interval asks for something new: the first is charged, and neither its retries
+    nor the other runs are.
     """
     from airflow_names import AirflowFailException
 
     for number, run_id in enumerate(("scheduled__1", "manual__7", "manual__8")):
-        assert not pay(context(tiny, run_id=run_id), f"0.100{number}")["replayed"]
+        if number == 0:
+            assert not pay(context(tiny, run_id=run_id), "0.1")["replayed"]
+        for again in (1, 2):
+            with pytest.raises(AirflowFailException, match="RetryConflict"):
+                pay(context(tiny, run_id=run_id, try_number=2), f"0.10{again}{number}")
+    assert spent(tiny) == "0.1"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{}, {"dates": None, "partition": "2020-01"}],
+    ids=["interval", "partition"],
+)
+def test_an_edit_pays_for_no_second_release_of_an_interval(tiny: Tiny, names: Any) -> None:
+    """Under a new run id, after the run was deleted, or in a backfill; nor does the refused retry
+    pay after one that was meant. It paid once for each new run id, and opened the retry.
+    """
+    from airflow_names import AirflowFailException
+
+    pay(context(tiny, **names))
+    runs: list[dict[str, Any]] = [
+        {"run_id": "scheduled__1", "clear_number": 1},
+        {"run_id": "manual__7"},
+        {"run_id": "backfill__2020-01-01", "run_type": "backfill"},
+        {"run_id": "scheduled__1", "id": "made again"},
+    ]
+    for run in runs:
+        with pytest.raises(AirflowFailException, match="released something else for this interval"):
+            pay(context(tiny, **names, **run), "0.2")
+        assert pay(context(tiny, **names, **run))["replayed"]
+    assert spent(tiny) == "0.1"
+    assert not pay(context(tiny, **names, run_id="manual__9"), "0.2", spend_again=True)["replayed"]
+    for run in runs:
+        assert pay(context(tiny, **names, **run), "0.2")["replayed"]
         with pytest.raises(AirflowFailException, match="RetryConflict"):
-            pay(context(tiny, run_id=run_id, try_number=2), f"0.101{number}")
-    assert spent(tiny) == "0.3003"
+            pay(context(tiny, **names, **run), "0.3")
+    assert spent(tiny) == "0.3"
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,9 @@ class Outlook:
     Attributes:
         scope: its grant.
         runs: runs that this scope pays for, up to the refused one or the end of the forecast.
-        paid: of those, how many had paid before.
+        runs_paid_before: of those, how many had paid before.
+        runs_changed: runs of the past whose task released something else for the same interval: it is
+            refused there unless it says ``spend_again``.
         refused: when the first run starts that it cannot pay, in which block, and the ledger's
         reason; None if it lasts.
         last: the start of the last run that was played.
@@ -145,6 +147,7 @@ class Outlook:
     scope: Scope
     runs: int = 0
     runs_paid_before: int = 0
+    runs_changed: set[str] = field(default_factory=set)
     refused: dt.datetime | None = None
     block: str = ""
     last: dt.datetime | None = None
@@ -474,16 +477,25 @@ class _Player:
         if self._ledger is None or request.scope not in self.outlooks or run.when > self._now:
             return False
         run_identity = RunIdentity(
-            job.dag_id, line.task.name, run.occurrence, make_slot(job.dag_id), "", ask.ordinal
+            job.dag_id,
+            line.task.name,
+            run.occurrence,
+            make_slot(job.dag_id, run.occurrence, line.task.name),
+            "",
+            ask.ordinal,
         )
         if not job.dag_id:
             run_identity = RunIdentity.of_request(
                 request.model_copy(update={"revision": int(run.occurrence)})
             )
-        return (
-            self._ledger.find(run_identity.key(self._plans.plan_exactly(request, ask.blocks)))
-            is not None
-        )
+        key = run_identity.key(self._plans.plan_exactly(request, ask.blocks))
+        if self._ledger.find(key) is not None:
+            return True
+        if self._ledger.has_paid(run_identity.slot.run):
+            for name in line.scope_path:
+                if name in self.outlooks:
+                    self.outlooks[name].runs_changed.add(run.occurrence)
+        return False
 
 
 def _run_dates(number: int, job: Job) -> Iterator[tuple[dt.datetime, int, Run]]:

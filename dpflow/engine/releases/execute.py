@@ -145,7 +145,7 @@ def release(
         ledger: where its scope has a grant.
         registry: tells observers.
         run_identity: which run this is; by default the request's name and revision.
-        spend_again: pay although this task already released something else in this run.
+        spend_again: pay although this task already released something else for this interval.
 
     Raises:
         BudgetExceeded: the scope cannot pay; nothing was read.

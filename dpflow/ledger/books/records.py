@@ -117,10 +117,11 @@ def path_of(scope: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Slot:
-    """Who asks: one task instance of one run. Only to notice a changed retry; in no key.
+    """Who asks: one instance of a task for one data interval, partition key or run id. Only to notice
+    that it asks for something else than before; in no key.
 
-    ``run`` is a text of its own for each run of a task (`make_slot`), ``instance`` one for each of
-    its instances, "" if there is but one.
+    ``run`` is a text of its own for each interval of a task (`make_slot`), ``instance`` one for each
+    map index, "" if there is but one.
     """
 
     run: str

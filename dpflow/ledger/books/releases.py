@@ -135,10 +135,10 @@ def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
 
     A key finds its release whoever asks: inputs mapped in another order find theirs. A key that is
     new to a slot which has a release is a changed retry. It keeps that release if only the
-    mechanism's version changed; it may pay if the caller says so, or while the instances of this
-    run that asked are more than the releases they got (after a reordering some instances join what
-    others paid for, and then others owe one). So the instances of a run never pay for more releases
-    than they are, however often they are tried, unless the caller says so.
+    mechanism's version changed; it may pay if the caller says so, or while the instances that
+    asked, in all runs of the interval, are more than the releases they got (after a reordering some
+    instances join what others paid for, and then others owe one). So the instances of an interval
+    never pay for more releases than they are, however often they are run, unless the caller says so.
 
     Raises:
         RetryConflict: a changed retry that may not pay.
@@ -166,7 +166,6 @@ def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
     ]
     if same:
         return same[0]
-    # Of this run alone: another run of the same interval replays for nothing, and owes nothing.
     owed = len({row.instance for row in in_run}) - len({row.release_id for row in in_run})
     if ask.spend_again or owed > 0:
         return None
@@ -213,15 +212,15 @@ def _explain_conflict(ask: ReleaseCharge, slot: Slot, before: Any) -> str:
             f"{ask.request.get('name')!r} released something else with this revision before (changed: {changed}). Write it as "
             f"it was, or pay for a new release: raise the revision, such as revision: 2 in the release file"
         )
-    pay = "to pay for a second release in this run, set spend_again=True on the operator and clear the task"
+    pay = "to pay for a second release of this interval, set spend_again=True on the operator and clear the task"
     if slot.instance[:1].isdigit():
         return (
-            f"mapped task instance {slot.instance} released something else in this run (changed: {changed}). If its input only "
+            f"mapped task instance {slot.instance} released something else for this interval (changed: {changed}). If its input only "
             f"moved, or others were added, clear it once the other instances have run; {pay}"
         )
     return (
-        f"this task released something else in this run (changed: {changed}). A retry must ask for the same release: write it "
-        f"as it was and clear the task; or, {pay}"
+        f"this task released something else for this interval (changed: {changed}). A retry, or another run of it, must ask for "
+        f"the same release: write it as it was and clear the task; or, {pay}"
     )
 
 

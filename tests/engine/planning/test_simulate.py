@@ -37,7 +37,13 @@ from dpflow.engine.planning.solve import (
     total_cost,
 )
 from dpflow.engine.releases.request import parse_request
-from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
+from dpflow.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    PlanRefused,
+    RetryConflict,
+    UnknownName,
+)
 from dpflow.ledger import Ledger, Scope, make_slot
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
@@ -161,6 +167,26 @@ def test_the_forecast_is_what_the_ledger_does(tiny: Tiny, registry: Registry) ->
     assert (before.runs, before.refused) == (served, run.when) == (3, START + 3 * DAY)
     after = forecast_schedule([daily], registry, ledger).outlooks["visits"]
     assert (after.runs, after.runs_paid_before, after.refused) == (3, 3, START + 3 * DAY)
+
+
+def test_a_forecast_counts_intervals_that_paid_for_another_release(
+    tiny: Tiny, registry: Registry
+) -> None:
+    """An edited task would be refused there, so a backfill after an edit is no surprise."""
+    ledger, daily, edited = Ledger(tiny.ledger), job(tiny, "0.1"), job(tiny, "0.15")
+    (run,) = itertools.islice(daily.runs(), 1)
+    slot = make_slot("daily", run.occurrence, "release")
+    ((request, blocks, _),) = daily.tasks[0].asks(run)
+    plan = make_plan(request.model_copy(update={"blocks": blocks}), registry)
+    identity = RunIdentity("daily", "release", run.occurrence, slot, "tester")
+    release(plan, ledger, registry, run_identity=identity)
+    for planned, changed in ((daily, set()), (edited, {run.occurrence})):
+        outlook = forecast_schedule([planned], registry, ledger).outlooks["visits"]
+        assert outlook.runs_changed == changed
+    with pytest.raises(RetryConflict):
+        ((request, blocks, _),) = edited.tasks[0].asks(run)
+        plan = make_plan(request.model_copy(update={"blocks": blocks}), registry)
+        release(plan, ledger, registry, run_identity=identity)
 
 
 def test_a_quota_ends_before_the_scope_above(tiny: Tiny, registry: Registry) -> None:
