@@ -371,13 +371,6 @@ class Ledger(AuditedLedger):
             row = releases.find_by_key(state, key)
             return None if row is None else releases.proved_record(self._cipher, state, row)
 
-    def has_paid(self, run: str) -> bool:
-        """Whether any instance of a task paid for a release in this run (`Slot.run`), whatever it
-        asked for.
-        """
-        with self._begin_reading() as state:
-            return bool(state.rows(schema.slot, run=run))
-
     def is_paid(self, scope: str, dag_id: str, run_identity: str, *digests: str) -> bool:
         """Whether any task of a DAG run has paid for the plan of these digests.
 

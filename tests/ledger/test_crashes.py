@@ -519,7 +519,10 @@ def test_a_place_that_is_read_only(ask, what):
         ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
         connections._before_fork()  # closes what this process has open
         for path in (folder, *folder.rglob("*")):
-            path.chmod(0o777 if path.is_dir() else 0o666)
+            path.chmod(0o770 if path.is_dir() else 0o660)
+            # A group shares it: what all may write is refused.
+            if os.geteuid() == 0:
+                os.chown(path, 0, 65534)
         closed = {
             "file": folder / "l",
             "folder": folder,
@@ -542,7 +545,7 @@ def test_a_place_that_is_read_only(ask, what):
                 return str(error)
 
         code, shown = forked(unprivileged)
-        closed.chmod(0o777 if closed.is_dir() else 0o666)
+        closed.chmod(0o770 if closed.is_dir() else 0o660)
         if what == "anchor":
             assert code == 0 and "the high-water mark is missing" in shown and not mark.exists()
             (folder / "mark").rename(mark)

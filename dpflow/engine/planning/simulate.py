@@ -492,9 +492,9 @@ class _Player:
         if self._ledger.find(key) is not None:
             return True
         if self._ledger.has_paid(run_identity.slot.run):
-            for name in line.scope_path:
-                if name in self.outlooks:
-                    self.outlooks[name].runs_changed.add(run.occurrence)
+            for scope in line.scope_path:
+                if scope in self.outlooks:
+                    self.outlooks[scope].runs_changed.add(run.occurrence)
         return False
 
 

@@ -114,6 +114,11 @@ class AuditedLedger(SealedDatabase):
             run = [row.dag_id, row.task_id, row.run_identity]
             return Settlement(dt.datetime.fromisoformat(entry.at), "/".join(filter(None, run)))
 
+    def has_paid(self, run: str) -> bool:
+        """Whether any instance of a task paid for a release in this run (`Slot.run`), whatever it was."""
+        with self._begin_reading() as state:
+            return bool(state.rows(schema.slot, run=run))
+
     def report(
         self,
         scope: str,
@@ -189,7 +194,9 @@ class AuditedLedger(SealedDatabase):
         points = [] if since is None else [self._open_checkpoint(since, keys)]
         with self._database.begin_reading() as transaction:
             trace, expected, problems = self._verify_within(transaction, points)
-        return VerificationReport(expected.entries, (*problems, *trace.problems))
+        compared = points[0][0].size if points else None
+        found = *problems, *trace.problems
+        return VerificationReport(expected.entries, found, compared, tuple(trace.warnings))
 
     def _verify_within(
         self,

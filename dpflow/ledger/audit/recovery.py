@@ -10,6 +10,7 @@ settled or answered them, and a second draw would cost a second time.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
@@ -44,6 +45,9 @@ _UNSETTLED = Prepared(
 #: Costs by scope and block.
 Sums = dict[tuple[str, str], Cost]
 
+#: Seconds by which clocks of machines that write to one ledger may differ unnoticed.
+_CLOCK_DRIFT = 300
+
 
 def make_signer(anchor: Anchor) -> Signer:
     """The owner's key pair, whose private half is in the anchor."""
@@ -72,6 +76,9 @@ class CheckpointTrace:
     ) -> None:
         self.head: Seen = NOTHING
         self.at = ""
+        self._now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        self._jumps: list[tuple[int, str, str]] = []
+        self._future: list[tuple[int, str]] = []
         self._points, self._ledger_id, self._expected = checkpoints, ledger_id, expected
         self._fork: tuple[int, Sums] | None = None  # the first recovery, and what it left
         self._origin = ""  # the ledger whose checkpoint that one took over
@@ -90,6 +97,10 @@ class CheckpointTrace:
                     self._extended.add(point.text)
                 elif row.kind == "recover" and self._takes_over(row, point, signer):
                     self.taken_over.add(point.text)
+            if self.at and _seconds_between(row.at, self.at) > _CLOCK_DRIFT:
+                self._jumps.append((row.seq, self.at, row.at))
+            if _seconds_between(self._now, row.at) > _CLOCK_DRIFT:
+                self._future.append((row.seq, row.at))
             self.head, self.at = (row.seq, row.hash), row.at
             yield row
             # By now the rules have seen it, too.
@@ -118,6 +129,19 @@ class CheckpointTrace:
         an empty ledger takes any.
         """
         return self.head == NOTHING or point.ledger_id in (self._ledger_id, self._origin)
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """Times that nothing is decided on but periods of quotas, and that people read."""
+        if self._jumps:
+            seq, before, after = self._jumps[0]
+            yield (
+                f"time goes back at {len(self._jumps)} entries, first at entry {seq} from {before} to {after}; set the clocks of "
+                f"all machines that write, and read reports by entry number"
+            )
+        if self._future:
+            seq, at = self._future[0]
+            yield f"{len(self._future)} entries are of the future, first entry {seq} of {at}; set the clocks"
 
     @property
     def marks(self) -> set[Seen]:
@@ -168,6 +192,15 @@ class CheckpointTrace:
     def problems(self) -> list[str]:
         """Why the history does not extend each checkpoint that it does not."""
         return [reason for point, _ in self._points if (reason := self.explain(point))]
+
+
+def _seconds_between(earlier: object, later: object) -> float:
+    """How much later the second time is; 0 for what no ledger wrote, which the chain's checks name."""
+    try:
+        times = [dt.datetime.fromisoformat(str(time)) for time in (earlier, later)]
+        return (times[1] - times[0]).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
 
 
 def current_sums(expected: Recheck) -> Sums:

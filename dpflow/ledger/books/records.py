@@ -403,10 +403,19 @@ def units_text(units: int, unit: Fraction) -> str:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """Outcome of a verification: how many entries hold, and everything that does not."""
+    """Outcome of a verification.
+
+    Attributes:
+        entries: how many were verified.
+        problems: everything that does not hold.
+        compared_with: number of the entry of the checkpoint that was compared; None without one.
+        warnings: what changes no sum and may mislead people, such as clocks that went back.
+    """
 
     entries: int
     problems: tuple[str, ...]
+    compared_with: int | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -418,6 +427,13 @@ class VerificationReport:
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
-        if self.ok:
-            return f"{self.entries} entries verified: chain, anchor and sums hold"
-        return f"{self.entries} entries, NOT verified: " + "; ".join(self.problems)
+        if not self.ok:
+            return f"{self.entries} entries, NOT verified: " + "; ".join(self.problems)
+        compared = f"compared with the checkpoint of entry {self.compared_with}"
+        if self.compared_with is None:
+            compared = (
+                "compared with no checkpoint kept elsewhere (--since FILE), so a database and an anchor that were restored "
+                "together would not be noticed"
+            )
+        lines = [f"{self.entries} entries verified: chain, anchor and sums hold; {compared}"]
+        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])

@@ -568,11 +568,28 @@ def _translate_error(error: Exception, place: str, committing: bool) -> DpflowEr
     if not unfit and isinstance(error, operational):
         if committing:
             return LedgerUnavailable(_explain_loss(place, kind))
-        return LedgerUnavailable(
-            f"{place} cannot be used now ({kind}): it is locked, full, read-only or out of reach; nothing was recorded, "
-            f"so try again when that is mended"
-        )
+        reason, remedy = _find_cause(error)
+        return LedgerUnavailable(f"{place} {reason} ({kind}); nothing was recorded. {remedy}")
     return LedgerCorrupt(f"{place} refused a statement ({kind}); run dpflow ledger verify")
+
+
+def _find_cause(error: Exception) -> tuple[str, str]:
+    """What a database that cannot be used suffers from, by its code alone, and what helps."""
+    origin = getattr(error, "orig", None) or error
+    code = (getattr(origin, "sqlite_errorcode", None) or 0) & 0xFF
+    state = getattr(origin, "sqlstate", None) or ""
+    if code == sqlite3.SQLITE_FULL or state == "53100":
+        return "is on a full disk", "Free space, then try again"
+    if code == sqlite3.SQLITE_READONLY or state == "25006":
+        return (
+            "is read-only here",
+            "Name a copy that can be written, or mount it so, then try again",
+        )
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or state == "55P03":
+        return "is locked by another program", "Try again when that has ended"
+    if code == sqlite3.SQLITE_IOERR:
+        return "is on a disk that fails", "Look at the disk, then try again"
+    return "is out of reach", "Try again when it can be reached"
 
 
 def _explain_loss(place: str, kind: str) -> str:

@@ -1,0 +1,74 @@
+"""What a verification says beside yes and no, and what a database that fails is called."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+import pytest
+
+from dpflow.errors import LedgerUnavailable
+from dpflow.ledger.storage import database as connections
+
+
+def test_verify_says_what_it_was_compared_with(ledger, ask):
+    """Without a checkpoint from elsewhere an older database with its older anchor would pass."""
+    ask.reserve(ledger)
+    assert "compared with no checkpoint kept elsewhere" in str(ledger.verify())
+    report = ledger.verify(since=ledger.checkpoint())
+    assert str(report).endswith("compared with the checkpoint of entry 2")
+    assert report.to_json()["compared_with"] == 2 and ledger.verify().compared_with is None
+
+
+@pytest.mark.parametrize(
+    ("shifts", "words"),
+    [
+        ([0, 200, 0], []),  # clocks of two machines
+        ([0, -1000, 0], ["time goes back at 1 entries, first at entry 3"]),
+        ([0, 5000, 0], ["time goes back at 1 entries, first at entry 4", "first entry 3 of"]),
+    ],
+)
+def test_clocks_that_lie_are_warned_of(ledger, ask, monkeypatch, shifts, words):
+    """Nothing is wrong with the sums, so the ledger verifies."""
+    clock = time.time
+    for number, shift in enumerate(shifts):
+        monkeypatch.setattr(time, "time", lambda shift=shift: clock() + shift)
+        ask.reserve(ledger, str(number))
+    monkeypatch.undo()
+    report = ledger.verify()
+    assert report.ok and len(report.warnings) == len(words), report
+    assert all(word in warning for word, warning in zip(words, report.warnings, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (sqlite3.SQLITE_FULL, "full disk"),
+        (sqlite3.SQLITE_READONLY, "read-only"),
+        (sqlite3.SQLITE_READONLY | 1 << 8, "read-only"),
+        (sqlite3.SQLITE_BUSY, "locked"),
+        (sqlite3.SQLITE_IOERR, "disk that fails"),
+        (sqlite3.SQLITE_CANTOPEN, "out of reach"),
+    ],
+)
+def test_a_database_that_fails_is_called_what_it_is(code, words):
+    error = sqlite3.OperationalError("secret")
+    error.sqlite_errorcode = code
+    told = connections._translate_error(error, "ledger", False)
+    assert isinstance(told, LedgerUnavailable)
+    assert words in str(told) and "nothing was recorded" in str(told) and "secret" not in str(told)
+    late = connections._translate_error(error, "ledger", True)
+    assert "may or may not be recorded" in str(late)
+
+
+def test_a_file_that_nobody_may_write_is_read_only(tmp_path):
+    """By SQLite's own error."""
+    path = tmp_path / "file"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        reader.execute("INSERT INTO t VALUES (1)")
+    reader.close()
+    assert "read-only" in str(connections._translate_error(caught.value, "ledger", False))
