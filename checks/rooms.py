@@ -4,6 +4,7 @@
 - only tables opens a private source: nobody else connects to DuckDB.
 - only fail_closed draws: nobody else makes the source of noise for a release.
 - a query of private rows is written in one room: the backend that runs it, above how a file is read.
+- arithmetic over row values is written in one module, which knows that it cannot overflow.
 """
 
 from __future__ import annotations
@@ -103,6 +104,42 @@ def find_statements(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "a statement put together"
 
 
+#: Arithmetic in SQL beside an operand: a part that is put in (here §), a name, a number or a bracket.
+_OPERAND = r"[§\w)\]\"']"
+ARITHMETIC = re.compile(
+    rf"{_OPERAND} (?:[-+*/%]|//|<<|>>|&|div|DIV) [§\w(\"']|\b(?:pmod|avg|sum)\((?!\*?\))|(?<!\w)-\(?§"
+)
+#: What looks like it and is none: a star for all columns, and days of an example.
+_NO_ARITHMETIC = re.compile(r"SELECT (?:§, |\w+, )?\*|\* (?:FROM|EXCLUDE)|count\(\*\)")
+
+
+def find_arithmetic(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Texts with arithmetic of SQL; docstrings and what is said in errors are none."""
+    spoken = set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            spoken.add(id(node.value))
+        says = isinstance(node, ast.Call) and re.search(
+            r"[Rr]efuse|Error|Unreadable|Input|Busy|warning|Interrupted|Damaged",
+            ast.unparse(node.func),
+        )
+        if says or isinstance(node, ast.Raise):
+            spoken |= {id(inner) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in spoken:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            spoken |= {id(part) for part in node.values}
+            parts = [part.value if isinstance(part, ast.Constant) else "§" for part in node.values]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts = [node.value]
+        else:
+            continue
+        text = _NO_ARITHMETIC.sub("", "".join(map(str, parts)))
+        if found := ARITHMETIC.search(text):
+            yield node.lineno, f"{found[0]!r} in a text"
+
+
 RULES = (
     Rule(
         "core does no I/O",
@@ -142,6 +179,15 @@ RULES = (
             "dpflow/tables/public": "published results and public points",
             "dpflow/ledger": "the ledger's own database",
             "dpflow/example_dags": "a user's own queries of published tables",
+        },
+    ),
+    Rule(
+        "only tables.access.arithmetic writes arithmetic over row values",
+        ("dpflow/tables/access", "dpflow/tables/backends", "dpflow/tables/language"),
+        find_arithmetic,
+        {
+            "dpflow/tables/access/arithmetic.py": "knows the range of what it writes",
+            "dpflow/tables/backends/spark_backend/canaries.py": "constants that show what a server does",
         },
     ),
 )

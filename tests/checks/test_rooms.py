@@ -43,6 +43,21 @@ BREACHES = {
             "x = f'{y} GROUP BY {z}'",
         ],
     ),
+    "only tables.access.arithmetic writes arithmetic over row values": (
+        "dpflow/tables/backends/x.py",
+        [
+            "x = f'{y} + {z}'",
+            "x = f'{y} * 4 AS v'",
+            "x = 'v0 - 1'",
+            "x = f'(x // {y}) AS z'",
+            "x = f'sum({y})'",
+            "x = f'-({y})'",
+            "x = f'{y} & 3'",
+            "x = f'{y} << 3'",
+            "x = f'({y} div 2L)'",
+            "x = f'pmod({y}, 2L)'",
+        ],
+    ),
 }
 
 

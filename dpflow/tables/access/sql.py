@@ -14,6 +14,24 @@ from typing import Any
 
 from dpflow.core.contract.declaration import Column
 from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
+from dpflow.tables.access.arithmetic import (
+    BIGINT,
+    DUCKDB,
+    HUGEINT,
+    MAX_ROWS,
+    RANGES,
+    Whole,
+    choose,
+    coalesce,
+    date_of_days,
+    days_of_date,
+    decimal_digits,
+    double,
+    greatest,
+    least,
+    operate_doubles,
+    place_from_zero,
+)
 
 _WHOLE = {
     "tinyint",
@@ -36,8 +54,6 @@ _FIRST = "290309-12-22 (BC) 00:00:00"  # of what DuckDB writes as a date and tim
 _LAST = {kind: "294247-01-10 04:00:54.775806" for kind in _TIMES - {"timestamp_ns"}}
 _LAST |= {"timestamp_s": "294247-01-10 04:00:54", "timestamp_ms": "294247-01-10 04:00:54.775"}
 _FAR = 9 * 10**18  # microseconds that every timestamp type reaches
-_INT64 = 2**63 - 1
-_INT128 = 2**127 - 1
 
 
 @dataclass(frozen=True)
@@ -92,7 +108,7 @@ class Field:
         elif self.kind == "decimal":
             digits = "9" * self.width
             most = f"{digits[self.scale :]}.{digits[: self.scale]}"
-            ends = (f"-{most}", most)
+            ends = ("-" + most, most)
         if not ends:
             return None
         first, last = (f"CAST('{text}' AS {self.type})" for text in ends)
@@ -141,17 +157,6 @@ def quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def write_integer(value: int) -> str:
-    """An integer of the smallest type that holds it; never a decimal."""
-    # A cast of text, as the type of a bare literal follows from its number of digits.
-    return f"CAST('{value}' AS {integer_type(value)})"
-
-
-def integer_type(value: int) -> str:
-    """The smallest type of 64 or 128 bits that holds an integer."""
-    return "BIGINT" if abs(value) <= _INT64 else "HUGEINT"
-
-
 def key(column: Field, role: str) -> str:
     """The column as something to group, partition and compare by: equal exactly when the values are
     the same.
@@ -180,12 +185,12 @@ def write_keys(column: Field, texts: Sequence[str]) -> str:
 SMALL_OFFSET = 2**31
 
 
-def small_integer(column: Field) -> str | None:
+def small_integer(column: Field) -> Whole | None:
     """The column as a number of 32 bits, if every value of its type has one: a private key that
     needs no dictionary.
     """
     small = column.kind in ("tinyint", "smallint", "integer", "utinyint", "usmallint")
-    return f"CAST({column.sql} AS BIGINT) + {SMALL_OFFSET}" if small else None
+    return DUCKDB.read(column.sql, column.kind) + SMALL_OFFSET if small else None
 
 
 def is_integer(column: Field) -> bool:
@@ -193,11 +198,11 @@ def is_integer(column: Field) -> bool:
     return column.kind in _WHOLE - {"boolean"}
 
 
-def ordinal(kind: str) -> Callable[[str], str] | None:
+def ordinal(kind: str) -> Callable[[str], Whole] | None:
     """How a query makes an integer of a value of a type that has one for each; None if it has not."""
     if kind in _WHOLE - {"boolean"}:
-        return lambda value: value
-    return (lambda value: f"({value} - DATE '1970-01-01')") if kind == "date" else None
+        return lambda value: DUCKDB.read(value, kind)
+    return days_of_date if kind == "date" else None
 
 
 def key_from_text(column: Field, text: str) -> str:
@@ -227,7 +232,7 @@ def check_value(column: Field) -> None:
         )
 
 
-def write_grid_steps(column: Field, declared: Column, *, above: int = 0) -> str:
+def write_grid_steps(column: Field, declared: Column, *, above: int = 0) -> Whole:
     """The column in grid steps above an integer, as a BIGINT, within the declared bounds: clamped,
     rounded half away from zero.
 
@@ -236,7 +241,7 @@ def write_grid_steps(column: Field, declared: Column, *, above: int = 0) -> str:
     """
     check_value(column)
     low, high = declared.grid_bounds()
-    if high - above > _INT64:
+    if high - above > BIGINT.high:
         raise PlanRefused(
             f"column {column.name!r} declares more than a BIGINT holds, and only values by themselves are read "
             f"beyond that (quantiles, synthetic columns); take a coarser step, or an upper bound below 2^63"
@@ -244,13 +249,12 @@ def write_grid_steps(column: Field, declared: Column, *, above: int = 0) -> str:
     value = (
         _from_float(column, declared) if column.kind in _FLOATS else _from_exact(column, declared)
     )
-    if above:
-        value = f"CAST({value} - {write_integer(above)} AS BIGINT)"
+    value = (value - above).to(BIGINT)
     if declared.missing == "skip":
         return value
     # A declared number is put on the grid as a row's value would be, so it cannot leave the bounds.
     default = min(max(_half_away(declared.missing / declared.step), low), high)
-    return f"coalesce({value}, {write_integer(default - above)})"
+    return coalesce(value, default - above)
 
 
 def bounded_number(column: Field, declared: Column) -> str:
@@ -265,14 +269,12 @@ def bounded_number(column: Field, declared: Column) -> str:
     if column.kind in _FLOATS:
         value = f"CAST({column.sql} AS DOUBLE)"
     else:
-        steps, divisor = _exact_steps(column, -_INT128, _INT128)
-        value = f"CAST({steps} AS DOUBLE) / CAST({divisor} AS DOUBLE)"
+        steps, divisor = _exact_steps(column, HUGEINT.low, HUGEINT.high)
+        value = operate_doubles(steps.as_double(), "/", double(divisor))
     clamped = value
     if declared.lower is not None and declared.upper is not None:
-        clamped = f"least(greatest({value}, {write_double(declared.lower)}), {write_double(declared.upper)})"
-    default = (
-        "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else write_double(declared.missing)
-    )
+        clamped = f"least(greatest({value}, {double(declared.lower)}), {double(declared.upper)})"
+    default = double(math.nan) if declared.missing == "skip" else double(declared.missing)
     # Missing is asked first: least and greatest pass over NULL and take NaN for the largest,
     # so a missing value would count as a bound.
     return f"CASE WHEN {column.sql} IS NULL OR isnan({value}) THEN {default} ELSE {clamped} END"
@@ -297,12 +299,12 @@ def open_number(column: Field) -> str:
     whole = (
         _microseconds(column)
         if column.kind in _TIMES
-        else _exact_steps(column, -_INT128, _INT128)[0]
+        else _exact_steps(column, HUGEINT.low, HUGEINT.high)[0]
     )
     if has_exact_integers(column):
-        kind = "BIGINT" if column.kind == "bigint" else "HUGEINT"
-        return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE CAST({whole} AS {kind}) END"
-    value = f"CAST({whole} AS DOUBLE)"
+        integer = whole.to(BIGINT if column.kind == "bigint" else HUGEINT)
+        return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE {integer} END"
+    value = whole.as_double()
     if column.kind in _TIMES:
         # Beyond 2^53 the cast may have rounded up.
         above = f"TRY_CAST({value} AS HUGEINT) > {whole}"
@@ -323,7 +325,7 @@ def text_from_double(column: Field, value: float) -> str:
     # Clamped before ceil, which has no integer for an infinity; the types' ends are nearer.
     near = math.ceil(min(max(value, -1e19), 1e19))
     if column.kind == "date":
-        return f"CAST(CAST(DATE '1970-01-01' + CAST({min(max(near, -(2 * 10**6)), 10**8)} AS INTEGER) AS DATE) AS VARCHAR)"
+        return f"CAST({date_of_days(near)} AS VARCHAR)"
     make = "make_timestamptz" if column.kind.endswith("zone") else "make_timestamp"
     return f"CAST({make}({min(max(near, -_FAR), _FAR)}) AS VARCHAR)"
 
@@ -333,16 +335,16 @@ def is_time(column: Field) -> bool:
     return column.kind == "date" or column.kind in _TIMES
 
 
-def _microseconds(column: Field) -> str:
+def _microseconds(column: Field) -> Whole:
     """Microseconds since 1970-01-01, rounded down; NULL for infinities and for what a TIMESTAMP
     cannot hold.
     """
+    ends = RANGES["bigint"]
     if column.kind == "timestamp_ns":
-        # SQL's % has the sign of the dividend: twice, it rounds down and not towards zero.
-        nanoseconds = f"CAST(epoch_ns({column.sql}) AS HUGEINT)"
-        return f"(({nanoseconds} - ({nanoseconds} % 1000 + 1000) % 1000) // 1000)"
+        nanoseconds = DUCKDB.column(f"epoch_ns({column.sql})", *ends)
+        return nanoseconds.floor_by(DUCKDB.number(1000)).to(HUGEINT)
     value = column.sql if column.kind.endswith("zone") else f"TRY_CAST({column.sql} AS TIMESTAMP)"
-    return f"CAST(epoch_us({value}) AS HUGEINT)"
+    return DUCKDB.column(f"epoch_us({value})", *ends).to(HUGEINT)
 
 
 def _half_away(value: Fraction) -> int:
@@ -350,12 +352,7 @@ def _half_away(value: Fraction) -> int:
     return int(sign * ((2 * abs(value) + 1) // 2))
 
 
-def write_double(value: Fraction) -> str:
-    """A number as a DOUBLE."""
-    return f"CAST('{float(value)!r}' AS DOUBLE)"
-
-
-def _from_float(column: Field, declared: Column) -> str:
+def _from_float(column: Field, declared: Column) -> Whole:
     low, high = declared.grid_bounds()
     step = declared.step
     # Both have to be finite DOUBLEs.
@@ -366,104 +363,59 @@ def _from_float(column: Field, declared: Column) -> str:
     scaled = f"CAST({column.sql} AS DOUBLE)"
     # Times the denominator, not by the step: 1/100 has no exact DOUBLE, 100 has.
     if step.denominator != 1:
-        scaled += f" * {write_double(Fraction(step.denominator))}"
+        scaled = operate_doubles(scaled, "*", double(step.denominator))
     if step.numerator != 1:
-        scaled += f" / {write_double(Fraction(step.numerator))}"
-    # Clamped before the cast to an integer, which would fail on a value beyond its range.
-    value = _clamp(f"round({scaled})", write_double(Fraction(low)), write_double(Fraction(high)))
-    # A bound that a DOUBLE cannot hold was rounded, maybe beyond BIGINT: clamp again, exactly.
-    if max(abs(low), abs(high)) > 2**53:
-        value = f"least(greatest(CAST({value} AS HUGEINT), {write_integer(low)}), {write_integer(high)})"
-    value = f"CAST({value} AS {'BIGINT' if high <= _INT64 else 'HUGEINT'})"
+        scaled = operate_doubles(scaled, "/", double(step.numerator))
+    value = DUCKDB.round_double(scaled, low, high)
     # NaN is DuckDB's largest number, and a comparison with NULL holds for none: both give NULL.
-    return f"CASE WHEN {column.sql} < CAST('NaN' AS {column.type}) THEN {value} END"
+    return choose([(f"{column.sql} < CAST('NaN' AS {column.type})", value)])
 
 
-def _from_exact(column: Field, declared: Column) -> str:
+def _from_exact(column: Field, declared: Column) -> Whole:
     low, high = declared.grid_bounds()
-    kind = "BIGINT" if high <= _INT64 else "HUGEINT"
+    kind = DUCKDB.type_of(low, high)
     if column.kind in _WHOLE | {"ubigint", "hugeint"} and declared.step == 1:
-        value = f"CAST({column.sql} AS {'BIGINT' if column.kind in _WHOLE else 'HUGEINT'})"
-        return f"CAST({_clamp(value, write_integer(low), write_integer(high))} AS {kind})"
+        return DUCKDB.read(column.sql, column.kind).clamp(low, high).to(kind)
     _, divisor = _exact_steps(column, 0, 0)
     ratio = 1 / (divisor * declared.step)
     # Rounded outwards, so that clamping the type's own units moves no value within the bounds.
-    least, most = low / ratio // 1, -(-high / ratio // 1)
-    units, _ = _exact_steps(column, least, most)
+    units, _ = _exact_steps(column, low / ratio // 1, -(-high / ratio // 1))
     if ratio != 1:
-        n, d = ratio.numerator, ratio.denominator
-        # Declaration and type bound the product, so no row can make it overflow.
-        peak = 2 * max(abs(least), abs(most)) * n + d
-        if max(peak, 2 * d) > _INT128:
+        try:
+            units = (units * ratio.numerator).divide_half_away(ratio.denominator)
+        except PlanRefused:
             raise PlanRefused(
                 f"the step of column {column.name!r} does not fit its type {column.type}; take one with "
                 f"fewer digits, such as '0.01'"
-            )
-        wide = "BIGINT" if max(peak, 2 * d) <= _INT64 else "HUGEINT"
-        whole = f"CAST({units} AS {wide})"
-        # Half away from zero in integers; the sign is put back below.
-        size = f"(2 * abs({whole}) * CAST('{n}' AS {wide}) + CAST('{d}' AS {wide})) // CAST('{2 * d}' AS {wide})"
-        units = f"CASE WHEN {whole} < 0 THEN -({size}) ELSE {size} END"
-    units = f"least(greatest({units}, {write_integer(low)}), {write_integer(high)})"
-    return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE CAST({units} AS {kind}) END"
+            ) from None
+    return choose([(f"{column.sql} IS NOT NULL", greatest(least(units, high), low).to(kind))])
 
 
-def _clamp(value: str, low: str, high: str) -> str:
-    """A value between two constants; NULL stays. Four times as quick as least and greatest."""
-    return (
-        f"CASE WHEN {value} < {low} THEN {low} WHEN {value} > {high} THEN {high} ELSE {value} END"
-    )
-
-
-def _exact_steps(column: Field, least: int, most: int) -> tuple[str, int]:
-    """The value times a divisor as an integer clamped to [least, most], and the divisor. Infinite
+def _exact_steps(column: Field, first: int, last: int) -> tuple[Whole, int]:
+    """The value times a divisor as an integer clamped to [first, last], and the divisor. Infinite
     dates clamp too.
     """
     name, kind = column.sql, column.kind
     if kind == "date":
-        low, high = (
-            f"DATE '1970-01-01' + CAST({min(max(x, -2 * 10**6), 10**8)} AS INTEGER)"
-            for x in (least, most)
-        )
-        return (
-            f"(CAST(least(greatest({name}, CAST({low} AS DATE)), CAST({high} AS DATE)) AS DATE) - DATE '1970-01-01')",
-            1,
-        )
+        ends = [min(max(end, -2 * 10**6), 10**8) for end in (first, last)]
+        clamped = f"least(greatest({name}, {date_of_days(ends[0])}), {date_of_days(ends[1])})"
+        return days_of_date(f"CAST({clamped} AS DATE)", *ends), 1
     if kind in _TIMES:
         make = "make_timestamptz" if kind.endswith("zone") else "make_timestamp"
-        low, high = (f"{make}({min(max(x, -_FAR), _FAR)})" for x in (least, most))
+        ends = [min(max(end, -_FAR), _FAR) for end in (first, last)]
         value = name if kind.endswith("zone") else f"TRY_CAST({name} AS TIMESTAMP)"
-        clamped = f"epoch_us(least(greatest({value}, {low}), {high}))"
-        return f"CASE WHEN {value} IS NULL THEN NULL ELSE {clamped} END", _DAY
-    divisor = 10**column.scale
+        clamped = f"least(greatest({value}, {make}({ends[0]})), {make}({ends[1]}))"
+        micros = f"CASE WHEN {value} IS NULL THEN NULL ELSE epoch_us({clamped}) END"
+        return DUCKDB.column(f"({micros})", ends[0], ends[1]), _DAY
     if kind == "decimal":
-        value = _decimal_digits(column) if column.scale else f"CAST({name} AS HUGEINT)"
-    elif kind == "uhugeint":
-        # Clamped before the cast, which would fail on the upper half of the type.
-        value = f"CAST(least({name}, CAST('{_INT128}' AS UHUGEINT)) AS HUGEINT)"
-    else:
-        value = f"CAST({name} AS {'HUGEINT' if kind in _WIDE else 'BIGINT'})"
-    return f"least(greatest({value}, {_clip_integer(least)}), {_clip_integer(most)})", divisor
+        digits = decimal_digits(name, column.width, column.scale)
+        # Written once, for it may be a cast of text; NULL is taken out by whoever reads it.
+        return greatest(least(digits, _clip(last)), _clip(first)), 10**column.scale
+    return DUCKDB.read(name, kind).clamp(_clip(first), _clip(last)), 1
 
 
-def _decimal_digits(column: Field) -> str:
-    """A DECIMAL's digits without the point, exactly: DuckDB's product of decimals fails where it
-    has more than 18 digits.
-    """
-    name, width, scale = column.sql, column.width, column.scale
-    ten = f"CAST({10**scale} AS DECIMAL({scale + 1}, 0))"
-    if width + scale <= 18:
-        return f"CAST({name} * {ten} AS BIGINT)"
-    if width <= 18 and 2 * scale <= 18:
-        # Digits before and after the point apart: neither product has more than 18.
-        part = f"CAST({name} - trunc({name}) AS DECIMAL({scale}, {scale}))"
-        return f"(CAST(trunc({name}) AS BIGINT) * {10**scale} + CAST({part} * {ten} AS BIGINT))"
-    # At most 38 digits, which every HUGEINT holds.
-    return f"CAST(replace(CAST({name} AS VARCHAR), '.', '') AS HUGEINT)"
-
-
-def _clip_integer(value: int) -> str:
-    return write_integer(min(max(value, -_INT128), _INT128))
+def _clip(value: int) -> int:
+    return min(max(value, HUGEINT.low), HUGEINT.high)
 
 
 def exact_text(column: Field) -> str:
@@ -499,9 +451,10 @@ def row_spans_query(relation: str, width: int, condition: str, key: str = "''") 
     """For every key and about ``width`` neighbouring rows the first and last row number, and how
     many rows fulfil the condition: ``k``, ``low``, ``high``, ``n``.
     """
+    span = DUCKDB.column("rowid", 0, MAX_ROWS) // width
     return (
         f"SELECT {key} AS k, min(rowid) AS low, max(rowid) AS high, count(*) AS n FROM {relation} AS t "
-        f"WHERE {condition} GROUP BY 1, rowid // {width}"
+        f"WHERE {condition} GROUP BY 1, {span}"
     )
 
 
@@ -515,7 +468,8 @@ def rows_at_query(relation: str) -> str:
     """The numbers of the rows at some places, counted from 0, in their order; the places are its
     parameter.
     """
-    placed = f"SELECT rowid, row_number() OVER (ORDER BY rowid) - 1 AS place FROM {relation}"
+    position = place_from_zero("row_number() OVER (ORDER BY rowid)")
+    placed = f"SELECT rowid, {position} AS place FROM {relation}"
     return f"SELECT rowid FROM ({placed}) WHERE place IN (SELECT unnest(?)) ORDER BY rowid"
 
 

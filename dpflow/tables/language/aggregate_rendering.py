@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sql
+from dpflow.tables.access.arithmetic import DUCKDB, MAX_ROWS, Whole, double, operate_doubles
 from dpflow.tables.language.expressions import add_predictions
 from dpflow.tables.language.intervals import bound_expression
 from dpflow.tables.language.nodes import AGGREGATES, Node
@@ -17,6 +18,8 @@ from dpflow.tables.language.rendering import DuckDBRenderer, Term, require_opera
 
 #: Bits of the grid on which values are added, and of the one on which their products are.
 SUM_BITS, PRODUCT_BITS = 60, 30
+#: Rows of one group up to which moments are exact; of more their sums are clamped.
+MAX_GROUP = 2**32
 
 
 @dataclass(frozen=True)
@@ -177,11 +180,10 @@ class _Groups(DuckDBRenderer):
         return self._row_name(self.write.try_cast(scaled, "BIGINT")), math.ldexp(1.0, -shift)
 
     def _multiply(self, value: str, factor: float) -> str:
-        return value if factor == 1 else self.write.operate(value, "*", self.write.double(factor))
+        return value if factor == 1 else operate_doubles(value, "*", double(factor))
 
     def _divide(self, value: str, divisor: str) -> str:
-        divisor = self.write.call("nullif", divisor, self.write.double(0.0))
-        return self.write.operate(value, "/", divisor)
+        return operate_doubles(value, "/", self.write.call("nullif", divisor, double(0)))
 
     def _write_sum(self, node: Node, term: Term) -> str:
         row, step = self._write_grid(node, node.args[0], term, SUM_BITS)
@@ -195,33 +197,32 @@ class _Groups(DuckDBRenderer):
         """Of rows in which all arguments have values, with n and the exact integers n sum(xy) -
         sum(x) sum(y).
         """
-        # Products have 60 bits, so n times their sum has at most 126 for 2^33 rows.
         grids = [
             self._write_grid(node, arg, term, PRODUCT_BITS) for arg, term in zip(node.args, terms)
         ]
         (x, x_step), (y, y_step) = grids[0], grids[-1]
         write, filtered = self.write, self._conditions
         self._conditions = [*filtered, *(write.negate(write.is_null(row)) for row in dict(grids))]
-        n = self._aggregate("count")
+        n = DUCKDB.column(self._aggregate("count"), 0, MAX_ROWS).clamp(0, MAX_GROUP)
 
-        def spread(a: str, b: str) -> str:
-            of_products = self._aggregate("sum", write.operate(a, "*", b))
-            exact = write.operate(
-                write.operate(write.cast(n, "HUGEINT"), "*", of_products),
-                "-",
-                write.operate(self._aggregate("sum", a), "*", self._aggregate("sum", b)),
-            )
-            return write.cast(exact, "DOUBLE")
+        def sum_rows(value: Whole) -> Whole:
+            total = replace(DUCKDB.sum_rows(value), sql=self._aggregate("sum", value.sql))
+            return total.clamp(value.low * MAX_GROUP, value.high * MAX_GROUP)
+
+        def spread(left: str, right: str) -> str:
+            end = 2**PRODUCT_BITS
+            a, b = DUCKDB.column(left, -end, end), DUCKDB.column(right, -end, end)
+            return (n * sum_rows(a * b) - sum_rows(a) * sum_rows(b)).as_double()
 
         try:
             if node.op == "corr":
-                both = write.call("sqrt", write.operate(spread(x, x), "*", spread(y, y)))
+                both = write.call("sqrt", operate_doubles(spread(x, x), "*", spread(y, y)))
                 return self._divide(spread(x, y), both)
             if node.op == "regr_slope":  # of the first on the second
                 slope = self._divide(spread(x, y), spread(y, y))
                 return self._multiply(slope, x_step / y_step)
-            others = n if node.op.endswith("pop") else write.operate(n, "-", "1")
-            pairs = write.operate(write.cast(n, "DOUBLE"), "*", write.cast(others, "DOUBLE"))
+            others = n if node.op.endswith("pop") else n - 1
+            pairs = operate_doubles(n.as_double(), "*", others.as_double())
             value = self._divide(spread(x, y), pairs)
         finally:
             self._conditions = filtered

@@ -18,6 +18,7 @@ from functools import cache
 from typing import ClassVar
 
 from dpflow.tables.access import sql
+from dpflow.tables.access.arithmetic import DUCKDB, minus_double, operate_doubles
 from dpflow.tables.language.nodes import (
     ARITHMETIC,
     CHOICES,
@@ -198,14 +199,12 @@ class Renderer(ABC):
         if len(values) == 1:
             # Where they are not defined they give NaN, and raise nothing.
             value = (
-                self.write.minus(values[0])
-                if node.op == "-"
-                else self.write.call(node.op, values[0])
+                minus_double(values[0]) if node.op == "-" else self.write.call(node.op, values[0])
             )
         else:
             if node.op in ("/", "%"):
                 values[1] = self.without_zero(values[1])
-            value = self.write.operate(values[0], node.op, values[1])
+            value = operate_doubles(values[0], node.op, values[1])
         return Term(self.without_nan(value), "number", value)
 
     def _calendar_value(self, node: Node, value: Node) -> Term:
@@ -244,25 +243,17 @@ class Renderer(ABC):
         return self.write.cast(start, kind), kind.lower()
 
     def _write_bucket(self, node: Node, term: Term, width: int) -> str:
-        """The operand is written once, so that no nesting grows: the number of the bin, times its
-        width.
-        """
+        """The operand is written once, so that no nesting grows."""
         require_operands(term.family in ("whole", "number"), node, "a number")
         write = self.write
         if term.family == "whole":
-            # 64 bits in a type of 128, where nothing here overflows. Moved above 0 by whole bins,
-            # for // cuts towards 0.
-            bins = -(-(2**63) // width)
-            moved = write.cast(write.integer(bins * width), "HUGEINT")
-            value = write.cast(write.try_cast(term.sql, "BIGINT"), "HUGEINT")
-            number = write.operate(write.operate(value, "+", moved), "//", str(width))
-            start = write.operate(write.operate(number, "*", str(width)), "-", moved)
+            start = DUCKDB.read(write.try_cast(term.sql, "BIGINT"), "bigint").floor_to(width)
         else:
-            quotient = write.operate(self._as_operand(term), "/", write.double(float(width)))
+            quotient = operate_doubles(self._as_operand(term), "/", write.double(float(width)))
             # NULL where it is NaN, or beyond 64 bits.
             number = write.try_cast(write.call("floor", quotient), "BIGINT")
-            start = write.operate(write.cast(number, "HUGEINT"), "*", str(width))
-        return write.try_cast(start, "BIGINT")
+            start = DUCKDB.read(number, "bigint") * width
+        return write.try_cast(start.sql, "BIGINT")
 
     def _write_cast(self, node: Node) -> tuple[str, str]:
         """A cast between types of which every value of the first has one in the second, or NULL."""

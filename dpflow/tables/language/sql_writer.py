@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dpflow.tables.access import sql
+from dpflow.tables.access.arithmetic import DUCKDB
 
-#: Nodes of sqlglot by the operators of the language; ``IS`` and ``//`` are only written.
+#: Nodes of sqlglot by the operators of the language that are no arithmetic: that is written by
+#: `dpflow.tables.access.arithmetic` alone.
 _OPERATORS = {
     "=": "EQ",
     "<>": "NEQ",
@@ -22,12 +23,6 @@ _OPERATORS = {
     ">=": "GTE",
     "AND": "And",
     "OR": "Or",
-    "+": "Add",
-    "-": "Sub",
-    "*": "Mul",
-    "/": "Div",
-    "%": "Mod",
-    "//": "IntDiv",
     "LIKE": "Like",
 }
 
@@ -82,10 +77,6 @@ class SqlWriter:
             node = self._exp.Filter(this=node, expression=condition)
         return self._write(node)
 
-    def minus(self, value: str) -> str:
-        """A number with the other sign, in brackets."""
-        return self._write(self._exp.Paren(this=self._exp.Neg(this=self._operand(value))))
-
     def is_null(self, value: str) -> str:
         """Whether a value is missing, in brackets."""
         node = self._exp.Is(this=self._operand(value), expression=self._exp.null())
@@ -126,7 +117,7 @@ class SqlWriter:
     def integer(self, value: int) -> str:
         """An integer of the smallest type of 64 or 128 bits that holds it."""
         # A cast of text, as the type of a bare literal follows from its number of digits.
-        return self.cast(self.text(str(value)), sql.integer_type(value))
+        return self.cast(self.text(str(value)), DUCKDB.type_of(value, value).name)
 
     def double(self, value: float) -> str:
         """A number as a DOUBLE."""

@@ -170,24 +170,8 @@ class DuckDBBackend(QueryBackend):
     ) -> dict[str, NDArray[np.float64]]:
         with self._open_query(blocks) as reading:
             arrays = reading.fetch_arrays(holdout_groups.moments_query(reading, request, secret))
-        # The query counts in grid steps, its products in their squares.
-        steps = [float(self.table.column(name).step) for name in request.columns]
-        unit = {
-            "n": 1.0,
-            "equal": 1.0,
-            "x": steps[0],
-            "xx": steps[0] ** 2,
-            "yy": steps[-1] ** 2,
-            "xy": steps[0] * steps[-1],
-        }
-        answer = {}
-        for name in request.measures:
-            # A group without rows is missing in the result; its measures are 0.
-            answer[name] = np.zeros(request.groups)
-            answer[name][as_int64(arrays["bucket"])] = unit[name] * np.asarray(
-                arrays[f"m_{name}"], dtype=np.float64
-            )
-        return answer
+        buckets = as_int64(arrays.pop("bucket"))
+        return holdout_groups.spread_moments(request, self.table, buckets, arrays)
 
     def group_estimates(
         self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]

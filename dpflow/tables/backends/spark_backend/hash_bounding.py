@@ -17,6 +17,17 @@ from typing import Any
 
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
 from dpflow.errors import PlanRefused
+from dpflow.tables.access.arithmetic import (
+    BIGINT,
+    MAX_ROWS,
+    SPARK,
+    Whole,
+    bits_fraction,
+    choose,
+    coalesce,
+    greatest,
+    least,
+)
 
 #: Bits of a cell's number: a double holds it exactly.
 _BITS = 52
@@ -188,74 +199,89 @@ class UnitBounds:
             rows: with the columns ``owners``, ``by``, and ``v0``, ``v1``, ... of integers or NULL.
         """
         grouped = self.gather(rows).groupBy(*self.owners, self.by)
-        cells = grouped.agg(*self._cell_sums(rows, columns))
+        cells = grouped.agg(*_cell_sums(columns))
         kept = self.keep_groups(cells)
-        outputs = [self.by, f"least(n, {self.rows}L) AS kept_rows"]
-        for i, column in enumerate(columns):
-            outputs += [
-                f"least(n{i}, {self.rows}L) AS kept{i}",
-                f"{self._mean_sum(i, column)} AS sum{i}",
-            ]
-        bounded = kept.selectExpr(*outputs)
-        for i, column in enumerate(columns):
-            # At most 2^62 by plan.
-            away = f"sum{i} + kept{i} * {column.low - column.centre}L"
-            bounded = bounded.selectExpr("*", f"{away} AS total{i}")
+        bounded = kept.selectExpr(self.by, *self.bounded_columns(columns))
         return bounded.groupBy(self.by).agg(*self._group_sums(columns))
 
-    def _cell_sums(self, rows: Any, columns: Sequence[SummedColumn]) -> list[Any]:
-        functions = _functions()
-        sums = [functions.expr("count(*)").alias("n")]
-        for i, column in enumerate(columns):
-            # From the lower bound: never negative.
-            above = f"(v{i} - ({column.low}L))"
-            sums.append(functions.expr(f"count(v{i})").alias(f"n{i}"))
-            if column.reach <= _SMALL:
-                sums.append(functions.expr(f"sum({above})").alias(f"t{i}"))
-                continue
-            # In two halves, so that a unit's rows may be many.
-            sums += [
-                _sum_exactly(f"shiftright({above}, {_HALF})").alias(f"h{i}"),
-                _sum_exactly(f"({above} & {2**_HALF - 1}L)").alias(f"l{i}"),
-            ]
-        return sums
+    def bounded_columns(self, columns: Sequence[SummedColumn]) -> list[str]:
+        """Of a cell's sums, what its unit may contribute: ``kept_rows``, and for each column the number
+        of values ``kept0`` and their sum around the centre ``total0``.
 
-    def _mean_sum(self, i: int, column: SummedColumn) -> str:
+        Raises:
+            PlanRefused: the bound on rows is beyond what 64 bits compute.
+        """
+        outputs = [f"{self._keep('n')} AS kept_rows"]
+        for i, column in enumerate(columns):
+            count = self._keep(f"n{i}")
+            total = self._mean_sum(i, column) + count * (column.low - column.centre)
+            if max(-total.low, total.high) > MAX_MAGNITUDE:
+                # No farther by plan: the range does not know that few values have a small sum.
+                total = least(greatest(total, -MAX_MAGNITUDE), MAX_MAGNITUDE).to(BIGINT)
+            outputs += [f"{count} AS kept{i}", f"{total} AS total{i}"]
+        return outputs
+
+    def _keep(self, count: str) -> Whole:
+        return least(SPARK.column(count, 0, MAX_ROWS), self.rows)
+
+    def _mean_sum(self, i: int, column: SummedColumn) -> Whole:
         """The sum of a cell's values above the lower bound, or of more than R values R times their
         mean, rounded at random.
 
-        With R or fewer the same arithmetic gives the sum itself. Every product fits 64 bits for a
-        unit with fewer than 2^31 rows in a group; with more it is bounded, but no exact mean.
+        With R or fewer the same arithmetic gives the sum itself. For a unit with 2^31 rows or more in a
+        group it is bounded, but no exact mean.
         """
-        size = f"least(greatest(n{i}, 1L), {_MOST_COUNT}L)"
-        kept = f"least(n{i}, {self.rows}L)"
+        count = SPARK.column(f"n{i}", 0, MAX_ROWS)
+        size, bounded = least(greatest(count, 1), _MOST_COUNT), self._keep(f"n{i}")
+        # Where the bound is said again, numbers are within it: a mean is no larger than the largest value.
         if column.reach <= _SMALL:
-            total = f"greatest(coalesce(t{i}, 0L), 0L)"
-            quotient, rest = f"{total} div {size}", f"{total} % {size}"
+            total = coalesce(SPARK.column(f"t{i}", 0, column.reach * MAX_ROWS), 0)
+            quotient, rest = total // size, total % size
         else:
             # Long division by the size, half by half.
-            rest = f"((h{i} % {size}) * {2**_HALF}L + l{i})"
-            quotient = f"(h{i} div {size}) * {2**_HALF}L + {rest} div {size}"
-            rest = f"{rest} % {size}"
+            high, low = (SPARK.column(f"{half}{i}", 0, MAX_MAGNITUDE) for half in "hl")
+            rest = (high % size) * 2**_HALF + low
+            halves = least(high // size, column.reach >> _HALF) * 2**_HALF
+            quotient = halves + least(rest // size, 2 ** (_HALF + 1))
+            rest = rest % size
         number = write_cell_number(self.nonce, self.owners, self.by, f"{i}L")
-        extra = f"least(CAST(floor(CAST({number} AS DOUBLE) * {2.0**-_BITS!r}D * CAST({size} AS DOUBLE)) AS BIGINT), {size} - 1L)"
+        extra = least(SPARK.random_below(bits_fraction(number, _BITS), size), size - 1)
         # Of no more than R values nothing is rounded.
-        extra = f"CASE WHEN n{i} > {self.rows}L THEN {extra} ELSE 0L END"
-        scaled = f"least({quotient}, {column.reach}L) * {kept} + (({rest}) * {kept} + {extra}) div {size}"
-        return f"least({scaled}, {kept} * {column.reach}L)"
+        extra = choose([(f"{count} > {self.rows}L", extra)], SPARK.number(0))
+        rounded = least((rest * bounded + extra) // size, self.rows)
+        return least(least(quotient, column.reach) * bounded + rounded, bounded * column.reach)
 
     def _group_sums(self, columns: Sequence[SummedColumn]) -> list[Any]:
         functions = _functions()
+        rows = SPARK.sum_counts("kept_rows").to(BIGINT)
         sums = [
-            functions.expr("sum(kept_rows)").alias("row_count"),
+            functions.expr(str(rows)).alias("row_count"),
             functions.expr("count(*)").alias("unit_count"),
         ]
         for i, column in enumerate(columns):
-            total = _sum_exactly(f"total{i}")
-            if column.farthest * self.rows <= _SMALL:
-                total = functions.expr(f"coalesce(sum(total{i}), 0L)")
-            sums += [functions.expr(f"sum(kept{i})").alias(f"c{i}"), total.alias(f"s{i}")]
+            end = column.farthest * self.rows
+            total = _sum_exactly(SPARK.column(f"total{i}", -end, end))
+            count = SPARK.sum_counts(f"kept{i}").to(BIGINT)
+            sums += [functions.expr(str(count)).alias(f"c{i}"), total.alias(f"s{i}")]
         return sums
+
+
+def _cell_sums(columns: Sequence[SummedColumn]) -> list[Any]:
+    functions = _functions()
+    sums = [functions.expr("count(*)").alias("n")]
+    for i, column in enumerate(columns):
+        # From the lower bound: never negative.
+        above = SPARK.column(f"v{i}", column.low, column.high) - column.low
+        sums.append(functions.expr(f"count(v{i})").alias(f"n{i}"))
+        if column.reach <= _SMALL:
+            sums.append(functions.expr(str(SPARK.sum_rows(above))).alias(f"t{i}"))
+            continue
+        # In two halves, so that a unit's rows may be many.
+        sums += [
+            _sum_exactly(above >> _HALF).alias(f"h{i}"),
+            _sum_exactly(above & (2**_HALF - 1)).alias(f"l{i}"),
+        ]
+    return sums
 
 
 def count_and_first(rows: Any, key: str, names: Sequence[str], size: str) -> Any:
@@ -265,14 +291,11 @@ def count_and_first(rows: Any, key: str, names: Sequence[str], size: str) -> Any
     return rows.groupBy(key).agg(functions.expr("count(*)").alias(size.strip("`")), *outputs)
 
 
-def _sum_exactly(value: str) -> Any:
-    """A sum of 64-bit integers that saturates at +-2^62 in place of wrapping or failing."""
-    end = f"CAST('{MAX_MAGNITUDE}' AS DECIMAL(38, 0))"
-    least = f"CAST('-{MAX_MAGNITUDE}' AS DECIMAL(38, 0))"
-    # In 28 digits, whose sums have 38: no number of rows fills them. No values add up to 0: least
-    # and greatest pass over NULL.
-    total = f"coalesce(CAST(sum(CAST({value} AS DECIMAL(28, 0))) AS DECIMAL(38, 0)), CAST('0' AS DECIMAL(38, 0)))"
-    return _functions().expr(f"CAST(greatest(least({total}, {end}), {least}) AS BIGINT)")
+def _sum_exactly(value: Whole) -> Any:
+    """A sum of 64-bit integers that saturates at +-2^62 in place of wrapping or failing; of no values 0."""
+    total = coalesce(SPARK.sum_rows(value), 0)
+    saturated = greatest(least(total, MAX_MAGNITUDE), -MAX_MAGNITUDE).to(BIGINT)
+    return _functions().expr(str(saturated))
 
 
 def _functions() -> Any:

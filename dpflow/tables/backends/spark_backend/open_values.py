@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import OpenColumn, PublicSize, UnboundedValues
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.arithmetic import stretch_hash
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.access.sql import Field
 from dpflow.tables.backends.duckdb_backend.requests.unbounded_values import TableColumn
@@ -83,8 +84,7 @@ def open_column(
     """The column of what was kept, in a session of DuckDB's in memory."""
     arrays = [kept.codes, kept.hashes, kept.values]
     with sandbox.open_arrays(arrays, reading.connection.what) as connection:
-        connection.execute(
-            "CREATE TEMP VIEW kept AS SELECT c0 AS code, CAST(c1 AS UBIGINT) * 4096 AS h, c2 AS x FROM given"
-        )
+        columns = f"c0 AS code, {stretch_hash('c1')} AS h, c2 AS x"
+        connection.execute(f"CREATE TEMP VIEW kept AS SELECT {columns} FROM given")  # noqa: S608
         column, size = reading.column(request.column), kept.size
         yield TableColumn(connection, column, request, reading.count_units, lambda _: size)

@@ -10,10 +10,21 @@ import datetime as dt
 import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
 from dpflow.core.contract.declaration import MAX_MAGNITUDE, Column
 from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.tables.access.arithmetic import (
+    RANGES,
+    SPARK,
+    Whole,
+    choose,
+    double,
+    greatest,
+    least,
+    operate_doubles,
+    spark_decimal_units,
+)
 from dpflow.tables.access.sql import Field
 
 #: Spark's types by their names, as the kinds that the declared language knows.
@@ -143,7 +154,7 @@ def holds_text(field: Field, text: str) -> bool:
     return text in ("true", "false") if field.kind == "boolean" else True
 
 
-def write_grid_steps(field: Field, declared: Column) -> str:
+def write_grid_steps(field: Field, declared: Column) -> Whole:
     """The column in grid steps as a BIGINT within the declared bounds: clamped, rounded half away
     from zero.
 
@@ -160,11 +171,12 @@ def write_grid_steps(field: Field, declared: Column) -> str:
     missing = _write_missing(field)
     exact = field.kind not in _FLOATS
     steps = _exact_steps(field, declared) if exact else _float_steps(field, declared)
-    default = "CAST(NULL AS BIGINT)"
-    if declared.missing != "skip":
-        # A declared number is put on the grid as a row's value would be.
-        default = f"{min(max(_half_away(declared.missing / declared.step), low), high)}L"
-    return f"CASE WHEN {missing} THEN {default} ELSE {_clamp(steps, low, high)} END"
+    clamped = least(greatest(steps, low), high)
+    if declared.missing == "skip":
+        return choose([(f"NOT ({missing})", clamped)])
+    # A declared number is put on the grid as a row's value would be.
+    default = min(max(_half_away(declared.missing / declared.step), low), high)
+    return choose([(missing, SPARK.number(default))], clamped)
 
 
 def write_number(field: Field) -> tuple[str, str]:
@@ -175,7 +187,7 @@ def write_number(field: Field) -> tuple[str, str]:
     exact = field.kind in (*_FLOATS, "decimal")
     value = f"CAST({field.reference if exact else _write_integer(field)} AS DOUBLE)"
     if field.kind.startswith("timestamp"):
-        value = f"({value} / {_double(_DAY)})"
+        value = operate_doubles(value, "/", double(_DAY))
     return value, _write_missing(field)
 
 
@@ -187,8 +199,8 @@ def write_bounded_number(field: Field, declared: Column) -> str:
         return f"CAST({field.reference} AS BINARY)"
     value, missing = write_number(field)
     if declared.lower is not None and declared.upper is not None:
-        value = f"least(greatest({value}, {_double(declared.lower)}), {_double(declared.upper)})"
-    default = "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else _double(declared.missing)
+        value = f"least(greatest({value}, {double(declared.lower)}), {double(declared.upper)})"
+    default = "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else double(declared.missing)
     return f"CASE WHEN {missing} THEN {default} ELSE {value} END"
 
 
@@ -232,18 +244,20 @@ def _write_missing(field: Field) -> str:
     return f"{missing} OR isnan({field.reference})" if field.kind in _FLOATS else missing
 
 
-def _write_integer(field: Field) -> str:
+def _write_integer(field: Field) -> Whole:
     """A number's, day's or time's own units as a BIGINT."""
     name = field.reference
-    return {
+    value = {
         "date": f"CAST(unix_date({name}) AS BIGINT)",
         "timestamp": f"unix_micros(CAST({name} AS TIMESTAMP))",
         "timestamp with time zone": f"unix_micros({name})",
         "boolean": f"CASE WHEN {name} THEN 1L ELSE 0L END",
     }.get(field.kind, f"CAST({name} AS BIGINT)")
+    kind = "integer" if field.kind == "date" else field.kind
+    return SPARK.column(value, *RANGES.get(kind, RANGES["bigint"]))
 
 
-def _refuse(field: Field, what: str) -> None:
+def _refuse(field: Field, what: str) -> NoReturn:
     raise PlanRefused(
         f"column {field.name!r} has {what}, which Spark's 64 bits do not compute exactly; take a coarser step, or "
         f"tighter bounds"
@@ -255,68 +269,60 @@ def _half_away(value: Fraction) -> int:
     return int(size if value >= 0 else -size)
 
 
-def _clamp(value: str, low: int, high: int) -> str:
-    return f"least(greatest({value}, {low}L), {high}L)"
-
-
-def _double(value: Any) -> str:
-    return f"CAST('{float(value)!r}' AS DOUBLE)"
-
-
-def _float_steps(field: Field, declared: Column) -> str:
+def _float_steps(field: Field, declared: Column) -> Whole:
     low, high = declared.grid_bounds()
     step = declared.step
     if max(step.numerator, step.denominator) > 10**300:
         _refuse(field, f"the step {step}")
     value = f"CAST({field.reference} AS DOUBLE)"
     # Inside, for a server may look at a CASE's branches whatever its conditions are.
-    value = f"CASE WHEN isnan({value}) THEN {_double(0)} ELSE {value} END"
+    value = f"CASE WHEN isnan({value}) THEN {double(0)} ELSE {value} END"
     if step.denominator != 1:
-        value = f"({value}) * {_double(step.denominator)}"
+        value = operate_doubles(f"({value})", "*", double(step.denominator))
     if step.numerator != 1:
-        value = f"({value}) / {_double(step.numerator)}"
-    value = f"least(greatest({value}, {_double(low)}), {_double(high)})"
+        value = operate_doubles(f"({value})", "/", double(step.numerator))
+    value = f"least(greatest({value}, {double(low)}), {double(high)})"
     # By the exact fraction, for servers differ in how they round a double.
-    whole = f"CAST(floor(abs({value})) AS BIGINT)"
-    size = f"({whole} + CASE WHEN abs({value}) - CAST({whole} AS DOUBLE) >= {_double(Fraction(1, 2))} THEN 1L ELSE 0L END)"
-    return f"CASE WHEN {value} < {_double(0)} THEN -{size} ELSE {size} END"
+    size = f"abs({value})"
+    integer = SPARK.column(f"CAST(floor({size}) AS BIGINT)", 0, MAX_MAGNITUDE)
+    rest = operate_doubles(size, "-", integer.as_double())
+    half = f"{rest} >= {double(Fraction(1, 2))}"
+    rounded = integer + choose([(half, SPARK.number(1))], SPARK.number(0))
+    return choose([(f"{value} < {double(0)}", -rounded)], rounded)
 
 
-def _exact_steps(field: Field, declared: Column) -> str:
+def _exact_steps(field: Field, declared: Column) -> Whole:
     low, high = declared.grid_bounds()
     divisor = 10**field.scale if field.kind == "decimal" else 1
     if field.kind.startswith("timestamp"):
         divisor = _DAY
     ratio = 1 / (divisor * declared.step)
     # Rounded outwards, so that clamping the type's own units moves no value within the bounds.
-    least, most = int(low / ratio // 1), int(-(-high / ratio // 1))
-    n, d = ratio.numerator, ratio.denominator
-    if ratio != 1 and (2 * max(abs(least), abs(most)) * n + d >= 2**63 or 2 * d >= 2**63):
-        _refuse(field, f"a step that does not fit its type {field.type}")
-    is_decimal = field.kind == "decimal"
+    ends = int(low / ratio // 1), int(-(-high / ratio // 1))
     units = (
-        _decimal_units(field, least, most)
-        if is_decimal
-        else _clamp(_write_integer(field), least, most)
+        _decimal_units(field, *ends)
+        if field.kind == "decimal"
+        else least(greatest(_write_integer(field), ends[0]), ends[1])
     )
     if ratio == 1:
         return units
-    size = f"((2L * abs({units}) * {n}L + {d}L) div {2 * d}L)"
-    return f"CASE WHEN {units} < 0L THEN -{size} ELSE {size} END"
+    try:
+        return (units * ratio.numerator).divide_half_away(ratio.denominator)
+    except PlanRefused:
+        _refuse(field, f"a step that does not fit its type {field.type}")
 
 
-def _decimal_units(field: Field, least: int, most: int) -> str:
+def _decimal_units(field: Field, first: int, last: int) -> Whole:
     """A DECIMAL's digits without the point, clamped, as a BIGINT."""
     end = 10**field.width - 1
-    low, high = (min(max(one, -end), end) for one in (least, most))
+    low, high = (min(max(one, -end), end) for one in (first, last))
     if max(abs(low), abs(high)) >= 10**_DIGITS or field.scale >= _DIGITS:
         _refuse(field, f"the type {field.type} and more than {_DIGITS} digits within its bounds")
     texts = (f"{Decimal(one).scaleb(-field.scale):f}" for one in (low, high))
     ends = [f"CAST('{text}' AS {field.type})" for text in texts]
     clamped = f"least(greatest({field.reference}, {ends[0]}), {ends[1]})"
     narrow = f"CAST({clamped} AS DECIMAL({_DIGITS}, {field.scale}))"
-    ten = f"CAST('{10**field.scale}' AS DECIMAL({field.scale + 1}, 0))"
-    return f"CAST({narrow} * {ten} AS BIGINT)"
+    return spark_decimal_units(narrow, field.scale, low, high)
 
 
 def decode_texts(column: Any) -> list[str | None]:

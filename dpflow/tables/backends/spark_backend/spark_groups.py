@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues, UnitScores
-from dpflow.errors import PlanRefused
+from dpflow.tables.access.arithmetic import SPARK
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.requests import holdout_groups
 from dpflow.tables.backends.spark_backend.hash_bounding import hash_text, write_group_number
@@ -29,10 +29,6 @@ from dpflow.tables.backends.spark_backend.spark_queries import (
     number_units,
 )
 from dpflow.tables.language import expressions
-
-#: What each measure is made of, over rows in grid steps.
-_SUMS = {"n": "1L", "x": "x", "y": "y", "equal": "CASE WHEN x = y THEN 1L ELSE 0L END"}
-_SUMS |= {"xx": "x * x", "yy": "y * y", "xy": "x * y"}
 
 
 def check_rows(reading: SparkQuery, request: GroupValues | UnitScores) -> None:
@@ -65,28 +61,27 @@ def unit_rows(
 
 def check_moments(reading: SparkQuery, request: GroupMoments) -> None:
     """Refuse columns without bounds; reads no row."""
-    check_query(reading, _select_steps(reading, request))
+    check_query(reading, _select_steps(reading, request)[0])
 
 
-def _select_steps(reading: SparkQuery, request: GroupMoments) -> Any:
-    """Rows with x and y in grid steps; a pair with one half missing is in no sum. Raises `PlanRefused`
-    where 64 bits do not hold a product.
+def _select_steps(reading: SparkQuery, request: GroupMoments) -> tuple[Any, dict[str, str]]:
+    """Rows with x and y in grid steps, and the sums over them by name; a pair with one half missing is in
+    no sum. Raises `PlanRefused` where no integer type holds a sum of products.
     """
-    for column in request.columns:
-        declared = reading.table.bounded_column(column)
-        if max(map(abs, declared.grid_bounds())) > 2**30:
-            raise PlanRefused(
-                f"column {column!r} has bounds further than 2^30 steps from 0, of which no exact products are added up; take "
-                f"a coarser step, or tighter bounds"
-            )
-    outputs = [
-        f"{write_grid_steps(reading.column(column), reading.table.bounded_column(column))} AS {name}"
-        for name, column in zip("xy", request.columns)
-    ]
+    outputs, columns = [], {}
+    for name, column in zip("xy", request.columns):
+        bounds = reading.table.bounded_column(column)
+        outputs.append(f"{write_grid_steps(reading.column(column), bounds)} AS {name}")
+        columns[name] = SPARK.column(name, *bounds.grid_bounds())
+    sums = {}
+    for name, term in holdout_groups.moment_sums(request, columns).items():
+        total = SPARK.sum_counts(term) if isinstance(term, str) else SPARK.sum_rows(term)
+        # As texts, which are exact.
+        sums[name] = f"CAST({total} AS STRING)"
     rows = reading.select_rows(outputs)
-    for name, _ in zip("xy", request.columns):
+    for name in columns:
         rows = rows.where(f"{name} IS NOT NULL")
-    return rows
+    return rows, sums
 
 
 def add_moments(
@@ -95,33 +90,11 @@ def add_moments(
     """Each measure of each group, 0 where there are no rows."""
     from pyspark.sql.connect.functions import expr
 
-    rows = _add_bucket(reading, _select_steps(reading, request), request.groups, secret)
-    needed = (
-        {"n"}
-        | set(request.measures)
-        | {letter for one in request.measures for letter in one if len(one) == 2}
-    )
-    # Of at most 2^60, so that 28 digits hold each and 38 their sum; as texts, which are exact.
-    sums = [
-        expr(f"CAST(sum(CAST({_SUMS[name]} AS DECIMAL(28, 0))) AS STRING)").alias(f"s_{name}")
-        for name in sorted(needed)
-    ]
-    arrays = reading.connection.fetch(rows.groupBy("bucket").agg(*sums))
-    exact = {name: [int(text) for text in arrays[f"s_{name}"].to_pylist()] for name in needed}
-    steps = [reading.table.column(name).step for name in request.columns]
-    units: dict[str, Any] = {"n": 1, "equal": 1, "x": steps[0], "xx": steps[0] ** 2}
-    units |= {"yy": steps[-1] ** 2, "xy": steps[0] * steps[-1]}
-    answer = {}
-    for name in request.measures:
-        numbers = exact[name]
-        if len(name) == 2:
-            products = zip(exact["n"], numbers, exact[name[0]], exact[name[1]])
-            numbers = [n * both - one * other for n, both, one, other in products]
-        answer[name] = np.zeros(request.groups)
-        answer[name][as_int64(arrays["bucket"])] = float(units[name]) * np.array(
-            [float(number) for number in numbers]
-        )
-    return answer
+    steps, sums = _select_steps(reading, request)
+    rows = _add_bucket(reading, steps, request.groups, secret).groupBy("bucket")
+    arrays = reading.connection.fetch(rows.agg(*(expr(sums[name]).alias(name) for name in sums)))
+    texts = {name: arrays[name].to_pylist() for name in sums}
+    return holdout_groups.spread_moments(request, reading.table, as_int64(arrays["bucket"]), texts)
 
 
 def check_estimates(reading: SparkQuery, request: GroupEstimates) -> None:
@@ -157,9 +130,8 @@ def _number_columns(reading: SparkQuery, columns: Sequence[str]) -> list[str]:
 def _add_bucket(reading: SparkQuery, rows: Any, groups: int, secret: bytes) -> Any:
     """Rows with the number of their group."""
     keyed = rows.crossJoin(reading.connection.make_rows({"secret": [secret.hex()]}))
-    return keyed.selectExpr(
-        "*", f"pmod({write_group_number('secret', 'unit')}, {groups}L) AS bucket"
-    )
+    number = SPARK.column(write_group_number("secret", "unit"), 0, 2**52 - 1)
+    return keyed.selectExpr("*", f"{number % groups} AS bucket")
 
 
 def _name_columns(names: Sequence[str], arrays: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

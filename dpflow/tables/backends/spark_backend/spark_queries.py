@@ -25,6 +25,7 @@ from dpflow.core.contract.requests import (
     spread_groups,
 )
 from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.tables.access.arithmetic import SPARK, coalesce
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.access.sql import Field, match_name
 from dpflow.tables.backends.spark_backend.hash_bounding import (
@@ -360,12 +361,14 @@ def _list_summed_columns(
         columns.append(SummedColumn(f"v{len(columns)}", *declared.grid_bounds(), centre))
     for name, centre, half in request.squares:
         declared = reading.table.bounded_column(name)
-        away = f"({write_grid_steps(reading.column(name), declared)} - ({centre}L))"
+        away = write_grid_steps(reading.column(name), declared) - centre
         largest = max((end - centre) ** 2 for end in declared.grid_bounds())
-        outputs.append(f"{away} * {away} AS v{len(columns)}")
+        outputs.append(f"{away.square()} AS v{len(columns)}")
         columns.append(SummedColumn(f"v{len(columns)}", 0, largest, half))
     for column in columns:
         column.check_magnitude(request.rows_per_group)
+    # Refuses what the bounded sums could not hold.
+    reading.bounds(None, request.rows_per_group).bounded_columns(columns)
     return outputs, columns
 
 
@@ -478,7 +481,8 @@ def _record_outputs(reading: SparkQuery, request: Records) -> tuple[list[str], l
         listed = write_text_list(declared.public_keys)
         place = f"array_position(array({listed}), {key_text(reading.column(name), 'group key')})"
         # No public key is -1.
-        outputs.append(f"CAST(coalesce({place}, 0) AS BIGINT) - 1L AS x{i}")
+        number = SPARK.column(f"CAST({place} AS BIGINT)", 1, max(len(declared.public_keys), 1))
+        outputs.append(f"{coalesce(number, 0) - 1} AS x{i}")
     return outputs, present
 
 

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 
+from dpflow.tables.access.arithmetic import (
+    RANGES,
+    SPARK,
+    day_of_week,
+    double,
+    operate_doubles,
+    start_of_days,
+    start_of_time,
+)
 from dpflow.tables.access.sql import Field
 from dpflow.tables.backends.spark_backend.spark_columns import INTEGERS, write_text
 from dpflow.tables.language.nodes import DATE_UNITS, Node, refuse_sql
@@ -11,14 +20,6 @@ from dpflow.tables.language.rendering import Renderer, Term, require_operands
 
 #: The largest DOUBLE below 2^63.
 _FAR = 2**63 - 1024
-#: The first day of what a date or time is in.
-_START_OF = {
-    "day": "CAST({0} AS DATE)",
-    "week": "date_sub(CAST({0} AS DATE), CAST(pmod(dayofweek({0}) + 5, 7) AS INT))",
-    "month": "make_date(year({0}), month({0}), 1)",
-    "quarter": "make_date(year({0}), quarter({0}) * 3 - 2, 1)",
-    "year": "make_date(year({0}), 1, 1)",
-}
 _MICROSECONDS = {"hour": 3_600_000_000, "minute": 60_000_000}
 #: Spark's kind of each family, where a column is computed.
 _KINDS = {
@@ -70,7 +71,7 @@ class SparkRenderer(Renderer):
 
     def _join_zeros(self, value: str) -> str:
         """The same number, 0 for -0. On Sail nullif and IN take these for two, and a division by -0 fails."""
-        return self.write.operate(value, "+", self.write.double(0.0))
+        return operate_doubles(value, "+", double(0))
 
     def as_text(self, term: Term) -> str:
         return write_text(term.sql, "varchar" if term.family == "text" else term.family)
@@ -93,10 +94,10 @@ class SparkRenderer(Renderer):
     def date_part(self, part: str, value: str) -> str:
         if part == "dayofweek":
             # From Sunday as 1.
-            return self.write.operate(self.write.call("dayofweek", value), "-", "1")
+            return str(day_of_week(value) - 1)
         if part == "isodow":
             # From Monday as 1. Not by weekday, of which servers have several ideas.
-            return f"(pmod({self.write.call('dayofweek', value)} + 5, 7) + 1)"
+            return str((day_of_week(value) + 5) % 7 + 1)
         return self.write.call(part, value)
 
     def _write_operator(self, node: Node) -> tuple[str, str]:
@@ -113,12 +114,8 @@ class SparkRenderer(Renderer):
         require_short(node.args[1])
         # Not by date_trunc or trunc, which fail on some servers before the year 1677.
         if unit in DATE_UNITS:
-            return _START_OF[unit].format(value.sql), "date"
-        # Moved above 0 by whole units, for div cuts towards 0.
-        size = _MICROSECONDS[unit]
-        moved = -(-(10**17) // size) * size
-        number = f"((unix_micros(CAST({value.sql} AS TIMESTAMP)) + {moved}L) div {size}L)"
-        return self._without_zone(f"timestamp_micros({number} * {size}L - {moved}L)"), "timestamp"
+            return start_of_days(unit, value.sql), "date"
+        return self._without_zone(start_of_time(_MICROSECONDS[unit], value.sql)), "timestamp"
 
     def _write_arithmetic(self, node: Node) -> Term:
         if node.op != "ln":
@@ -137,14 +134,13 @@ class SparkRenderer(Renderer):
         require_operands(term.family in ("whole", "number"), node, "a number")
         require_short(node.args[0])
         if term.family == "whole":
-            # Down, where div cuts towards 0: by the rest, which is never negative.
-            start = f"CAST({term.sql} AS DECIMAL(38, 0)) - pmod({term.sql}, {width}L)"
+            start = SPARK.column(term.sql, *RANGES["bigint"]).floor_to(width)
         else:
-            quotient = f"{self._as_operand(term)} / {float(width)!r}D"
+            quotient = operate_doubles(self._as_operand(term), "/", f"{float(width)!r}D")
             # Clamped to what 64 bits hold; what was beyond is NULL.
-            number = f"CAST(floor(least(greatest({quotient}, -{_FAR}D), {_FAR}D)) AS BIGINT)"
-            number = f"nullif(nullif({number}, {_FAR}L), -{_FAR}L)"
-            start = f"CAST({number} AS DECIMAL(20, 0)) * CAST('{width}' AS DECIMAL(17, 0))"
+            number = f"CAST(floor(least(greatest({quotient}, {-_FAR}D), {_FAR}D)) AS BIGINT)"
+            number = f"nullif(nullif({number}, {_FAR}L), {-_FAR}L)"
+            start = SPARK.column(number, *RANGES["bigint"]) * width
         return f"TRY_CAST({start} AS BIGINT)"
 
 

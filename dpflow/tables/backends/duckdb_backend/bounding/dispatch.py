@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.tables.access import sandbox
+from dpflow.tables.access.arithmetic import MAX_ROWS
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import (
     BYTES_PER_WORD,
@@ -27,7 +28,6 @@ from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import (
     UnitGroupCells,
 )
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
-    MOST_ROWS,
     PART_ROWS,
     Truncation,
     Value,
@@ -108,7 +108,7 @@ def _pack_rows(
     """
     # A view has no bound on its rows, and a keyed draw is a hash that DuckDB takes.
     if (
-        truncation.most_rows == MOST_ROWS
+        truncation.most_rows == MAX_ROWS
         or truncation.salt is not None
         or not PackedRows(truncation, (), codes).fit_in_words()
     ):

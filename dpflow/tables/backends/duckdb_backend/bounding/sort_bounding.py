@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
+from operator import add
 from threading import Lock
 from typing import Any
 
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
+from dpflow.tables.access.arithmetic import BIGINT, DUCKDB, Whole, coalesce, place_from_zero
 from dpflow.tables.backends.duckdb_backend.bounding import sorted_runs
 from dpflow.tables.backends.duckdb_backend.bounding.sorted_runs import (
     Integers,
@@ -65,9 +67,11 @@ class NumberedColumn:
     private: bool = False
 
     @property
-    def number(self) -> str:
+    def number(self) -> Whole:
         """The number in SQL."""
-        return f"coalesce(CAST({self.sql} AS BIGINT) - CAST({self.low} AS BIGINT), {self.size})"
+        last = self.low + max(self.size - 1, 0)
+        value = DUCKDB.column(f"CAST({self.sql} AS BIGINT)", self.low, last)
+        return coalesce(value - self.low, self.size)
 
     @property
     def bit_length(self) -> int:
@@ -245,8 +249,8 @@ class PackedRows:
     def query(self, rows: str) -> str:
         """The words of a rows query, a column for each layout: ``word``, ``word1``, ..."""
         if self.ranked:
-            rank = f"dense_rank() OVER (ORDER BY {self.truncation.unit}) - 1 AS number"
-            rows = f"SELECT *, {rank} FROM ({rows})"
+            rank = place_from_zero(f"dense_rank() OVER (ORDER BY {self.truncation.unit})")
+            rows = f"SELECT *, {rank} AS number FROM ({rows})"
         words = [f"{layout._word()} AS word{i or ''}" for i, layout in enumerate(self.layouts)]
         return f"SELECT {', '.join(words)} FROM ({rows})"
 
@@ -263,16 +267,15 @@ class PackedRows:
         if self._code_bits:
             fields.append((self.codes.number, self.codes.bit_length))
         for i, (value, largest) in enumerate(zip(self.truncation.values, self._spans, strict=True)):
-            name = f"v{self.first + i}"
-            above = f"{name} - CAST({value.low} AS BIGINT)" if value.low else name
+            above = value.above_low(f"v{self.first + i}")
             fields.append(
-                (f"coalesce({above}, {largest})" if value.optional else above, bit_length(largest))
+                (coalesce(above, largest) if value.optional else above, bit_length(largest))
             )
         terms, shift = [], 0
         for number, width in reversed(fields):
-            terms.append(f"({number}) * {1 << shift}" if shift else f"({number})")
+            terms.append(number * (1 << shift))
             shift += width
-        return f"CAST({' + '.join(reversed(terms))} AS BIGINT)"
+        return str(reduce(add, reversed(terms)).to(BIGINT))
 
     @property
     def _groups_matter(self) -> bool:

@@ -25,10 +25,26 @@ these three the plan decides, never the rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
 from dpflow.errors import PlanRefused
+from dpflow.tables.access.arithmetic import (
+    BIGINT,
+    DUCKDB,
+    HUGEINT,
+    MAX_ROWS,
+    Whole,
+    choose,
+    coalesce,
+    greatest,
+    hash_fraction,
+    hash_remainder,
+    least,
+    place_from_zero,
+)
 
 #: The most rows or groups for which an aggregate per unit is used; DuckDB's ``min(x, n)`` allows
 #: less than 1,000,000.
@@ -37,12 +53,12 @@ MOST_PACKED = 1000
 #: Bits of a word: a BIGINT's, without its sign and one more for safety.
 WORD = 62
 
+#: A column of words.
+BITS = DUCKDB.column("word", 0, (1 << WORD) - 1)
+
 #: Rows that are aggregated at once. Larger tables are read in parts of all units' rows, each within
 #: the memory limit: reading again is quicker than spilling.
 PART_ROWS = 25_000_000
-
-#: More rows than a table can have.
-MOST_ROWS = 2**40
 
 #: Bits reserved for the number of a private key, of which there is no public bound.
 KEY_BITS = 32
@@ -74,6 +90,10 @@ class Value:
         """The most that a value is above ``low``."""
         return self.high - self.low
 
+    def above_low(self, column: str) -> Whole:
+        """A column of its values, counted from ``low``."""
+        return DUCKDB.column(column, self.low, self.high) - self.low
+
 
 @dataclass(frozen=True)
 class Truncation:
@@ -99,7 +119,7 @@ class Truncation:
     groups: int | None
     keys: int | None
     unit: str = "unit, part"
-    most_rows: int = MOST_ROWS
+    most_rows: int = MAX_ROWS
     salt: int | None = None
 
     def random_number(self, *columns: str) -> str:
@@ -132,13 +152,15 @@ class Truncation:
             cells = self.choose_least_words()
         else:
             cells = self.choose_by_windows()
-        measures = ["CAST(sum(n) AS BIGINT) AS row_count", "count(*) AS unit_count"]
+        rows = DUCKDB.sum_counts("n").to(BIGINT)
+        measures = [f"{rows} AS row_count", "count(*) AS unit_count"]
         for i, value in enumerate(self.values):
             # Cells count from low, without a sign; centre and sign come back once per group.
-            count = f"sum({self._count_column(i)})"
-            centred = f"sum(s{i}) + CAST('{value.low - value.centre}' AS HUGEINT) * {count}"
-            total = _saturate(centred) if whole else f"CAST({centred} AS HUGEINT)"
-            measures += [f"{total} AS s{i}", f"CAST({count} AS BIGINT) AS c{i}"]
+            count = DUCKDB.sum_counts(self._count_column(i))
+            total = DUCKDB.sum_rows(DUCKDB.column(f"s{i}", 0, self.per_group * value.span))
+            centred = total + count * (value.low - value.centre)
+            total = _saturate(centred) if whole else centred.to(HUGEINT)
+            measures += [f"{total} AS s{i}", f"{count.to(BIGINT)} AS c{i}"]
         return f"SELECT code, {', '.join(measures)} FROM ({cells}) GROUP BY code"
 
     def _count_column(self, i: int) -> str:
@@ -149,16 +171,19 @@ class Truncation:
         """One row per unit and group within the bound on its rows: ``code``, ``n`` rows, per value
         ``m0`` and ``s0`` (above low).
         """
-        bounded = [f"least(n, {self.per_group}) AS n"]
+        bounded = [f"{self._bound_count('n')} AS n"]
         for i, value in enumerate(self.values):
             if value.optional:
-                bounded.append(f"least(m{i}, {self.per_group}) AS m{i}")
-            packing = self._pack_value(i)
+                bounded.append(f"{self._bound_count(f'm{i}')} AS m{i}")
+            total = self._pack_value(i).total(f"s{i}", self.most_rows)
+            count = DUCKDB.column(self._count_column(i), 0, self.most_rows)
             random = self.random_number("code", str(i))
-            bounded.append(
-                f"{_rescale_sum(f's{i}', self._count_column(i), value, self.per_group, packing, random)} AS s{i}"
-            )
+            scaled = _rescale_sum(total, count, value.span, self.per_group, random)
+            bounded.append(f"{scaled} AS s{i}")
         return f"SELECT {self.unit}, code, {', '.join(bounded)} FROM ({self.sums_query()})"
+
+    def _bound_count(self, column: str) -> Whole:
+        return least(DUCKDB.column(column, 0, self.most_rows), self.per_group)
 
     def sums_query(self) -> str:
         """The same before it is bounded: all rows of each unit and group."""
@@ -166,8 +191,8 @@ class Truncation:
         raw = [] if any(packing.carries_rows for packing in packings) else ["count(*) AS n"]
         split = ["n"] if raw else []
         for i, packing in enumerate(packings):
-            raw.append(f"{packing.sum_expression(i)} AS w{i}")
-            split += packing.split_word(i)
+            raw.append(f"{packing.sum_expression(i, self.most_rows)} AS w{i}")
+            split += packing.split_word(i, self.most_rows)
             if packing.value.optional and packing.shift is None:
                 raw.append(f"count(v{i}) AS m{i}")
         # A constant code need not be grouped by.
@@ -206,24 +231,26 @@ class Truncation:
 
     def choose_least_words(self) -> str:
         """Cells that each unit keeps, chosen as the least words."""
-        terms, columns, shift = [], [], 0
-        for name, most in self._word_fields():
-            terms.append(f"{name} * {1 << shift}" if shift else name)
-            columns.append(f"(word >> {shift}) & {(1 << bit_length(most)) - 1} AS {name}")
-            shift += bit_length(most)
         used = self._word_bits()
-        terms.append(f"code * {1 << shift}")
-        columns.append(f"(word >> {shift}) & {(1 << (used - shift)) - 1} AS code")
+        fields = self._word_fields()
+        shift = sum(bit_length(most) for _, most in fields)
+        fields.append(("code", (1 << (used - shift)) - 1))
+        terms, columns, shift = [], [], 0
+        for name, most in fields:
+            terms.append(DUCKDB.column(name, 0, most) * (1 << shift))
+            columns.append(f"{(BITS >> shift) & ((1 << bit_length(most)) - 1)} AS {name}")
+            shift += bit_length(most)
         # On top, the random number alone decides which words are least.
         spare = min(WORD - used, MOST_RANDOM)
         pick = f"min(word, {self.groups})"
         if spare >= LEAST_RANDOM:
-            terms.append(f"{_random_bits(spare, self.random_number('code'))} * {1 << used}")
+            terms.append(DUCKDB.random_bits(self.random_number("code"), spare) * (1 << used))
         else:
             # Too few bits for a fair choice: the number stands beside the word.
             order = f"{{'random': {self.random_number('word')}, 'word': word}}"
             pick = f"arg_min(word, {order}, {self.groups})"
-        words = f"SELECT {self.unit}, CAST({' + '.join(terms)} AS BIGINT) AS word FROM ({self.cells_query()})"
+        word = reduce(add, terms).to(BIGINT)
+        words = f"SELECT {self.unit}, {word} AS word FROM ({self.cells_query()})"
         least = f"SELECT unnest({pick}) AS word FROM ({words}) GROUP BY {self.unit}"
         return f"SELECT {', '.join(columns)} FROM ({least})"
 
@@ -257,65 +284,57 @@ class _Packing:
         """Whether the number of rows is in the word."""
         return self.top is not None
 
-    def sum_expression(self, i: int) -> str:
-        """The sum over a cell's rows."""
-        if self.shift is None:
-            return f"coalesce(sum(CAST(v{i} AS HUGEINT) - CAST('{self.value.low}' AS HUGEINT)), 0)"
-        # A row without a value still counts as a row.
+    def _row_word(self, i: int) -> tuple[Whole, Whole]:
+        """What a row with a value adds to the word, and what a row without one adds."""
         row = 0 if self.top is None else 1 << self.top
-        present = row + (1 << self.shift if self.value.optional else 0)
-        word = _add_constant(_add_constant(f"v{i}", -self.value.low), present)
-        return (
-            f"sum(CASE WHEN v{i} IS NULL THEN {row} ELSE {word} END)"
-            if self.value.optional
-            else f"sum({word})"
+        present = row + (1 << (self.shift or 0) if self.value.optional else 0)
+        return self.value.above_low(f"v{i}") + present, DUCKDB.number(row)
+
+    def _word_sum(self, i: int, rows: int) -> Whole:
+        if self.shift is None:
+            return DUCKDB.sum_rows(self.value.above_low(f"v{i}"), rows)
+        word, row = self._row_word(i)
+        # A row without a value still counts as a row.
+        return DUCKDB.sum_rows(
+            choose([(f"v{i} IS NULL", row)], word) if self.value.optional else word, rows
         )
 
-    def split_word(self, i: int) -> list[str]:
+    def sum_expression(self, i: int, rows: int) -> Whole:
+        """The sum over a cell's rows."""
+        total = self._word_sum(i, rows)
+        return coalesce(total, 0) if self.shift is None else total
+
+    def total(self, column: str, rows: int) -> Whole:
+        """A column of the sums that `split_word` gives."""
+        low, high = 0, self.value.span * rows
+        return Whole(DUCKDB, column, low, high, HUGEINT if self.shift is None else BIGINT)
+
+    def split_word(self, i: int, rows: int) -> list[str]:
         """The columns ``s``, and where they are wanted ``m`` and ``n``, out of a cell's ``w``."""
-        count = [f"m{i}"] if self.value.optional else []
         if self.shift is None:
-            return [*count, f"w{i} AS s{i}"]
+            return [f"m{i}"] * self.value.optional + [f"w{i} AS s{i}"]
+        word = replace(self._word_sum(i, rows), sql=f"w{i}")
+        mask = (1 << self.shift) - 1
         if self.top is None:
-            return [f"{_high_bits(f'w{i}', self.shift)} AS m{i}" for _ in count] + [
-                f"{_low_bits(f'w{i}', self.shift)} AS s{i}"
-            ]
-        low = _low_bits(f"w{i}", self.top)
-        counts = [f"{low} >> {self.shift} AS m{i}" for _ in count]
-        return [
-            f"{_high_bits(f'w{i}', self.top)} AS n",
-            *counts,
-            f"{low} & {(1 << self.shift) - 1} AS s{i}",
-        ]
+            counts = [f"{(word >> self.shift).to(BIGINT)} AS m{i}"] * self.value.optional
+            return [*counts, f"{(word & mask).to(BIGINT)} AS s{i}"]
+        low = (word & ((1 << self.top) - 1)).to(BIGINT)
+        counts = [f"{low >> self.shift} AS m{i}"] * self.value.optional
+        return [f"{(word >> self.top).to(BIGINT)} AS n", *counts, f"{low & mask} AS s{i}"]
 
 
-def _add_constant(number: str, constant: int) -> str:
-    return f"{number} + CAST({constant} AS BIGINT)" if constant else number
-
-
-def _high_bits(word: str, shift: int) -> str:
-    return f"CAST({word} >> {shift} AS BIGINT)"
-
-
-def _low_bits(word: str, shift: int) -> str:
-    return f"CAST({word} & CAST('{(1 << shift) - 1}' AS HUGEINT) AS BIGINT)"
-
-
-def _rescale_sum(
-    total: str, count: str, value: Value, most: int, packing: _Packing, random: str
-) -> str:
+def _rescale_sum(total: Whole, count: Whole, span: int, most: int, random: str) -> Whole:
     """At most ``most`` times the mean of a cell's values, rounded at random without bias; the bound
     holds in any case.
     """
-    kind = (
-        "HUGEINT" if packing.shift is None or packing.shift + bit_length(most) > WORD else "BIGINT"
-    )
-    # Quotient and rest apart, for total * most might overflow.
-    rest = f"(({total} % {count}) * CAST({most} AS {kind}) + CAST(floor({random} * {count}) AS BIGINT)) // {count}"
-    scaled = f"({total} // {count}) * CAST({most} AS {kind}) + {rest}"
-    # floor(random * count) may round up to count, so the bound is stated once more.
-    limit = f"CAST('{most * value.span}' AS {kind})"
-    return f"least(CASE WHEN {count} <= {most} THEN {total} ELSE {scaled} END, {limit})"
+    size = greatest(count, 1)
+    # Quotient and rest apart, for total * most might overflow. No mean is above the largest value.
+    rest = ((total % size) * most + DUCKDB.random_below(random, count)) // size
+    scaled = least(total // size, span) * most + rest
+    cell_sum = choose([(f"{count} <= {most}", total)], scaled)
+    # The random number may be rounded up to the count, so the bound is stated once more.
+    bounded = least(cell_sum, most * span)
+    return bounded.to(DUCKDB.type_of(bounded.low, bounded.high))
 
 
 def split_rows(rows: str, most_rows: int, size: int) -> list[str]:
@@ -323,18 +342,21 @@ def split_rows(rows: str, most_rows: int, size: int) -> list[str]:
     are in one part.
     """
     # Parts by unit: bounds hold in each part, so a unit in two would contribute twice.
-    parts = 1 if most_rows == MOST_ROWS else -(-most_rows // size)
+    parts = 1 if most_rows == MAX_ROWS else -(-most_rows // size)
     if parts == 1:
         return [rows]
-    return [f"SELECT * FROM ({rows}) WHERE hash(unit) % {parts} = {part}" for part in range(parts)]
+    number = hash_remainder("hash(unit)", parts)
+    return [f"SELECT * FROM ({rows}) WHERE {number} = {part}" for part in range(parts)]
 
 
 def add_parts(relation: str, keys: Sequence[str], columns: Iterable[str]) -> str:
     """The sums of several parts added up by their keys, in the keys' order, within +-2^62."""
     key = ", ".join(keys)
-    sums = ", ".join(
-        f"{_saturate(f'sum({name})')} AS {name}" for name in columns if name not in keys
-    )
+    # A part's sums, each over rows of its own, and fewer parts than this.
+    end, parts = MAX_MAGNITUDE * MAX_ROWS, 2**20
+    columns = [name for name in columns if name not in keys]
+    totals = [DUCKDB.sum_rows(Whole(DUCKDB, n, -end, end, HUGEINT), parts) for n in columns]
+    sums = ", ".join(f"{_saturate(total)} AS {name}" for name, total in zip(columns, totals))
     return f"SELECT {key}, {sums} FROM {relation} GROUP BY {key} ORDER BY {key}"
 
 
@@ -348,9 +370,12 @@ def truncate_values(rows: str, value: Value, most: int, unit: str = "unit, part"
         values = _limit_rows(present, unit, most, "random()", "v0")
     elif (spare := min(WORD - width, MOST_RANDOM)) >= LEAST_RANDOM:
         # Random bits above the value: the least words are a random choice; a mask takes them off.
-        word = f"{_random_bits(spare)} * {1 << width} + {_add_constant('v0', -value.low)}"
-        values = f"SELECT unnest(min({word}, {most})) & {(1 << width) - 1} AS v0 FROM ({present}) GROUP BY {unit}"
-        return f"SELECT {_add_constant('v0', value.low)} AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
+        random = DUCKDB.random_bits("random()", spare) * (1 << width)
+        word = (random + value.above_low("v0")).to(BIGINT)
+        value_bits = replace(BITS, sql=f"unnest(min({word}, {most}))") & ((1 << width) - 1)
+        values = f"SELECT {value_bits} AS v0 FROM ({present}) GROUP BY {unit}"
+        number = (DUCKDB.column("v0", 0, value.span) + value.low).to(BIGINT)
+        return f"SELECT {number} AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
     else:
         values = f"SELECT unnest({choose_values(most)}) AS v0 FROM ({present}) GROUP BY {unit}"
     return f"SELECT v0 AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
@@ -405,11 +430,6 @@ def place_rows(rows: str, within: str, order: str) -> str:
     return f"SELECT *, {place} FROM ({rows})"
 
 
-def _random_bits(bits: int, random: str = "random()") -> str:
-    """A random number of so many bits."""
-    return f"CAST(floor({random} * {1 << bits}) AS BIGINT)"
-
-
 def keyed_fraction(salt: int, *columns: str) -> str:
     """A number from [0, 1) that follows from the columns and the salt.
 
@@ -417,8 +437,8 @@ def keyed_fraction(salt: int, *columns: str) -> str:
     uniform choice; the hash of that hash mixes it. No guarantee rests on these numbers, only that
     choices are fair.
     """
-    # 53 bits, which a DOUBLE holds exactly and below 1.
-    return f"CAST(hash(hash({', '.join([f'CAST({salt} AS UBIGINT)', *columns])})) >> 11 AS DOUBLE) * {2.0**-53!r}"
+    values = ", ".join([f"CAST({salt} AS UBIGINT)", *columns])
+    return hash_fraction(f"hash(hash({values}))")
 
 
 def choose_values(most: int) -> str:
@@ -450,7 +470,8 @@ def number_units(rows: str) -> str:
     sorted by that number.
     """
     units = "SELECT unit, part, random() AS r FROM (SELECT DISTINCT unit, part FROM kept)"
-    units = f"SELECT unit, part, row_number() OVER (ORDER BY r) - 1 AS number FROM ({units})"
+    number = place_from_zero("row_number() OVER (ORDER BY r)")
+    units = f"SELECT unit, part, {number} AS number FROM ({units})"
     # A unit may be NULL, which equals nothing.
     same = " AND ".join(
         f"kept.{name} IS NOT DISTINCT FROM units.{name}" for name in ("unit", "part")
@@ -474,8 +495,8 @@ def _limit_rows(query: str, partition: str, most: int, random: str, then: str) -
     return f"SELECT * EXCLUDE (r, rank) FROM ({ranked}) WHERE rank <= {most}"
 
 
-def _saturate(total: str) -> str:
+def _saturate(total: Whole) -> Whole:
     """A sum within +-2^62: what is beyond is clamped, which moves no two sums further apart
     than they were.
     """
-    return f"CAST(least(greatest({total}, CAST('{-MAX_MAGNITUDE}' AS HUGEINT)), CAST('{MAX_MAGNITUDE}' AS HUGEINT)) AS BIGINT)"
+    return least(greatest(total, -MAX_MAGNITUDE), MAX_MAGNITUDE).to(BIGINT)

@@ -20,21 +20,11 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.extras import require_extra
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.arithmetic import DUCKDB, Whole, hash_remainder, place_from_zero
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 from dpflow.tables.language import aggregate_rendering, expressions
 from dpflow.tables.language.nodes import Node
-
-#: Measures of `GroupMoments`, in grid steps. The difference of products is exact before it becomes
-#: a double.
-_MEASURES = {
-    "n": "count(*)",
-    "x": "sum(x)",
-    "equal": "count_if(x = y)",
-    "xx": "CAST(count(*) AS HUGEINT) * sum(x * x) - sum(x) * sum(x)",
-    "yy": "CAST(count(*) AS HUGEINT) * sum(y * y) - sum(y) * sum(y)",
-    "xy": "CAST(count(*) AS HUGEINT) * sum(x * y) - sum(x) * sum(y)",
-}
 
 
 def check_values(reading: RequestQuery, request: GroupValues) -> None:
@@ -67,8 +57,8 @@ def unit_rows_query(reading: RequestQuery, columns: Sequence[str]) -> str:
     tells who it is no more than a position does.
     """
     rows = reading.select_rows(_number_columns(reading, columns))
-    number = "CAST(dense_rank() OVER (ORDER BY unit) - 1 AS BIGINT) AS bucket"
-    return f"SELECT {number}, * EXCLUDE (unit, part) FROM ({rows})"
+    number = place_from_zero("dense_rank() OVER (ORDER BY unit)")
+    return f"SELECT {number} AS bucket, * EXCLUDE (unit, part) FROM ({rows})"
 
 
 def _number_columns(reading: RequestQuery, columns: Sequence[str]) -> list[str]:
@@ -80,18 +70,65 @@ def _number_columns(reading: RequestQuery, columns: Sequence[str]) -> list[str]:
 
 
 def moments_query(reading: RequestQuery, request: GroupMoments, secret: bytes) -> str:
-    """The query of sums by holdout group: one GROUP BY."""
-    outputs = [_bucket_column(reading, request.groups, secret)]
+    """The query of exact sums by holdout group: one GROUP BY, texts named as `moment_sums` says.
+
+    Raises `PlanRefused` where no integer type holds a sum of products.
+    """
+    outputs, columns = [_bucket_column(reading, request.groups, secret)], {}
     for name, column in zip("xy", request.columns):
-        outputs.append(
-            f"{sql.write_grid_steps(reading.column(column), reading.table.bounded_column(column))} AS {name}"
-        )
+        bounds = reading.table.bounded_column(column)
+        steps = sql.write_grid_steps(reading.column(column), bounds)
+        outputs.append(f"{steps} AS {name}")
+        columns[name] = DUCKDB.column(name, *bounds.grid_bounds())
     # A pair with one half missing is in no sum, or n would not be the number of products.
-    present = " AND ".join(f"{name} IS NOT NULL" for name, _ in zip("xy", request.columns))
-    measures = ", ".join(
-        f"CAST({_MEASURES[name]} AS DOUBLE) AS m_{name}" for name in request.measures
-    )
-    return f"SELECT bucket, {measures} FROM ({reading.select_rows(outputs)}) WHERE {present} GROUP BY bucket"
+    present = " AND ".join(f"{name} IS NOT NULL" for name in columns)
+    sums = ["bucket"]
+    for name, terms in moment_sums(request, columns).items():
+        total = DUCKDB.sum_counts(terms) if isinstance(terms, str) else DUCKDB.sum_rows(terms)
+        sums.append(f"CAST({total} AS VARCHAR) AS {name}")
+    return f"SELECT {', '.join(sums)} FROM ({reading.select_rows(outputs)}) WHERE {present} GROUP BY bucket"
+
+
+def moment_sums(request: GroupMoments, columns: Mapping[str, Whole]) -> dict[str, Whole | str]:
+    """What is added up over the rows of a group, by name: the columns x and y, their products, and as
+    texts of 0 or 1 the rows themselves and those in which both columns are equal.
+    """
+    needed = {"n", *request.measures} | {
+        letter for name in request.measures for letter in name if len(name) == 2
+    }
+    terms: dict[str, Whole | str] = {"n": "1", "equal": "CASE WHEN x = y THEN 1 ELSE 0 END"}
+    terms |= columns
+    for name in needed - set(terms):
+        left, right = (columns[letter] for letter in name)
+        terms[name] = left.square() if name[0] == name[1] else left * right
+    return {f"s_{name}": terms[name] for name in sorted(needed)}
+
+
+def spread_moments(
+    request: GroupMoments,
+    table: Table,
+    buckets: NDArray[np.int64],
+    texts: Mapping[str, Sequence[str]],
+) -> dict[str, NDArray[np.float64]]:
+    """Each measure of each group, 0 where there are no rows; exact until it becomes a float.
+
+    Args:
+        buckets: groups that have rows.
+        texts: their sums in grid steps, named as `moment_sums` says.
+    """
+    exact = {name: [int(text) for text in values] for name, values in texts.items()}
+    steps = [table.column(name).step for name in request.columns]
+    units: dict[str, Any] = {"n": 1, "equal": 1, "x": steps[0], "xx": steps[0] ** 2}
+    units |= {"yy": steps[-1] ** 2, "xy": steps[0] * steps[-1]}
+    answer = {}
+    for name in request.measures:
+        numbers = exact[f"s_{name}"]
+        if len(name) == 2:
+            sums = (exact[f"s_{one}"] for one in ("n", name, name[0], name[1]))
+            numbers = [n * product - x * y for n, product, x, y in zip(*sums)]
+        answer[name] = np.zeros(request.groups)
+        answer[name][buckets] = [float(units[name]) * float(number) for number in numbers]
+    return answer
 
 
 def units_query(reading: RequestQuery, columns: Sequence[str]) -> str:
@@ -192,9 +229,8 @@ def _bucket_column(reading: RequestQuery, groups: int, secret: bytes) -> str:
     # A parameter, so that the secret stands in no query text; '=' keeps an empty text apart from
     # NULL.
     reading.parameters = [secret.hex()]
-    return (
-        f"CAST(md5_number_lower(? || coalesce('=' || {text}, '')) % {groups} AS BIGINT) AS bucket"
-    )
+    digest = f"md5_number_lower(? || coalesce('=' || {text}, ''))"
+    return f"{hash_remainder(digest, groups)} AS bucket"
 
 
 def spread_groups(groups: int, arrays: Mapping[str, Any]) -> NDArray[np.float64]:

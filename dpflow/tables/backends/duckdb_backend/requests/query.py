@@ -16,10 +16,10 @@ from dpflow.core.contract.declaration import Join, Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues, UnboundedValues
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.arithmetic import MAX_ROWS, place_from_zero
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import NumberedColumn
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     KEY_BITS,
-    MOST_ROWS,
     keyed_fraction,
 )
 from dpflow.tables.backends.duckdb_backend.requests.joins import JoinedRelation
@@ -271,18 +271,18 @@ class RequestQuery:
 
     def is_view(self) -> bool:
         """Whether the catalog knows no number of rows of the relation."""
-        return self.most_rows() == MOST_ROWS
+        return self.most_rows() == MAX_ROWS
 
     def most_rows(self) -> int:
-        """A bound on the rows of a finished query; `MOST_ROWS` for a view, and for no table."""
+        """A bound on the rows of a finished query; `MAX_ROWS` for a view, and for no table."""
         # A left join gives at most the declared number of rows for each row.
         multiplied = [
             joined.join.rows or 1 for joined in self.joined.values() if joined.is_needed()
         ]
         rows = self.connection.count_stored_rows(self.source)
         if rows is None:
-            return MOST_ROWS
-        return min(max(1, rows) * math.prod(multiplied), MOST_ROWS - 1)
+            return MAX_ROWS
+        return min(max(1, rows) * math.prod(multiplied), MAX_ROWS - 1)
 
     @property
     def protected_columns(self) -> str:
@@ -323,10 +323,8 @@ class RequestQuery:
         # Before keys are numbered: a number beyond how many there are would have no place.
         public = " AND ".join(self._public_parts(by)) or "TRUE"
         # The mask keeps a code within the bits that a word has for it.
-        code = f"(row_number() OVER (ORDER BY {names}) - 1) & {2**KEY_BITS - 1} AS code"
-        query = (
-            f"SELECT {names}, {code} FROM (SELECT DISTINCT {names} FROM ({rows}) WHERE {public})"
-        )
+        code = place_from_zero(f"row_number() OVER (ORDER BY {names})") & (2**KEY_BITS - 1)
+        query = f"SELECT {names}, {code} AS code FROM (SELECT DISTINCT {names} FROM ({rows}) WHERE {public})"
         texts = [sql.key_as_text(part, f"key{i}") for i, part in enumerate(parts)]
         text = f"CAST(to_json([{', '.join(texts)}]) AS VARCHAR)" if by.parts else texts[0]
         query = f"SELECT {names}, {text} AS text, code FROM ({query})"
@@ -356,9 +354,9 @@ class RequestQuery:
             f"SELECT {number('low')}, {number('high')} FROM ({ends})"
         )[0]
         return (
-            NumberedColumn(number(name), 0, 0)
+            NumberedColumn(str(number(name)), 0, 0)
             if low is None
-            else NumberedColumn(number(name), low, high - low + 1)
+            else NumberedColumn(str(number(name)), low, high - low + 1)
         )
 
     def number_units(self, unit: str) -> list[NumberedColumn | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dpflow.core.contract.requests import RecordArrays, Records
 from dpflow.tables.access import sql
+from dpflow.tables.access.arithmetic import DUCKDB, coalesce
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     number_units,
@@ -43,7 +44,8 @@ def records_query(reading: RequestQuery, request: Records) -> str:
             listed = ", ".join(sql.quote_text(text) for text in column_rules.public_keys)
             position = f"list_position([{listed}], {sql.key_as_text(column, sql.key(column, 'group key'))})"
             # No public key is -1.
-            outputs.append(f"CAST(coalesce({position}, 0) - 1 AS BIGINT) AS x{i}")
+            number = DUCKDB.column(position, 1, max(len(column_rules.public_keys), 1))
+            outputs.append(f"{coalesce(number, 0) - 1} AS x{i}")
         else:
             outputs.append(
                 f"{sql.write_grid_steps(reading.column(name), reading.table.bounded_column(name))} AS x{i}"

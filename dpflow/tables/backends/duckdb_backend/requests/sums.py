@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import GroupedSums, Groups, spread_groups
 from dpflow.tables.access import sql
+from dpflow.tables.access.arithmetic import DUCKDB
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import CODE_BITS, NumberedColumn
@@ -27,12 +28,13 @@ def check_request(reading: RequestQuery, request: GroupedSums) -> None:
 
 
 def truncate_request(
-    reading: RequestQuery, request: GroupedSums, first_key: int | None = None
+    reading: RequestQuery, request: GroupedSums, private_keys: range | None = None
 ) -> Truncation:
     """The bounded query of a request; reads nothing.
 
     Args:
-        first_key: of private keys that count from there; None if the table ``keys`` numbers them.
+        private_keys: numbers among which all private keys are; None if the table ``keys`` numbers
+            them.
     """
     outputs, values = [], []
     for i, (name, centre) in enumerate(request.values):
@@ -42,8 +44,8 @@ def truncate_request(
     for name, centre, half in request.squares:
         declared = reading.table.bounded_column(name)
         # Squares of distances from the centre: on the grid, and small where values are near it.
-        away = f"({sql.write_grid_steps(reading.column(name), declared)} - {sql.write_integer(centre)})"
-        outputs.append(f"{away} * {away} AS v{len(values)}")
+        away = sql.write_grid_steps(reading.column(name), declared) - centre
+        outputs.append(f"{away.square()} AS v{len(values)}")
         largest = max((end - centre) ** 2 for end in declared.grid_bounds())
         values.append(Value(0, largest, half, declared.missing == "skip"))
     if request.by is None:
@@ -59,9 +61,10 @@ def truncate_request(
         )
     by = reading.column(request.by)
     size = None if request.keys is None else len(request.keys)
-    if first_key is not None:
-        code = f"CAST({by.sql} AS BIGINT) - {sql.write_integer(first_key)} AS code"
-        rows = reading.select_rows([code, *outputs], where=[f"{by.sql} IS NOT NULL"])
+    if private_keys is not None:
+        first, last = private_keys[0], private_keys[-1]
+        code = DUCKDB.column(f"CAST({by.sql} AS BIGINT)", first, last) - first
+        rows = reading.select_rows([f"{code} AS code", *outputs], where=[f"{by.sql} IS NOT NULL"])
     else:
         rows = reading.select_rows(["keys.code AS code", *outputs], join=reading.join_keys(by))
     # Nobody can reach more groups than there are, so there is nothing to choose.
@@ -83,15 +86,17 @@ def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:
     truncate_request(reading, request).check_magnitude()
     reading.bound_joins()
     keys = ("",) if request.by is None else request.keys
-    numbers, first_key = NumberedColumn("code", 0, len(keys or ())), None
+    numbers, first_key, private_keys = NumberedColumn("code", 0, len(keys or ())), None, None
     if request.by is not None:
         by = reading.column(request.by)
         if keys is None:
             values = len(request.values) + len(request.squares)
             numbers, first_key = _number_private_keys(reading, by, values)
+            if first_key is not None:
+                private_keys = range(first_key, first_key + max(numbers.size, 1))
         else:
             reading.number_keys(by, keys)
-    truncation = truncate_request(reading, request, first_key)
+    truncation = truncate_request(reading, request, private_keys)
     truncation = replace(truncation, most_rows=reading.most_rows())
     columns = dispatch.bounded_sums(reading, truncation, numbers)
     codes = columns["code"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import pairwise
@@ -33,6 +34,17 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
 )
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.arithmetic import (
+    BIGINT,
+    DUCKDB,
+    HUGEINT,
+    MAX_ROWS,
+    Whole,
+    double,
+    greatest,
+    least,
+    operate_doubles,
+)
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import Truncation, collect_values
 from dpflow.tables.backends.duckdb_backend.requests.public_size import find_public_size
@@ -226,14 +238,14 @@ class TableColumn(OpenColumn):
         listed = ", ".join(map(str, sorted(grids)))
         rows = f"FROM kept WHERE {self._code} IN ({listed})"
         if self._exact:
-            # The type's division rounds towards zero: a negative x moves down by a cell's width less 1.
             # Widths end where every x is in cell 0 or -1.
-            kind, bits = ("HUGEINT", 126) if self._wide() else ("BIGINT", 62)
+            kind, bits = (HUGEINT, 126) if self._wide() else (BIGINT, 62)
             width = per_group(
-                lambda g: f"CAST('{2 ** min(max(g.exponent or 0, 0), bits)}' AS {kind})"
+                lambda g: DUCKDB.literal(2 ** min(max(g.exponent or 0, 0), bits), kind)
             )
             rows = f"SELECT {self._code} AS code, x, {width} AS w {rows}"
-            key = "CASE WHEN x < 0 THEN (x + 1) // w - 1 ELSE x // w END"
+            widths = Whole(DUCKDB, "w", 1, 2**bits, kind)
+            key = str(Whole(DUCKDB, "x", kind.low, kind.high, kind).floor_by(widths))
             if any((grid.exponent or 0) > bits for grid in grids.values()):
                 beyond = per_group(lambda g: str((g.exponent or 0) > bits).lower())
                 key = f"CASE WHEN {beyond} THEN CASE WHEN x < 0 THEN -1 ELSE 0 END ELSE {key} END"
@@ -245,20 +257,25 @@ class TableColumn(OpenColumn):
             )
             rows = f"SELECT {self._code} AS code, x, CAST({scale} AS DOUBLE) AS s {rows}"
             # A negative x that underflows to -0 lies in cell -1; adding 0 makes -0 and 0 one key.
-            rows = f"SELECT code, x, coalesce(floor(x * s), x) AS k0, s FROM ({rows})"
-            key = "k0 + 0 - CAST(k0 = 0 AND x < 0 AS DOUBLE)"
+            floored = f"floor({operate_doubles('x', '*', 's')})"
+            rows = f"SELECT code, x, coalesce({floored}, x) AS k0, s FROM ({rows})"
+            positive = operate_doubles("k0", "+", double(0))
+            key = operate_doubles(positive, "-", "CAST(k0 = 0 AND x < 0 AS DOUBLE)")
         by = "k" if self._groups == 1 else "k, code"
         query = (
             f"SELECT {self._code} AS code, {key} AS k, count(*) AS n FROM ({rows}) GROUP BY {by}"
         )
         if any(grid.trim for grid in grids.values()):
-            trim = per_group(lambda g: f"CAST({g.trim} AS BIGINT)")
-            upto = "sum(n) OVER (PARTITION BY code ORDER BY k ROWS UNBOUNDED PRECEDING)"
-            sums = f"SELECT *, {trim} AS t, {upto} AS upto, sum(n) OVER (PARTITION BY code) AS total FROM ({query})"
-            left = "least(upto, total - t) - greatest(upto - n, t)"
-            query = f"SELECT code, k, CAST({left} AS BIGINT) AS n FROM ({sums})"
-        least = per_group(lambda g: str(max(g.least, 1)))
-        return f"SELECT code, {self._fetched('k')} AS k, n FROM ({query}) WHERE n >= {least}"
+            trim = per_group(lambda g: DUCKDB.literal(min(g.trim, MAX_ROWS), BIGINT))
+            total = DUCKDB.sum_counts("n")
+            until = f"{total} OVER (PARTITION BY code ORDER BY k ROWS UNBOUNDED PRECEDING)"
+            sums = f"SELECT *, {trim} AS t, {until} AS until, {total} OVER (PARTITION BY code) AS total FROM ({query})"
+            n, t = DUCKDB.column("n", 0, MAX_ROWS), DUCKDB.column("t", 0, MAX_ROWS)
+            until_here, total = replace(total, sql="until"), replace(total, sql="total")
+            left = least(until_here, total - t) - greatest(until_here - n, t)
+            query = f"SELECT code, k, {left.to(BIGINT)} AS n FROM ({sums})"
+        threshold = per_group(lambda g: str(max(g.least, 1)))
+        return f"SELECT code, {self._fetched('k')} AS k, n FROM ({query}) WHERE n >= {threshold}"
 
     def column_value(self, value: float | Fraction) -> float | int | str:
         if sql.is_time(self._column):
@@ -292,4 +309,5 @@ def _first(h: NDArray[np.uint64], x: NDArray[Any], most: int) -> NDArray[Any]:
 
 def _by_code(values: Sequence[str]) -> str:
     """An expression that is the value of a row's group."""
-    return values[0] if len(values) == 1 else f"list_extract([{', '.join(values)}], code + 1)"
+    position = DUCKDB.column("code", 0, MAX_ROWS) + 1
+    return values[0] if len(values) == 1 else f"list_extract([{', '.join(values)}], {position})"

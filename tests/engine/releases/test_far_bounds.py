@@ -1,0 +1,82 @@
+"""Bounds near the ends of 64 bits: no value of a row, and no number of rows, makes a release "none"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+import dpflow
+from dpflow.core.contract.declaration import Table
+from dpflow.ledger import Ledger
+
+#: A type and the bounds declared: at its lower end, at its upper end, and the whole of it.
+FAR = [
+    ("BIGINT", 2**63 - 1000, 2**63 - 1),
+    ("BIGINT", 2**62 + 5, 2**62 + 2000),
+    ("BIGINT", -(2**63), -(2**63) + 1000),
+    ("BIGINT", -(2**63), 2**63 - 1),
+    ("UBIGINT", 2**64 - 1000, 2**64 - 1),
+    ("UBIGINT", 2**63 - 3, 2**63 + 3),
+    ("HUGEINT", 2**63 - 1000, 2**63 - 1),
+    ("DECIMAL(38, 0)", -(2**63), -(2**63) + 9),
+]
+VALUES: dict[str, dict[str, Any]] = {
+    "median": {},
+    "minimum": {},
+    "maximum": {},
+    "quantile": {"p": "1/4"},
+    "mode": {},
+    "unimodal_mode": {"promise": 5, "levels": 1},
+}
+SUMS = {"mean": {}, "variance": {}}
+
+
+def list_results(folder: Path, kind: str, low: int, high: int, mechanisms: dict[str, Any]) -> Any:
+    """By mechanism and number of rows, what was released: numbers, none, or the name of a refusal."""
+    results: dict[str, set[str]] = {}
+    for rows in (0, 1, 2, 3):
+        path = folder / f"{rows}.duckdb"
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(f"CREATE TABLE t (u BIGINT, x {kind})")
+            for unit in range(rows):
+                value = (low, high, (low + high) // 2)[unit]
+                connection.execute(f"INSERT INTO t VALUES ({unit}, CAST('{value}' AS {kind}))")
+        declared = Table.model_validate(
+            {
+                "name": "t",
+                "database": path,
+                "privacy_unit": {"column": "u"},
+                "contribution_bounds": {"rows": 1},
+                "columns": {"x": {"lower": low, "upper": high}},
+            }
+        )
+        ledger = Ledger(folder / f"{rows}.sqlite", create=True)
+        ledger.grant("s", "1000", "0", table=declared, filter="basic", principal="o")
+        for name, params in mechanisms.items():
+            outcome = release_once(name, declared, ledger, {"column": "x"} | params)
+            results.setdefault(name, set()).add(outcome)
+    return results
+
+
+def release_once(name: str, table: Table, ledger: Ledger, params: dict[str, Any]) -> str:
+    """ "number", "none" or the name of a refusal."""
+    try:
+        plan = dpflow.plan(name, table, name=name, scope="s", epsilon="1", **params)
+        receipt = dpflow.release(plan, ledger)
+    except dpflow.errors.DpflowError as refusal:
+        return type(refusal).__name__
+    return "number" if receipt.result.rows and receipt.result.rows[0].value is not None else "none"
+
+
+@pytest.mark.parametrize(("kind", "low", "high"), FAR)
+def test_rows_do_not_decide_whether_there_is_a_number(
+    kind: str, low: int, high: int, tmp_path: Path
+) -> None:
+    """Of pure mechanisms, which always have one: also of a single row at each bound."""
+    results = list_results(tmp_path, kind, low, high, VALUES | SUMS)
+    for name, outcomes in results.items():
+        # Sums are refused where one row may move them by 2^62, whatever the rows are.
+        assert outcomes == {"number"} or (name in SUMS and outcomes == {"PlanRefused"}), results
