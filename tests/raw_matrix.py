@@ -40,7 +40,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.errors import DpflowError
 from dpflow.tables import PrivateTable
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import sandbox, sql
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import PackedRows
 
 #: Names of the types.
@@ -231,7 +231,8 @@ def covering_part() -> dict[str, list[Case]]:
 
 @dataclass
 class World:
-    """A type's file. ``plain`` has no raw value; ``every`` has one row of each, ``row0``, ``row1``,
+    """A type's file, loaded from the Parquet file ``RELATION/part.parquet`` of each table if ``through_parquet``.
+    ``plain`` has no raw value; ``every`` has one row of each, ``row0``, ``row1``,
     ... one row of one of them where they are tried singly. ``other_...`` has a row for each unit of a table, with ``x``, too;
     ``source`` has every value by its number ``n``.
     """
@@ -241,6 +242,7 @@ class World:
     _closing: ExitStack = field(default_factory=ExitStack)
     _session: sandbox.Connection | None = None
     singly: bool = False
+    through_parquet: bool = False
 
     def __enter__(self) -> World:
         return self
@@ -249,21 +251,26 @@ class World:
         self._closing.close()
 
     def __post_init__(self) -> None:
+        # Servers other than Apache Spark read no floats.
+        number = "DECIMAL(9, 4)" if self.through_parquet else "DOUBLE"
         with duckdb.connect(str(self.database)) as connection:
             self.kind.load(connection, self.kind.values)
             connection.execute("ALTER TABLE source RENAME i TO n")
             connection.execute(
                 "CREATE TABLE base AS SELECT i AS u, DATE '2020-01-01' + CAST(i % 2 AS INTEGER) AS b, "
                 "['a', 'b', 'c', 'z'][1 + i % 4] AS k, 'p' || (i % 5) AS p, "
-                "CAST(i % 7 AS SMALLINT) AS s, i / 60 AS v, CAST(i % 3 AS BIGINT) AS n "
+                f"CAST(i % 7 AS SMALLINT) AS s, CAST(i / 60 AS {number}) AS v, CAST(i % 3 AS BIGINT) AS n "
                 f"FROM range({ROWS}) t(i)"
             )
             rows = "FROM base JOIN source USING (n)"
             raw = (
                 "SELECT 1000 + n AS u, DATE '2020-01-01' AS b, 'a' AS k, 'p0' AS p, "
-                "CAST(1 AS SMALLINT) AS s, 0.5 AS v, n, x FROM source WHERE n "
+                f"CAST(1 AS SMALLINT) AS s, CAST(0.5 AS {number}) AS v, n, x FROM source WHERE n "
             )
             wanted = {"plain": "< 0", "every": ">= 3"}
+            if self.through_parquet:
+                for name, alike in self._list_alike(connection).items():
+                    wanted[name] = f">= 3 AND n IN ({alike})"
             if self.singly:
                 wanted |= {f"row{i}": f"= {i + 3}" for i in range(self.raws)}
             for name, which in wanted.items():
@@ -273,6 +280,38 @@ class World:
                 connection.execute(
                     f"CREATE TABLE other_{name} AS SELECT u, x, 1 AS one FROM {name}"
                 )
+            if self.through_parquet:
+                names = [
+                    "source",
+                    *(f"{prefix}{name}" for name in wanted for prefix in ("", "other_")),
+                ]
+                for name in names:
+                    (self.folder / name).mkdir()
+                    file = self.folder / name / "part.parquet"
+                    connection.execute(f"COPY {name} TO '{file}' (FORMAT parquet)")
+                    connection.execute(f"CREATE OR REPLACE TABLE {name} AS FROM '{file}'")
+
+    def _list_alike(self, connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+        """The numbers of values that every engine takes for the same, NULL among them: no infinite times, and none
+        that DuckDB lacks (``shared``); and those that have a text everywhere, of the years 1 to 9999 (``near``).
+        """
+        kind = connection.execute("SELECT typeof(x) FROM source LIMIT 1").fetchall()[0][0]
+        field = sql.Field("x", kind.lower(), kind)
+        conditions = dict.fromkeys(("shared", "near"), "true")
+        if sql.is_time(field):
+            conditions["shared"] = (
+                f"x IS NULL OR ({field.sql} IS NOT NULL AND isfinite({field.sql}))"
+            )
+            conditions["near"] = f"x IS NULL OR year({field.sql}) BETWEEN 1 AND 9999"
+        return {
+            name: ", ".join(
+                str(n)
+                for (n,) in connection.execute(
+                    f"SELECT n FROM source AS t WHERE {where}"
+                ).fetchall()
+            )
+            for name, where in conditions.items()
+        }
 
     @property
     def database(self) -> Path:
@@ -312,6 +351,10 @@ class World:
         place = {"dimension": "d.", "unit join": "o."}.get(case.role[0], "")
         return f"{place}x" if len(case.role) == 2 else "x"
 
+    def place(self, relation: str) -> dict[str, Any]:
+        """Where a declaration says that one of the relations is."""
+        return {"database": self.database, "relation": relation}
+
     def table(self, case: Case, relation: str) -> Table:
         """The declaration of a case over one of the relations."""
         role, use, x = case.role[0], case.role[-1], self.name(case)
@@ -323,8 +366,7 @@ class World:
         }
         declared: dict[str, Any] = {
             "name": "raw",
-            "database": self.database,
-            "relation": relation,
+            **self.place(relation),
             "privacy_unit": {"column": "u"},
             "contribution_bounds": {"rows": 100, "groups": 100},
             "block": "b",
@@ -395,12 +437,12 @@ class World:
         self.hold(private)
         private.check_schema()
         private.check_request(request, blocks)
-        first = _ask(private, request, blocks)
+        first = ask(private, request, blocks)
         if case.cached != "off":
             fresh = PrivateTable(private.declaration, private.where)
             fresh._backend._held = private._backend._held
             for other in (private, fresh):
-                assert not distance(first, _ask(other, request, blocks)), "cached is not fresh"
+                assert not distance(first, ask(other, request, blocks)), "cached is not fresh"
         return first
 
     def hold(self, private: PrivateTable) -> None:
@@ -451,12 +493,12 @@ def _replace_value(request: Any, name: str) -> Any:
     return request
 
 
-def _ask(private: PrivateTable, request: Any, blocks: Sequence[str]) -> Any:
+def ask(private: PrivateTable, request: Any, blocks: Sequence[str]) -> Any:
+    """The exact answer to a request, in a form that can be compared."""
     match request:
         case GroupValues():
             return _count_rows(*private.grouped_rows(request, SECRET, blocks))
         case GroupMoments():
-            assert private.can_sum_exactly(request)
             found = private.group_moments(request, SECRET, blocks)
             return np.stack([found[name] for name in request.measures], axis=1)
         case GroupEstimates():

@@ -17,8 +17,10 @@ import duckdb
 import pytest
 import yaml
 from airflow_tasks import context, make_release
+from spark_servers import declare_source
 
 from dpflow.ledger import Ledger
+from dpflow.tables.access.declarations import load_table
 from dpflow.tables.backends.spark_backend import spark_session
 
 if TYPE_CHECKING:
@@ -36,10 +38,17 @@ def lake(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiny]:
     (tiny.folder / "visits").mkdir()
     with duckdb.connect(str(tiny.database)) as connection:
         connection.execute(f"COPY visits TO '{tiny.folder}/visits/part.parquet' (FORMAT parquet)")
-    declaration = tiny.declare(source={"spark": "lake", "table": f"{tiny.folder}/visits"})
+    declaration = tiny.declare(source=declare_source("lake", tiny.folder / "visits"))
     fields = yaml.safe_load(declaration.read_text())
     del fields["database"]
     declaration.write_text(yaml.safe_dump(fields))
+    # Granted anew: the guarantee names the server that is trusted.
+    tiny.ledger = tiny.folder / "lake.sqlite"
+    Ledger(tiny.ledger, create=True).grant(
+        "visits", 1, "1e-6", filter="basic", table=load_table(declaration), principal="owner"
+    )
+    place = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
+    monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps(place))
     server = SparkConnectServer("127.0.0.1", 0)
     server.start(background=True)
     host, port = server.listening_address

@@ -5,12 +5,12 @@ however the queries are built.
 from __future__ import annotations
 
 import hashlib
-import random
 from typing import Any
 
 import duckdb
 import numpy as np
 import pytest
+from random_conditions import RandomConditions
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
@@ -23,9 +23,6 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.tables import PrivateTable
 
-NUMBERS = ["i", "big", "huge", "dec", "f", "0", "1", "-1.5", "1e300", "9223372036854775808"]
-TEXTS = ["txt", "en", "'Oslo'", "'%'"]
-TRUTHS = ["flag", "day < '2020-02-29'", "ts <> '2020-02-29'", "tz >= '1970-01-01'", "en IS NULL"]
 ROWS = """
 CREATE TYPE mood AS ENUM ('sad', 'ok');
 CREATE TABLE data AS SELECT r // 3 AS u, r % 4 AS b, i, big, huge, dec, f, txt, en, flag, day, ts, tz FROM (
@@ -65,55 +62,8 @@ RECORDED: dict[str, str] = {
 FIELDS = {"keys", "rows", "units", "sums", "counts", "squares", "values", "codes"}
 
 
-class Writer:
+class Writer(RandomConditions):
     """Texts of the declared language at random."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-
-    def write_number(self, depth: int) -> str:
-        pick, number = self.random.choice, lambda: self.write_number(depth - 1)
-        if depth == 0:
-            return pick(NUMBERS)
-        return pick(
-            [
-                lambda: f"({number()} {pick('+-*/%')} {number()})",
-                lambda: f"abs(- {number()})",
-                lambda: f"{pick(['sqrt', 'ln', 'exp'])}({number()})",
-                lambda: f"{pick(['least', 'greatest', 'coalesce'])}({number()}, {number()})",
-                lambda: (
-                    f"CASE WHEN {self.write_truth(depth - 1)} THEN {number()} ELSE {number()} END"
-                ),
-                lambda: f"length({self.write_text(depth - 1)})",
-                lambda: pick(NUMBERS),
-            ]
-        )()
-
-    def write_text(self, depth: int) -> str:
-        return (
-            f"upper(lower({self.write_text(depth - 1)}))"
-            if depth and self.random.random() < 0.4
-            else self.random.choice(TEXTS)
-        )
-
-    def write_truth(self, depth: int) -> str:
-        pick, number = self.random.choice, lambda: self.write_number(depth - 1)
-        if depth == 0:
-            return pick(TRUTHS)
-        comparison = pick(["=", "<>", "<", "<=", ">", ">="])
-        return pick(
-            [
-                lambda: f"{number()} {comparison} {number()}",
-                lambda: f"{self.write_text(1)} {comparison} {self.write_text(1)}",
-                lambda: f"{self.write_text(1)} LIKE '_%\\'",
-                lambda: f"{number()} IN (0, 1.5, 7)",
-                lambda: f"{number()} IS NULL",
-                lambda: f"NOT ({self.write_truth(depth - 1)})",
-                lambda: (
-                    f"({self.write_truth(depth - 1)} {pick(['AND', 'OR'])} {self.write_truth(depth - 1)})"
-                ),
-            ]
-        )()
 
     def write_estimate(self) -> str:
         column = self.random.choice(["i", "big", "huge", "dec", "f"])

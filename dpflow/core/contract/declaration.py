@@ -503,6 +503,8 @@ class Table(Strict):
         but = f", {', '.join(self.public_columns)} known" if self.public_columns else ""
         if self.trusted_sql:
             but += f", trusting the SQL of {', '.join(self.trusted_sql)}"
+        if server := self.source and self.source.trusted_server:
+            but += f", trusting a server that is not Apache Spark: {server}"
         return f"all rows of one {self.privacy_unit.column}{where}{also} ({self.neighbours}{but})"
 
     @property
@@ -585,11 +587,12 @@ class Table(Strict):
         )
         # Version 1 had no such field of a join, and it changes no answer.
         excluded["joins"] = {"__all__": {"public"}}
-        # Nor this one; where it is used, the guarantee rests on it.
+        # Nor these; where they are used, the guarantee rests on them.
         if not self.trusted_sql:
             excluded["trusted_sql"] = True
         form = self.model_dump(mode="json", by_alias=True, exclude=excluded)
-        # Nor had a column these.
+        if server := self.source and self.source.trusted_server:
+            form["trusted_server"] = server
         for column in form["columns"].values():
             for field in ("expression", "parts"):
                 if column[field] is None:

@@ -34,6 +34,9 @@ class SparkSource(Strict):
             files or of a table of Delta or Iceberg; or a table by the three words ``catalog.schema.table``.
         answer_mib: the most that one answer may take of the memory where the release runs, in MiB (1 to
             2^20). Distinct values, keys, records and groups come there; sums take little.
+        trusted_server: what ``SELECT version()`` answers on a server that is not Apache Spark. Without it such
+            a server is refused: a value that it cannot decode makes a release "none", and that row shows.
+            The guarantee's text and the grant then name the server.
     """
 
     example = "{spark: lake, table: 's3://lake/visits'}"
@@ -43,6 +46,7 @@ class SparkSource(Strict):
     ]
     table: Annotated[str, Field(pattern=f"^({_TABLE})$")]
     answer_mib: Annotated[int, Field(ge=1, le=2**20)] = 4096
+    trusted_server: Annotated[str, Field(pattern=r"^[ -~]{1,100}$")] | None = None
 
     @property
     def place(self) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.declaration import Column, Table
 from dpflow.errors import TableUnreadable
 from dpflow.tables.backends.spark_backend.hash_bounding import (
     SummedColumn,
@@ -25,8 +26,11 @@ from dpflow.tables.backends.spark_backend.hash_bounding import (
 from dpflow.tables.backends.spark_backend.spark_columns import (
     describe_field,
     key_text,
+    unit_text,
     write_grid_steps,
 )
+from dpflow.tables.backends.spark_backend.spark_rendering import SparkRenderer
+from dpflow.tables.language.conditions import parse_condition
 
 if TYPE_CHECKING:
     from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
@@ -50,6 +54,46 @@ _SEVENTHS = [9, -9, 2, -2, 3, -3, None]  # steps of three: 7 is 2.33, 8 is 2.67
 _TEXTS = ["", "a", "A", "Z", "é", "\uffee", "😀", "it's", "\\", "n", None]
 _TIMES = [dt.datetime(1969, 12, 31, 12), dt.datetime(2020, 2, 29, 23, 59, 59, 999999)]
 _DECIMALS = ["99.99", "-0.25", "0.24"]
+#: NaN of both signs, quiet and signalling, with payloads.
+_NANS = [
+    *(0x7FF8000000000000, 0xFFF8000000000000, 0x7FF0000000000001, 0xFFF0000000000001),
+    *(0x7FF8000000000001, 0xFFFFFFFFFFFFFFFF),
+]
+_BESIDE_NAN = [-1.0, -0.0, 0.0, 0.5, 4.0, 1000.0]
+#: How many of both fulfil a condition.
+_NAN_COUNTS = {
+    "v IS NULL": 6,
+    "sqrt(v) < 1000": 5,
+    "sqrt(v) IS NULL": 7,
+    "exp(v) - exp(v) = 0": 5,
+    "coalesce(sqrt(v), 2) = 2": 8,
+    "NOT ln(v) > 0": 3,
+    "least(v, 1) = 1": 8,
+    "v = 0": 2,
+    "v IN (0, 4)": 3,
+    "v BETWEEN 0 AND 1": 3,
+    "4 / v > 0": 3,
+    "4 % v >= 0": 4,
+    "bucket(v, 2) = 0": 3,
+}
+#: The same of -2^63, -2^63 + 1, -1, 0 and 2^63 - 1.
+_END_COUNTS = {
+    "i > 0": 1,
+    "-i > 0": 3,
+    "i - 1 < 0": 4,
+    "i * i >= 0": 5,
+    "i % 7 IS NOT NULL": 5,
+    "CAST(i AS VARCHAR) = '-9223372036854775808'": 1,
+    "CAST(i AS DOUBLE) >= 9223372036854775807": 1,
+    "bucket(i, 7) IS NULL": 1,
+    "bucket(i, 7) = 0": 1,
+}
+_TIME_CONDITIONS = (
+    *("year(d) IS NOT NULL", "month(d) > 0", "dayofweek(d) >= 0", "isodow(d) > 0"),
+    *("date_trunc('month', d) IS NOT NULL", "date_trunc('week', d) IS NOT NULL"),
+    *("CAST(d AS VARCHAR) IS NOT NULL", "CAST(d AS DATE) IS NOT NULL"),
+)
+_MICROSECONDS = 86_400_000_000
 
 
 def check_server(connection: SparkConnection, what: str) -> None:
@@ -94,6 +138,89 @@ def _read_decimals(connection: SparkConnection) -> bool:
     column = Column(lower=-50, upper=50, step=Fraction(1, 4))
     steps = write_grid_steps(describe_field("x", "decimal(38,2)"), column)
     return _fetch(connection, typed.selectExpr(f"{steps} AS y")) == [200, -1, 1]
+
+
+def _lose_nan(connection: SparkConnection) -> bool:
+    """NaN of every kind is missing, stored and of arithmetic; -0 is 0, and division by it is missing."""
+    import numpy as np
+
+    bits = struct.pack(f"<{len(_NANS)}Q", *_NANS)
+    values = np.concatenate([np.frombuffer(bits, "<f8"), _BESIDE_NAN])
+    return _count(connection, {"v": values}, {"v": "double"}, _NAN_COUNTS) == list(
+        _NAN_COUNTS.values()
+    )
+
+
+def _pass_ends(connection: SparkConnection) -> bool:
+    """What lies at the end of a type is cast where a type has it, and missing elsewhere."""
+    import pyarrow as pa
+
+    ends = pa.array([-(2**63), -(2**63) + 1, -1, 0, 2**63 - 1], pa.int64())
+    wide = connection.make_rows({"i": ends}).selectExpr(
+        "TRY_CAST(CAST(i AS DECIMAL(38, 0)) * 1 AS BIGINT) = i AS same",
+        "TRY_CAST(CAST(i AS DECIMAL(38, 0)) * 2 AS BIGINT) IS NULL AS is_beyond",
+    )
+    answer = connection.fetch(wide)
+    return (
+        answer["same"].to_pylist() == [True] * 5
+        and answer["is_beyond"].to_pylist() == [True, True, False, False, True]
+        and _count(connection, {"i": ends}, {"i": "bigint"}, _END_COUNTS)
+        == list(_END_COUNTS.values())
+    )
+
+
+def _keep_far_times(connection: SparkConnection) -> bool:
+    """Dates and times outside of the years 1 to 9999 have no text and no parts, and are still units that
+    differ.
+    """
+    import pyarrow as pa
+
+    first, last = -719162, 2932896
+    days = [-(2**31), -(2**31) + 1, first - 1, first, last, last + 1, 2**31 - 1]
+    near = [*(_MICROSECONDS * day for day in days[2:6]), _MICROSECONDS * (last + 1) - 1]
+    times = [-(2**63) + 1, -(2**62), *near, 2**62, 2**63 - 1]
+    for kind, numbers, texts in (
+        ("date", pa.array(days, pa.date32()), ["0001-01-01", "9999-12-31"]),
+        (
+            "timestamp_ntz",
+            pa.array(times, pa.timestamp("us")),
+            ["0001-01-01 00:00:00", "9999-12-31 00:00:00", "9999-12-31 23:59:59.999999"],
+        ),
+    ):
+        field = describe_field("d", kind)
+        outputs = [f"{key_text(field, 'key')} AS k", f"{unit_text(field, 'unit')} AS u"]
+        answer = connection.fetch(connection.make_rows({"d": numbers}).selectExpr(*outputs))
+        keys, units = answer["k"].to_pylist(), answer["u"].to_pylist()
+        if [key for key in keys if key is not None] != texts or len(set(units)) < len(numbers):
+            return False
+        parts = dict.fromkeys(_TIME_CONDITIONS, len(texts))
+        if _count(connection, {"d": numbers}, {"d": kind}, parts) != list(parts.values()):
+            return False
+    return True
+
+
+def _count(
+    connection: SparkConnection,
+    columns: dict[str, Any],
+    kinds: dict[str, str],
+    conditions: Iterable[str],
+) -> list[Any]:
+    """How many rows fulfil each condition of the declared language."""
+    fields = {name: describe_field(name, kind) for name, kind in kinds.items()}
+    declared = {
+        "name": "canary",
+        "database": ".",
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
+        "columns": {name: {} for name in columns},
+    }
+    table, renderer = Table.model_validate(declared), SparkRenderer(fields.__getitem__)
+    outputs = [
+        f"count(CASE WHEN {renderer.condition(parse_condition(text, table))} THEN 1L END) AS y{i}"
+        for i, text in enumerate(conditions)
+    ]
+    answer = connection.fetch(connection.make_rows(columns).selectExpr(*outputs))
+    return [column[0].as_py() for column in answer.values()]
 
 
 def _read(connection: SparkConnection, values: Any, kind: str, column: Column) -> list[Any]:
@@ -203,6 +330,9 @@ CANARIES: dict[str, Callable[[SparkConnection], bool]] = {
     "integers": _read_integers,
     "decimals": _read_decimals,
     "times and time zones": _read_times,
+    "NaN and zeros of either sign": _lose_nan,
+    "casts at the ends of types": _pass_ends,
+    "dates and times beyond the calendar": _keep_far_times,
     "hashes": _hash_texts,
     "the order of texts": _order_texts,
     "the texts of keys": _write_keys,

@@ -114,7 +114,10 @@ def list_verdicts(
             verdicts = [ColumnVerdict(name, missing_number, outside, low, infinite)]
         if declared.public_keys is not None:
             text, keys = key_text(field, "group key"), declared.public_keys
-            unknown = f"NOT ({text} IN ({write_text_list(keys)}))" if keys else "true"
+            # A date that has no text is none of them.
+            unknown = (
+                f"NOT coalesce({text} IN ({write_text_list(keys)}), false)" if keys else "true"
+            )
             other = "another key"
             while other in keys:
                 other += "?"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any, NoReturn
@@ -41,7 +42,7 @@ _KINDS = {
     "boolean": "boolean",
     "string": "varchar",
 }
-#: The kind of a FLOAT or DOUBLE where the server may not read NaN.
+#: The kind of a column whose values the server may not read as they are.
 MISREAD = "misread"
 INTEGERS = {"tinyint": 2**7, "smallint": 2**15, "integer": 2**31, "bigint": 2**63}
 _FLOATS = {"float", "double"}
@@ -55,6 +56,8 @@ _VALUES = {
     "boolean",
 }
 _KEYS = {*INTEGERS, "decimal", "date", "timestamp", "boolean", "varchar"}
+_CALENDAR = {"date": "DATE", "timestamp": "TIMESTAMP_NTZ"}
+_CALENDAR_ENDS = ("0001-01-01", "10000-01-01")
 _DAY = 86_400_000_000
 #: Digits of a decimal that 64 bits hold, and of one that Spark writes without an exponent.
 _DIGITS, _PLAIN_SCALE = 18, 6
@@ -69,21 +72,38 @@ def describe_field(name: str, kind: str) -> Field:
     """A field from the name of Spark's type; one of an unknown type has that name for its kind."""
     reference = quote_name(name)
     if found := re.fullmatch(r"decimal\((\d+),(\d+)\)", kind):
-        return Field(name, "decimal", kind, int(found[1]), int(found[2]), reference=reference)
+        width, scale = int(found[1]), int(found[2])
+        # A file's bytes hold more digits than its type says, of which servers make values.
+        digits = "9" * width
+        end = f"{digits[scale:]}.{digits[:scale]}"
+        ends = [f"CAST('{sign}{end}' AS {kind})" for sign in ("-", "")]
+        within = f"{reference} BETWEEN {ends[0]} AND {ends[1]}"
+        genuine = f"(CASE WHEN {within} THEN {reference} END)"
+        return Field(name, "decimal", kind, width, scale, reference=genuine)
     return Field(name, _KINDS.get(kind, kind), kind, reference=reference)
 
 
 def key_text(field: Field, role: str) -> str:
-    """The column as a text to group and compare by: equal exactly when the values are the same.
+    """The column as a text to group and compare by: equal exactly when the values are the same. NULL for a
+    date or time outside of the years 1 to 9999, of which servers write several ones alike.
 
-    Raises `TableUnreadable` for types whose values have no one text.
+    Raises `TableUnreadable` for types whose values have no one text, and `PlanRefused` as `require_read`.
     """
+    require_read(field)
     if field.kind not in _KEYS or field.scale > _PLAIN_SCALE:
         raise TableUnreadable(
             f"column {field.name!r} is a {field.type.upper()} and cannot be a {role} on Spark; use a whole number, text, "
             f"DATE, TIMESTAMP_NTZ, BOOLEAN, or DECIMAL column of at most {_PLAIN_SCALE} decimals"
         )
-    return write_text(field.reference, field.kind)
+    return write_text(within_calendar(field.reference, field.kind), field.kind)
+
+
+def within_calendar(value: str, kind: str) -> str:
+    """A date or time of the years 1 to 9999, else NULL; a value of another kind as it is."""
+    if kind not in _CALENDAR:
+        return value
+    first, last = (f"CAST('{end}' AS {_CALENDAR[kind]})" for end in _CALENDAR_ENDS)
+    return f"CASE WHEN {value} >= {first} AND {value} < {last} THEN {value} END"
 
 
 def write_text(value: str, kind: str) -> str:
@@ -114,16 +134,7 @@ def write_owner(field: Field, role: str) -> str:
     compare, else the text of `unit_text`. Raises as `key_text`.
     """
     text = unit_text(field, role)
-    return f"try_cast({field.reference} AS BIGINT)" if field.kind in INTEGERS else text
-
-
-def fits_type(field: Field) -> str:
-    """A condition that a row's value is one of the column's type, or missing. Sail calls an unsigned column
-    BIGINT, and a plain cast fails there beyond 2^63: one row would decide whether there is an answer.
-    """
-    if field.kind != "bigint":
-        return "true"
-    return f"({field.reference} IS NULL OR try_cast({field.reference} AS BIGINT) IS NOT NULL)"
+    return f"CAST({field.reference} AS BIGINT)" if field.kind in INTEGERS else text
 
 
 def holds_text(field: Field, text: str) -> bool:
@@ -221,12 +232,22 @@ def write_open_number(field: Field) -> str:
     return f"CASE WHEN {field.reference} IS NULL THEN NULL ELSE {value} END"
 
 
+def find_misread(field: Field, stored: str) -> Field:
+    """A field as servers other than Apache Spark read it, of the kind `MISREAD` where they may not read every
+    value: floats, for Sail reads a number where a file has NaN; and what is stored as another type than
+    the schema says, such as unsigned integers.
+    """
+    if field.is_float or stored != field.type:
+        return replace(field, kind=MISREAD, type=stored)
+    return field
+
+
 def require_read(field: Field) -> None:
     """Raises `PlanRefused` for a column whose values the server may not read as they are."""
     if field.kind == MISREAD:
         raise PlanRefused(
-            f"column {field.name!r} is a {field.type.upper()}, and the server is not Apache Spark: where a file has NaN, such a "
-            f"server was found to read another number; store a DECIMAL, or read it on Apache Spark"
+            f"column {field.name!r} has the type {field.type.upper()}, of which servers other than Apache Spark do not read every "
+            f"value as it is; store a BIGINT or DECIMAL, or read it on Apache Spark"
         )
 
 

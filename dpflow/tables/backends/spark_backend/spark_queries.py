@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,12 +37,12 @@ from dpflow.tables.backends.spark_backend.hash_bounding import (
 )
 from dpflow.tables.backends.spark_backend.spark_columns import (
     INTEGERS,
-    MISREAD,
     decode_texts,
     describe_field,
-    fits_type,
+    find_misread,
     holds_text,
     key_text,
+    quote_name,
     require_read,
     write_grid_steps,
     write_owner,
@@ -104,7 +103,6 @@ class SparkQuery:
         self._where = []
         if table.privacy_unit.missing == "drop":
             self._where.append(f"{unit.reference} IS NOT NULL")
-        self._where.append(fits_type(unit))
         if table.block is not None:
             self._keep_blocks(self.own_column(table.block), blocks)
         elif blocks:
@@ -163,7 +161,7 @@ class SparkQuery:
         texts = [key_text(field, "group key") for field in fields]
         if len(texts) == 1:
             return texts[0]
-        missing = " OR ".join(f"{field.reference} IS NULL" for field in fields)
+        missing = " OR ".join(f"{text} IS NULL" for text in texts)
         tags = ", ';', ".join(map(write_tag, texts))
         return f"CASE WHEN {missing} THEN CAST(NULL AS STRING) ELSE concat({tags}) END"
 
@@ -206,7 +204,8 @@ class SparkQuery:
         """Rows with their private key. Rows without one are left out, and of several columns those whose key
         is not public where that column's keys are.
         """
-        rows, keys = self._select_keys(by, outputs), PrivateKeys(self, by, None)
+        rows = self._select_keys(by, outputs).where("group_key IS NOT NULL")
+        keys = PrivateKeys(self, by, None)
         if self._names_groups:
             return rows, keys
         listed, _, _ = keys.number(keys.fetch(rows.select("group_key").distinct()))
@@ -218,7 +217,6 @@ class SparkQuery:
             # Cheaper to compare than texts.
             key = f"CAST({self.key_parts(by)[0].reference} AS BIGINT)"
         for name, field in zip(self._part_names(by), self.key_parts(by)):
-            conditions.append(f"{field.reference} IS NOT NULL")
             public = self.table.column(name).public_keys if by != name else None
             if public is not None:
                 text = key_text(field, "group key")
@@ -226,11 +224,9 @@ class SparkQuery:
         return self.select_rows([f"{key} AS group_key", *outputs], conditions)
 
     def has_whole_keys(self, by: str) -> bool:
-        """Whether the keys are whole numbers of one column, of a type below 64 bits: servers that know no
-        unsigned type call one BIGINT that does not fit it.
-        """
+        """Whether the keys are whole numbers of one column."""
         parts = self.key_parts(by)
-        return len(parts) == 1 and parts[0].kind in INTEGERS and parts[0].kind != "bigint"
+        return len(parts) == 1 and parts[0].kind in INTEGERS
 
     def decode_keys(self, by: str, column: Any) -> list[str | None]:
         """Private keys as texts, of several columns those of lists; None for what is no text."""
@@ -267,9 +263,8 @@ class SparkQuery:
     def count_units(self) -> int:
         """Units of the whole table, whatever a request leaves out."""
         unit = self.own_column(self.table.privacy_unit.column)
-        there = fits_type(unit)
-        if self.table.privacy_unit.missing == "drop":
-            there += f" AND {unit.reference} IS NOT NULL"
+        drops = self.table.privacy_unit.missing == "drop"
+        there = f"{unit.reference} IS NOT NULL" if drops else "true"
         units = lambda _: self._rows.where(there).selectExpr(self._outputs[0]).distinct().count()  # noqa: E731
         return int(self.connection.run(units))
 
@@ -323,9 +318,10 @@ def read_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
     if len({one.name.casefold() for one in schema}) < len(schema):
         raise connection.refuse_same_names()
     fields = {one.name: describe_field(one.name, one.dataType.simpleString()) for one in schema}
-    if connection.reads_nan:
+    if connection.is_apache_spark:
         return fields
-    return {n: replace(f, kind=MISREAD) if f.is_float else f for n, f in fields.items()}
+    stored = connection.find_stored_types(rows, [quote_name(name) for name in fields])
+    return {name: find_misread(field, kind) for (name, field), kind in zip(fields.items(), stored)}
 
 
 def check_query(reading: SparkQuery, rows: Any) -> None:

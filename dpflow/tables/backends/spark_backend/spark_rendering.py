@@ -64,7 +64,9 @@ class SparkRenderer(Renderer):
         return self.write.operate(missing, "OR", self.write.call("isnan", field.reference))
 
     def without_nan(self, value: str) -> str:
-        return super().without_nan(self._join_zeros(value))
+        # On Sail nullif passes over a NaN whose sign or payload is another, as that of sqrt(-1).
+        missing = self.write.cast("NULL", "DOUBLE")
+        return self.write.call("nanvl", self._join_zeros(value), missing)
 
     def without_zero(self, value: str) -> str:
         return super().without_zero(self._join_zeros(value))
@@ -75,6 +77,13 @@ class SparkRenderer(Renderer):
 
     def as_text(self, term: Term) -> str:
         return write_text(term.sql, "varchar" if term.family == "text" else term.family)
+
+    def _write_cast(self, node: Node) -> tuple[str, str]:
+        kind = node.args[1]
+        if kind != "VARCHAR" or self.write_term(node.args[0]).family not in ("date", "timestamp"):
+            return super()._write_cast(node)
+        # Of a far date servers write texts of their own.
+        return self.as_text(self._calendar_value(node, node.args[0])), "text"
 
     def text_bytes(self, text: str) -> str:
         # A column with a collation of its own has another type, which no field has.

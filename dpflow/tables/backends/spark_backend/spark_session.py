@@ -8,8 +8,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dpflow.core.contract.spark_source import SparkSource
@@ -39,8 +40,8 @@ _SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
-#: Servers that answered the canaries, by address and version: asked once in a process. Whether each reads NaN.
-_TRUSTED: dict[tuple[str, str], bool] = {}
+#: Servers that answered the canaries, by address and version: asked once in a process.
+_CHECKED: dict[tuple[str, str], Server] = {}
 #: Sessions that are kept for the next answers, the newest last: each with its process, for a child must not use
 #: the parent's, and its address. In a new one the cluster compiles a query again, and runs it slowly until it is warm.
 _IDLE: list[tuple[int, str, Any]] = []
@@ -54,6 +55,19 @@ _MEBIBYTE = 2**20
 _RETRIES = 2
 
 
+@dataclass(frozen=True)
+class Server:
+    """What a server says of itself.
+
+    Attributes:
+        version: what ``version()`` answers.
+        is_apache_spark: whether that is a version of Apache Spark, which begins with the protocol's.
+    """
+
+    version: str
+    is_apache_spark: bool
+
+
 class SparkConnection:
     """An open session.
 
@@ -62,12 +76,12 @@ class SparkConnection:
         most: bytes of an answer.
         ends: whether the session ends with this use, for it may show later what it saw now in place of what
             is there, or a query of it failed or was cancelled.
-        reads_nan: whether the server reads each NaN of a file as it is.
+        is_apache_spark: whether the server is Apache Spark, by its own word.
     """
 
     def __init__(self, session: Any, what: str, most: float = math.inf) -> None:
         self._session, self.what, self._most = session, what, most
-        self.ends, self.reads_nan = False, True
+        self.ends, self.is_apache_spark = False, True
         self._lock = threading.Lock()
         # Whether an answer is computed, which `cancel` may end, and whether it was.
         self._answering = self._cancelled = False
@@ -141,6 +155,24 @@ class SparkConnection:
                 )
         schema = to_arrow_schema(frame.schema if schema is None else schema, timezone="UTC")
         return pa.concat_tables(pieces).cast(schema) if pieces else schema.empty_table()
+
+    def find_stored_types(self, rows: Any, columns: Sequence[str]) -> list[str]:
+        """The type of each quoted column by the server's ``typeof``, which is asked beside no row: Sail's schemas
+        say BIGINT of an unsigned column, where a cast of a value beyond 2^63 fails.
+        """
+        names = [f"c{i}" for i in range(len(columns))]
+
+        def ask(session: Any) -> Any:
+            from pyspark.sql.connect.functions import lit
+
+            named = [f"{column} AS {name}" for column, name in zip(columns, names)]
+            none = rows.where("false").selectExpr(*named)
+            types = session.range(1).join(none, lit(True), "left")
+            return self._collect(
+                session.client, types.selectExpr(*(f"typeof({name}) AS {name}" for name in names))
+            )
+
+        return [str(column[0].as_py()) for column in self.run(ask).columns]
 
     def make_rows(self, columns: dict[str, Any]) -> Any:
         """Public rows, given by columns, as a relation of the server's."""
@@ -238,6 +270,7 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
 
     Raises:
         InvalidInput: nobody said what the connection is.
+        PlanRefused: the server is not Apache Spark, and the source does not trust it.
         TableBusy: the server cannot be reached.
         TableUnreadable: it answers constant questions otherwise than the backend relies on.
     """
@@ -272,10 +305,12 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
         if is_new:
             connection.run(_make_settings)
         server = (address, connection.run(lambda one: str(one.version)))
-        if server not in _TRUSTED:
+        identity = _CHECKED.get(server) or identify_server(connection, server[1])
+        _require_trust(identity, source, what)
+        if server not in _CHECKED:
             check_server(connection, what)
-            _TRUSTED[server] = reads_nan(connection, server[1])
-        connection.reads_nan = _TRUSTED[server]
+            _CHECKED[server] = identity
+        connection.is_apache_spark = identity.is_apache_spark
         session.registerProgressHandler(connection.note_progress)
         yield connection
         session.removeProgressHandler(connection.note_progress)
@@ -287,12 +322,22 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
             _stop(session)
 
 
-def reads_nan(connection: SparkConnection, version: str) -> bool:
-    """Whether the server is Apache Spark, by its own word. Sail takes a column whose numbers but NaN are equal in a
-    table's one file for that number, and no constant question shows it.
-    """
+def identify_server(connection: SparkConnection, protocol: str) -> Server:
+    """What the server is by its own word. Apache Spark's ``version()`` begins with the version of the protocol."""
     answer = connection.fetch(connection.run(lambda one: one.sql("SELECT version() AS version")))
-    return str(answer["version"][0].as_py()).startswith(version)
+    version = str(answer["version"][0].as_py())
+    return Server(version, version.startswith(protocol))
+
+
+def _require_trust(server: Server, source: SparkSource, what: str) -> None:
+    """Raises `PlanRefused` for a server other than Apache Spark that the owner does not name."""
+    if server.is_apache_spark or server.version == source.trusted_server:
+        return
+    raise PlanRefused(
+        f"{what}: its server is not Apache Spark, for version() answers {server.version[:100]!r}, and on such a server one row "
+        f"can decide whether there is a result; read the rows on Apache Spark, or accept that in the source: "
+        f"trusted_server: {server.version[:100]!r}"
+    )
 
 
 def _hide(session: Any) -> None:

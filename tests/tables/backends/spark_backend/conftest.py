@@ -11,19 +11,25 @@ from typing import Any
 
 import duckdb
 import pytest
+from spark_servers import declare_source
 
 from checks.spark_cluster import SparkCluster, run_cluster
 from dpflow.core.contract.declaration import Table
 from dpflow.tables import PrivateTable
-from dpflow.tables.backends.spark_backend import spark_session
+from dpflow.tables.access.sql import Field
+from dpflow.tables.backends.spark_backend import spark_columns, spark_queries, spark_session
 from dpflow.testing.backend_relations import Content
 
 
 @pytest.fixture(scope="session", autouse=True)
 def trust_floats() -> Iterator[None]:
     """DuckDB writes these files, so Sail reads their floats as they are; it is refused them otherwise."""
+
+    def find_misread(field: Field, stored: str) -> Field:
+        return field if field.is_float else spark_columns.find_misread(field, stored)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spark_session, "reads_nan", lambda *_: True)
+        patch.setattr(spark_queries, "find_misread", find_misread)
         yield
 
 
@@ -38,7 +44,7 @@ class ParquetFolders:
         for name, (columns, rows) in relations.items():
             (place / name).mkdir(parents=True)
             self.write(place / name / "part-0.parquet", columns, rows)
-        return {"source": {"spark": self.server, "table": f"{place}/data"}}
+        return {"source": declare_source(self.server, place / "data")}
 
     def write(
         self, file: Path, columns: Mapping[str, str], rows: Sequence[Sequence[str | None]]

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from spark_servers import declare_source
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, Records, SortedValues
-from dpflow.core.contract.spark_source import SparkSource
 from dpflow.errors import (
     DpflowError,
     InvalidDeclaration,
@@ -29,13 +29,16 @@ from dpflow.errors import (
 )
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
-from dpflow.tables.backends.spark_backend import canaries, spark_session
+from dpflow.tables.backends.spark_backend import (
+    canaries,
+    spark_columns,
+    spark_queries,
+    spark_session,
+)
 from dpflow.tables.backends.spark_backend.spark_columns import describe_field, holds_text
 
 Declare = Callable[..., PrivateTable]
 SECRET = "s3cr3t"
-#: As it is before the tests of this folder trust their files.
-READS_NAN = spark_session.reads_nan
 ONE = [("1", "2")]
 KINDS = {"u": "INTEGER", "v": "INTEGER"}
 
@@ -110,7 +113,7 @@ def test_connections_are_in_the_environment(
 ) -> None:
     """A name that nobody explained, or explained otherwise, is refused without what it holds."""
     table = declare(KINDS, ONE)
-    place = SparkSource(spark="lake", table=table.declaration.source.table)
+    place = table.declaration.source.model_copy(update={"spark": "lake"})
     named = PrivateTable(table.declaration.model_copy(update={"source": place}))
     monkeypatch.delenv("DPFLOW_SPARK_LAKE", raising=False)
     error = refusal(named)
@@ -126,11 +129,32 @@ def test_connections_are_in_the_environment(
 def test_a_server_that_is_down_may_come_back(declare: Declare) -> None:
     """A retry helps, and comes within seconds, not after the client's ten minutes."""
     table = declare(KINDS, ONE)
-    down = SparkSource(spark="sc://127.0.0.1:1", table="/nowhere/")
+    down = table.declaration.source.model_copy(update={"spark": "sc://127.0.0.1:1"})
     begin = time.monotonic()
     error = refusal(PrivateTable(table.declaration.model_copy(update={"source": down})))
     assert isinstance(error, TableBusy) and error.retryable
     assert time.monotonic() - begin < 60
+
+
+def test_another_server_than_apache_spark_is_trusted_by_name(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused by what it says of itself, and so is another version of it; the guarantee names it."""
+    monkeypatch.setattr(
+        spark_session, "identify_server", lambda *_: spark_session.Server("0.9", False)
+    )
+    monkeypatch.setattr(spark_session, "_CHECKED", {})
+    for trusted in (None, "0.8"):
+        declared = declare(KINDS, ONE).declaration
+        assert declared.source is not None
+        source = declared.source.model_copy(update={"trusted_server": trusted})
+        error = refusal(PrivateTable(declared.model_copy(update={"source": source})))
+        assert isinstance(error, PlanRefused) and "trusted_server: '0.9'" in str(error)
+    source = declared.source.model_copy(update={"trusted_server": "0.9"})
+    table = declared.model_copy(update={"source": source})
+    PrivateTable(table).check_request(GroupedSums())
+    assert "not Apache Spark: 0.9" in table.protection_text
+    assert table.stored_form()["trusted_server"] == "0.9"
 
 
 @pytest.mark.parametrize("name", canaries.CANARIES)
@@ -150,11 +174,13 @@ def test_a_server_that_fails_a_canary_is_refused(
             for column, values in fetch(self, frame).items()
         }
 
-    monkeypatch.setattr(spark_session, "_TRUSTED", {})
+    monkeypatch.setattr(spark_session, "_CHECKED", {})
     monkeypatch.setattr(canaries, "CANARIES", {name: asked})
     table = declare(KINDS, ONE)
     table.check_request(GroupedSums())
-    monkeypatch.setattr(spark_session, "_TRUSTED", {})
+    monkeypatch.setattr(spark_session, "_CHECKED", {})
+    identity = spark_session.Server("true to its word", True)
+    monkeypatch.setattr(spark_session, "identify_server", lambda *_: identity)
     monkeypatch.setattr(spark_session.SparkConnection, "fetch", falsify)
     error = refusal(table)
     assert isinstance(error, TableUnreadable) and name in str(error)
@@ -338,8 +364,7 @@ def test_nan_in_a_file_is_read_as_it_is_or_refused(
     where: str | None, spark_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file's end leaves NaN out, and Sail takes a thousand units' NaN for the one number of another."""
-    monkeypatch.setattr(spark_session, "_TRUSTED", {})
-    monkeypatch.setattr(spark_session, "reads_nan", READS_NAN)
+    monkeypatch.setattr(spark_queries, "find_misread", spark_columns.find_misread)
     answers = []
     for more in (0, 1):
         folder = tmp_path / str(more)
@@ -348,7 +373,7 @@ def test_nan_in_a_file_is_read_as_it_is_or_refused(
         pq.write_table(pa.table({"u": range(1000 + more), "v": values}), folder / "part.parquet")
         declared = {
             "name": "visits",
-            "source": {"spark": spark_server, "table": str(folder)},
+            "source": declare_source(spark_server, folder),
             "privacy_unit": {"column": "u"},
             "contribution_bounds": {"rows": 1},
             "columns": {"v": {"lower": -100, "upper": 100}},

@@ -13,6 +13,7 @@ import duckdb
 import numpy as np
 import pytest
 import yaml
+from spark_servers import declare_source
 
 from checks.spark_cluster import SparkCluster, run_cluster
 from dpflow import plan, release
@@ -92,7 +93,7 @@ def test_a_worker_that_is_lost_changes_no_answer(
         part = f"SELECT * FROM ({rows}) WHERE hash(who) % 8 = {i}"
         duckdb.sql(part).write_parquet(str(folder / f"part-{i}.parquet"))
     declaration = tmp_path / "visits.yml"
-    source = {"spark": mortal.address, "table": str(folder)}
+    source = declare_source(mortal.address, folder)
     declaration.write_text(yaml.safe_dump(TABLE | {"source": source}))
     table, ledger = load_table(declaration), tmp_path / "ledger.db"
     Ledger(ledger, create=True).grant(

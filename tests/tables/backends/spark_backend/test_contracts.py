@@ -10,6 +10,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from spark_servers import declare_source
 
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused, TableBusy
@@ -52,7 +53,7 @@ def make_both(tmp_path: Path, spark_server: str) -> Callable[[str], tuple[Table,
         with duckdb.connect(str(file)) as connection:
             connection.execute(f"CREATE TABLE visits AS {rows}")
             connection.execute(f"COPY visits TO '{folder}/part.parquet' (FORMAT parquet)")
-        source = {"spark": spark_server, "table": str(folder)}
+        source = declare_source(spark_server, folder)
         return (
             Table.model_validate(FIELDS | {"database": file}),
             Table.model_validate(FIELDS | {"source": source}),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from airflow_runs import airflow_database, airflow_environment, run_python
+from spark_servers import declare_source
 
 from dpflow.core.contract.declaration import Table
 from dpflow.demo import data
@@ -73,7 +74,7 @@ def make_workspace(root: Path, flights: Path, server: str | None) -> Workspace:
     else:
         fields = yaml.safe_load(declaration.read_text())
         del fields["database"]
-        fields["source"] = {"spark": server, "table": str(flights / "lake")}
+        fields["source"] = declare_source(server, flights / "lake")
         declaration.write_text(yaml.safe_dump(fields))
     epsilon, delta = DAILY
     workspace.open_ledger(create=True).grant(

@@ -9,6 +9,7 @@ import duckdb
 import pytest
 import yaml
 from holdout_gates import MemoryRegistry
+from spark_servers import declare_source
 
 from dpflow import Session, plan
 from dpflow.engine.sessions.holdout_gate import judge_all
@@ -66,7 +67,7 @@ def test_a_gate_promotes_and_catches_as_on_a_file(
         connection.execute(f"COPY visits TO '{lake}/part.parquet' (FORMAT parquet)")
     places = {
         "file": {"database": str(database)},
-        "spark": {"source": {"spark": spark_server, "table": str(lake)}},
+        "spark": {"source": declare_source(spark_server, lake)},
     }
     said, paid = {}, {}
     for name, where in places.items():

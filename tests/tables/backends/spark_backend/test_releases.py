@@ -152,13 +152,21 @@ def test_each_kind_is_charged_and_drawn_once(mechanism: str, world: World) -> No
 
 
 def test_the_price_is_that_of_a_file(world: World) -> None:
-    """The same declaration over a DuckDB file has the same plan: where rows are is in no digest."""
+    """The same declaration over a DuckDB file has the same plan: where rows are is in no digest. What a
+    guarantee rests on is, as a server that is trusted.
+    """
     file = world.folder / "visits.duckdb"
     with duckdb.connect(str(file)) as connection:
         connection.execute(f"CREATE TABLE visits AS SELECT * FROM '{world.files}/*.parquet'")
     on_file = world.folder / "file.yml"
     on_file.write_text(yaml.safe_dump(TABLE | {"database": file.name}))
     here = plan("count", on_file, name="count", scope="visits", epsilon="0.25")
+    trusting = world.plan("count")
+    assert here.event == trusting.event and here.digest != trusting.digest
+    assert "trusting a server that is not Apache Spark" in trusting.table.protection_text
+    declared = yaml.safe_load(world.declaration.read_text())
+    del declared["source"]["trusted_server"]
+    world.declaration.write_text(yaml.safe_dump(declared))
     there = world.plan("count")
     assert (here.event, here.digest) == (there.event, there.digest)
 

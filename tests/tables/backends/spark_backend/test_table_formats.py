@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from holdout_gates import PARAMS
+from spark_servers import declare_source
 
 from dpflow import Session, plan, release
 from dpflow.core.contract.declaration import Table
@@ -73,7 +74,7 @@ def make_table(ask: SQL, folder: Path, kind: str, columns: str = "u INT, v INT")
 def declare(server: str, table: str, **fields: Any) -> PrivateTable:
     given = {
         "name": "visits",
-        "source": {"spark": server, "table": table},
+        "source": declare_source(server, table),
         "privacy_unit": {"column": "u"},
         "contribution_bounds": {"rows": 3},
         "columns": {"v": {"lower": 0, "upper": 9}},
@@ -192,7 +193,7 @@ def test_a_catalogue_and_its_folder_are_one_data_set(
         file = tmp_path / f"{word}_{holdout}.yml"
         fields = {
             "name": word,
-            "source": {"spark": spark_server, "table": table},
+            "source": declare_source(spark_server, table),
             "privacy_unit": {"column": "u"},
             "protects": "unit",
             "contribution_bounds": {"rows": 1},
@@ -337,7 +338,7 @@ def test_a_release_of_a_version_is_paid_once(
     declaration, ledger = tmp_path / "visits.yml", tmp_path / "ledger.db"
     fields = {
         "name": "visits",
-        "source": {"spark": spark_server, "table": name},
+        "source": declare_source(spark_server, name),
         "privacy_unit": {"column": "u"},
         "contribution_bounds": {"rows": 3},
         "columns": {},
