@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import datetime as dt
 import json
 import os
 import sys
@@ -14,11 +13,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from dpflow.cli import statement
 from dpflow.cli.console import (
     JsonOption,
     LedgerOption,
     open_ledger,
     open_output,
+    parse_point,
     require_place,
     show_json,
     show_table,
@@ -38,6 +39,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
+app.command("statement")(statement.write_statement)
+app.command("reconcile")(statement.reconcile_ledger)
 
 ScopeArgument = Annotated[str, typer.Argument(help="A scope, such as flights or flights/team-a.")]
 ScopeFilter = Annotated[str | None, typer.Argument(help="One scope; all if left out.")]
@@ -273,7 +276,7 @@ def history(
 ) -> None:
     """The entries of the append-only history: who did what, and when."""
     form = "json" if as_json else form
-    book, first = open_ledger(ledger), 1 if since is None else _parse_point("since", since)
+    book, first = open_ledger(ledger), 1 if since is None else parse_point("since", since)
     if limit is None and form == "table":
         limit = 50
     entries: Iterable[Entry] = (
@@ -463,7 +466,7 @@ def write_report(
     principal, refusals, orphans, decisions of owners, checkpoints.
     """
     points = {
-        name: None if text is None else _parse_point(name, text)
+        name: None if text is None else parse_point(name, text)
         for name, text in (("since", since), ("until", until))
     }
     notes = [_read_text(file) for file in checkpoint or ()]
@@ -508,21 +511,6 @@ def import_(
     with file.open(encoding="utf-8", errors="replace") as stream:
         book.import_(stream, principal=current_principal())
     _show_verification(book.verify(), as_json)
-
-
-def _parse_point(name: str, text: str) -> int | dt.datetime:
-    """An entry's number, or a time."""
-    try:
-        if text.isdecimal():
-            # No database numbers further, and no ledger comes near.
-            return min(int(text), 2**62)
-        time = dt.datetime.fromisoformat(text)
-        return (time if time.tzinfo else time.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
-    except (ValueError, OverflowError):
-        raise InvalidInput(
-            f"{name} is {text[:80]!r}; give an entry's number, or a date or time such as "
-            "2026-01-31 or 2026-01-31T12:00+01:00"
-        ) from None
 
 
 def _read_text(file: Path) -> str:

@@ -7,6 +7,7 @@ integers; the ledger adds and compares them.
 
 from dpflow.ledger.audit.budget_view import BudgetState, BudgetView, ScopeSummary, ShownRelease
 from dpflow.ledger.audit.signed_notes import SignedNote
+from dpflow.ledger.audit.statement import Statement, StatementLine, StatementTotal
 from dpflow.ledger.books.records import (
     AnswerRecord,
     Entry,
@@ -44,6 +45,9 @@ __all__ = [
     "ShownRelease",
     "SignedNote",
     "Slot",
+    "Statement",
+    "StatementLine",
+    "StatementTotal",
     "VerificationReport",
     "make_slot",
 ]

@@ -75,6 +75,54 @@ def charge(
     )
 
 
+def test_a_statement_in_each_form(tiny: Tiny, run: Run) -> None:
+    """On the screen, as CSV, as JSON, and as a page in a file."""
+    charge(tiny, "one")
+    shown = run("statement", "visits")
+    assert "one" in shown and "A unit with rows in all blocks has paid epsilon 0.1" in shown
+    (row,) = [r for r in csv.DictReader(run("statement", "visits", "--format", "csv").splitlines()) if r["name"] == "one"]  # fmt: skip
+    assert (row["epsilon"], row["state"], row["blocks"]) == ("0.1", "reserved", "2020-01-01")
+    stated = run("statement", "visits", "--by", "principal", "--json")
+    assert stated["totals"][0] | {"epsilon": "0.1"} == stated["totals"][0]
+    assert "is in page.html" in run("statement", "visits", "page.html", "--format", "html")
+    assert Path("page.html").read_text().startswith("<!doctype html>")
+    with pytest.raises(InvalidInput, match="until is 'soon'"):
+        run("statement", "visits", "--until", "soon")
+
+
+def test_a_ledger_is_reconciled_with_what_is_published(tiny: Tiny, run: Run) -> None:
+    """Orphans, results that are in no table, and rows that no ledger settled, each by name."""
+    from dpflow.engine.releases.execute import release
+    from dpflow.engine.releases.plan import make_plan
+    from dpflow.engine.releases.request import parse_request
+    from dpflow.registry import Registry
+
+    file = tiny.folder / "out.duckdb"
+    fields = {"name": "n", "mechanism": "count", "table": "visits.yml", "scope": "visits", "blocks": ["2020-01-01"],
+        "params": {"epsilon": "0.1"}, "publish": {"database": str(file)}}  # fmt: skip
+    plan = make_plan(parse_request(fields, tiny.folder, "test"), Registry.load())
+    done = release(plan, Ledger(tiny.ledger), Registry.load())
+    result = run("reconcile", "--published", file, "--json")
+    assert result["ok"] and (result["charged"], result["settled"], result["published"]) == (1, 1, 1)
+    assert "1 of 1 published" in run("reconcile", "--published", f"{file}:releases")
+    assert "no published table was compared" in run("reconcile")
+    orphan = charge(tiny, "orphan")
+    file.rename(tiny.folder / "away.duckdb")
+    result = run("reconcile", "--published", file, "--json")
+    assert not result["ok"] and result["orphans"] == [orphan]
+    assert result["unpublished"] == [done.release_id]
+    assert "1 settled and not published" in run("reconcile", "--published", file)
+    run("resolve", orphan, "--reason", "lost")
+    other = Ledger(tiny.folder / "other.sqlite", anchor=tiny.folder / "other", create=True)
+    other.grant("visits", 1, 0, table=None, filter="basic", principal="owner")
+    place = ["--published", tiny.folder / "away.duckdb", "--ledger", tiny.folder / "other.sqlite"]
+    os.environ["DPFLOW_LEDGER_ANCHOR"] = str(tiny.folder / "other")
+    try:
+        assert run("reconcile", *place, "--json")["unknown"] == [done.release_id]
+    finally:
+        del os.environ["DPFLOW_LEDGER_ANCHOR"]
+
+
 def test_two_owners_agree_to_a_grant(tiny: Tiny, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is told what the second one runs; the table shows what waits."""
     raised = ["grant", "visits", "--epsilon", "7", "--delta", "1e-5", "--table", "visits.yml"]

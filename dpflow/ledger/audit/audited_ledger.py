@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit import export, migrations, recheck, recovery, verify
 from dpflow.ledger.audit.audit_page import AuditPage
+from dpflow.ledger.audit.statement import Group, Statement, StatementReader
 from dpflow.ledger.books import charges, releases, sessions
 from dpflow.ledger.books.records import (
     Entry,
@@ -113,6 +114,34 @@ class AuditedLedger(SealedDatabase):
                 )
             run = [row.dag_id, row.task_id, row.run_identity]
             return Settlement(dt.datetime.fromisoformat(entry.at), "/".join(filter(None, run)))
+
+    def statement(
+        self,
+        scope: str,
+        *,
+        since: Point | None = None,
+        until: Point | None = None,
+        by: Group = "dag",
+    ) -> Statement:
+        """Account statement of a scope: each release with its cost and what was left after it.
+
+        Args:
+            scope: a granted scope; what quotas below it paid is part of it.
+            since, until: from this entry or time on, and before that one; no bound if None.
+            by: what totals are grouped by: ``dag``, ``principal`` or ``table``.
+
+        Raises:
+            UnknownName: nobody granted the scope.
+            LedgerCorrupt: the ledger does not verify.
+        """
+        with self._begin_reading() as state:
+            charges.get_scope(state, scope)
+        checked = self.verify()
+        if not checked.ok:
+            raise LedgerCorrupt(f"nothing is stated that does not verify: {checked.problems[0]}")
+        reader = StatementReader(scope, since, until, by)
+        reader.add_entries(itertools.islice(self.stream_history(), checked.entries))
+        return reader.make_statement()
 
     def has_paid(self, run: str) -> bool:
         """Whether any instance of a task paid for a release in this run (`Slot.run`), whatever it was."""

@@ -1,0 +1,131 @@
+"""`dpflow ledger statement` and `dpflow ledger reconcile`: what was spent, and whether it arrived."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dpflow.catalogue import find_catalogue
+from dpflow.cli.console import (
+    JsonOption,
+    LedgerOption,
+    open_ledger,
+    open_output,
+    parse_point,
+    show_json,
+    show_table,
+)
+from dpflow.engine.releases.reconcile import reconcile
+from dpflow.ledger import StatementLine
+
+_HIDDEN = {"release_id", "scope", "table"}  # in a table for people; the other forms have them
+_SHOWN = tuple(f.name for f in fields(StatementLine) if f.name not in _HIDDEN)
+
+
+def write_statement(
+    scope: Annotated[str, typer.Argument(help="A scope, such as flights or flights/team-a.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="The file to write; standard output if left out.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="From an entry's number on, or from a date or time; UTC.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="To before an entry's number, or before a date or time.")
+    ] = None,
+    by: Annotated[
+        Literal["dag", "principal", "table"], typer.Option(help="What totals are grouped by.")
+    ] = "dag",
+    form: Annotated[
+        Literal["table", "html", "csv", "json"],
+        typer.Option("--format", help="Amounts are exact decimals in each."),
+    ] = "table",
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify everything, then state a scope's account: each release with its cost and what was left.
+
+    Beside each line is what a unit with rows in every block has paid in all.
+    """
+    form = "json" if as_json else form
+    points = {
+        name: None if text is None else parse_point(name, text)
+        for name, text in (("since", since), ("until", until))
+    }
+    stated = open_ledger(ledger).statement(scope, **points, by=by)
+    if form == "table" and file is None:
+        rows = [[getattr(line, name) for name in _SHOWN] for line in stated.lines]
+        show_table(f"statement of {scope}", [name.replace("_", " ") for name in _SHOWN], rows)
+        totals = [[t.group, t.releases, t.epsilon, t.delta, t.renyi] for t in stated.totals]
+        heads = [by, "releases", "epsilon", "delta", "renyi"]
+        show_table(f"by {by}, in the block that paid most", heads, totals)
+        print(stated.summary)
+        return
+    if form == "html":
+        text = stated.render_html()
+    elif form == "json":
+        text = json.dumps(stated.to_json(), ensure_ascii=False, indent=2) + "\n"
+    else:
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows(stated.csv_rows())
+        text = buffer.getvalue()
+    if file is None:
+        print(text, end="")
+        return
+    with open_output(file) as stream:
+        stream.write(text)
+    print(f"the statement of {scope} is in {file}")
+
+
+def reconcile_ledger(
+    published: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--published",
+            help="A published file, or FILE:TABLE; may be repeated; the output of dpflow.yml if left out.",
+        ),
+    ] = None,
+    scope: Annotated[
+        str | None, typer.Option(help="Only this scope and the quotas below it.")
+    ] = None,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare what was charged, settled and published; exit 1 if anything is open, missing or unknown.
+
+    Charges nothing and reads no private row.
+    """
+    places = [_parse_place(text) for text in published or ()]
+    catalogue = None if published else find_catalogue()
+    if catalogue is not None and catalogue.output is not None:
+        places = [(catalogue.output.database, catalogue.output.table)]
+    result = reconcile(open_ledger(ledger), places, scope)
+    if as_json:
+        show_json(result.to_json())
+    else:
+        compared = f"{result.published} of {result.to_publish} published"
+        print(
+            f"{result.charged} charged, {result.settled} settled, {result.closed} closed, "
+            f"{compared if places else 'no published table was compared (--published FILE)'}"
+        )
+        for names, what in (
+            (result.orphans, "orphans (clear their tasks, or: dpflow ledger resolve)"),
+            (result.unpublished, "settled and not published (dpflow publish)"),
+            (result.unknown, "published and not settled here"),
+        ):
+            if names:
+                print(f"{len(names)} {what}: {', '.join(names[:20])}")
+    if not result.ok:
+        sys.exit(1)
+
+
+def _parse_place(text: str) -> tuple[Path, str]:
+    file, _, table = text.rpartition(":")
+    return (Path(file), table) if file else (Path(text), "releases")

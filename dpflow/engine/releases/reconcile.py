@@ -1,0 +1,77 @@
+"""Whether what was charged was settled, and what was settled was published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dpflow.ledger import Ledger
+from dpflow.tables import published_ids
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """Releases of a ledger held against published tables. Sessions are left out: they publish nothing.
+
+    Attributes:
+        charged: how many releases were charged.
+        settled: how many have a result.
+        closed: how many an owner or a recovery closed without one.
+        orphans: charged, with neither result nor decision: they still run, or died.
+        to_publish: how many settled ones name a table to be published in.
+        published: how many of these are in the tables that were read.
+        unpublished: settled, to be published, and in none of the tables.
+        unknown: in a table, and not settled in this ledger.
+    """
+
+    charged: int
+    settled: int
+    closed: int
+    orphans: tuple[str, ...]
+    to_publish: int
+    published: int
+    unpublished: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is open, missing or unknown."""
+        return not (self.orphans or self.unpublished or self.unknown)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for programs."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def reconcile(
+    ledger: Ledger, tables: Sequence[tuple[Path, str]], scope: str | None = None
+) -> Reconciliation:
+    """Hold every release against its settlement and the published tables. Charges nothing.
+
+    Args:
+        tables: published files and a table in each. Without any, only settlement is compared.
+        scope: only releases of this scope and the quotas below it.
+
+    Raises:
+        UnknownName: nobody granted the scope.
+        TableError: a file cannot be read.
+    """
+    if scope is not None:
+        ledger.scope(scope)
+    records = [r for r in ledger.releases() if r.state in ("reserved", "settled", "fenced")]
+    inside = [r for r in records if scope is None or f"{r.scope}/".startswith(f"{scope}/")]
+    shown = {name for database, table in tables for name in published_ids(database, table)}
+    settled = [r for r in inside if r.settled]
+    due = [r.release_id for r in settled if r.request.get("publish")] if tables else []
+    return Reconciliation(
+        charged=len(inside),
+        settled=len(settled),
+        closed=sum(r.state == "fenced" for r in inside),
+        orphans=tuple(r.release_id for r in inside if r.state == "reserved"),
+        to_publish=len(due),
+        published=sum(name in shown for name in due),
+        unpublished=tuple(name for name in due if name not in shown),
+        unknown=tuple(sorted(shown - {r.release_id for r in records if r.settled})),
+    )

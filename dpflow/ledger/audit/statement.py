@@ -1,0 +1,317 @@
+"""An account statement of a scope: who spent what, when and for what, and what was left after it.
+
+It is read from the entries alone and holds no result. Amounts are exact decimals.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from html import escape
+from typing import Any, Literal
+
+from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT
+from dpflow.core.accounting.privacy_filters import (
+    SATURATED,
+    Capacity,
+    Cost,
+    Filter,
+    prove_guarantee,
+)
+from dpflow.errors import InvalidAmount
+from dpflow.html_page import begin_page
+from dpflow.ledger.books.records import Entry, Point, path_of, stored_json
+
+Group = Literal["dag", "principal", "table"]
+_STYLE = "  th { border-bottom: 1px solid var(--line); }\n  td.n { text-align: right; }\n"
+_NOTHING_LEFT = "0"
+
+
+@dataclass(frozen=True)
+class StatementLine:
+    """One event that changed what is left: a release, a session, a grant, or a recovery.
+
+    Attributes:
+        entry, at: its entry's number and time (UTC).
+        what: release, session, grant or recovery.
+        name: of the release in its user's words.
+        task: ``dag.task``, "" outside Airflow.
+        blocks: that paid, with commas between them; "" where the scope has none.
+        state: what became of the release: settled, reserved, open, fenced or closed.
+        epsilon, delta, renyi: what each of the blocks paid, as decimals; "" on a path that the scope's
+            filter does not count.
+        left_epsilon, left_delta, left_renyi: what is left after it in that block of these which has
+            least left; after a grant or recovery, in the fullest block of all.
+        unit_epsilon, unit_delta: what a unit with rows in every block has paid by then, in all blocks
+            together, as one guarantee with a delta of its own; "" where nothing finite is proved.
+    """
+
+    entry: int
+    at: str
+    what: str
+    name: str
+    principal: str
+    task: str
+    table: str
+    scope: str
+    blocks: str
+    state: str
+    epsilon: str
+    delta: str
+    renyi: str
+    left_epsilon: str
+    left_delta: str
+    left_renyi: str
+    unit_epsilon: str
+    unit_delta: str
+    release_id: str
+
+
+@dataclass(frozen=True)
+class StatementTotal:
+    """What a group of releases paid in the period, in the block that paid most of each amount."""
+
+    group: str
+    releases: int
+    epsilon: str
+    delta: str
+    renyi: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A scope's account in a period.
+
+    Attributes:
+        by: what the totals are grouped by.
+        unit_epsilon, unit_delta: as of the last line; "0" before the first charge.
+        newest: number and hash of the last entry that was read, all of them verified.
+    """
+
+    scope: str
+    since: str
+    until: str
+    by: Group
+    lines: tuple[StatementLine, ...]
+    totals: tuple[StatementTotal, ...]
+    unit_epsilon: str
+    unit_delta: str
+    newest: tuple[int, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for programs; amounts are decimal texts."""
+        return asdict(self)
+
+    def csv_rows(self) -> Iterator[Sequence[object]]:
+        """A head, and a row for each line."""
+        names = [field.name for field in fields(StatementLine)]
+        yield names
+        for line in self.lines:
+            yield [getattr(line, name) for name in names]
+
+    @property
+    def summary(self) -> str:
+        """The total of a unit, and how far the statement goes."""
+        return (
+            f"A unit with rows in all blocks has paid epsilon {self.unit_epsilon or 'without bound'}, delta "
+            f"{self.unit_delta or 'without bound'} in all. Verified to entry {self.newest[0]}."
+        )
+
+    def render_html(self) -> str:
+        """One page: every text escaped, nothing loaded from elsewhere."""
+        shown = [field.name for field in fields(StatementLine) if field.name != "release_id"]
+        lines = [[getattr(line, name) for name in shown] for line in self.lines]
+        totals = [[getattr(row, name.name) for name in fields(row)] for row in self.totals]
+        heads = [self.by, "releases", "epsilon", "delta", "renyi"]
+        return "".join(
+            [
+                begin_page(f"Statement of {self.scope}", width="90rem", style=_STYLE),
+                f"<p>From {escape(self.since)} to before {escape(self.until)}.</p>\n",
+                f"<p><b>{escape(self.summary)}</b> Hash {self.newest[1]}.</p>\n",
+                _render_table([name.replace("_", " ") for name in shown], lines),
+                f"<h2>By {self.by}, in the block that paid most</h2>\n",
+                _render_table(heads, totals),
+            ]
+        )
+
+
+class StatementReader:
+    """Reads a verified history from its first entry on.
+
+    Args:
+        since, until: the period, from the first on and before the second; None is no bound.
+    """
+
+    def __init__(
+        self, scope: str, since: Point | None, until: Point | None, by: Group = "dag"
+    ) -> None:
+        self._scope, self._since, self._until, self._by = scope, since, until, by
+        self._filter: Filter | None = None
+        self._sums: dict[str, Cost] = {}
+        self._total = Cost()
+        self._lines: list[dict[str, Any]] = []
+        self._groups: dict[str, tuple[int, dict[str, Cost]]] = {}
+        self._states: dict[str, str] = {}
+        self._newest = 0, ""
+
+    def add_entries(self, entries: Iterable[Entry]) -> None:
+        """All entries in their order."""
+        for entry in entries:
+            self._newest = entry.seq, entry.hash
+            if self._until is not None and not entry.precedes(self._until):
+                continue
+            within = self._since is None or not entry.precedes(self._since)
+            kind, body = entry.kind, entry.body
+            if kind == "grant" and entry.scope == self._scope:
+                self._filter = Filter.from_json(json.loads(body["filter"]))
+                self._add_line(entry, "grant", Cost(), self._sums, within)
+            elif kind in ("reserve", "session") and self._scope in path_of(entry.scope):
+                self._add_charge(entry, within)
+            elif kind == "settle":
+                self._states[entry.release_id] = "settled"
+            elif kind in ("resolve", "answer"):
+                self._states[entry.release_id] = body["becomes"]
+            elif kind == "import":
+                self._states |= dict.fromkeys(body["closed"], "closed")
+            elif kind == "recover":
+                self._add_recovery(entry, within)
+
+    def _add_charge(self, entry: Entry, within: bool) -> None:
+        paid = {b: Cost(*units) for at, b, *units in entry.body["charges"] if at == self._scope}
+        for block, cost in paid.items():
+            self._sums[block] = self._sums.get(block, Cost()) + cost
+            self._total += cost
+        self._states[entry.release_id] = "open" if entry.kind == "session" else "reserved"
+        what = "session" if entry.kind == "session" else "release"
+        self._add_line(entry, what, next(iter(paid.values())), paid, within)
+        if within:
+            count, sums = self._groups.setdefault(self._name_group(entry), (0, {}))
+            for block, cost in paid.items():
+                sums[block] = sums.get(block, Cost()) + cost
+            self._groups[self._name_group(entry)] = count + 1, sums
+
+    def _add_recovery(self, entry: Entry, within: bool) -> None:
+        for release_id in entry.body["unsettled"]:
+            ended = "fenced" if self._states.get(release_id) == "reserved" else "closed"
+            self._states[release_id] = ended
+        for name, rule, *_ in entry.body["scopes"]:
+            if name == self._scope:
+                self._filter = Filter.from_json(json.loads(rule))
+        taken = {b: Cost(*units) for at, b, *units in entry.body["spent"] if at == self._scope}
+        self._sums |= taken
+        self._total = sum(self._sums.values(), Cost())
+        if taken or self._scope in entry.body["closed"]:
+            self._add_line(entry, "recovery", Cost(), self._sums, within)
+
+    def _name_group(self, entry: Entry) -> str:
+        if self._by == "dag":
+            return str(entry.body["dag_id"] or "outside Airflow")
+        return entry.principal if self._by == "principal" else _request(entry).get("table", "")
+
+    def _add_line(
+        self, entry: Entry, what: str, cost: Cost, blocks: Iterable[str], within: bool
+    ) -> None:
+        if not within or self._filter is None:
+            return
+        body, charges = entry.body, what in ("release", "session")
+        left = _least_left(self._filter.capacity(), [self._sums[block] for block in blocks])
+        counted = self._count(cost) if charges else ("", "", "")
+        task = f"{body['dag_id']}.{body['task_id']}" if charges and body["dag_id"] else ""
+        self._lines.append(
+            {
+                "entry": entry.seq,
+                "at": entry.at,
+                "what": what,
+                "name": str(_request(entry).get("name", "")) if charges else body.get("reason", ""),
+                "principal": entry.principal,
+                "task": task,
+                "table": str(_request(entry).get("table") or "") if charges else "",
+                "scope": entry.scope,
+                "blocks": ",".join(filter(None, blocks)) if charges else "",
+                **dict(zip(("epsilon", "delta", "renyi"), counted, strict=True)),
+                **dict(zip(("left_epsilon", "left_delta", "left_renyi"), left, strict=True)),
+                **dict(zip(("unit_epsilon", "unit_delta"), self._unit_total(), strict=True)),
+                "release_id": entry.release_id,
+            }
+        )
+
+    def _count(self, cost: Cost) -> tuple[str, str, str]:
+        rule = self._filter
+        epsilon = "" if rule is not None and rule.name == "renyi" else _decimal(cost.epsilon, 12)
+        renyi = "" if rule is None or rule.order is None else _decimal(cost.renyi, 12)
+        return epsilon, _decimal(cost.delta, 18), renyi
+
+    def _unit_total(self) -> tuple[str, str]:
+        if self._filter is None:
+            return _NOTHING_LEFT, _NOTHING_LEFT
+        try:
+            proved = prove_guarantee(self._total, self._filter)
+        except InvalidAmount:
+            return "", ""
+        # Up, as what was paid is never stated too small.
+        epsilon, delta = -(-proved.epsilon // EPSILON_UNIT), -(-proved.delta // DELTA_UNIT)
+        return _decimal(int(epsilon), 12), _decimal(int(delta), 18)
+
+    def make_statement(self) -> Statement:
+        """What was read, as a statement."""
+        lines = [
+            StatementLine(**line, state=self._states.get(line["release_id"], ""))
+            for line in self._lines
+        ]
+        totals = []
+        for group, (count, sums) in sorted(self._groups.items()):
+            costs = sums.values()
+            most = Cost(*(max(getattr(c, n) for c in costs) for n in ("epsilon", "delta", "renyi")))
+            totals.append(StatementTotal(group, count, *self._count(most)))
+        return Statement(
+            self._scope,
+            _point_text(self._since, "the first entry"),
+            _point_text(self._until, "now"),
+            self._by,
+            tuple(lines),
+            tuple(totals),
+            *self._unit_total(),
+            self._newest,
+        )
+
+
+def _request(entry: Entry) -> dict[str, Any]:
+    return dict(stored_json(entry.body["request"]))
+
+
+def _least_left(capacity: Capacity, sums: Sequence[Cost]) -> tuple[str, str, str]:
+    """What is left of each amount where least of it is; "" on a path that the filter does not have."""
+    most = {
+        name: max((getattr(cost, name) for cost in sums), default=0)
+        for name in ("epsilon", "delta", "renyi")
+    }
+    delta = max(capacity.delta, capacity.renyi_delta)
+    return (
+        "" if capacity.epsilon < 0 else _decimal(max(0, capacity.epsilon - most["epsilon"]), 12),
+        _decimal(max(0, delta - most["delta"]), 18),
+        "" if capacity.renyi < 0 else _decimal(max(0, capacity.renyi - most["renyi"]), 12),
+    )
+
+
+def _decimal(units: int, digits: int) -> str:
+    """A whole number of decimal units as a decimal without exponent; ``inf`` for a saturated sum."""
+    if units >= SATURATED:
+        return "inf"
+    text = f"{units // 10**digits}.{units % 10**digits:0{digits}d}"
+    return text.rstrip("0").rstrip(".")
+
+
+def _point_text(point: Point | None, otherwise: str) -> str:
+    if point is None:
+        return otherwise
+    return f"entry {point}" if isinstance(point, int) else point.isoformat()
+
+
+def _render_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = ["".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows]
+    if not lines:
+        return "<p>None.</p>\n"
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    return f"<table>\n<tr>{head}</tr>\n{body}</table>\n"

@@ -1,0 +1,139 @@
+"""An account statement says after each release what the ledger itself said then."""
+
+from __future__ import annotations
+
+import csv
+import io
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from audit_program import export_text
+
+from dpflow.core.accounting.events import Pure
+from dpflow.errors import LedgerCorrupt, UnknownName
+from dpflow.ledger.audit import statement as statements
+
+
+def balances(ledger, scope):
+    """What is left, and a unit's total, as the ledger's other verbs say it."""
+    rows = ledger.remaining(scope).rows()
+    epsilon = min(
+        (Decimal(row["epsilon_left"]) for row in rows if row["epsilon_left"]), default=None
+    )
+    renyi = min((Decimal(row["renyi_left"]) for row in rows if row.get("renyi_left")), default=None)
+    return epsilon, renyi
+
+
+@pytest.mark.parametrize("name", ["basic", "renyi", "hybrid"])
+def test_each_line_says_what_was_left(ledger, ask, name):
+    """Costs and balances are those of `remaining` right after it, on each path of the filter."""
+    scope = f"scope {name}"
+    ledger.grant(scope, 2, "1e-6", table=None, filter=name, principal="owner")
+    said = [balances(ledger, scope)]
+    for number in range(3):
+        held = ask.reserve(
+            ledger, f"d{number}", scope=scope, event=Pure(Fraction(number + 1, 100)),
+            request={"name": f"count {number}", "table": "visits"},
+        )  # fmt: skip
+        if number != 1:
+            ledger.settle(held, {"rows": []})
+        said.append(balances(ledger, scope))
+    stated = ledger.statement(scope, by="table")
+    assert [line.what for line in stated.lines] == ["grant", *["release"] * 3]
+    assert [line.name for line in stated.lines[1:]] == [f"count {n}" for n in range(3)]
+    assert [line.state for line in stated.lines] == ["", "settled", "reserved", "settled"]
+    for line, (epsilon, renyi) in zip(stated.lines, said, strict=True):
+        assert (line.left_epsilon == "") == (name == "renyi")
+        assert name == "renyi" or Decimal(line.left_epsilon) == epsilon
+        assert (line.left_renyi == "") == (name == "basic")
+        assert name == "basic" or Decimal(line.left_renyi) == renyi
+    (total,) = stated.totals
+    assert (total.group, total.releases) == ("visits", 3)
+    assert name == "renyi" or total.epsilon == "0.06"
+    proved = ledger.odometer(scope)[""]
+    assert 0 <= Fraction(stated.unit_epsilon) - proved.epsilon < Fraction(1, 10**12)
+
+
+def test_a_unit_in_all_blocks_pays_their_sum(ledger, ask):
+    """Each line has the total over the blocks beside the balance of its own."""
+    ledger.grant(
+        "daily", 1, 0, table=None, filter="basic", protects="x", blocks=True, principal="o"
+    )
+    for number, blocks in enumerate((["a"], ["b"], ["a", "b"])):
+        ask.reserve(ledger, f"d{number}", scope="daily", blocks=blocks)
+    lines = ledger.statement("daily").lines[1:]
+    assert [(line.blocks, line.left_epsilon, line.unit_epsilon) for line in lines] == [
+        ("a", "0.9", "0.1"), ("b", "0.9", "0.2"), ("a,b", "0.8", "0.4"),
+    ]  # fmt: skip
+    assert ledger.odometer("daily")["*"].epsilon == Fraction("0.4")
+    assert "has paid epsilon 0.4, delta 0 in all" in ledger.statement("daily").summary
+
+
+def test_a_period_and_its_groups(ledger, ask):
+    """What came before counts in balances and is in no line or total; quotas are part of a scope."""
+    ledger.quota("flights/a", "0.5", 0, principal="owner")
+    ask.reserve(ledger, "before", principal="ann")
+    since = ledger.history(limit=1)[0].seq + 1
+    ask.reserve(ledger, "one", scope="flights/a", principal="bob")
+    ask.reserve(ledger, "two", principal="bob")
+    until = ledger.history(limit=1)[0].seq
+    stated = ledger.statement("flights", since=since, until=until, by="principal")
+    assert [(line.scope, line.left_epsilon) for line in stated.lines] == [("flights/a", "0.8")]
+    assert [(t.group, t.releases, t.epsilon) for t in stated.totals] == [("bob", 1, "0.1")]
+    assert ledger.statement("flights", by="dag").totals[0].group == "dag"
+    assert len(ledger.statement("flights/a").lines) == 2
+    with pytest.raises(UnknownName):
+        ledger.statement("nobody")
+
+
+def test_what_a_recovery_took_over_is_a_line(ledger, ask):
+    """Its balance has the sums of the checkpoint, and what it fenced is fenced."""
+    from dataclasses import replace
+
+    from dpflow.ledger.history.checkpoint import Checkpoint, open_note
+
+    ask.reserve(ledger, "one")
+    point = Checkpoint.parse(open_note(ledger.checkpoint(), [ledger.signer.public_text])[0])
+    spent = tuple((s, b, replace(c, epsilon=7 * 10**11)) for s, b, c in point.spent)
+    lost = ledger.signer.sign(replace(point, size=99, head="1" * 64, spent=spent).text)
+    ledger.recover(reason="host lost", principal="owner", checkpoint=lost)
+    lines = ledger.statement("flights").lines
+    assert [line.what for line in lines] == ["grant", "release", "recovery"]
+    assert (lines[2].left_epsilon, lines[2].unit_epsilon, lines[2].name) == (
+        "0.3",
+        "0.7",
+        "host lost",
+    )
+    assert lines[1].state == "fenced"
+
+
+def test_forms_agree_and_are_safe(ledger, ask):
+    """CSV, JSON and HTML hold the same lines; a name is text in each; no form holds a result."""
+    held = ask.reserve(ledger, "one", request={"name": 'a <b>, "c"'})
+    ledger.settle(held, {"rows": ["marzipan"]})
+    stated = ledger.statement("flights")
+    buffer = io.StringIO()
+    csv.writer(buffer).writerows(stated.csv_rows())
+    rows = list(csv.DictReader(io.StringIO(buffer.getvalue())))
+    assert [row["name"] for row in rows] == ["", 'a <b>, "c"']
+    assert rows[1] == {name: str(value) for name, value in stated.to_json()["lines"][1].items()}
+    page = stated.render_html()
+    assert "a &lt;b&gt;, &quot;c&quot;" in page and "<b>," not in page
+    assert "marzipan" not in page + buffer.getvalue() + str(stated.to_json())
+    assert "marzipan" in export_text(ledger)
+
+
+def test_nothing_is_stated_that_does_not_verify(ledger, place, ask):
+    ask.reserve(ledger, "one")
+    place.sql("UPDATE dpflow_account SET epsilon = 1")
+    with pytest.raises(LedgerCorrupt):
+        place.open().statement("flights")
+
+
+@pytest.mark.parametrize(
+    ("units", "digits", "text"),
+    [(0, 12, "0"), (1, 18, "0.000000000000000001"), (15 * 10**11, 12, "1.5"), (10**13, 12, "10")],
+)
+def test_amounts_are_decimals_without_exponent(units, digits, text):
+    assert statements._decimal(units, digits) == text
