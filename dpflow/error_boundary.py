@@ -34,6 +34,12 @@ LIBRARIES = (
 )
 
 
+def name_error(error: Exception) -> str:
+    """An error's class and its place in our code, and the text of an error of ours; for its owner alone."""
+    text = f": {error}" if isinstance(error, DpflowError) else ""
+    return f"{type(error).__name__}{_last_place(error.__traceback__)}{text}"
+
+
 def describe_failure(error: Exception) -> DpflowError:
     """An error that nobody foresaw, in our words: its class and the place in our code, never its
     text.

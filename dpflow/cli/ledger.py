@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -308,12 +308,20 @@ def verify(
         Path | None, typer.Option(help="A checkpoint that the history must extend.")
     ] = None,
     key: KeysOption = None,
+    failures: Annotated[
+        bool,
+        typer.Option("--failures", help="Only list draws that failed unexpectedly, for the owner."),
+    ] = False,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Hold every entry against the rules, and every row against the entries; exit 1 if anything was
-    changed, dropped, reordered or restored.
+    changed, dropped, reordered or restored. With --failures, exit 1 if a draw failed.
     """
+    if failures:
+        report = open_ledger(ledger).failures()
+        show_json(asdict(report)) if as_json else print(report)
+        sys.exit(bool(report.failures))
     note = None if since is None else _read_text(since)
     _show_verification(open_ledger(ledger).verify(since=note, keys=key or ()), as_json)
 

@@ -15,20 +15,22 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dpflow.core.sampling.randomness import Source, SystemSource
-from dpflow.error_boundary import silence_libraries
+from dpflow.error_boundary import name_error, silence_libraries
 from dpflow.errors import LedgerError, TableError
 from dpflow.fault_points import FaultInjected
 
 T = TypeVar("T")
 
 
-def draw_or_none(draw: Callable[[Source], T], none: T) -> T:
+def draw_or_none(draw: Callable[[Source], T], none: T, failures: list[str] | None = None) -> T:
     """What ``draw`` returns, or ``none`` if it raises.
 
     Args:
         draw: reads rows, adds noise from the source it is given, and checks that the result can be
             stored.
         none: what the caller stores for a failure; it says nothing of rows or noise.
+        failures: where the failure is named. Rows decide whether there is one, so it goes nowhere but
+            into the ledger's encrypted note (`dpflow.ledger.history.cipher.Cipher.add_note`).
 
     Raises:
         TableError, LedgerError: a retryable one, as the tables or the ledger raised it.
@@ -43,6 +45,8 @@ def draw_or_none(draw: Callable[[Source], T], none: T) -> T:
         # No other: an unexpected failure in here may depend on rows.
         if isinstance(error, TableError | LedgerError) and error.retryable:
             raise
+        if failures is not None:
+            failures.append(name_error(error))
     # Returned outside of the handler: an error that the caller raises later has no context.
     return none
 

@@ -304,6 +304,7 @@ class Ledger(AuditedLedger):
         *,
         snapshot: str | None = None,
         principal: str = "",
+        failure: str = "",
     ) -> Reservation:
         """Store the result of a reservation. The first writer wins; a later one gets the stored
         result.
@@ -311,30 +312,36 @@ class Ledger(AuditedLedger):
         Args:
             snapshot: a commitment to the rows that were read, never a plain digest.
             principal: whose try this is; whoever reserved first if left out.
+            failure: how the draw failed, which `failures` tells the owner alone.
 
         Raises:
             RetryConflict: the attempt was fenced; its result is discarded.
         """
-        return self.settle_many([(reservation, result, snapshot)], principal=principal)[0]
+        settled = [(reservation, result, snapshot)]
+        return self.settle_many(settled, principal=principal, failures=[failure])[0]
 
     def settle_many(
         self,
         results: Sequence[tuple[Reservation, Mapping[str, Any], str | None]],
         *,
         principal: str = "",
+        failures: Sequence[str] = (),
     ) -> list[Reservation]:
         """Store many results as `settle` does, in one transaction: all of them, or none.
 
         Args:
             results: reservations with their results and snapshots.
+            failures: of each, as `settle` says; none of them failed if it is left out.
         """
         texts = [releases.encode_ordered(result) for _, result, _ in results]
         keys = [held.key.columns for held, _, _ in results if held.key is not None]
         ahead = ReadAhead((schema.release, key) for key in keys)
         with self._begin_writing(ahead) as writer:
             stored = [
-                releases.settle_release(writer, reservation, text, snapshot, principal)
-                for (reservation, _, snapshot), text in zip(results, texts)
+                releases.settle_release(writer, reservation, text, snapshot, principal, failure)
+                for (reservation, _, snapshot), text, failure in zip(
+                    results, texts, failures or [""] * len(texts), strict=True
+                )
             ]
             fault_points.pass_point("settle.before-commit")
         fault_points.pass_point("settle.after-commit")
@@ -484,6 +491,7 @@ class Ledger(AuditedLedger):
         answer: Mapping[str, Any],
         closed: bool = False,
         principal: str = "",
+        failure: str = "",
     ) -> AnswerRecord | None:
         """Store an answer and the state it leads to, in one transaction.
 
@@ -499,7 +507,15 @@ class Ledger(AuditedLedger):
         """
         with self._begin_writing() as writer:
             record = sessions.store_answer(
-                writer, session_id, query, expected_version, state, answer, closed, principal
+                writer,
+                session_id,
+                query,
+                expected_version,
+                state,
+                answer,
+                closed,
+                principal,
+                failure,
             )
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
@@ -526,6 +542,7 @@ class Ledger(AuditedLedger):
         state: Mapping[str, Any],
         closed: bool = False,
         principal: str = "",
+        failure: str = "",
     ) -> bool:
         """Store many answers as one JSON mapping, of whatever form the caller likes, and the state
         they lead to.
@@ -542,7 +559,7 @@ class Ledger(AuditedLedger):
         """
         with self._begin_writing() as writer:
             stored = sessions.store_batch(
-                writer, session_id, batch, expected_version, state, closed, principal
+                writer, session_id, batch, expected_version, state, closed, principal, failure
             )
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")

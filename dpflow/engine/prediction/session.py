@@ -75,6 +75,7 @@ class PredictionSession:
         self._mechanism, self._params = mechanism, params
         self._learning = threading.Lock()
         self._learned: Any = None
+        self._failures: list[str] = []
         # One batch at a time: of two, the second would draw what nobody sees.
         self._turn = threading.Lock()
         self._index = AnswerIndex()
@@ -138,7 +139,7 @@ class PredictionSession:
                 rows = self._private.answer(request, plan.request.blocks)
                 return self._mechanism.learn(self._params, plan.table, rows, source)
 
-            self._learned = draw_or_none(learn_from_rows, _FAILED)
+            self._learned = draw_or_none(learn_from_rows, _FAILED, self._failures)
 
     @errors_end_here
     def predict(self, points: Points, *, batch: int = BATCH) -> list[Any]:
@@ -253,6 +254,7 @@ class PredictionSession:
                 state={"answered": self._params.predictions - left + len(fresh)},
                 closed=failed or len(fresh) == left,
                 principal=self._principal,
+                failure="; ".join(self._failures) if failed else "",
             ):
                 return None
             self._index.add_answers(fresh, answers)
@@ -306,7 +308,7 @@ class PredictionSession:
                 raise ValueError
             return answers, pack_answers(answers), False
 
-        result = draw_or_none(draw_checked, None)
+        result = draw_or_none(draw_checked, None, self._failures)
         fault_points.pass_point("draw.after")
         if result is None:
             answers = [None] * len(codes)

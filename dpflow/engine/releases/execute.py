@@ -391,12 +391,21 @@ def _draw_and_settle(
     """Read, add noise, settle. What it returns holds the stored result, whoever stored it."""
     # Keyed: a bare digest of private rows could be guessed.
     snapshot = ledger.commitment(private.data_identity(), "snapshot")
-    result = draw_result(plan, private)
-    return ledger.settle(reservation, result.to_json(), snapshot=snapshot, principal=principal)
+    failures: list[str] = []
+    result = draw_result(plan, private, failures)
+    return ledger.settle(
+        reservation,
+        result.to_json(),
+        snapshot=snapshot,
+        principal=principal,
+        failure="; ".join(failures),
+    )
 
 
-def draw_result(plan: Plan, private: PrivateTable) -> Result:
-    """Read and add noise; a failure that may depend on rows or noise is the result "none"."""
+def draw_result(plan: Plan, private: PrivateTable, failures: list[str]) -> Result:
+    """Read and add noise; a failure that may depend on rows or noise is the result "none", and is named
+    in ``failures`` as `draw_or_none` says.
+    """
     mechanism = plan.mechanism
     assert isinstance(mechanism, Mechanism)
 
@@ -409,7 +418,7 @@ def draw_result(plan: Plan, private: PrivateTable) -> Result:
         json.dumps(result.to_json(), allow_nan=False)
         return result
 
-    result = draw_or_none(draw_from_rows, NONE)
+    result = draw_or_none(draw_from_rows, NONE, failures)
     fault_points.pass_point("draw.after")
     return result
 

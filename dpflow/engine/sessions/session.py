@@ -308,7 +308,7 @@ class Session:
         require_public(file, self._plan.table, what)
 
     def _answer_once(
-        self, name: str, answer: Callable[[SessionRecord], tuple[Verdict, State]]
+        self, name: str, answer: Callable[[SessionRecord, list[str]], tuple[Verdict, State]]
     ) -> dict[str, Any]:
         """The stored answer of a query, or a new one, stored with the state it leads to before it
         is seen. A gate's verdict is told, too, also when it dies in between and is asked again.
@@ -319,7 +319,7 @@ class Session:
         return stored
 
     def _store_once(
-        self, name: str, answer: Callable[[SessionRecord], tuple[Verdict, State]]
+        self, name: str, answer: Callable[[SessionRecord, list[str]], tuple[Verdict, State]]
     ) -> dict[str, Any]:
         while True:
             if stored := self._ledger.stored_answer(self.id, name):
@@ -329,8 +329,9 @@ class Session:
                 raise SessionClosed(
                     f"session {self.id} is closed: its answers are used up; open one on fresh data"
                 )
+            failures: list[str] = []
             with self._answering:
-                verdict, state = answer(session)
+                verdict, state = answer(session, failures)
             record = self._ledger.answer(
                 self.id,
                 query=name,
@@ -339,6 +340,7 @@ class Session:
                 answer=verdict.body,
                 closed=verdict.closed,
                 principal=self._principal,
+                failure="; ".join(failures),
             )
             if record is not None:
                 return dict(record.answer)
@@ -391,6 +393,7 @@ class Session:
         query: Any,
         candidate: Candidate | None,
         held: SessionRecord,
+        failures: list[str],
         champion: Candidate | None = None,
     ) -> tuple[Verdict, State]:
         """First everything that plan and catalog can refuse; then rows and draw, whose failures are
@@ -432,13 +435,14 @@ class Session:
             json.dumps([body, after.data], allow_nan=False)
             return Verdict(body, verdict.closed), after
 
-        verdict, after = draw_or_none(
-            draw_verdict, (Verdict({"verdict": "none"}, closed=True), state)
-        )
+        none = Verdict({"verdict": "none"}, closed=True)
+        verdict, after = draw_or_none(draw_verdict, (none, state), failures)
         fault_points.pass_point("draw.after")
         return verdict, State({**after.data, **ours})
 
-    def _answer_release(self, inner: Plan, held: SessionRecord) -> tuple[Verdict, State]:
+    def _answer_release(
+        self, inner: Plan, held: SessionRecord, failures: list[str]
+    ) -> tuple[Verdict, State]:
         """A release inside the session: refused, or paid out of its reserve and drawn; a failure is
         the result "none".
         """
@@ -450,7 +454,7 @@ class Session:
         statistic = inner.mechanism.data_request(inner.params, inner.table)
         private.check_request(statistic, inner.request.blocks)
         snapshot = self._ledger.commitment(private.data_identity(), "snapshot")
-        result = draw_result(inner, private)
+        result = draw_result(inner, private, failures)
         epsilon, delta = inner.privacy_cost()
         body = {
             "verdict": "released",

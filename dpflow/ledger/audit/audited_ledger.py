@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit import export, migrations, recheck, recovery, verify
 from dpflow.ledger.audit.audit_page import AuditPage
+from dpflow.ledger.audit.failures import FailureReport, read_failures
 from dpflow.ledger.audit.statement import Group, Statement, StatementReader
 from dpflow.ledger.books import charges, releases, sessions
 from dpflow.ledger.books.records import (
@@ -52,6 +53,15 @@ _SETTLED = Prepared(
 
 class AuditedLedger(SealedDatabase):
     """The verbs of owners and auditors. Whoever spends has those of `dpflow.ledger.Ledger`."""
+
+    # --- failures ---------------------------------------------------------------------------------
+
+    def failures(self) -> FailureReport:
+        """Draws that failed although nothing should have made them fail: settled as "none", and told
+        here alone. Rows may have decided it, so it is for the owner's eyes. Reads every result.
+        """
+        with self._database.begin_reading() as transaction:
+            return read_failures(transaction, self._cipher)
 
     # --- history ----------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from dpflow.ledger.books.records import (
     stored_json,
 )
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.cipher import Cipher, add_salt, strip_salt
+from dpflow.ledger.history.cipher import Cipher, strip_salt
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.compact_json import canonical_json, encode_finite
@@ -365,6 +365,7 @@ def settle_release(
     result: str,
     snapshot: str | None,
     principal: str,
+    failure: str,
 ) -> str:
     """Store a result unless there is one; returns what is stored. See `Ledger.settle`."""
     row = get_row(writer.state, reservation.release_id)
@@ -379,7 +380,7 @@ def settle_release(
     if snapshot is not None:
         # A number would be stored as a text, and the history would say another thing than the row.
         checked_name("a snapshot", snapshot)
-    salted = add_salt(result)
+    salted = writer.cipher.add_note(result, failure)
     digest, sealed = chain.digest_json(salted), writer.make_key(row.id, 0).encrypt(salted, "result")
     settled = {"state": "settled", "result": sealed, "result_digest": digest, "snapshot": snapshot}
     writer.state.update(schema.release, row, **settled)

@@ -200,6 +200,7 @@ def store_answer(
     body: Mapping[str, Any],
     closed: bool,
     principal: str,
+    failure: str,
 ) -> AnswerRecord | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
     row, _ = find_session(writer.state, writer.cipher, session_id)
@@ -212,7 +213,7 @@ def store_answer(
     if row.version != expected:
         return None
     text = encode_ordered(body)
-    _advance_session(writer, row, query, text, {"query": query}, state, closed, principal)
+    _advance_session(writer, row, query, text, {"query": query}, state, closed, principal, failure)
     return AnswerRecord(query, json.loads(text))
 
 
@@ -225,11 +226,13 @@ def _advance_session(
     state: Mapping[str, Any],
     closed: bool,
     principal: str,
+    failure: str,
 ) -> None:
     """Write an answer, the state after it, and the entry that names both."""
     version, becomes = row.version + 1, "closed" if closed else "open"
     key, secret = writer.make_key(row.id, version), add_salt(encode_ordered(state))
-    digest, salted = seal_state(writer.cipher.anchor, secret), add_salt(text)
+    digest = seal_state(writer.cipher.anchor, secret)
+    salted = writer.cipher.add_note(text, failure)
     sealed = key.encrypt(secret, "state")
     advanced = {"version": version, "state": becomes, "secret": sealed, "secret_digest": digest}
     writer.state.update(schema.release, row, **advanced)
@@ -276,6 +279,7 @@ def store_batch(
     state: Mapping[str, Any],
     closed: bool,
     principal: str,
+    failure: str,
 ) -> bool:
     """Store a batch and the state it leads to; the history keeps its digest. See
     `Ledger.answer_batch`.
@@ -287,7 +291,7 @@ def store_batch(
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
     name, text = batch_name(row.version + 1), encode_ordered(batch)
-    _advance_session(writer, row, name, text, {}, state, closed, principal)
+    _advance_session(writer, row, name, text, {}, state, closed, principal, failure)
     return True
 
 

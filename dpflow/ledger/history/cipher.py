@@ -39,6 +39,8 @@ _REWRAP = Prepared(
 #: Hexadecimal digits of salt before the text.
 SALT = 32
 _NONCE = 12  # bytes, drawn for every message
+#: Bytes of a note, and characters of its ciphertext: the same for every note, the empty one too.
+NOTE, SEALED_NOTE = 254, 376
 _quote = json.encoder.encode_basestring_ascii
 
 
@@ -48,8 +50,8 @@ def add_salt(text: str) -> str:
 
 
 def strip_salt(text: str) -> str:
-    """The JSON object behind its salt; one that schema version 5 stored has none."""
-    return text if text.startswith("{") else text[SALT:]
+    """The JSON object behind its salt, and the note behind that if there is one."""
+    return text[text.index("{") :]
 
 
 @functools.cache
@@ -116,6 +118,29 @@ class Cipher:
         cipher = Cipher(self.anchor)
         cipher._find_wrap = functools.cache(self.anchor.wrap_key)
         return cipher
+
+    def add_note(self, text: str, note: str) -> str:
+        """A text behind fresh salt and a note to the owner, which is encrypted once more: its length is
+        that of every note, and an export does not show it.
+
+        Args:
+            note: how the draw failed, or "" if it did not.
+        """
+        plain = note.encode("ascii", "replace")[:NOTE].ljust(NOTE)
+        return secrets.token_hex(SALT // 2) + _encrypt(self._note_key(), plain, ["note"]) + text
+
+    def read_note(self, salted: str) -> str:
+        """The note before a text that `add_note` gave; "" for none.
+
+        Raises:
+            LedgerCorrupt: it was written under another anchor, or before there were notes.
+        """
+        sealed = salted[SALT : SALT + SEALED_NOTE]
+        return _decrypt(self._note_key(), sealed, ["note"]).decode().rstrip()
+
+    def _note_key(self) -> bytes:
+        # Of the ledger's own key, which no rotation renews: old notes stay readable.
+        return bytes.fromhex(self.anchor.commitment(b"", "note"))
 
     def make_key(self, release_id: str, version: int) -> DataKey:
         """A new key, nowhere stored yet."""

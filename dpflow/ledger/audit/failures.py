@@ -1,0 +1,80 @@
+"""Draws that failed although nothing should have made them fail, for the owner alone.
+
+Every settlement and every answer has an encrypted note of one length. It says how the draw failed, or
+nothing. Rows may decide whether a draw fails, so no entry, page, metric or log says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dpflow.errors import LedgerCorrupt
+from dpflow.ledger.audit import verify
+from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, open_answer
+from dpflow.ledger.history.cipher import Cipher
+from dpflow.ledger.storage.statements import Transaction
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A draw that failed: its release or session, the session's query, and the error."""
+
+    release_id: str
+    query: str
+    error: str
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """The notes of a ledger.
+
+    Attributes:
+        failures: draws that failed. Each is a defect of dpflow or a plugin: that its answer is "none"
+            may have told something of one row.
+        read: notes that were read.
+        unreadable: notes under another anchor's key, as after an import, and results without one.
+    """
+
+    failures: tuple[Failure, ...]
+    read: int
+    unreadable: int
+
+    def __str__(self) -> str:
+        other = f", {self.unreadable} of another anchor cannot be read" if self.unreadable else ""
+        if not self.failures:
+            return f"no draw failed unexpectedly ({self.read} notes read{other})"
+        lines = [
+            f"{len(self.failures)} of {self.read} draws failed unexpectedly{other}. Each is a defect of dpflow or a plugin, and its "
+            f'"none" may have told something of one row: report it, and release nothing of the kind meanwhile'
+        ]
+        lines += [
+            f"{one.release_id} {one.query}".rstrip() + f": {one.error}" for one in self.failures
+        ]
+        return "\n".join(lines)
+
+
+def read_failures(transaction: Transaction, cipher: Cipher) -> FailureReport:
+    """Read the note of every result and answer. Raises `LedgerCorrupt` where one is damaged."""
+    failures, read, unreadable = [], 0, 0
+    keys = cipher.read_many()
+    for release_id, query, salted in _list_salted(transaction, keys):
+        try:
+            note = cipher.read_note(salted)
+        except LedgerCorrupt:
+            unreadable += 1
+            continue
+        read += 1
+        if note:
+            failures.append(Failure(release_id, query, note))
+    return FailureReport(tuple(failures), read, unreadable)
+
+
+def _list_salted(transaction: Transaction, cipher: Cipher) -> Iterator[tuple[str, str, str]]:
+    """Release, query and salted text of everything that was settled or answered."""
+    for row in transaction.stream(verify.RELEASES):
+        if row.result is not None:
+            text = cipher.open_key(row.id, 0, row.wrapped).decrypt(row.result, "result")
+            yield row.id, "", text
+    for row in transaction.stream(ANSWERS_WITH_KEYS):
+        yield row.session_id, row.query, open_answer(cipher, row)

@@ -1,0 +1,117 @@
+"""How a draw failed is told to the owner alone: in a note of one length, in every settlement."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from typer.testing import CliRunner
+
+import dpflow
+from dpflow.cli.ledger import app
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.results import NONE
+from dpflow.errors import LedgerCorrupt
+from dpflow.ledger import Ledger
+from dpflow.ledger.history.cipher import SALT, SEALED_NOTE, strip_salt
+
+NOTES = ("", "x", "OutOfRangeException at sums.py:12", "é" * 300, "y" * 5000)
+
+
+def test_every_note_has_one_length(ledger, place, ask):
+    """The stored result is as long whether and however the draw failed, and so is an entry."""
+    for i, note in enumerate(NOTES):
+        ledger.settle(ask.reserve(ledger, f"release {i}"), {"value": 7}, snapshot="s", failure=note)
+    rows = place.sql(
+        "SELECT length(result), length(result_digest), length(snapshot) FROM dpflow_release"
+    )
+    assert len(rows) == len(NOTES) and len(set(rows)) == 1
+    entries = place.sql("SELECT length(body) FROM dpflow_entry WHERE kind = 'settle'")
+    assert len(entries) == len(NOTES) and len(set(entries)) == 1
+    salted = ledger._cipher.add_note('{"value": 7}', NOTES[4])
+    assert len(salted) == SALT + SEALED_NOTE + 12 and strip_salt(salted) == '{"value": 7}'
+    with pytest.raises(LedgerCorrupt):
+        ledger._cipher.read_note(salted[1:])
+
+
+def test_the_note_is_nowhere_but_in_the_owners_report(ledger, place, ask):
+    """Not in the database, an export, a record or the history; other answers stay as they were."""
+    secret = "Telltale at dpflow/x.py:7"
+    ledger.settle(ask.reserve(ledger, "bad"), {"value": None}, failure=secret)
+    ledger.settle(ask.reserve(ledger, "good"), {"value": 7})
+    exported = io.StringIO()
+    ledger.export(exported)
+    stored = [
+        str(place.sql(f"SELECT * FROM {name}")) for name in ("dpflow_release", "dpflow_entry")
+    ]
+    seen = [exported.getvalue(), *stored, str(ledger.history()), str(ledger.releases())]
+    assert not any("Telltale" in text for text in seen)
+    assert [record.result for record in ledger.releases()] == [{"value": None}, {"value": 7}]
+    report = ledger.failures()
+    assert [one.error for one in report.failures] == [secret]
+    assert (report.read, report.unreadable) == (2, 0) and "defect" in str(report)
+    assert ledger.verify().ok
+
+
+def test_answers_of_sessions_have_notes_too(ledger, place, ask):
+    """Of the same length; a session's report names the query."""
+    session = ledger.open_session(ask.key("gate"), **ask.terms(), state={"n": 0}, exclusive=False)
+    for version, note in enumerate(NOTES[:3]):
+        ledger.answer(
+            session.session_id,
+            query=f"q{version}",
+            expected_version=version,
+            state={"n": 1},
+            answer={"verdict": "none"},
+            failure=note,
+        )
+    assert len(set(place.sql("SELECT length(answer) FROM dpflow_answer"))) == 1
+    told = [(one.query, one.error) for one in ledger.failures().failures]
+    assert told == [("q1", NOTES[1]), ("q2", NOTES[2])]
+    ledger.rotate(principal="owner")
+    assert len(ledger.failures().failures) == 2
+
+
+def test_a_failing_draw_is_found_by_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the front door: a mechanism that fails on rows gives none, and `verify --failures` says so."""
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        connection.execute("CREATE TABLE t AS SELECT 1 AS u")
+    table = Table.model_validate(
+        {
+            "name": "t",
+            "database": tmp_path / "t.duckdb",
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 1},
+            "columns": {},
+        }
+    )
+    file = tmp_path / "l.sqlite"
+    ledger = Ledger(file, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("s", "9", "0", table=table, filter="basic", principal="o")
+    monkeypatch.setenv("DPFLOW_LEDGER_ANCHOR", str(tmp_path / "anchor"))
+
+    def run(name: str) -> Any:
+        plan = dpflow.plan("count", table, name=name, scope="s", epsilon="1")
+        return dpflow.release(plan, ledger).result.rows
+
+    assert run("good") != NONE.rows
+    clean = CliRunner().invoke(app, ["verify", "--failures", "--ledger", str(file)])
+    assert clean.exit_code == 0 and "no draw failed" in clean.output
+    count: Any = dpflow.registry.Registry.load().find_mechanism("count")
+    assert isinstance(count, Mechanism)
+
+    def fail(*_: Any) -> Any:
+        raise ArithmeticError("row 8675309")
+
+    monkeypatch.setattr(type(count), "draw", fail)
+    assert run("bad") == NONE.rows
+    found = CliRunner().invoke(app, ["verify", "--failures", "--ledger", str(file)])
+    assert found.exit_code == 1 and "ArithmeticError" in found.output
+    # Of another library's error the text may quote a row: not even its owner needs it.
+    assert "8675309" not in found.output
