@@ -27,6 +27,7 @@ from dpflow.cli.console import (
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.amounts import short_text as short
 from dpflow.core.accounting.privacy_filters import FilterName
+from dpflow.engine.planning.solve import count_typical_releases
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Entry, GrantProposal, Ledger, Scope, VerificationReport
@@ -562,6 +563,7 @@ def _describe_grant(told: Scope | GrantProposal) -> dict[str, Any]:
     granted = told.terms if isinstance(told, GrantProposal) else told
     about = {"scope": granted.scope, "protects": granted.protects, "blocks": granted.blocks}
     about |= {"filter": granted.filter.to_json(), "approvals": granted.approvals}
+    about["typical_releases"] = count_typical_releases(granted.filter)
     if isinstance(told, GrantProposal):
         about |= {"proposed_by": told.principal, "proposal": told.seq}
     return about
@@ -578,6 +580,11 @@ def _show_grant(told: Scope | GrantProposal, as_json: bool) -> None:
     print(
         f"{granted.scope}: epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}{extent} ({rule.name}){protects}"
         f"{certified}"
+    )
+    counts = count_typical_releases(rule)
+    print(
+        f"releases of epsilon {short(rule.epsilon / 100)} each (discrete Laplace) that it holds by filter: "
+        f"{', '.join(f'{name} {count:,}' for name, count in counts.items())}"
     )
     if isinstance(told, GrantProposal):
         print(

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpflow.cli import app
-from dpflow.core.accounting.events import Pure
+from dpflow.core.accounting.events import DiscreteLaplace, Pure
 from dpflow.errors import (
     BudgetExceeded,
     DpflowError,
@@ -73,6 +73,21 @@ def charge(
         )
         .release_id
     )
+
+
+@pytest.mark.parametrize("name", ["basic", "renyi", "hybrid"])
+def test_a_grant_says_how_many_releases_each_filter_holds(tiny: Tiny, run: Run, name: str) -> None:
+    """And the ledger pays for just so many: every count is spent to its end."""
+    words = ["grant", name, "--epsilon", "1", "--delta", "1e-6", "--no-table", "--filter", name]
+    shown = run(*words)
+    assert "releases of epsilon 0.01 each (discrete Laplace) that it holds by filter" in shown
+    count = run(*words, "--json")["typical_releases"][name]
+    assert f"{name} {count:,}" in shown
+    ledger = Ledger(tiny.ledger)
+    noise = DiscreteLaplace(Fraction(100))
+    assert ledger.check(name, [noise] * count, ()) is None
+    assert ledger.check(name, [noise] * (count + 1), ()) is not None
+    assert "renyi" not in run("grant", "pure", "--epsilon", "1", "--no-table", "--json")["typical_releases"]  # fmt: skip
 
 
 def test_a_statement_in_each_form(tiny: Tiny, run: Run) -> None:

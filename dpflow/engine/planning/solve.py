@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from dpflow.core.accounting import amounts
-from dpflow.core.accounting.events import Event
+from dpflow.core.accounting.events import DiscreteLaplace, Event
 from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter, FilterName, make_filter
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import ErrorBound
@@ -120,6 +120,20 @@ def compare_filters(
                 best = Choice(name, fitting, None if name == "basic" or delta == 0 else share)
         choices.append(best or Choice(name, -1, reason=reason))
     return tuple(sorted(choices, key=lambda c: -math.inf if c.rounds is None else -c.rounds))
+
+
+def count_typical_releases(filter: Filter) -> dict[str, int]:
+    """How many releases of discrete Laplace noise at a hundredth of a grant's epsilon each filter would
+    hold under its amounts; a filter that the amounts do not allow is left out.
+    """
+    typical = DiscreteLaplace(100 / filter.epsilon)
+    counts: dict[str, int] = {}
+    for name in FILTERS:
+        with contextlib.suppress(InvalidInput):
+            rounds = count_rounds(make_filter(name, filter.epsilon, filter.delta), (), (typical,))
+            if rounds is not None:
+                counts[name] = rounds
+    return counts
 
 
 def _holds_more(a: int | None, b: int | None) -> bool:
