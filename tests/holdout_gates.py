@@ -41,7 +41,7 @@ def open_gate(
 class MemoryRegistry:
     """A model registry of one alias."""
 
-    better_by = Fraction(0)
+    better_by, tracking_uri = Fraction(0), None
 
     def __init__(self) -> None:
         self.champion: Champion | None = None

@@ -41,12 +41,13 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
         that they beat the champion on fresh data. The model version is tagged with the record.
     :param fresh: gates on other data, as mappings or files (templated): when ``session`` is used
         up, the next of them is opened, charged to its own scope, and goes on.
-    :param branches: for "yes" (some candidate passed), "exhausted" (none did, and some got no
-        answer) and "no": the task or tasks directly downstream that run then; all others are
-        skipped. A word that is left out skips all. None: no branching.
+    :param branches: by outcome the task or tasks directly downstream that run then; all others are
+        skipped. With ``promote`` the outcomes are "promoted" (some candidate), else "exhausted" (some got no
+        answer), "not_better" (one lost to the champion) and "no"; without it "plausible", "exhausted" and "no". An
+        outcome that is left out skips all. None: no branching.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
 
-    Returns one verdict per candidate: yes, no or exhausted, whether it is proven or heuristic, the
+    Returns one verdict per candidate: yes, no or exhausted, its outcome, whether it is proven or heuristic, the
     corrected value of a no if the session corrects, how many claims and failures are left, the
     keyed id of the data and a commitment. The holdout's noisy threshold and counts appear nowhere.
     """
@@ -69,9 +70,11 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
     ) -> None:
         super().__init__(**kwargs)
         # When the DAG is parsed: a misspelt word would skip every task downstream.
-        if unknown := set(branches or ()) - {"yes", "no", "exhausted"}:
+        outcomes = ("promoted", "not_better") if promote else ("plausible",)
+        if unknown := set(branches or ()) - {*outcomes, "no", "exhausted"}:
             raise ValueError(
-                f"branches are for yes, no and exhausted, not for {', '.join(sorted(unknown))}"
+                f"branches are for {', '.join(outcomes)}, no and exhausted {'with' if promote else 'without'} promote, "
+                f"not for {', '.join(sorted(unknown))}"
             )
         self.session = session
         self.candidates = candidates
@@ -84,7 +87,7 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Answer the candidates in order, then branch; see the class."""
         from dpflow.engine import insert_bounds, make_plan
-        from dpflow.engine.sessions.holdout_gate import join_verdicts, judge_all, require_metrics
+        from dpflow.engine.sessions.holdout_gate import join_outcomes, judge_all, require_metrics
         from dpflow.engine.sessions.model_gate import submit_candidate
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
@@ -118,6 +121,6 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
             self.log_remaining(ledger, scope, blocks)
         if self.branches is not None:
             push_result(self, context, verdicts)
-            tasks = self.branches.get(join_verdicts(verdicts))
+            tasks = self.branches.get(join_outcomes(verdicts))
             self.do_branch(context, [tasks] if isinstance(tasks, str) else tasks)
         return verdicts

@@ -5,8 +5,9 @@ left.
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -19,7 +20,14 @@ from dpflow.engine import insert_bounds, make_plan
 from dpflow.engine.planning.gate_design import load_gate_file
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
-from dpflow.engine.sessions.holdout_gate import join_verdicts, require_metrics, review_champion
+from dpflow.engine.sessions.champion_file import ChampionFile
+from dpflow.engine.sessions.holdout_gate import (
+    Promotes,
+    asks_for_champions,
+    join_outcomes,
+    require_metrics,
+    review_champion,
+)
 from dpflow.engine.sessions.model_gate import submit_candidate
 from dpflow.engine.sessions.query_list import resolve_paths
 from dpflow.engine.sessions.session import Session
@@ -44,9 +52,6 @@ class GateCommands(TyperGroup):
             raise
 
 
-if TYPE_CHECKING:
-    from dpflow.engine.sessions.model_promotion import Promoter
-
 app = typer.Typer(
     cls=GateCommands, help="A holdout gate: plan, open, submit candidates, review the champion."
 )
@@ -58,14 +63,29 @@ FileArgument = Annotated[
     ),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option(help="A registered MLflow model, whose alias moves on a yes.")
+    str | None, typer.Option(help="A registered MLflow model, whose alias moves to who is better.")
 ]
-AliasOption = Annotated[str, typer.Option(help="The alias that points at the champion.")]
+AliasOption = Annotated[
+    str | None,
+    typer.Option(help="With --model: the alias that points at the champion; champion if left out."),
+]
+ChampionOption = Annotated[
+    Path | None, typer.Option(help="A JSON file that holds the champion, in place of --model.")
+]
 TrackingOption = Annotated[
     str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where the model is registered.")
 ]
 #: What a pipeline branches on. An error after which a retry helps is 75, as for every command.
 EXIT_CODES = {"yes": 0, "no": 1, "error": 2, "exhausted": 3}
+
+
+class Requirement(StrEnum):
+    """What `dpflow gate submit` requires of a candidate to end with 0."""
+
+    PROMOTED = "promoted"
+    PLAUSIBLE = "plausible"
+
+
 #: Excesses of the power curve, as shares of the score's range.
 EXCESSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 
@@ -164,18 +184,24 @@ def submit(
         Path, typer.Argument(help="A YAML file with a list of candidates: name, claim, model.")
     ],
     model: ModelOption = None,
-    alias: AliasOption = "champion",
+    alias: AliasOption = None,
+    champion: ChampionOption = None,
     tracking_uri: TrackingOption = None,
     better_by: Annotated[
-        str, typer.Option(help="By how much a challenger has to beat the champion.")
-    ] = "0",
+        str | None,
+        typer.Option(help="By how much a challenger has to beat the champion; 0 if left out."),
+    ] = None,
+    require: Annotated[
+        Requirement | None,
+        typer.Option(help="What ends with 0; promoted where a champion is named, else plausible."),
+    ] = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Submit candidates to a gate, in order; the same one again is free.
 
-    Exit code: 0 if one passed, 1 if none did, 3 if none did and the gate is exhausted; an error is 2,
-    or 75 if a retry helps.
+    Exit code: 0 if one was promoted, or is plausible as required, 1 if none, 3 if none and the gate is
+    exhausted; an error is 2, or 75 if a retry helps.
     """
     plan, book = _load(file, ledger)
     submissions = read_queries(candidates)
@@ -183,10 +209,15 @@ def submit(
         raise InvalidInput(
             f"{candidates} holds {len(bad)} entries that are no candidates; each has a name, a claim and a model"
         )
-    promoter = None
-    if model is not None:
-        require_metrics([plan])
-        promoter = _make_promoter(model, alias, tracking_uri, better_by)
+    promoter = _make_promoter(plan, model, alias, champion, tracking_uri, better_by)
+    require = require or (Requirement.PLAUSIBLE if promoter is None else Requirement.PROMOTED)
+    if require is Requirement.PROMOTED and promoter is None:
+        raise InvalidInput("nothing can be promoted without a champion: name --model or --champion")
+    if require is Requirement.PLAUSIBLE and asks_for_champions(plan):
+        raise InvalidInput(
+            f"{plan.request.name} says whether a candidate is better, and not whether a claim is plausible; leave "
+            f"--require out"
+        )
     session = _open(plan, book)
     verdicts = [
         submit_candidate(session, resolve_paths(one, candidates.parent), promoter)
@@ -198,14 +229,19 @@ def submit(
         for verdict in verdicts:
             show_table(str(verdict["name"]), ("", ""), verdict.items())
         _show_left(session.id, session.remaining(), as_json)
-    sys.exit(EXIT_CODES[join_verdicts(verdicts)])
+    outcome = join_outcomes(verdicts)
+    passed = outcome == "promoted"
+    if require is Requirement.PLAUSIBLE:
+        passed = any(verdict["verdict"] == "yes" for verdict in verdicts)
+    sys.exit(EXIT_CODES["yes" if passed else "exhausted" if outcome == "exhausted" else "no"])
 
 
 @app.command("review")
 def review(
     file: FileArgument,
-    model: Annotated[str, typer.Option(help="The registered MLflow model.")],
-    alias: AliasOption = "champion",
+    model: ModelOption = None,
+    alias: AliasOption = None,
+    champion: ChampionOption = None,
     tracking_uri: TrackingOption = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
@@ -216,24 +252,44 @@ def review(
     helps.
     """
     plan, book = _load(file, ledger)
-    require_metrics([plan])
-    promoter = _make_promoter(model, alias, tracking_uri, "0")
+    promoter = _make_promoter(plan, model, alias, champion, tracking_uri, None)
+    if promoter is None:
+        raise InvalidInput("say which champion: name --model or --champion")
     verdict = review_champion(_open(plan, book), promoter)
     if as_json:
         show_json(verdict)
     else:
-        show_table(f"champion of {model}", ("", ""), verdict.items())
+        show_table(f"champion of {model or champion}", ("", ""), verdict.items())
     sys.exit(EXIT_CODES.get(verdict["verdict"], 1))
 
 
-def _make_promoter(model: str, alias: str, tracking_uri: str | None, better_by: str) -> Promoter:
+def _make_promoter(
+    plan: Plan,
+    model: str | None,
+    alias: str | None,
+    champion: Path | None,
+    tracking_uri: str | None,
+    better_by: str | None,
+) -> Promotes | None:
+    """What holds the champion; None if none is named. Raises `InvalidInput` for options that mean nothing."""
+    if model is None and alias is not None:
+        raise InvalidInput("--alias is one of a registered model; name it by --model")
+    if model is not None and champion is not None:
+        raise InvalidInput("the champion is in one place; give --model or --champion")
+    if model is None and champion is None:
+        if better_by is not None:
+            raise InvalidInput("--better-by is about a champion; name it by --model or --champion")
+        return None
+    require_metrics([plan])
+    if champion is not None:
+        return ChampionFile(champion, better_by or "0")
     if not tracking_uri:
         raise InvalidInput(
             "say where the model is registered: --tracking-uri, or MLFLOW_TRACKING_URI"
         )
     from dpflow.engine.sessions.model_promotion import Promoter
 
-    return Promoter(model, alias, tracking_uri, better_by)
+    return Promoter(str(model), alias or "champion", tracking_uri, better_by or "0")
 
 
 def _load(file: Path, ledger: str | None) -> tuple[Plan, Ledger]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ def draw_power(curve: Sequence[tuple[float, float]], what: str, event: str, file
 def write_request(request: ReleaseRequest, file: Path) -> None:
     """The release file of a chosen gate. Raises `InvalidInput` if it cannot be written."""
     content = request.model_dump(mode="json", exclude_defaults=True)
+    if Path(content["table"]).is_absolute():
+        # From the file's folder, as a release file names it: the two may move together.
+        content["table"] = os.path.relpath(content["table"], file.absolute().parent)
     try:
         file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     except OSError:

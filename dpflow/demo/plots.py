@@ -223,7 +223,9 @@ def plot_gate(verdicts: list[dict[str, Any]]) -> str:
                 panel.plot(*zip(*points, strict=True), marker, color=colour, label=label)
     fresh = [verdict["fresh"] for verdict in verdicts]
     panel.plot(range(len(fresh)), fresh, "_", color=INK, markersize=9, label="on fresh data")
-    best = [(n, claims[n]) for n, verdict in enumerate(verdicts) if verdict["promoted"]]
+    best = [
+        (n, claims[n]) for n, verdict in enumerate(verdicts) if verdict["outcome"] == "promoted"
+    ]
     if best:
         ring = {"color": "none", "markeredgecolor": INK, "markersize": 11, "label": "alias moved"}
         panel.plot(*zip(*best, strict=True), "o", **ring)

@@ -98,7 +98,7 @@ def _tabulate_verdicts(facts: DemoFacts) -> Table:
             verdict["verdict"],
             f"{verdict['fresh']:.3f}",
             verdict["guarantee"],
-            "yes" if verdict["promoted"] else "",
+            "yes" if verdict["outcome"] == "promoted" else "",
         )
     return table
 

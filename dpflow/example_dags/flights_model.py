@@ -78,7 +78,8 @@ with DAG(
             "tracking_uri": "{{ var.value.mlflow_uri }}",
         },
         branches={
-            "yes": ["note", "deploy"],
+            "promoted": ["note", "deploy"],
+            "not_better": ["note", "rethink"],
             "no": ["note", "rethink"],
             "exhausted": ["note", "collect_fresh_data"],
         },

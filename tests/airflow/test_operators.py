@@ -272,7 +272,7 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
             task_id="gate",
             session=session,
             candidates=[{"name": c, "claim": c, **(own if c == "2.9" else named)} for c in claims],
-            branches={"yes": "promote", "no": ["tell", "retrain"], "exhausted": "alert"},
+            branches={"plausible": "promote", "no": ["tell", "retrain"], "exhausted": "alert"},
         )
         verdicts = operator.execute(context(tiny, **instance))
         assert pushed[-1] == (
@@ -284,7 +284,9 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     assert run("2.9") == ["yes"] and run("40") == ["no"] and run("40") == ["no"]
     assert run("41") == ["exhausted"] and run("40", "41", "2.9") == ["no", "exhausted", "yes"]
     assert kept == [["promote"], ["tell", "retrain"], ["tell", "retrain"], ["alert"], ["promote"]]
-    with pytest.raises(ValueError, match="branches are for yes, no and exhausted"):
+    with pytest.raises(
+        ValueError, match="branches are for plausible, no and exhausted without promote"
+    ):
         ReusableHoldoutOperator(
             task_id="g", session=session, candidates=[], branches={"maybe": "x"}
         )

@@ -121,12 +121,80 @@ def test_the_alias_moves_from_a_pipeline(tiny: Tiny, file: Path) -> None:
     both = candidates(tiny, ("bad", "0.3"), ("good", "0.7"))
     done = run(tiny, "submit", file, both, *moves)
     assert done.exit_code == 0, done.output
-    assert [v["promoted"] for v in json.loads(done.stdout)["verdicts"]] == [True, True]
+    assert [v["outcome"] == "promoted" for v in json.loads(done.stdout)["verdicts"]] == [True, True]
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     version = client.get_model_version_by_alias("scores", "champion")
     assert version.tags["dpflow.name"] == "good 0.7"
+    # Plausible claims of what is worse promote nothing, so nothing is deployed.
+    worse = candidates(tiny, ("bad", "0.29"))
+    done = run(tiny, "submit", file, worse, *moves)
+    (verdict,) = json.loads(done.stdout)["verdicts"]
+    assert (verdict["verdict"], verdict["outcome"], done.exit_code) == ("yes", "no", 1)
+    assert run(tiny, "submit", file, worse, *moves, "--require", "plausible").exit_code == 0
     with pytest.raises(InvalidInput, match="say where the model is registered"):
         run(tiny, "submit", file, both, "--model", "scores", "--tracking-uri", "")
+
+
+def test_a_champion_in_a_file(tiny: Tiny, file: Path) -> None:
+    """The same without a registry: who is better, exit codes, a retry, and a review that rolls back."""
+    mean = {
+        "metric": "column_mean",
+        "threshold": "0.02",
+        "epsilon": "10",
+        "queries": 9,
+        "failures": 2,
+    }
+    duel = mean | {"question": "champion", "better_by": "0.05"}
+    file.write_text(yaml.safe_dump(GATE | {"mechanism": "thresholdout", "params": duel}))
+    champion, listed = tiny.folder / "champion.json", tiny.folder / "candidates.yml"
+
+    def submit(*columns: str) -> tuple[int, list[str]]:
+        listed.write_text(yaml.safe_dump([{"name": c, "features": [c]} for c in columns]))
+        done = run(tiny, "submit", file, listed, "--champion", champion)
+        return done.exit_code, [one["outcome"] for one in json.loads(done.stdout)["verdicts"]]
+
+    assert submit("bad") == (0, ["promoted"]) and submit("bad", "good") == (0, ["promoted"] * 2)
+    assert submit("good") == (0, ["promoted"]) and submit("bad") == (1, ["no"])
+    content = json.loads(champion.read_text())
+    assert content["champion"] == "2" and content["versions"]["2"]["replaced"] == "1"
+    fresh = tiny.folder / "fresh.yml"
+    fresh.write_text(
+        yaml.safe_dump(GATE | {"name": "fresh", "mechanism": "thresholdout", "params": duel})
+    )
+    with pytest.raises(InvalidInput, match="leave --require out"):
+        run(tiny, "submit", file, listed, "--champion", champion, "--require", "plausible")
+    champion.write_text("[]")
+    with pytest.raises(InvalidInput, match="holds no champion"):
+        run(tiny, "submit", file, listed, "--champion", champion)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--alias", "champion"), "name it by --model"),
+        (("--better-by", "0.1"), "is about a champion"),
+        (("--require", "promoted"), "without a champion"),
+        (("--model", "m", "--champion", "c.json"), "in one place"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    tiny: Tiny, file: Path, options: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        run(tiny, "submit", file, candidates(tiny, ("good", "0.7")), *options)
+    assert Ledger(tiny.ledger).remaining("gate").rows()[0]["epsilon_spent"] == "0"
+
+
+def test_a_written_gate_names_its_table_from_its_own_folder(
+    tiny: Tiny, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that both can be committed, and moved together."""
+    monkeypatch.chdir(tiny.folder)
+    (tiny.folder / "gates").mkdir()
+    for place, table in (("written.yml", "visits.yml"), ("gates/written.yml", "../visits.yml")):
+        run(tiny, "plan", file, "--write", place)
+        assert yaml.safe_load(Path(place).read_text())["table"] == table
+        assert json.loads(run(tiny, "plan", place).stdout)["looks"] == 20
 
 
 def test_mistakes_are_sentences_and_charge_nothing(tiny: Tiny, file: Path) -> None:

@@ -109,7 +109,7 @@ def test_whoever_beats_the_champion_is_promoted(facts: DemoFacts) -> None:
     """The first that passes is champion, and the alias moves only to one that is better on the
     holdout: no overfit one, and none that is worse on fresh data by more than the noise.
     """
-    promoted = [v for v in facts.verdicts if v["promoted"]]
+    promoted = [v for v in facts.verdicts if v["outcome"] == "promoted"]
     assert promoted[0]["promotion"] == "first"
     assert {v["kind"] for v in promoted} == {"honest"}
     assert all(v["promotion"].startswith("better than version") for v in promoted[1:])

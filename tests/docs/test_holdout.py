@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 import yaml
+from page_runner import ROOT, examples, inside, run_main
 
-from dpflow import Session, plan
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import SqlEstimator, Subject
 from dpflow.engine.sessions.candidate import Submission
-from dpflow.engine.sessions.holdout_gate import judge
-from dpflow.ledger import Ledger
 from dpflow.mechanisms.holdout_params import HoldoutParams
 from dpflow.mechanisms.reusable_holdout import proven_sizes
 from dpflow.registry import Registry
-from dpflow.tables.access.declarations import load_table
 from dpflow.tables.language import expressions
-
-if TYPE_CHECKING:
-    from smallworld import Tiny
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "gate-models.md").read_text()
 
@@ -94,50 +90,40 @@ def test_the_examples_of_estimators_are_candidates() -> None:
     )
 
 
-def test_the_pages_gates_score_the_candidate(tiny: Tiny) -> None:
-    """Each metric on the page that names no column calls the model, and the champion gate of the page
-    keeps a good model where a bad one challenges it.
+def test_the_pages_gates_score_the_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gate on the page scores models, and the page's own files promote as the page says. The same
+    gate keeps its champion where one that is always wrong, by the same rows, challenges it.
     """
-    import duckdb
     import skops.io
-    from holdout_gates import MemoryRegistry
-    from sklearn.tree import DecisionTreeClassifier
+    from sklearn.linear_model import LogisticRegression
 
-    shown = [yaml.safe_load(block) for block in re.findall(r"```yaml[^\n]*\n(.*?)```", PAGE, re.S)]
+    blocks = list(examples(ROOT / "docs" / "how-to" / "gate-models.md"))
+    shown = [yaml.safe_load(block.text) for block in blocks if block.language == "yaml"]
     gates = [one.get("params", one.get("gate", {})) for one in shown if isinstance(one, dict)]
-    metrics = [gate["metric"] for gate in gates if "metric" in gate]
-    assert len(metrics) == 3 and set(metrics) == {"accuracy"}
-    (champion,) = [
-        one for one in shown if isinstance(one, dict) and one.get("name") == "champion gate"
-    ]
+    assert [gate["metric"] for gate in gates if "metric" in gate] == ["accuracy"] * 3
 
-    for name, depth, label in (("good", 2, "y"), ("bad", 1, "1 - y")):
-        rows = duckdb.sql(
-            f"SELECT (i % 2) AS y, i % 2 AS x, {label} AS z FROM range(100) t(i)"
-        ).fetchnumpy()
-        model = DecisionTreeClassifier(max_depth=depth).fit(rows["x"].reshape(-1, 1), rows["z"])
-        skops.io.dump(model, tiny.folder / f"{name}.skops")
-    tiny.fill(
-        "CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS late, i % 2 AS x FROM range(3000) t(i)"
-    )
-    bit = {"lower": 0, "upper": 1}
-    path = tiny.declare(
-        protects="unit",
-        contribution_bounds={"rows": 1},
-        columns={"late": bit, "x": bit},
-        block=None,
-        holdout=True,
-    )
-    ledger = Ledger(tiny.ledger)
-    ledger.grant("gate", 2, "1e-6", filter="basic", table=load_table(path), principal="owner")
-    planned = plan(champion["mechanism"], path, name="page", scope="gate", **champion["params"])
-    session, registry = Session.open(planned, ledger, Registry.load()), MemoryRegistry()
-    said = [
-        judge(
-            session,
-            {"name": n, "file": tiny.folder / f"{n}.skops", "label": "late", "features": ["x"]},
-            registry,
+    files = {block.title: block.text for block in blocks if block.title}
+    monkeypatch.setenv("DPFLOW_LEDGER", "ledger.sqlite")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with inside(tmp_path):
+        for name in ("arrivals.yml", "champion.yml", "candidates.yml"):
+            Path(name).write_text(files[name])
+        exec(compile(files["train.py"], "train.py", "exec"), {})  # noqa: S102  our own page
+        grant = "ledger grant arrivals --epsilon 1 --delta 1e-6 --table arrivals.yml"
+        assert run_main(grant.split())[0] == 0
+
+        def submit(candidates: str) -> tuple[int, list[str]]:
+            words = f"gate submit champion.yml {candidates} --champion champion.json --json"
+            status, output, errors = run_main(words.split())
+            assert output, errors
+            return status, [one["outcome"] for one in json.loads(output)["verdicts"]]
+
+        assert submit("candidates.yml") == (0, ["promoted", "promoted", "not_better"])
+        wrong = LogisticRegression().fit([[0.0], [23.0]], [1, 0])
+        skops.io.dump(wrong, "wrong.skops")
+        Path("wrong.yml").write_text(
+            "- {name: wrong, file: wrong.skops, label: late, features: [hour]}"
         )
-        for n in ("good", "bad")
-    ]
-    assert [one["promoted"] for one in said] == [True, False]
+        assert submit("wrong.yml") == (1, ["not_better"])

@@ -6,6 +6,7 @@ it is better, by the metric that the session fixes, on the same rows.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,13 @@ from dpflow.errors import (
 log = logging.getLogger(__name__)
 
 
+#: What became of a candidate, the one that decides for many first: ``promoted``, the alias points at it;
+#: ``plausible``, its claim is, and nothing can be promoted; ``exhausted``, no answer is left;
+#: ``not_better``, it lost to the champion; ``no``, its claim is not plausible or nothing compared it.
+OUTCOMES = ("promoted", "plausible", "exhausted", "not_better", "no")
+IS_CHAMPION = "it is the champion"  #: why nothing is asked about a candidate
+
+
 @dataclass(frozen=True)
 class Champion:
     """The promoted model version, as a model registry knows it.
@@ -49,6 +57,10 @@ class Promotes(Protocol):
 
     #: by how much a challenger has to be better, in units of the metric
     better_by: Fraction
+
+    @property
+    def tracking_uri(self) -> str | None:
+        """Where models of candidates are that do not say so; None for MLflow's own default."""
 
     def find_champion(self) -> Champion | None:
         """The promoted version, or None."""
@@ -90,16 +102,17 @@ def judge(
 ) -> dict[str, Any]:
     """The gate's verdict on one submission.
 
-    Returns: name, claim, candidate digest, verdict ("yes", "no" or "exhausted"), guarantee,
-        session, and whether it was promoted and why or why not; a verdict that was given also has
-        the snapshot it was given on and a commitment to all of it.
+    Returns: name, claim, candidate digest, verdict ("yes", "no", "none" or "exhausted"), guarantee,
+        session, and ``outcome``, one of `OUTCOMES`, with the reason in ``promotion`` where something
+        could be promoted; a verdict that was given also has the snapshot it was given on and a
+        commitment to all of it.
 
     Raises `PlanRefused` where something shall be promoted and the session fixes no metric: claims
     about different numbers say nothing about each other.
     """
     if promoter is not None:
         require_metrics([session.plan])
-    parsed = parse_submission(session, submission)
+    parsed = parse_submission(session, submission, promoter)
     candidate = _load_public(session, parsed)
     # Said with every verdict, also with one that was never given.
     about: dict[str, Any] = {"name": parsed.name, "candidate": candidate.digest}
@@ -109,25 +122,23 @@ def judge(
     try:
         answer = session.ask(candidate.query(), candidate)
     except SessionClosed:
-        return {
-            **about,
-            "promoted": False,
-            "session": session.id,
-            "verdict": "exhausted",
-            "guarantee": "none",
-        }
+        ended = {"outcome": "exhausted", "verdict": "exhausted", "guarantee": "none"}
+        return {**about, "session": session.id, **ended}
     record = {"session": session.id, "commitment": session.commitment({**about, **answer})}
-    promoted: dict[str, Any] = {"promoted": False}
+    action = {"outcome": "plausible" if answer["verdict"] == "yes" else "no"}
     if answer["verdict"] == "yes" and promoter is not None:
         proof = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
-        promoted = _promote(session, candidate, promoter, record | proof)
-    return {**about, **promoted, **record, **answer}
+        action = _promote(session, candidate, promoter, record | proof)
+    return {**about, **action, **record, **answer}
 
 
-def parse_submission(session: Session, submission: Mapping[str, Any]) -> Submission:
+def parse_submission(
+    session: Session, submission: Mapping[str, Any], promoter: Promotes | None = None
+) -> Submission:
     """A submission to a session, with its metric. Raises `InvalidDeclaration`."""
+    fields = _fill_tracking(session.fill_metric(submission), promoter)
     try:
-        parsed = session.canonical_query(Submission.model_validate(session.fill_metric(submission)))
+        parsed = session.canonical_query(Submission.model_validate(fields))
     except ValidationError as error:
         raise InvalidDeclaration(
             f"candidate {submission.get('name')!r}: {describe_problems(error)}"
@@ -143,6 +154,13 @@ def parse_submission(session: Session, submission: Mapping[str, Any]) -> Submiss
     return parsed
 
 
+def _fill_tracking(fields: Mapping[str, Any], promoter: Promotes | None) -> Mapping[str, Any]:
+    """A submission's fields; a model that says no other place is where the champion is."""
+    if promoter is None or fields.get("model") is None or fields.get("tracking_uri"):
+        return fields
+    return {**fields, "tracking_uri": promoter.tracking_uri}
+
+
 def _load_public(session: Session, submission: Submission) -> Candidate:
     # Its digest is published with the verdict.
     if submission.predictions is not None:
@@ -152,19 +170,19 @@ def _load_public(session: Session, submission: Submission) -> Candidate:
 
 def _promote(
     session: Session, candidate: Candidate, promoter: Promotes, record: Mapping[str, str]
-) -> dict[str, Any]:
+) -> dict[str, str]:
     """Promote an accepted candidate if it is the first, or if the gate says that it beats the
     champion on fresh data; say which.
     """
     standing = promoter.find_champion()
     if standing is not None and standing.digest == candidate.digest:
-        return {"promoted": True}
+        return _act("promoted", IS_CHAMPION)
     # A retry repeats no question: it had its turn.
     if promoter.was_promoted(candidate.digest, session.id):
-        return {"promoted": False, "promotion": "it was promoted, and then replaced"}
+        return _act("no", "it was promoted, and then replaced")
     if standing is None:
         promoter.promote(candidate, record)
-        return {"promoted": True, "promotion": "first"}
+        return _act("promoted", "first")
     return _challenge_champion(session, candidate, promoter, standing, record)[1]
 
 
@@ -187,25 +205,25 @@ def _judge_challenger(
         # Nothing to compare with, so nothing is asked; the next one is compared with this one.
         session.require_scorable(candidate)
         promoter.promote(candidate, {"session": session.id, **none})
-        return {"verdict": "yes", "promoted": True, "promotion": "first", **none}
+        return {"verdict": "yes", **_act("promoted", "first"), **none}
     if standing.digest == candidate.digest:
-        return {"verdict": "yes", "promoted": True, "promotion": "it is the champion", **none}
+        return {"verdict": "yes", **_act("promoted", IS_CHAMPION), **none}
     if promoter.was_promoted(candidate.digest, session.id):
-        why = "it was promoted, and then replaced"
-        return {"verdict": "no", "promoted": False, "promotion": why, **none}
+        return {"verdict": "no", **_act("no", "it was promoted, and then replaced"), **none}
     record = {"session": session.id}
-    answer, promoted = _challenge_champion(session, candidate, promoter, standing, record)
-    if promoted.get("promotion") == "exhausted":
-        return {"verdict": "exhausted", **promoted, **none}
-    return {"verdict": "no", **none, **answer, **promoted}
+    answer, action = _challenge_champion(session, candidate, promoter, standing, record)
+    if action["outcome"] == "exhausted":
+        return {"verdict": "exhausted", **action, **none}
+    return {"verdict": "no", **none, **answer, **action}
 
 
-def _find_standing(session: Session, standing: Champion) -> Candidate | None:
+def _find_standing(session: Session, standing: Champion, promoter: Promotes) -> Candidate | None:
     """A promoted version as a candidate, or None if its files are not what they were."""
     try:
-        candidate = _load_public(session, Submission.model_validate_json(standing.submission))
+        fields = _fill_tracking(json.loads(standing.submission), promoter)
+        candidate = _load_public(session, Submission.model_validate(fields))
     # A table that is busy is there, and a retry helps.
-    except (ValidationError, InvalidInput, TableUnreadable):
+    except (ValueError, InvalidInput, TableUnreadable):
         return None
     return candidate if candidate.digest == standing.digest else None
 
@@ -216,32 +234,33 @@ def _challenge_champion(
     promoter: Promotes,
     standing: Champion,
     record: Mapping[str, str],
-) -> tuple[Mapping[str, Any], dict[str, Any]]:
+) -> tuple[Mapping[str, Any], dict[str, str]]:
     """The answer, if one was given, and whether the alias moved and why or why not."""
-    champion = _find_standing(session, standing)
+    champion = _find_standing(session, standing, promoter)
     if champion is None:
         why = f"the champion, version {standing.version}, is not where it was, so nothing compares the two"
-        return {}, {"promoted": False, "promotion": why}
+        return {}, _act("no", why)
     try:
         answer = session.challenge(candidate, champion, promoter.better_by)
     except SessionClosed:
-        return {}, {"promoted": False, "promotion": "exhausted"}
+        return {}, _act("exhausted", "the gate has no answer left")
+    if answer["verdict"] == "none":
+        return answer, _act("no", "the comparison failed")
     if answer["verdict"] != "yes":
-        why = f"not better than version {standing.version}"
-        return answer, {"promoted": False, "promotion": why}
+        return answer, _act("not_better", f"not better than version {standing.version}")
     if answer["champion"] != standing.digest:
         why = "it beat another champion than the one of now; submit it to another session"
-        return answer, {"promoted": False, "promotion": why}
+        return answer, _act("no", why)
     # Comparing took long: meanwhile another team may have promoted a model that this one never met.
     if promoter.find_champion() != standing:
         why = "another champion was promoted meanwhile; submit it to another session"
-        return answer, {"promoted": False, "promotion": why}
+        return answer, _act("no", why)
     # The version's guarantee is that of what moved the alias.
     proof = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
     compared = session.commitment({"candidate": candidate.digest, **answer})
     moved = {"comparison": compared, "replaced": standing.version}
     promoter.promote(candidate, dict(record) | proof | moved)
-    return answer, {"promoted": True, "promotion": f"better than version {standing.version}"}
+    return answer, _act("promoted", f"better than version {standing.version}")
 
 
 def review_champion(session: Session, promoter: Promotes) -> dict[str, Any]:
@@ -256,13 +275,13 @@ def review_champion(session: Session, promoter: Promotes) -> dict[str, Any]:
     Raises `InvalidInput` where there is no champion, or none that can be rolled back.
     """
     standing, former = promoter.find_champion(), promoter.find_replaced()
-    champion = None if standing is None else _find_standing(session, standing)
+    champion = None if standing is None else _find_standing(session, standing, promoter)
     if standing is None or champion is None:
         raise InvalidInput("there is no champion that can be scored again; submit candidates first")
     about = {"version": standing.version, "session": session.id, "rolled_back": None}
     try:
         if asks_for_champions(session.plan):
-            predecessor = None if former is None else _find_standing(session, former)
+            predecessor = None if former is None else _find_standing(session, former, promoter)
             if predecessor is None:
                 raise InvalidInput(
                     f"version {standing.version} replaced none that can be scored again, so nothing can be compared with it"
@@ -311,13 +330,17 @@ def judge_all(
             verdict["name"],
             f", claims {float(Fraction(verdict['claim'])):.4f}" if "claim" in verdict else "",
             verdict["verdict"],
-            ", promoted" if verdict["promoted"] else "",
+            ", promoted" if verdict["outcome"] == "promoted" else "",
         )
         verdicts.append(verdict)
     return verdicts
 
 
-def join_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> str:
-    """What many verdicts say together: "yes" if one is, else "exhausted" if one is, else "no"."""
-    words = {verdict["verdict"] for verdict in verdicts}
-    return next((word for word in ("yes", "exhausted") if word in words), "no")
+def join_outcomes(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """What many verdicts say together: the first of `OUTCOMES` that one has, "no" if there are none."""
+    words = {verdict["outcome"] for verdict in verdicts}
+    return next((word for word in OUTCOMES if word in words), "no")
+
+
+def _act(outcome: str, why: str) -> dict[str, str]:
+    return {"outcome": outcome, "promotion": why}

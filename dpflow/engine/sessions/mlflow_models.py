@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -30,12 +30,33 @@ class MlflowModel:
         version: the registered version, as MLflow describes it; None if the URI names none.
         model_id: the logged model; "" if the URI names none.
         run_id: the run that made it, or that the URI names; "" if there is none.
+        tags: of what the URI names.
     """
 
     locations: tuple[str, ...]
     version: Any = None
     model_id: str = ""
     run_id: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    def replace_tags(self, client: Any, tags: Mapping[str, str], owned: Collection[str]) -> None:
+        """Set tags of what the URI names, and remove all others of the names that are ``owned``."""
+        stale = [name for name in owned if name in self.tags and name not in tags]
+        if self.version is not None:
+            at = self.version.name, self.version.version
+            for name, text in tags.items():
+                client.set_model_version_tag(*at, name, text)
+            for name in stale:
+                client.delete_model_version_tag(*at, name)
+        elif self.model_id:
+            client.set_logged_model_tags(self.model_id, dict(tags))
+            for name in stale:
+                client.delete_logged_model_tag(self.model_id, name)
+        else:
+            for name, text in tags.items():
+                client.set_tag(self.run_id, name, text)
+            for name in stale:
+                client.delete_tag(self.run_id, name)
 
 
 @contextmanager
@@ -87,7 +108,8 @@ def find_model(client: Any, uri: str) -> MlflowModel:
 def _find_model(client: Any, uri: str) -> MlflowModel:
     if logged := _LOGGED.fullmatch(uri):
         model = client.get_logged_model(logged[1])
-        return MlflowModel((model.artifact_location,), None, logged[1], model.source_run_id or "")
+        run_id, tags = model.source_run_id or "", dict(model.tags)
+        return MlflowModel((model.artifact_location,), None, logged[1], run_id, tags)
     if registered := _REGISTERED.fullmatch(uri):
         name, number, alias = registered.groups()
         version = (
@@ -99,7 +121,7 @@ def _find_model(client: Any, uri: str) -> MlflowModel:
         # Registered by its URI, where the server did not look it up.
         inner = _LOGGED.fullmatch(location) or _RUN.fullmatch(location)
         locations = _find_model(client, location).locations if inner else (location,)
-        return MlflowModel(locations, version, run_id=version.run_id or "")
+        return MlflowModel(locations, version, run_id=version.run_id or "", tags=version.tags)
     if part := _RUN.fullmatch(uri):
         return _find_part(client, *part.groups())
     raise InvalidInput(f"{uri!r} is no model; write {URI_FORMS}")
@@ -113,7 +135,8 @@ def _find_part(client: Any, run_id: str, path: str) -> MlflowModel:
     logged = [client.get_logged_model(output.model_id) for output in outputs]
     folders = [model.artifact_location for model in logged if model.name == name]
     within = [f"{folder}/{inner}" if inner else folder for folder in folders]
-    return MlflowModel((f"{run.info.artifact_uri}/{path}", *within), run_id=run_id)
+    at = f"{run.info.artifact_uri}/{path}", *within
+    return MlflowModel(at, run_id=run_id, tags=run.data.tags)
 
 
 def find_file(uri: str, tracking_uri: str | None) -> Path:

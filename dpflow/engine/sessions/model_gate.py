@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpflow.engine.sessions.holdout_gate import (
+    IS_CHAMPION,
     Promotes,
     asks_for_champions,
     judge,
@@ -85,10 +86,12 @@ def submit_candidate(
 ) -> dict[str, Any]:
     """The verdict, which becomes tags of a model that came from MLflow."""
     verdict = judge(session, submission, promoter)
-    if submission.get("model") is not None:
+    # Of the champion itself nothing was asked: what moved the alias stays on it.
+    was_asked = "commitment" in verdict or verdict.get("promotion") != IS_CHAMPION
+    if submission.get("model") is not None and was_asked:
         from dpflow.engine.sessions.model_promotion import record_verdict
 
-        record_verdict(parse_submission(session, submission), verdict)
+        record_verdict(parse_submission(session, submission, promoter), verdict)
     return verdict
 
 

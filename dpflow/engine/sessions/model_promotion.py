@@ -10,11 +10,23 @@ from typing import Any
 from dpflow.core.accounting.amounts import parse_exact
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.holdout_gate import Champion
-from dpflow.engine.sessions.mlflow_models import find_model, open_client, registry_in_reach
+from dpflow.engine.sessions.mlflow_models import (
+    MlflowModel,
+    find_model,
+    open_client,
+    registry_in_reach,
+)
 from dpflow.errors import InvalidInput
 
-#: What of a verdict becomes a tag of the submitted version or run.
-TAGS = ("verdict", "interval", "noise", "score", "guarantee", "session", "commitment", "promotion")
+#: What of a verdict becomes a tag of the submitted version, logged model or run.
+TAGS = (
+    "verdict", "outcome", "promotion", "claim", "interval", "noise", "score", "guarantee", "because",
+    "session", "snapshot", "commitment",
+)  # fmt: skip
+#: What further tags say of a version that was promoted.
+_PROMOTION_TAGS = (
+    "candidate", "name", "estimator", "submission", "comparison", "replaced", "promoted", "rolled_back"
+)  # fmt: skip
 
 
 def record_verdict(submission: Submission, verdict: Mapping[str, Any]) -> None:
@@ -29,14 +41,8 @@ def record_verdict(submission: Submission, verdict: Mapping[str, Any]) -> None:
     client = open_client(submission.tracking_uri)
     model = find_model(client, submission.model)
     with registry_in_reach():
-        if model.version is not None:
-            for name, text in tags.items():
-                client.set_model_version_tag(model.version.name, model.version.version, name, text)
-        elif model.model_id:
-            client.set_logged_model_tags(model.model_id, tags)
-        else:
-            for name, text in tags.items():
-                client.set_tag(model.run_id, name, text)
+        # Of one verdict: what only an earlier one had goes.
+        model.replace_tags(client, tags, [f"dpflow.{name}" for name in TAGS])
         # A version that was registered from a file has no run to keep artefacts in.
         if model.run_id:
             file = f"dpflow/verdict-{verdict['session'][:16]}.json"
@@ -54,7 +60,7 @@ class Promoter:
     """
 
     def __init__(self, model: str, alias: str, tracking_uri: str, better_by: str | int = 0) -> None:
-        self.model, self.alias = model, alias
+        self.model, self.alias, self.tracking_uri = model, alias, tracking_uri
         self.better_by = parse_exact("better_by", better_by)
         if self.better_by < 0:
             raise InvalidInput(f"better_by {better_by} is negative; write 0 or more")
@@ -102,16 +108,20 @@ class Promoter:
 
     @registry_in_reach()
     def promote(self, candidate: Candidate, record: Mapping[str, str]) -> None:
-        """Move the alias; a retry finds its version again."""
-        # Known by its digest: a retry must not register the same model a second time.
-        version = self._find_version(candidate.digest)
+        """Move the alias to the submitted version, or to one that is made; a retry finds it again."""
         submission = candidate.submission
+        # Known by its digest: a retry must not register the same model a second time.
+        version = self._find_submitted(submission) or self._find_version(candidate.digest)
+        # The address of this very registry may hold a password, and everybody reads tags.
+        here = {"tracking_uri"} if submission.tracking_uri == self.tracking_uri else None
         tags = {
+            "dpflow.verdict": "yes",
+            "dpflow.outcome": "promoted",
             "dpflow.candidate": candidate.digest,
             "dpflow.name": submission.name,
             **({} if submission.claim is None else {"dpflow.claim": str(submission.claim)}),
             "dpflow.estimator": submission.measure,
-            "dpflow.submission": submission.model_dump_json(),
+            "dpflow.submission": submission.model_dump_json(exclude=here),
             **{f"dpflow.{name}": text for name, text in record.items()},
         }
         if version is None:
@@ -119,17 +129,29 @@ class Promoter:
                 self.model, source=submission.source, tags=tags
             )
         else:
-            for name, text in tags.items():
-                self._client.set_model_version_tag(self.model, version.version, name, text)
+            owned = [f"dpflow.{name}" for name in (*TAGS, *_PROMOTION_TAGS)]
+            MlflowModel((), version, tags=version.tags).replace_tags(self._client, tags, owned)
         self._client.set_registered_model_alias(self.model, self.alias, version.version)
         # Last: a version with this tag had its turn.
         self._client.set_model_version_tag(
             self.model, version.version, "dpflow.promoted", record["session"]
         )
 
+    def _find_submitted(self, submission: Submission) -> Any:
+        """The version of this registered model that was submitted, by itself or by its logged model."""
+        if submission.model is None or submission.tracking_uri != self.tracking_uri:
+            return None
+        submitted = find_model(self._client, submission.model)
+        if submitted.version is not None:
+            return submitted.version if submitted.version.name == self.model else None
+        return next((v for v in self._list_versions() if v.source == submission.model), None)
+
+    def _list_versions(self) -> Any:
+        return self._client.search_model_versions(f"name = '{self.model}'")
+
     def _find_version(self, digest: str) -> Any:
         """The model version of a candidate, or None."""
-        for version in self._client.search_model_versions(f"name = '{self.model}'"):
+        for version in self._list_versions():
             if version.tags.get("dpflow.candidate") == digest:
                 return version
         return None

@@ -44,7 +44,8 @@ def ask_all(
 
 
 def resolve_paths(submission: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """A submission with its paths taken from a folder."""
+    """A submission with its paths taken from a folder; absolute, for a champion is scored later."""
+    base = base.absolute()
     submission_here = dict(submission)
     for name in ("file", "rival"):
         if submission_here.get(name) is not None:

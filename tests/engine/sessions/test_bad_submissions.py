@@ -182,7 +182,7 @@ def test_a_withdrawn_champion_is_said_to_be_gone(tiny: Tiny, how: str) -> None:
     """Its predictions may be dropped: that is no error for whoever submits after it."""
     session, models = open_gate(tiny), MemoryRegistry()
     first = write_predictions(tiny, "i % 2")
-    assert judge(session, {**first, "claim": "0.5"}, models)["promoted"]
+    assert judge(session, {**first, "claim": "0.5"}, models)["outcome"] == "promoted"
     withdrawn = Path(first["predictions"]["database"])
     write_predictions(tiny, "CASE WHEN i < 1500 THEN i % 2 ELSE 0 END")
     kept = withdrawn.rename(withdrawn.with_name("other.duckdb"))
@@ -191,5 +191,5 @@ def test_a_withdrawn_champion_is_said_to_be_gone(tiny: Tiny, how: str) -> None:
             connection.execute("CREATE TABLE another AS SELECT 1 AS x")
     second = {**first, "predictions": {**first["predictions"], "database": str(kept)}}
     verdict = judge(session, {**second, "claim": "0.49"}, models)
-    assert verdict["verdict"] == "yes" and not verdict["promoted"]
+    assert verdict["verdict"] == "yes" and verdict["outcome"] != "promoted"
     assert "not where it was" in verdict["promotion"]

@@ -76,7 +76,7 @@ def test_only_the_better_one_replaces_the_champion(tiny: Tiny, table: Path) -> N
     ]  # fmt: skip
     assert "claim" not in said[0] and said[2]["failures_left"] == 3
     again = [judge(session, one, registry) for one in asked]
-    assert again[1]["promotion"].startswith("not better") and not again[1]["promoted"]
+    assert again[1]["promotion"].startswith("not better") and again[1]["outcome"] == "not_better"
     assert again[2]["promotion"] == "it is the champion"
     assert len(registry.records) == 2 and registry.records[1]["replaced"] == "1"
     with pytest.raises(InvalidInput, match="name the registered model"):
@@ -106,7 +106,7 @@ def test_a_claim_that_fails_on_fresh_rows_rolls_back(tiny: Tiny, table: Path) ->
     said = judge_all(
         [lambda: session], [about("a", claim="0.6"), about("b", claim="0.8")], registry
     )
-    assert [v["promoted"] for v in said] == [True, True]
+    assert [v["outcome"] == "promoted" for v in said] == [True, True]
     tiny.fill(ROWS.format(a=8, b=5))
     fresh = open_gate(tiny, "fresh", **PARAMS)
     assert review_champion(fresh, registry)["rolled_back"] == "1"
@@ -175,8 +175,8 @@ def test_a_registered_version_hears_its_verdict(
         once.submit("models:/late/1", 0.61)
     assert down.value.retryable and "secret" not in str(down.value)
     monkeypatch.setattr(mlflow.MlflowClient, "set_registered_model_alias", original)
-    assert once.submit("models:/late/1", 0.61)["promoted"]
-    assert once.submit("models:/late/1", 0.61)["promoted"]
+    assert once.submit("models:/late/1", 0.61)["outcome"] == "promoted"
+    assert once.submit("models:/late/1", 0.61)["outcome"] == "promoted"
     assert gate.status()["queries_left"] == left - 1
     assert len(client.search_model_versions("name = 'champions'")) == 1
     with pytest.raises(InvalidInput, match="say which score"):

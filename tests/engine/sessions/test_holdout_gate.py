@@ -15,7 +15,7 @@ from dpflow import Session, fault_points, plan, release
 from dpflow.engine.releases.execute import data_names
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.holdout_gate import (
-    join_verdicts,
+    join_outcomes,
     judge,
     judge_all,
     require_metrics,
@@ -282,7 +282,7 @@ def test_nothing_but_the_verdict_leaves(tiny: Tiny, ledger: Ledger) -> None:
         "failures_left",
         "snapshot",
     }
-    said |= {"session", "commitment", "promoted"}
+    said |= {"session", "commitment", "outcome"}
     assert set(found[0]) == said and set(found[1]) == said | {"corrected", "corrected_guarantee"}
     assert found[1]["verdict"] == "no" and abs(found[1]["corrected"] - 18) <= 3
     secret = ledger.session(session.id).state
@@ -294,9 +294,13 @@ def test_nothing_but_the_verdict_leaves(tiny: Tiny, ledger: Ledger) -> None:
 
 
 def test_many_verdicts_are_one_decision() -> None:
-    said = lambda *words: join_verdicts([{"verdict": word} for word in words])  # noqa: E731
-    assert said("no", "yes", "exhausted") == "yes" and said("no", "exhausted") == "exhausted"
-    assert said("no", "none") == said() == "no"
+    said = lambda *words: join_outcomes([{"outcome": word} for word in words])  # noqa: E731
+    assert said("no", "promoted", "exhausted") == "promoted"
+    assert said("no", "plausible", "exhausted") == "plausible"
+    assert (
+        said("not_better", "exhausted") == "exhausted" and said("no", "not_better") == "not_better"
+    )
+    assert said("no") == said() == "no"
 
 
 AGES = PARAMS | {"metric": "column_mean"}
@@ -309,20 +313,23 @@ def test_a_promotion_is_recorded(tiny: Tiny, ledger: Ledger) -> None:
     models = MemoryRegistry()
     session = open_gate(tiny, ledger, **AGES)
     verdict = judge(session, HONEST, models)
-    assert verdict["promoted"] and judge(session, wrong(0), models)["promoted"] is False
+    assert (
+        verdict["outcome"] == "promoted"
+        and judge(session, wrong(0), models)["outcome"] != "promoted"
+    )
     (record,) = models.records
     assert (
         set(record) == {"session", "guarantee", "snapshot", "commitment"}
         and record["session"] == session.id
     )
-    extra = ("promoted", "promotion", "session", "commitment")
+    extra = ("outcome", "promotion", "session", "commitment")
     said = {k: v for k, v in verdict.items() if k not in extra}
     assert record["commitment"] == session.commitment(said)
     assert record["commitment"] != session.commitment(said | {"verdict": "no"})
     tiny.fill(ROWS.replace("range(4000)", "range(4001)"))
     again = {k: v for k, v in verdict.items() if k != "promotion"}
     assert judge(session, HONEST) == again | {
-        "promoted": False
+        "outcome": "plausible"
     }  # stored: its snapshot is the one it was drawn from
     assert judge(session, HONEST | {"claim": "17"})["snapshot"] != verdict["snapshot"]
 

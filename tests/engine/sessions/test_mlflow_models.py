@@ -11,6 +11,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from dpflow import ModelGate, Session, plan
 from dpflow.engine.sessions.mlflow_models import find_file
+from dpflow.engine.sessions.model_promotion import TAGS, Promoter
 from dpflow.errors import InvalidInput, NotPublished
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -80,6 +81,32 @@ def test_a_logged_model_is_a_candidate_by_each_of_its_uris(
     assert client.get_model_version("late", "1").tags["dpflow.verdict"] == "yes"
     assert client.get_run(logged.run_id).data.tags["dpflow.verdict"] == "yes"
     assert client.list_artifacts(logged.run_id, "dpflow")
+
+
+def test_the_alias_goes_to_the_submitted_version_with_tags_of_one_verdict(
+    tiny: Tiny, registry: str
+) -> None:
+    """By version, by alias and by logged model; a later no leaves nothing of the yes on it."""
+    logged = log(LogisticRegression(), serialization_format="skops", registered_model_name="late")
+    client, promoter = mlflow.MlflowClient(), Promoter("late", "champion", registry)
+    client.set_registered_model_alias("late", "best", "1")
+    gate = ModelGate(open_gate(tiny), promoter, {"label": "sick", "features": ["a"]})
+    for uri in (logged.model_uri, "models:/late/1", "models:/late@best"):
+        assert gate.submit(uri, "0.98")["outcome"] == "promoted"
+    assert [v.version for v in client.search_model_versions("name = 'late'")] == [1]
+    tags = client.get_model_version_by_alias("late", "champion").tags
+    assert (tags["dpflow.verdict"], tags["dpflow.outcome"]) == ("yes", "promoted")
+    yes = gate.submit("models:/late/1", "0.97")
+    assert client.get_model_version("late", "1").tags["dpflow.claim"] == yes["claim"]
+    client.set_model_version_tag("late", "1", "dpflow.interval", "[0, 1]")
+    no = gate.submit("models:/late/1", "1") if gate.status()["failures_left"] else yes
+    tags = client.get_model_version("late", "1").tags
+    verdict = {name: str(no[name]) for name in TAGS if name in no}
+    assert {
+        n.removeprefix("dpflow."): t for n, t in tags.items() if n.removeprefix("dpflow.") in TAGS
+    } == verdict
+    assert tags["dpflow.promoted"] == no["session"]
+    assert all(registry not in text for text in tags.values())
 
 
 def test_what_is_not_there_is_said_and_what_is_down_is_tried_again(

@@ -60,9 +60,9 @@ def test_a_better_claim_does_not_replace_a_better_model(tiny: Tiny) -> None:
     assert judge(session, loss_of("bad", "0.0001"), models)["verdict"] == "no"
     assert judge(session, loss_of("bad", "0.45"), models)["promotion"] == "first"
     better = judge(session, loss_of("good", "0.9"), models)  # claims less than the champion did
-    assert better["promoted"] and better["promotion"] == "better than version 1"
+    assert better["outcome"] == "promoted" and better["promotion"] == "better than version 1"
     worse = judge(session, loss_of("bad", "0.41"), models)  # claims more than the champion does
-    assert worse["verdict"] == "yes" and not worse["promoted"]
+    assert worse["verdict"] == "yes" and worse["outcome"] != "promoted"
     # One as good as the champion passes once in many tries by its noise, and not by so much.
     models.better_by = Fraction(1, 10)
     level = judge(session, loss_of("level", "0.11"), models)
@@ -134,7 +134,7 @@ def test_a_champion_of_meanwhile_is_not_replaced_unseen(tiny: Tiny) -> None:
 
     session.challenge = overtaken  # type: ignore[method-assign]
     verdict = judge(session, loss_of("good", "0.2"), models)
-    assert verdict["verdict"] == "yes" and not verdict["promoted"]
+    assert verdict["verdict"] == "yes" and verdict["outcome"] != "promoted"
     assert "another champion" in verdict["promotion"] and models.champion is meanwhile
 
 
@@ -158,7 +158,7 @@ def test_a_registry_that_is_down_costs_no_second_question(tiny: Tiny) -> None:
         judge(session, loss_of("good", "0.2"), models)
     models.promote = up  # type: ignore[method-assign]
     left = session.remaining()
-    assert judge(session, loss_of("good", "0.2"), models)["promoted"]
+    assert judge(session, loss_of("good", "0.2"), models)["outcome"] == "promoted"
     assert session.remaining() == left and len(models.records) == 2
 
 
@@ -169,7 +169,7 @@ def test_a_champion_that_is_gone_is_not_replaced(tiny: Tiny) -> None:
     assert models.champion is not None
     models.champion = replace(models.champion, submission="")
     verdict = judge(session, loss_of("good", "0.2"), models)
-    assert not verdict["promoted"] and "is not where it was" in verdict["promotion"]
+    assert verdict["outcome"] != "promoted" and "is not where it was" in verdict["promotion"]
 
 
 def test_the_alias_moves_with_the_record(tiny: Tiny) -> None:
@@ -182,11 +182,17 @@ def test_the_alias_moves_with_the_record(tiny: Tiny) -> None:
     session, _ = losses(tiny, failures=5)
     promoter = Promoter("loss", "champion", uri, better_by="0.05")
     first = judge(session, loss_of("bad", "0.45"), promoter)
-    assert first["promoted"] and not judge(session, loss_of("bad", "0"), promoter)["promoted"]
+    assert (
+        first["outcome"] == "promoted"
+        and judge(session, loss_of("bad", "0"), promoter)["outcome"] != "promoted"
+    )
     better = judge(session, loss_of("good", "0.2"), promoter)
-    assert better["promoted"] and not judge(session, loss_of("bad", "0.41"), promoter)["promoted"]
-    assert judge(session, loss_of("good", "0.2"), promoter)["promoted"]
-    assert not judge(session, loss_of("bad", "0.45"), promoter)["promoted"]
+    assert (
+        better["outcome"] == "promoted"
+        and judge(session, loss_of("bad", "0.41"), promoter)["outcome"] != "promoted"
+    )
+    assert judge(session, loss_of("good", "0.2"), promoter)["outcome"] == "promoted"
+    assert judge(session, loss_of("bad", "0.45"), promoter)["outcome"] != "promoted"
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     champion = client.get_model_version_by_alias("loss", "champion")
     for name in ("candidate", "session", "guarantee", "commitment"):
@@ -218,7 +224,11 @@ def test_a_registry_of_models_sees_verdicts_and_no_row(
         def __init__(self, **addresses: str) -> None: ...
 
         def get_run(self, run_id: str) -> Any:
-            return SimpleNamespace(outputs=None, info=SimpleNamespace(artifact_uri="file:///runs"))
+            return SimpleNamespace(
+                outputs=None,
+                info=SimpleNamespace(artifact_uri="file:///runs"),
+                data=SimpleNamespace(tags={}),
+            )
 
         def __getattr__(self, name: str) -> Any:
             return lambda *given: calls.append((name, *given))

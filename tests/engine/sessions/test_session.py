@@ -230,7 +230,7 @@ def test_the_gate_tells_honest_claims_from_wrong_ones(tiny: Tiny, gate: Session)
 
     honest = submission(tiny, DecisionTreeClassifier(), "0.9", "tree")
     first = judge(gate, honest)
-    assert first["verdict"] == "yes" and not first["promoted"]
+    assert first["verdict"] == "yes" and first["outcome"] == "plausible"
     wrong = [
         submission(tiny, DecisionTreeClassifier(), "1", f"wrong{years}", years)
         for years in (50, 60)

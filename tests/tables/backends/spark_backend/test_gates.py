@@ -78,7 +78,7 @@ def test_a_gate_promotes_and_catches_as_on_a_file(
             for column, claim in CLAIMS
         ]
         answers = judge_all([lambda session=session: session], asked, registry)  # type: ignore[misc]
-        said[name] = [(one["verdict"], one["promoted"]) for one in answers]
+        said[name] = [(one["verdict"], one["outcome"] == "promoted") for one in answers]
         paid[name] = [row["epsilon_spent"] for row in ledger.remaining("gate").rows()]
         assert session.remaining()["state"] != "open"
     assert said["spark"] == said["file"] and paid["spark"] == paid["file"]

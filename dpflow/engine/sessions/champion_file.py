@@ -1,0 +1,112 @@
+"""The champion in a file beside the gate, for those who have no model registry."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpflow.core.accounting.amounts import parse_exact
+from dpflow.engine.sessions.candidate import Candidate
+from dpflow.engine.sessions.holdout_gate import Champion
+from dpflow.errors import InvalidInput, NotPublished
+
+_EMPTY: dict[str, Any] = {"champion": None, "versions": {}}
+
+
+class ChampionFile:
+    """A JSON file of versions and of which of them is the champion, as a registry's alias.
+
+    Args:
+        file: made with the first champion.
+        better_by: by how much a challenger has to be better, in units of the session's metric.
+    """
+
+    tracking_uri = None
+
+    def __init__(self, file: Path, better_by: str | int = 0) -> None:
+        self._file, self.better_by = file, parse_exact("better_by", better_by)
+        if self.better_by < 0:
+            raise InvalidInput(f"better_by {better_by} is negative; write 0 or more")
+        self._read()
+
+    def find_champion(self) -> Champion | None:
+        """The champion's version."""
+        content = self._read()
+        return _describe(content, content["champion"])
+
+    def find_replaced(self) -> Champion | None:
+        """The version that the champion replaced."""
+        content = self._read()
+        standing = content["versions"].get(content["champion"], {})
+        return _describe(content, standing.get("replaced"))
+
+    def was_promoted(self, digest: str, session: str) -> bool:
+        """Whether this candidate became champion in this session."""
+        versions = self._read()["versions"].values()
+        return any(v["candidate"] == digest and session in v["sessions"] for v in versions)
+
+    def promote(self, candidate: Candidate, record: Mapping[str, str]) -> None:
+        """Make a candidate the champion; its version is made if it is missing."""
+
+        def change(content: dict[str, Any]) -> None:
+            versions = content["versions"]
+            known = (n for n, v in versions.items() if v["candidate"] == candidate.digest)
+            number = next(known, str(len(versions) + 1))
+            sessions = versions.get(number, {}).get("sessions", [])
+            submission = candidate.submission.model_dump_json()
+            about = {"candidate": candidate.digest, "submission": submission, **record}
+            versions[number] = {**about, "sessions": [*sessions, record["session"]]}
+            content["champion"] = number
+
+        self._change(change)
+
+    def roll_back(self, former: Champion, record: Mapping[str, str]) -> None:
+        """Make a former version the champion; the one that falls says in which session."""
+
+        def change(content: dict[str, Any]) -> None:
+            content["versions"][content["champion"]]["rolled_back"] = record["session"]
+            content["champion"] = former.version
+
+        self._change(change)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+            if content.keys() == _EMPTY.keys():
+                return dict(content)
+        except FileNotFoundError:
+            return {"champion": None, "versions": {}}
+        except OSError as error:
+            raise NotPublished(
+                f"{self._file} cannot be read ({error.strerror}); what the gate said is stored, so submit the same again"
+            ) from None
+        except (ValueError, AttributeError):
+            pass
+        raise InvalidInput(f"{self._file} holds no champion of a gate; name another file")
+
+    def _change(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change the file whole or not at all, one process at a time."""
+        lock, part = (self._file.with_name(f".{self._file.name}.{end}") for end in ("lock", "part"))
+        try:
+            with lock.open("w") as held:
+                fcntl.flock(held, fcntl.LOCK_EX)
+                content = self._read()
+                change(content)
+                with part.open("w", encoding="utf-8") as file:
+                    json.dump(content, file, indent=2)
+                    file.flush()
+                    os.fsync(file.fileno())
+                part.replace(self._file)
+        except OSError as error:
+            raise NotPublished(
+                f"{self._file} cannot be written ({error.strerror}); what the gate said is stored, so submit the same again"
+            ) from None
+
+
+def _describe(content: Mapping[str, Any], number: str | None) -> Champion | None:
+    version = content["versions"].get(number)
+    return version and Champion(str(number), version["candidate"], version["submission"])
