@@ -8,7 +8,7 @@
     │   ├── InvalidDeclaration    a table declaration, release file or parameter set
     │   ├── UnknownName           a mechanism, table, column, key, scope or release nobody declared
     │   └── PlanRefused           the plan is well formed but must not run (no bounds, a veto, an unsupported event)
-    │       └── SqlRefused        a query outside the accepted part of SQL; it has the rule, the place, the nearest query
+    │       └── SqlRefused        a query outside the accepted part of SQL; it has the rule and the place
     ├── LedgerError               the ledger said no
     │   ├── BudgetExceeded        the privacy cost is above what remains in a scope
     │   ├── GrantConflict         a grant that contradicts what was granted or spent before
@@ -22,6 +22,7 @@
     │   ├── TableBusy             another process is writing the file                               (retryable)
     │   ├── TableInterrupted      what read the table was cancelled before it had answered              (retryable)
     │   ├── QueryStopped          SQL over released rows took too long, or too much memory         (retryable)
+    │   ├── QueryFailed           DuckDB cannot compute a query from the released rows that it got
     │   ├── NotSealed             a block's cached sums could not be sealed, or are damaged         (retryable)
     │   └── NotPublished          settled in the ledger, but the output file could not be written   (retryable)
     ├── ContractViolated          the rows do not satisfy what the table declares
@@ -114,14 +115,13 @@ class PlanRefused(InvalidInput):
 class SqlRefused(PlanRefused):
     """A query is outside of the part of SQL that can be answered; nothing was read or spent.
 
-    Change it where the message points, or take the query that it proposes. A retry of the same text
-    cannot help.
+    Change it where the message points. A retry of the same text cannot help.
 
 
     Attributes:
         rule: the name of the rule that it breaks.
         line, column: the place in the text, counted from 1.
-        nearest: the nearest query that is accepted, or None.
+        nearest: a text that asks the same and is accepted, or None.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class SqlRefused(PlanRefused):
         # A window of the line, so that a long one still shows the place.
         start = max(0, column - 61)
         shown = source[start : start + 120]
-        hint = f"\nnearest query that is accepted: {nearest}" if nearest else ""
+        hint = f"\nthe same query is accepted as: {nearest}" if nearest else ""
         super().__init__(
             f"the SQL breaks the rule {rule!r} at line {line}, column {column}: {what}\n"
             f"  {shown}\n  {' ' * (column - 1 - start)}^{hint}"
@@ -243,10 +243,18 @@ class TableInterrupted(TableError):
 class QueryStopped(TableError):
     """The part of a query over released rows took too long or too much memory, and was stopped.
 
-    What was released is settled and stored: the same query, or one that computes less, costs nothing more.
+    What was released is settled and stored: a retry, or a query that computes less, costs nothing more.
     """
 
     retryable = True
+
+
+class QueryFailed(TableError):
+    """DuckDB cannot compute a query from the released rows, such as the logarithm of a negative number.
+
+    What was released is settled and stored: a query that guards the expression, as ``TRY(...)`` does, is free. A retry
+    of the same query cannot help.
+    """
 
 
 class NotSealed(TableError):

@@ -1,7 +1,6 @@
-"""Analysts' SQL: a query becomes releases of existing mechanisms, and its answer is computed from
-what they released.
+"""Analysts' SQL: a query becomes releases of existing mechanisms, and a query over what they released.
 
-Text is parsed, copied into nodes of the declared language, and written again as parameters of
-releases: none of it reaches a database. Select lists, HAVING, ORDER BY and LIMIT work on released
-numbers alone, so they cost nothing.
+Aggregating SELECTs over private rows are copied into nodes of the declared language and written again as
+parameters of releases: none of their text reaches the private database. What stands around them is post-processing
+and costs nothing. DuckDB runs it over tables of released rows, in a process that reaches nothing else.
 """

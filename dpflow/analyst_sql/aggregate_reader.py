@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -9,7 +10,7 @@ from sqlglot import exp
 
 from dpflow.analyst_sql.canonical_conditions import rewrite_node
 from dpflow.analyst_sql.row_reader import RowReader
-from dpflow.analyst_sql.select_query import Kind, OutputExpression, SqlAggregate
+from dpflow.analyst_sql.select_query import Kind, SqlAggregate
 from dpflow.analyst_sql.source_text import Refusal, refusal_of
 from dpflow.analyst_sql.value_columns import declare_value
 from dpflow.core.contract.declaration import Table
@@ -35,21 +36,25 @@ _QUANTILES = {
 }
 
 
-def aggregate_output(kind: Kind, *args: Any) -> OutputExpression:
-    """One aggregate as an expression."""
-    return OutputExpression("aggregate", (SqlAggregate(kind, *args),))
-
-
 class AggregateReader:
-    """Reads aggregates over the rows of one table."""
+    """Reads aggregates over the rows of one table.
 
-    def __init__(self, table: Table, rows: RowReader) -> None:
-        self._table, self._rows = table, rows
+    Args:
+        make_number: the column of the released table that stands for an aggregate.
+    """
+
+    def __init__(
+        self, table: Table, rows: RowReader, make_number: Callable[[SqlAggregate], Any]
+    ) -> None:
+        self._table, self._rows, self._make_number = table, rows, make_number
         #: The part of the text that each aggregate stands in first.
         self.parsed: dict[SqlAggregate, Any] = {}
 
-    def read(self, parsed: Any) -> OutputExpression | None:
-        """An aggregate with its FILTER; None for anything else. Raises `Refusal`."""
+    def read(self, parsed: Any) -> Any:
+        """An aggregate with its FILTER as an expression over released numbers; None for anything else. Raises
+        `Refusal`.
+        """
+        self._call = parsed
         condition: Node | None = None
         call = parsed
         if isinstance(parsed, exp.Filter):
@@ -58,7 +63,7 @@ class AggregateReader:
         if isinstance(call, exp.Window):
             return None
         if isinstance(call, exp.IgnoreNulls | exp.RespectNulls):
-            raise self._unknown(call.this)
+            raise self.unknown(call.this)
         kind = type(call).__name__
         histogram = kind == "Anonymous" and call.name.lower() == "histogram"
         if not isinstance(call, exp.AggFunc | exp.WithinGroup) and not histogram:
@@ -66,11 +71,13 @@ class AggregateReader:
                 raise Refusal("allow-list", f"{kind} takes no FILTER", parsed)
             return None
         self._check_nesting(call)
-        output = self._read_call(call, kind, condition)
-        for aggregate in output.aggregates():
-            self._check(aggregate, call)
-            self.parsed.setdefault(aggregate, parsed)
-        return output
+        return self._read_call(call, kind, condition)
+
+    def _number(self, kind: Kind, *args: Any) -> Any:
+        aggregate = SqlAggregate(kind, *args)
+        self._check(aggregate, self._call)
+        self.parsed.setdefault(aggregate, self._call)
+        return self._make_number(aggregate)
 
     def _check_nesting(self, call: Any) -> None:
         inner = call.this if isinstance(call, exp.WithinGroup) else call
@@ -84,53 +91,52 @@ class AggregateReader:
                 nested,
             )
 
-    def _read_call(self, call: Any, kind: str, condition: Node | None) -> OutputExpression:
+    def _read_call(self, call: Any, kind: str, condition: Node | None) -> Any:
         if kind == "Count":
             return self._read_count(call, condition)
         if kind == "CountIf":
             (test,) = self._take(call, "this")
             node = self._rows.read(test)
             both = node if condition is None else rewrite_node(Node("AND", (condition, node)))
-            return aggregate_output("count", None, None, both)
+            return self._number("count", None, None, both)
         if kind in _PLAIN:
-            return aggregate_output(_PLAIN[kind], self._read_value(call), None, condition)
+            return self._number(_PLAIN[kind], self._read_value(call), None, condition)
         if kind == "StddevPop":
-            variance = aggregate_output("variance", self._read_value(call), None, condition)
-            return OutputExpression("sqrt", (variance,))
+            return _take_root(self._number("variance", self._read_value(call), None, condition))
         if kind in _SAMPLES:
             return self._read_sample(kind != "Variance", self._read_value(call), condition)
         if kind in _SHARES:
             value = self._read_value(call)
-            return aggregate_output("quantile", value, _SHARES[kind], condition)
+            return self._number("quantile", value, _SHARES[kind], condition)
         if kind in _QUANTILES:
             value, share = self._take(call, "this", _QUANTILES[kind])
             return self._read_quantile(value, share, condition, call)
         if kind == "WithinGroup":
             inner, order = self._take(call, "this", "expression")
             if type(inner).__name__ not in _QUANTILES or len(order.expressions) != 1:
-                raise self._unknown(call)
+                raise self.unknown(call)
             (share,) = self._take(inner, "this")
             ordered = order.expressions[0]
             if ordered.args.get("desc"):
                 raise Refusal("literals", "write 1 - p instead of a descending order", call)
             return self._read_quantile(ordered.this, share, condition, call)
         if kind == "Mode":
-            return aggregate_output("mode", self._read_value(call), None, condition)
+            return self._number("mode", self._read_value(call), None, condition)
         if kind == "Anonymous":
             _, values = self._take(call, "this", "expressions")
             if len(values or ()) != 1:
                 raise Refusal("literals", "HISTOGRAM takes a column with public keys", call)
-            return aggregate_output("histogram", self._rows.read(values[0]), None, condition)
-        raise self._unknown(call)
+            return self._number("histogram", self._rows.read(values[0]), None, condition)
+        raise self.unknown(call)
 
-    def _unknown(self, call: Any) -> Refusal:
+    def unknown(self, call: Any) -> Refusal:
+        """Why an aggregate is not answered."""
         name = getattr(call, "sql_name", lambda: type(call).__name__.upper())()
         return Refusal(
             "aggregates",
             f"{name} has no private form here; there are COUNT, SUM, AVG, VAR_POP, STDDEV_POP, MIN, MAX, MEDIAN, "
             f"QUANTILE_CONT, MODE and HISTOGRAM",
             call,
-            lambda: call.replace(exp.Count(this=exp.Star())),
         )
 
     def _take(self, call: Any, *names: str) -> list[Any]:
@@ -149,23 +155,22 @@ class AggregateReader:
                 "distinct-unit",
                 "DISTINCT is possible in COUNT of the privacy unit only; other values are not counted once",
                 value,
-                lambda: value.replace(value.expressions[0]),
             )
         return self._rows.read(value)
 
-    def _read_count(self, call: Any, condition: Node | None) -> OutputExpression:
+    def _read_count(self, call: Any, condition: Node | None) -> Any:
         (what,) = self._take(call, "this")
         if what is None or isinstance(what, exp.Star):
             if what is not None:
                 self._take(what)
-            return aggregate_output("count", None, None, condition)
+            return self._number("count", None, None, condition)
         if not isinstance(what, exp.Distinct):
             # A literal has a value in every row.
             if isinstance(what, exp.Literal | exp.Boolean):
-                return aggregate_output("count", None, None, condition)
+                return self._number("count", None, None, condition)
             if self._rows.is_unit(what) and not self._rows.is_declared(what):
-                return aggregate_output("count", None, None, condition)
-            return aggregate_output("values", self._rows.read(what), None, condition)
+                return self._number("count", None, None, condition)
+            return self._number("values", self._rows.read(what), None, condition)
         unit = self._table.privacy_unit.column
         if len(what.expressions) != 1 or not self._rows.is_unit(what.expressions[0]):
             raise Refusal(
@@ -173,28 +178,37 @@ class AggregateReader:
                 f"COUNT(DISTINCT ...) counts privacy units, whose column is {unit!r}; how many values "
                 f"another column has would tell of single rows",
                 what,
-                lambda: what.set("expressions", [exp.column(unit)]),
             )
-        return aggregate_output("units", None, None, condition)
+        return self._number("units", None, None, condition)
 
-    def _read_sample(self, root: bool, value: Node, condition: Node | None) -> OutputExpression:
+    def _read_sample(self, root: bool, value: Node, condition: Node | None) -> Any:
         """VAR_SAMP from VAR_POP and the number of values, which is released beside it."""
-        variance = aggregate_output("variance", value, None, condition)
-        sample = OutputExpression("sample", (variance, self._count_values(value, condition)))
-        return OutputExpression("sqrt", (sample,)) if root else sample
+        variance = self._number("variance", value, None, condition)
+        less = exp.Sub(this=self._count_values(value, condition), expression=_number(1))
+        # variance * n / (n - 1), where n stands once, so that its noise counts once.
+        factor = exp.Add(
+            this=_number(1), expression=exp.Div(this=_number(1), expression=exp.paren(less.copy()))
+        )
+        sample = exp.Case(
+            ifs=[
+                exp.If(
+                    this=exp.GT(this=exp.paren(less), expression=_number(0)),
+                    true=exp.Mul(this=variance, expression=exp.paren(factor)),
+                )
+            ]
+        )
+        return _take_root(sample) if root else sample
 
-    def _count_values(self, value: Node, condition: Node | None) -> OutputExpression:
+    def _count_values(self, value: Node, condition: Node | None) -> Any:
         """How many values an aggregate is over: all rows where missing ones count as a number."""
         always = (
             value.op == "column" and self._table.column(".".join(value.args[0])).missing != "skip"
         )
         if always:
-            return aggregate_output("count", None, None, condition)
-        return aggregate_output("values", value, None, condition)
+            return self._number("count", None, None, condition)
+        return self._number("values", value, None, condition)
 
-    def _read_quantile(
-        self, value: Any, share: Any, condition: Node | None, call: Any
-    ) -> OutputExpression:
+    def _read_quantile(self, value: Any, share: Any, condition: Node | None, call: Any) -> Any:
         if not isinstance(share, exp.Literal) or share.is_string:
             raise Refusal(
                 "literals",
@@ -207,9 +221,8 @@ class AggregateReader:
                 "literals",
                 "a share lies strictly between 0 and 1, with at most six decimals",
                 share,
-                lambda: share.replace(exp.Literal.number("0.01" if part <= 0 else "0.99")),
             )
-        return aggregate_output("quantile", self._rows.read(value), part, condition)
+        return self._number("quantile", self._rows.read(value), part, condition)
 
     def _check(self, aggregate: SqlAggregate, call: Any) -> None:
         """What is added up or ranked needs bounds, what is a key needs public ones."""
@@ -233,3 +246,13 @@ class AggregateReader:
             self._table.public_keys(name)
         except PlanRefused as error:
             raise refusal_of(error, call, "public-keys") from None
+
+
+def _number(value: int) -> Any:
+    return exp.Literal.number(value)
+
+
+def _take_root(variance: Any) -> Any:
+    """The square root; NULL of what noise made negative."""
+    test = exp.GTE(this=variance, expression=_number(0))
+    return exp.Case(ifs=[exp.If(this=test, true=exp.Sqrt(this=variance.copy()))])

@@ -9,22 +9,39 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from dpflow.analyst_sql.cells import Cells, Number
-from dpflow.analyst_sql.outputs import Released, write_text
-from dpflow.analyst_sql.released_query import Query, list_queries
-from dpflow.analyst_sql.released_rows import RowComputer, Rows
-from dpflow.analyst_sql.select_query import SelectQuery
+from dpflow.analyst_sql.cells import Cells
+from dpflow.analyst_sql.noise_intervals import ColumnIntervals, find_intervals
+from dpflow.analyst_sql.released_tables import ReleasedTable, make_tables
+from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery
 from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.engine.releases.result_table import write_html
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, QueryFailed
 from dpflow.extras import require_extra
+from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult
 
 if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
+
+
+@dataclass(frozen=True)
+class Released:
+    """A value of an answer, and its noise interval; None where there is none.
+
+    ``noisy``: it, or the choice of its row, depends on noise.
+    """
+
+    value: Any
+    low: float | None = None
+    high: float | None = None
+    noisy: bool = False
+
+
+#: What is said of a column's noise: it has none, intervals hold it, or no sound rule covers it.
+IntervalKind = Literal["exact", "stated", "no interval"]
 
 
 @dataclass(frozen=True)
@@ -35,11 +52,13 @@ class AnswerColumn:
         kind: ``BIGINT``, ``DOUBLE``, ``VARCHAR``, ``BOOLEAN``, ``DATE`` or ``TIMESTAMP``.
         confidence: per cent with which all noise of one value stays in its interval; None where
             there is no noise, or no interval.
+        interval: ``exact`` without noise; ``stated``; ``no interval`` where no sound rule covers the noise.
     """
 
     name: str
     kind: str
     confidence: int | None = None
+    interval: IntervalKind = "exact"
 
 
 @dataclass(frozen=True)
@@ -163,6 +182,15 @@ class SqlAnswer:
         lines = zip(*(_plain_values(values) for _, _, values in columns))
         return {
             "rows": [dict(zip(names, map(_json_value, line))) for line in lines],
+            "columns": [
+                {
+                    "name": one.name,
+                    "type": one.kind,
+                    "interval": one.interval,
+                    "confidence": one.confidence,
+                }
+                for one in self.columns
+            ],
             "free": self.free,
             "protects": self.protects,
             "releases": [
@@ -229,105 +257,123 @@ class SqlAnswer:
 
 
 def _plain_values(values: Sequence[Any]) -> list[Any]:
-    """Values as frames take them: HISTOGRAM's are JSON."""
-    return [json.dumps(v, ensure_ascii=False) if isinstance(v, dict) else v for v in values]
+    """Values as frames take them: maps and lists are JSON."""
+    return [json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v for v in values]
 
 
 def _json_value(value: Any) -> Any:
     return write_text(value) if isinstance(value, dt.date) else value
 
 
-@dataclass(frozen=True)
-class NoiseCount:
-    """The released numbers that must be within their widths for a column's intervals to hold.
-
-    Attributes:
-        numbers: those that its values are computed from.
-        together: how many a value needs, with those that chose the rows.
-        taken: at as many each width is taken.
-        confidence: per cent with which all of them hold then; None where that says hardly anything.
-    """
-
-    numbers: frozenset[Number]
-    together: int
-    taken: int
-    confidence: int | None
-
-
-def count_noises(released: Rows, position: int) -> NoiseCount:
-    """What a column's intervals hang on."""
-    chosen_by = released.chosen_by
-    noises = [row[position].noises for row in released.cells]
-    numbers = frozenset[Number]().union(*noises)
-    together = max((len(chosen_by) + len(one - chosen_by) for one in noises if one), default=0)
-    widened = all(n.width(together) is not None for n in numbers if n.value is not None)
-    held = 95 if widened else 100 - 5 * together
-    taken = together if widened and together else 1
-    return NoiseCount(numbers, together, taken, held if together and held >= 50 else None)
+def write_text(value: Any) -> str:
+    """A value as DuckDB writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dt.datetime):
+        return value.isoformat(sep=" ")
+    return value.isoformat() if isinstance(value, dt.date) else str(value)
 
 
 def compute_answer(
-    query: Query,
+    query: SplitQuery,
     cells: Callable[[SelectQuery], Cells],
     origins: Sequence[Origin],
     notes: Sequence[str],
+    keys: KeyReader,
 ) -> SqlAnswer:
-    """All that is computed from released numbers.
+    """All that is computed from released numbers, in DuckDB; with intervals where a rule covers them.
 
     An interval of several released numbers holds when all of theirs do. So each is taken at a smaller
     failure probability, or, where that is not known, the failures are added. Where noise chose the rows, as
     HAVING or LIMIT do, it is taken so that those of all that might have been chosen hold: the largest of
     many numbers is the one whose noise is likely to be large.
+
+    Raises:
+        QueryFailed: DuckDB cannot compute it from these numbers.
+        QueryStopped: it took too long, or too much memory.
     """
-    keys = KeyReader()
-    released = RowComputer(cells, None, keys).compute(query)
-    points = released.cells
-    by_number = {1: RowComputer(cells, 1, keys).compute(query).cells}
+    tables = make_tables(query, cells, keys)
+    result = run_query(tables, query)
+    intervals = find_intervals(query, tables, result.rows)
+    if intervals is None:
+        everything = frozenset(
+            (n, j) for n, table in enumerate(tables) for j in range(len(table.numbers))
+        )
+        intervals = [ColumnIntervals(True, everything) for _ in result.columns]
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
-    used: frozenset[Number] = frozenset()
-    for position, (name, _) in enumerate(query.columns):
-        count = count_noises(released, position)
-        taken = count.taken
-        if taken not in by_number:
-            by_number[taken] = RowComputer(cells, taken, keys).compute(query).cells
-        column = [row[position].value for row in by_number[taken]]
-        known = count.confidence is not None and any(one.bounded for one in column)
-        if not known:
-            column = [Released(one.value) for one in column]
-        kind = _find_kind([one.value for one in column])
-        columns.append(AnswerColumn(name, kind, count.confidence if known else None))
-        computed.append(column)
-        used |= count.numbers
-    rows = tuple(zip(*computed)) if points else ()
+    for position, ((name, kind), one) in enumerate(zip(result.columns, intervals)):
+        kind, values = read_values(kind, [row[position] for row in result.rows])
+        known = one.confidence is not None
+        spans = one.spans if known else [None] * len(values)
+        interval: IntervalKind = "stated" if known else "no interval" if one.noisy else "exact"
+        columns.append(AnswerColumn(_number_name(columns, name), kind, one.confidence, interval))
+        computed.append(
+            [
+                Released(value, None, None, one.noisy)
+                if span is None
+                else Released(value, span[0], span[1], one.noisy)
+                for value, span in zip(values, spans)
+            ]
+        )
     marked = [
         f"{column.name}: at least {column.confidence} % noise interval"
         for column in columns
-        if column.confidence is not None and column.confidence != 95
+        if column.confidence not in (None, 95)
     ]
-    protected = dict.fromkeys(one.table.protection_text for one in list_queries(query))
+    sources = frozenset[tuple[int, int]]().union(*(one.sources for one in intervals))
+    remarks = {number.remark for n, j in sources for number in tables[n].numbers[j]}
+    protected = dict.fromkeys(one.table.protection_text for one in query.list_releases())
     return SqlAnswer(
         tuple(columns),
-        rows,
+        tuple(zip(*computed)) if result.rows else (),
         tuple(origins),
         "; ".join(protected),
-        (*notes, *marked, *sorted({number.remark for number in used if number.remark})),
+        (*notes, *marked, *sorted(filter(None, remarks))),
     )
 
 
-_KINDS = {
-    bool: "BOOLEAN",
-    int: "BIGINT",
-    float: "DOUBLE",
-    dt.date: "DATE",
-    dt.datetime: "TIMESTAMP",
-}
+def run_query(tables: Sequence[ReleasedTable], query: SplitQuery) -> QueryResult:
+    """A query's rows. Raises `QueryFailed` or `QueryStopped`."""
+    failure = ""
+    try:
+        return PROCESS.run([table.write_rows() for table in tables], query.sql)
+    except QueryRejected as error:
+        # Its text may quote released values.
+        failure = error.name or error.kind
+    raise QueryFailed(
+        f"DuckDB cannot compute the query from what was released ({failure}); that is settled and stored, so a query that "
+        f"guards the expression, such as TRY(...), is free"
+    )
 
 
-def _find_kind(values: Sequence[Any]) -> str:
-    kinds = {type(value) for value in values if value is not None}
-    if kinds == {int, float}:
-        return "DOUBLE"
-    if kinds == {int} and any(not -(2**63) <= v < 2**63 for v in values if v is not None):
-        return "DOUBLE"
-    return _KINDS.get(next(iter(kinds)), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
+def _number_name(columns: Sequence[AnswerColumn], name: str) -> str:
+    """A name, or where it is taken, it with a number, as DuckDB does."""
+    position, first = 1, name
+    taken = {column.name.casefold() for column in columns}
+    while name.casefold() in taken:
+        name, position = f"{first}_{position}", position + 1
+    return name
+
+
+def read_values(kind: str, values: Sequence[Any]) -> tuple[str, list[Any]]:
+    """A column of DuckDB's as one of an answer: its type, and its values."""
+    base = kind.partition("(")[0]
+    if kind.endswith("]") or base in ("MAP", "STRUCT", "UNION"):
+        return "VARCHAR", list(values)
+    if base == "BOOLEAN":
+        return "BOOLEAN", list(values)
+    if base.endswith("INT") or base in ("INTEGER", "BIGNUM"):
+        whole = all(value is None or -(2**63) <= value < 2**63 for value in values)
+        return ("BIGINT" if whole else "DOUBLE"), list(values)
+    if base in ("DOUBLE", "FLOAT", "DECIMAL"):
+        return "DOUBLE", list(values)
+    if base == "DATE" or base.startswith("TIMESTAMP"):
+        read = dt.date.fromisoformat if base == "DATE" else dt.datetime.fromisoformat
+        try:
+            times = [None if value is None else read(value) for value in values]
+        except ValueError:
+            # Beyond the years that Python has.
+            return "VARCHAR", list(values)
+        return ("DATE" if base == "DATE" else "TIMESTAMP"), times
+    return "VARCHAR", list(values)

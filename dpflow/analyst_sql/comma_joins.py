@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.output_reader import strip_brackets
+from dpflow.analyst_sql.parsed_parts import strip_brackets
 from dpflow.analyst_sql.statement import split_conjunction
 from dpflow.core.contract.declaration import Join, Table, plain_relation
 from dpflow.errors import InvalidInput

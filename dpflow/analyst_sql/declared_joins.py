@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.output_reader import strip_brackets, take_arguments
+from dpflow.analyst_sql.parsed_parts import strip_brackets, take_arguments
 from dpflow.analyst_sql.private_rows import PrivateRows
 from dpflow.analyst_sql.source_text import Refusal
 from dpflow.core.contract.declaration import Join
@@ -38,7 +38,6 @@ def add_join(source: PrivateRows, join: Any) -> PrivateRows:
             "joins",
             f"{side or kind} JOIN of private rows is not computed; write LEFT JOIN, or JOIN",
             join,
-            lambda: (join.set("kind", None), join.set("side", "LEFT")),
         )
     joined = replace(source, relations={**source.relations, called: match.name})
     return joined if side == "LEFT" else _keep_matches(joined, match, join)
@@ -99,7 +98,6 @@ def _keep_matches(source: PrivateRows, declared: Join, join: Any) -> PrivateRows
             "joins",
             f"a JOIN leaves out rows without a match, which its key says; declare the column {full}, or write LEFT JOIN",
             join,
-            lambda: (join.set("kind", None), join.set("side", "LEFT")),
         )
     key = Node("column", (source.table.split_name(names[0]),))
     matched = Node("NOT", (Node("IS NULL", (key,)),))

@@ -7,25 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sqlglot import exp
+
 from dpflow.analyst_sql.aggregate_reader import TAIL
+from dpflow.analyst_sql.answers import write_text
 from dpflow.analyst_sql.cells import find_measure, find_release, make_width
 from dpflow.analyst_sql.forecast_noise import ColumnNoise, forecast_noise
-from dpflow.analyst_sql.outputs import write_text
+from dpflow.analyst_sql.noise_intervals import ColumnIntervals
 from dpflow.analyst_sql.query_parts import PartPlan
 from dpflow.analyst_sql.query_plan import CHOSEN_KEYS, SqlPlan
-from dpflow.analyst_sql.released_query import (
-    Query,
-    ReleasedQuery,
-    UnionAll,
-    list_inner,
-    list_queries,
-)
-from dpflow.analyst_sql.select_query import (
-    OutputExpression,
-    SelectQuery,
-    SqlAggregate,
-    join_conditions,
-)
+from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate, join_conditions
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import Row
 from dpflow.engine.releases.execute import check_scope, require_certified
@@ -112,28 +103,7 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
             f"{part.part.mechanism}{f' by {by}' if by else ''}: {names}"
         )
     yield from plan.levels
-    yield f"compute from what was released, at no cost: {_describe_output(plan.query)}"
-
-
-def _describe_output(query: Query, seen: set[int] | None = None) -> str:
-    """What is computed after noise, from the inside out; what is named often, once."""
-    seen = set() if seen is None else seen
-    inner = []
-    for one in list_inner(query):
-        if not isinstance(one, SelectQuery) and id(one) not in seen:
-            seen.add(id(one))
-            inner.append(_describe_output(one, seen))
-    if isinstance(query, UnionAll):
-        return ", then ".join([*inner, f"UNION ALL of {len(query.branches)}"])
-    after = [f"columns {', '.join(name for name, _ in query.columns)}"]
-    if isinstance(query, ReleasedQuery):
-        joined = len(query.sources) - 1
-        after = [f"JOIN of {joined + 1}"] * bool(joined) + ["WHERE"] * (query.where is not None)
-        after += ["GROUP BY"] * bool(query.groups)
-        after += [f"columns {', '.join(name for name, _ in query.columns)}"]
-    after += ["HAVING"] * (query.having is not None) + ["ORDER BY"] * bool(query.order)
-    after += [f"LIMIT {query.limit}"] * (query.limit is not None)
-    return ", then ".join([*inner, ", ".join(after)])
+    yield f"compute from what was released, at no cost: {plan.query.sql}"
 
 
 def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:
@@ -157,103 +127,53 @@ def _describe_columns(plan: SqlPlan) -> Iterator[dict[str, Any]]:
     what is released.
     """
     forecasts = forecast_noise(plan)
-    for position, (name, _) in enumerate(plan.query.columns):
+    everything = ColumnIntervals(
+        True,
+        frozenset(
+            (n, j) for n, one in enumerate(plan.query.releases) for j in range(len(one.aggregates))
+        ),
+    )
+    for position, name in enumerate(plan.columns):
         forecast = None if forecasts is None else forecasts[position]
+        intervals = everything if forecast is None else forecast.intervals
         yield {
             "column": name,
-            "noise": _describe_noise(position, plan, forecast),
+            "noise": _describe_noise(plan, forecast, intervals),
             "half_width_95": forecast and forecast.half_width_95,
         }
 
 
-def _describe_noise(position: int, plan: SqlPlan, forecast: ColumnNoise | None) -> str:
+def _describe_noise(plan: SqlPlan, forecast: ColumnNoise | None, intervals: ColumnIntervals) -> str:
     """The half-widths of what a column is computed from, as its intervals in the answer take them."""
-    statistics = list(_list_alternatives(plan.query, position))
-    of_rows = "" if isinstance(plan.query, SelectQuery) else " in each released row"
-    lines = [
-        f"{aggregate} {_describe_width(aggregate, select, plan, forecast.taken if forecast else len(some))}{of_rows}"
-        for some in statistics
-        for select, aggregate in some
+    if not intervals.noisy:
+        return "none"
+    statistics = [
+        (plan.query.releases[n], plan.query.releases[n].aggregates[j])
+        for n, j in sorted(intervals.sources)
     ]
-    lines = list(dict.fromkeys(lines))
-    if not lines or forecast is None:
-        return "; ".join([*lines, "wider where noise chooses rows"] if lines else ["none"])
-    if forecast.half_width_95 is not None and (len(lines) > 1 or of_rows):
-        lines.append(f"the column +- {forecast.half_width_95:g}")
-    if forecast.confidence not in (95, None):
-        lines.append(f"together at least {forecast.confidence} %")
+    source = plan.query.tree.args.get("from_")
+    is_direct = source is not None and isinstance(source.this, exp.Table) and bool(source.this.db)
+    of_rows = "" if is_direct else " in each released row"
+    lines = list(
+        dict.fromkeys(
+            f"{aggregate} {_describe_width(aggregate, select, plan, intervals.taken)}{of_rows}"
+            for select, aggregate in statistics
+        )
+    )
+    if forecast is None:
+        return "; ".join([*lines, "wider where noise chooses rows"])
+    if forecast.half_width_95 is not None:
+        if len(lines) > 1 or of_rows:
+            lines.append(f"the column +- {forecast.half_width_95:g}")
+    elif not intervals.together:
+        lines.append("the column has no interval")
+    if intervals.confidence not in (95, None):
+        lines.append(f"together at least {intervals.confidence} %")
     if forecast.with_keys is not None:
         keys, width = forecast.with_keys
         example = f": +- {width:g} among {keys}" if width is not None else ""
         lines.append(f"wider with every private key among which noise chooses{example}")
     return "; ".join(lines)
-
-
-Statistic = tuple[SelectQuery, SqlAggregate]
-
-
-def _list_alternatives(query: Query, position: int) -> Iterator[list[Statistic]]:
-    """What a column is computed from, in rows of each branch of a union."""
-    if isinstance(query, UnionAll):
-        for branch in query.branches:
-            yield from _list_alternatives(branch, position)
-        return
-    output = query.columns[position][1]
-    if output.op == "input" and isinstance(query, ReleasedQuery):
-        yield from _list_alternatives(*_find_input(query, output))
-        return
-    statistics: list[Statistic] = []
-    for one in _trace_output(query, output, set()):
-        if one not in statistics:
-            statistics.append(one)
-    yield statistics
-
-
-def _find_input(query: ReleasedQuery, leaf: OutputExpression) -> tuple[Query, int]:
-    """The query below that has a column of FROM, and the column's position there."""
-    columns = [(one.query, n) for one in query.sources for n in range(len(one.query.columns))]
-    position: int = leaf.args[0]
-    return columns[position]
-
-
-#: Columns of queries, by the query's identity: each is traced once, however often it is named.
-Seen = set[tuple[int, int]]
-
-
-def _trace_column(query: Query, position: int, seen: Seen) -> Iterator[Statistic]:
-    """The statistics of private rows that a column of a query is computed from."""
-    if (id(query), position) in seen:
-        return
-    seen.add((id(query), position))
-    if isinstance(query, UnionAll):
-        for branch in query.branches:
-            yield from _trace_column(branch, position, seen)
-        return
-    yield from _trace_output(query, query.columns[position][1], seen)
-
-
-def _trace_output(
-    query: SelectQuery | ReleasedQuery, output: OutputExpression, seen: Seen
-) -> Iterator[Statistic]:
-    for leaf in output.list_leaves():
-        if leaf.op == "aggregate" and isinstance(query, SelectQuery):
-            yield query, leaf.args[0]
-        elif leaf.op == "scalar":
-            yield from _trace_column(leaf.args[0], 0, seen)
-        elif isinstance(query, ReleasedQuery):
-            yield from _trace_leaf(query, leaf, seen)
-
-
-def _trace_leaf(query: ReleasedQuery, leaf: OutputExpression, seen: Seen) -> Iterator[Statistic]:
-    """Of what stands for released rows or groups of them."""
-    if leaf.op == "rows":
-        for arg in leaf.args:
-            if isinstance(arg, OutputExpression):
-                yield from _trace_output(query, arg, seen)
-    elif leaf.op == "key":
-        yield from _trace_output(query, (query.groups or ())[leaf.args[0]], seen)
-    else:
-        yield from _trace_column(*_find_input(query, leaf), seen)
 
 
 def _describe_width(
@@ -299,7 +219,7 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
 
 
 def _list_aggregates(plan: SqlPlan) -> list[SqlAggregate]:
-    return [one for query in list_queries(plan.query) for one in query.aggregates()]
+    return [one for query in plan.query.list_releases() for one in query.aggregates]
 
 
 def _list_shares(plan: SqlPlan) -> list[str]:

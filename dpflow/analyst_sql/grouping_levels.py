@@ -13,10 +13,9 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.cells import Cells, add_up, make_width
-from dpflow.analyst_sql.output_reader import strip_brackets
+from dpflow.analyst_sql.parsed_parts import strip_brackets
 from dpflow.analyst_sql.query_parts import PartPlan, QueryPart
-from dpflow.analyst_sql.released_query import Query, ReleasedQuery, ReleasedSource, UnionAll
-from dpflow.analyst_sql.select_query import ADDITIVE, Order, OutputExpression, SelectQuery
+from dpflow.analyst_sql.select_query import ADDITIVE
 from dpflow.analyst_sql.source_text import Refusal
 from dpflow.core.contract.results import Row
 from dpflow.tables.language.nodes import Node
@@ -58,59 +57,6 @@ def _list_members(part: Any) -> list[Any]:
     """What stands together: one expression, or several in brackets."""
     inner = strip_brackets(part)
     return list(inner.expressions) if isinstance(inner, exp.Tuple) else [inner]
-
-
-def make_levels(query: SelectQuery, sets: Sequence[Sequence[Node]]) -> Query:
-    """The answers of all grouping sets, one after the other, in the order and with the limit of a query that
-    was read with all groups of all sets.
-    """
-    if len(sets) == 1:
-        return _make_level(query, sets[0], ())
-    levels = tuple(tuple(sorted(one, key=str)) for one in sets)
-    # What orders rows of all levels is computed in each.
-    hidden = tuple((f"order {n}", order.by) for n, order in enumerate(query.order))
-    below = replace(query, columns=query.columns + hidden, order=(), limit=None, offset=0)
-    union = UnionAll(tuple(_make_level(below, level, levels) for level in levels))
-    if not hidden and query.limit is None and not query.offset:
-        return union
-    names = [name for name, _ in query.columns]
-    columns = tuple((name, OutputExpression("input", (n,))) for n, name in enumerate(names))
-    order = tuple(
-        Order(OutputExpression("input", (len(names) + n,)), one.descending, one.nulls_first)
-        for n, one in enumerate(query.order)
-    )
-    return ReleasedQuery(
-        (ReleasedSource(union),), columns, order=order, limit=query.limit, offset=query.offset
-    )
-
-
-def _make_level(
-    query: SelectQuery, level: Sequence[Node], levels: tuple[tuple[Node, ...], ...]
-) -> SelectQuery:
-    groups = tuple(one for one in query.groups if one in level)
-
-    def change(output: Any) -> Any:
-        if not isinstance(output, OutputExpression):
-            return output
-        if output.op == "key":
-            group = query.groups[output.args[0]]
-            if group not in groups:
-                return OutputExpression("literal", (None,))
-            return OutputExpression("key", (groups.index(group),))
-        if output.op == "grouping":
-            # As in SQL: a bit for each argument, the last one lowest, set where it is not grouped by.
-            bits = [query.groups[position] not in groups for position in output.args]
-            return OutputExpression("literal", (int("".join(str(int(b)) for b in bits), 2),))
-        return OutputExpression(output.op, tuple(map(change, output.args)))
-
-    return replace(
-        query,
-        groups=groups,
-        columns=tuple((name, change(output)) for name, output in query.columns),
-        having=change(query.having),
-        order=tuple(replace(order, by=change(order.by)) for order in query.order),
-        levels=levels,
-    )
 
 
 @dataclass(frozen=True)

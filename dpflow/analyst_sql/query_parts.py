@@ -12,11 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-from sqlglot import exp
 
 from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate, join_conditions
 from dpflow.analyst_sql.source_text import Refusal, refusal_of
@@ -159,7 +156,7 @@ def _list_parts(queries: tuple[SelectQuery, ...]) -> list[QueryPart]:
     parts: list[QueryPart] = []
     names: list[Any] = []
     columns = table
-    for aggregate in dict.fromkeys(one for query in queries for one in query.aggregates()):
+    for aggregate in dict.fromkeys(one for query in queries for one in query.aggregates):
         kind = aggregate.kind
         if kind == "quantile":
             with_column, name = declare_value(table, aggregate)
@@ -195,14 +192,8 @@ def _list_parts(queries: tuple[SelectQuery, ...]) -> list[QueryPart]:
                 "quantiles, MODE, HISTOGRAM and filtered units are released for public keys only, and "
                 f"{', '.join(map(str, query.groups))} has private ones; declare its public_keys, or leave these out",
                 part_of_text,
-                None if part_of_text is None else partial(_replace_by_count, part_of_text),
             )
     return parts
-
-
-def _replace_by_count(parsed: Any) -> None:
-    """A near query: how many rows a group has."""
-    parsed.replace(exp.Count(this=exp.Star()))
 
 
 def _add_part(parts: list[QueryPart], part: QueryPart) -> None:

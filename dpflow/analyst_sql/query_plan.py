@@ -15,11 +15,10 @@ from dpflow.analyst_sql.grouping_levels import (
     add_level,
     plan_levels,
 )
-from dpflow.analyst_sql.nearest_query import find_nearest
 from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, list_parts, price_parts
 from dpflow.analyst_sql.query_reader import read_query
-from dpflow.analyst_sql.released_query import Query, list_queries, replace_selects
-from dpflow.analyst_sql.select_query import SelectQuery
+from dpflow.analyst_sql.released_tables import expect_tables
+from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery
 from dpflow.analyst_sql.settings import Settings, make_finder, merge_options, read_settings
 from dpflow.analyst_sql.shared_filters import move_filters
 from dpflow.analyst_sql.source_text import Refusal, SourceText, read_source, refusal_of
@@ -33,6 +32,7 @@ from dpflow.analyst_sql.stored_answers import (
 )
 from dpflow.analyst_sql.stored_means import replace_means
 from dpflow.analyst_sql.target_errors import find_epsilon
+from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NONE
 from dpflow.engine.releases.execute import Receipt, release_all
@@ -43,6 +43,7 @@ from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
+from dpflow.tables.public.query_process import PROCESS, QueryRejected
 
 IdentifyRun = Callable[[int], RunIdentity]
 
@@ -60,15 +61,19 @@ class SqlPlan:
     Attributes:
         stored: for each part the stored release that answers it, or None.
         added: levels of a ROLLUP and the like that are added up from a part's answer.
+        keys: reads keys as typed values.
+        columns: the names of the answer's columns.
         levels: for each level what is done for it, and why.
         unpaid: why a part is paid although a finer release is there.
     """
 
-    query: Query
+    query: SplitQuery
     settings: Settings
     parts: tuple[PartPlan, ...]
     stored: tuple[Stored | None, ...]
     source: SourceText = field(repr=False)
+    keys: KeyReader = field(repr=False, compare=False)
+    columns: tuple[str, ...]
     added: tuple[AddedLevel, ...] = ()
     levels: tuple[str, ...] = ()
     unpaid: tuple[str, ...] = ()
@@ -89,7 +94,7 @@ class SqlPlan:
     def tables(self) -> list[Table]:
         """The declared tables that it reads, each once."""
         tables: dict[str, Table] = {}
-        for query in list_queries(self.query):
+        for query in self.query.list_releases():
             tables.setdefault(query.table.name, query.table)
         return list(tables.values())
 
@@ -125,20 +130,15 @@ def plan_sql(
     settings = replace(read_settings(merge_options(source.options, options), folder), asker=asker)
     find_table = make_finder(tables, folder)
     registry = registry or Registry.load()
+    keys = KeyReader()
     refusal: Refusal | None = None
     try:
         written, query, planned = _read_query(source, settings, find_table, parameters, registry)
+        columns = describe_columns(query, source, keys)
     except Refusal as error:
         refusal = error
     if refusal is not None:
-
-        def try_query(text: str, extra: Mapping[str, str]) -> object:
-            near = read_source(text)
-            given = merge_options({**source.options, **near.options}, {**options, **extra})
-            return _read_query(near, read_settings(given, folder), find_table, (), registry)
-
-        nearest = find_nearest(source, refusal, try_query)
-        source.refuse(refusal, nearest)
+        source.refuse(refusal)
     stored: list[Stored | None] = [None] * len(planned.parts)
     unpaid: list[str] = []
     if ledger is not None and look_up:
@@ -158,6 +158,8 @@ def plan_sql(
         tuple(planned.parts),
         tuple(stored),
         source,
+        keys,
+        columns,
         planned.added,
         planned.levels,
         tuple(unpaid),
@@ -169,12 +171,12 @@ class _LookUp:
 
     def __init__(self, ledger: Ledger, settings: Settings, registry: Registry) -> None:
         self._ledger, self._settings, self._registry = ledger, settings, registry
-        # With the query itself, so that no other one gets its id.
-        self._known: dict[int, tuple[SelectQuery, StoredReleases]] = {}
+        self._known: list[tuple[SelectQuery, StoredReleases]] = []
 
     def _open(self, part: QueryPart) -> StoredReleases:
         query = part.queries[0]
-        if id(query) not in self._known:
+        releases = next((one for known, one in self._known if known == query), None)
+        if releases is None:
             settings = self._settings
             releases = StoredReleases(
                 query,
@@ -184,8 +186,8 @@ class _LookUp:
                 settings.revision,
                 settings.asker,
             )
-            self._known[id(query)] = query, releases
-        return self._known[id(query)][1]
+            self._known.append((query, releases))
+        return releases
 
     def find(self, part: PartPlan) -> Stored | None:
         """What answers a part at no cost."""
@@ -202,23 +204,59 @@ def _read_query(
     find_table: Callable[[str], Table],
     parameters: Mapping[str, Any] | Sequence[Any],
     registry: Registry,
-) -> tuple[Query, Query, PlannedParts]:
+) -> tuple[SplitQuery, SplitQuery, PlannedParts]:
     """The query as it is written, the one that is planned, and its plans. Raises `Refusal`."""
     written = read_query(source.parse(parameters), find_table)
     if settings.blocks:
-        if any(one.blocks for one in list_queries(written)):
+        if any(one.blocks for one in written.releases):
             raise Refusal("blocks", "WHERE names blocks, and so do the options; name them once")
-        written = replace_selects(written, lambda one: replace(one, blocks=settings.blocks))
+        written = written.replace_releases(lambda one: replace(one, blocks=settings.blocks))
     try:
-        query = replace_selects(written, move_filters)
+        query = written.replace_releases(move_filters)
     except InvalidInput as error:
         raise refusal_of(error, None) from None
     return written, query, plan_parts(query, settings, registry)
 
 
-def plan_parts(query: Query, settings: Settings, registry: Registry) -> PlannedParts:
+#: What DuckDB's checks of a query are called here, and what is true where one fails.
+_REJECTED = {
+    "function": (
+        "volatile",
+        "{name} is no deterministic function of released rows, so the same query could have two answers, or read something "
+        "else; leave it out, or give its value as a parameter",
+    ),
+    "relation": ("declared-table", "{name} is no table that the query may read"),
+    "sample": ("volatile", "a sample is another one each time; take LIMIT with an order"),
+    "statement": (
+        "select-only",
+        "DuckDB makes several statements of it; write one SELECT, PIVOT with its values in IN (...)",
+    ),
+    "syntax": ("syntax", "this is not SQL as DuckDB has it"),
+}
+
+
+def describe_columns(query: SplitQuery, source: SourceText, keys: KeyReader) -> tuple[str, ...]:
+    """The names of the answer's columns: DuckDB binds the query to tables without rows, so what it cannot
+    compute is refused before anything is charged. Raises `Refusal`.
+    """
+    rejected: QueryRejected | None = None
+    try:
+        return tuple(n for n, _ in PROCESS.describe(expect_tables(query, keys), query.sql))
+    except QueryRejected as error:
+        rejected = error
+    if rejected.kind == "query":
+        # No row is there, so DuckDB quotes the query alone.
+        what = " ".join(rejected.text.partition("\n\nLINE")[0].split())
+        raise Refusal("binding", f"DuckDB cannot compute it from released rows: {what[:400]}")
+    rule, what = _REJECTED[rejected.kind]
+    refusal = Refusal(rule, what.format(name=rejected.name[:60]))
+    refusal.start = source.find_word(rejected.name)
+    raise refusal
+
+
+def plan_parts(query: SplitQuery, settings: Settings, registry: Registry) -> PlannedParts:
     """Its releases at the price or target that is asked for. Raises `Refusal`."""
-    parts = list_parts(list_queries(query))
+    parts = list_parts(query.list_releases())
     revision = settings.revision or 1
 
     def plan_at(epsilon: Any) -> PlannedParts:
@@ -237,22 +275,21 @@ def plan_parts(query: Query, settings: Settings, registry: Registry) -> PlannedP
     return plan_at(settings.epsilon)
 
 
-def _spell_otherwise(query: Query, written: Query) -> Iterator[Query]:
+def _spell_otherwise(query: SplitQuery, written: SplitQuery) -> Iterator[SplitQuery]:
     """Other spellings that stored releases may answer: with each FILTER where it stands in the text, beside
     which a release may have more, and with means as sums by numbers of values.
     """
-    spellings = [written, *(replace_selects(one, replace_means) for one in (query, written))]
-    # Compared by what is released: a CTE that is named often makes a query that is large to compare.
-    tried = [list_queries(query)]
+    spellings = [written, replace_means(query), replace_means(written)]
+    tried = [query.releases]
     for one in spellings:
-        if (released := list_queries(one)) not in tried:
-            tried.append(released)
+        if one.releases not in tried:
+            tried.append(one.releases)
             yield one
 
 
 def _find_all(
-    query: Query, settings: Settings, releases: _LookUp, registry: Registry
-) -> tuple[Query, PlannedParts, list[Stored | None]] | None:
+    query: SplitQuery, settings: Settings, releases: _LookUp, registry: Registry
+) -> tuple[SplitQuery, PlannedParts, list[Stored | None]] | None:
     """A query with its plans, if stored releases answer all of it."""
     try:
         planned = plan_parts(query, settings, registry)
@@ -319,23 +356,20 @@ def answer_sql(
             f"are not in it"
         )
     notes = list(dict.fromkeys(notes))
-    return compute_answer(plan.query, find_cells_by_query(answered), origins, notes)
+    return compute_answer(plan.query, find_cells_by_query(answered), origins, notes, plan.keys)
 
 
 def find_cells_by_query(
     answered: Sequence[tuple[QueryPart, Cells]],
 ) -> Callable[[SelectQuery], Cells]:
     """For a private SELECT, the released numbers of all its parts together."""
-    cells_by_query: dict[int, Cells] = {}
 
     def collect_cells(query: SelectQuery) -> Cells:
-        if id(query) not in cells_by_query:
-            cells: Cells = {}
-            for part, part_cells in answered:
-                for key, cell in part_cells.items() if query in part.queries else ():
-                    cells.setdefault(key, {}).update(cell)
-            cells_by_query[id(query)] = cells
-        return cells_by_query[id(query)]
+        cells: Cells = {}
+        for part, part_cells in answered:
+            for key, cell in part_cells.items() if query in part.queries else ():
+                cells.setdefault(key, {}).update(cell)
+        return cells
 
     return collect_cells
 

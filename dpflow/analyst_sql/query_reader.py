@@ -1,272 +1,277 @@
-"""Reads a whole parsed query: WITH, FROM, joins and UNION ALL, down to SELECTs over private rows and
-SELECTs over what those release.
+"""Splits a parsed query at its noise: aggregating SELECTs over private rows become releases, and what stands
+around them reads the tables of what was released.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sqlglot import exp
 
 from dpflow.analyst_sql.comma_joins import spell_joins
 from dpflow.analyst_sql.declared_joins import add_join
-from dpflow.analyst_sql.output_reader import (
-    MOST_DEPTH,
-    name_column,
-    strip_alias,
-    strip_brackets,
-    take_arguments,
-)
+from dpflow.analyst_sql.parsed_parts import strip_alias, strip_brackets, take_arguments
 from dpflow.analyst_sql.private_rows import PrivateRows
-from dpflow.analyst_sql.query_parts import find_grouping
-from dpflow.analyst_sql.released_query import (
-    Query,
-    ReleasedQuery,
-    ReleasedSource,
-    UnionAll,
-    list_queries,
-)
-from dpflow.analyst_sql.released_reader import NamedColumn, ReleasedRowReader, read_released
 from dpflow.analyst_sql.row_reader import RowReader
-from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery
-from dpflow.analyst_sql.source_text import Refusal, rename_part
-from dpflow.analyst_sql.statement import CLAUSES, SOURCES, SelectReader, read_where
-from dpflow.analyst_sql.syntax_repairs import find_select
+from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery
+from dpflow.analyst_sql.select_reader import (
+    AFTER_NOISE,
+    CLAUSES,
+    MAX_COLUMNS,
+    SOURCES,
+    SelectReader,
+    name_column,
+)
+from dpflow.analyst_sql.source_text import Refusal
+from dpflow.analyst_sql.statement import read_where
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import InvalidInput, UnknownName
+from dpflow.errors import InvalidInput
 from dpflow.tables.language.nodes import Node
+from dpflow.tables.public.query_process import PROCESS
 
 #: How deeply queries may stand inside each other, and how many private SELECTs one may have.
-MOST_NESTED, MOST_QUERIES = 20, 50
-#: Combinations of rows that joins and unions may look at, with all that CTEs repeat.
-MOST_ROWS = 10**8
-#: How many groups private keys are taken to have there.
-_PRIVATE_GROUPS = 1000
+MAX_NESTED, MAX_RELEASES = 20, 50
 
 FindTable = Callable[[str], Table]
-Relation = PrivateRows | Query
-Scope = Mapping[str, Relation]
+#: What CTEs stand for, by their names in lower case: private rows, or None for released ones.
+Scope = Mapping[str, PrivateRows | None]
+#: Clauses of a SELECT over released rows.
+_RELEASED_CLAUSES = (*CLAUSES, *AFTER_NOISE, *SOURCES, "laterals")
 
 
-def read_query(parsed: Any, find_table: FindTable) -> Query:
-    """A parsed query. Raises `Refusal`."""
-    query = _QueryReader(find_table).read_answer(parsed)
-    if len(list_queries(query)) > MOST_QUERIES:
-        raise Refusal("length", f"it has more than {MOST_QUERIES} SELECTs of private rows", parsed)
-    return query
+def read_query(parsed: Any, find_table: FindTable) -> SplitQuery:
+    """A parsed query, split. Raises `Refusal`."""
+    reader = _QueryReader(find_table)
+    tree = reader.read_answer(parsed)
+    if not reader.releases:
+        raise Refusal("declared-table", "no private table is read; name a declared table", parsed)
+    return SplitQuery(tree, tuple(reader.releases))
 
 
 class _QueryReader:
     def __init__(self, find_table: FindTable) -> None:
         self._find_table = find_table
-        self._sizes: dict[int, tuple[Query, int]] = {}
-        self._scalars: dict[int, OutputExpression] = {}
+        self.releases: list[SelectQuery] = []
 
-    def read_answer(self, parsed: Any) -> Query:
-        """The query whose rows are the answer."""
-        query = self._read(parsed, {}, 0, must_release=True)
-        assert not isinstance(query, PrivateRows)
-        return query
+    def read_answer(self, parsed: Any) -> Any:
+        """The SELECT over released rows whose rows are the answer."""
+        tree = self._read(parsed.copy(), {}, 0, must_release=True)
+        assert not isinstance(tree, PrivateRows)
+        _order_rows(tree)
+        return tree
 
-    def _read(self, parsed: Any, scope: Scope, nested: int, must_release: bool) -> Relation:
-        """A query.
+    def _add_release(self, query: SelectQuery) -> int:
+        if query in self.releases:
+            return self.releases.index(query)
+        if len(self.releases) == MAX_RELEASES:
+            raise Refusal("length", f"it has more than {MAX_RELEASES} SELECTs of private rows")
+        self.releases.append(query)
+        return len(self.releases) - 1
+
+    def _read(self, parsed: Any, scope: Scope, nested: int, must_release: bool) -> Any:
+        """A query: `PrivateRows`, or its tree over released rows.
 
         Args:
-            scope: what CTEs stand for, by their names in lower case.
             must_release: rows themselves are no answer here.
         """
-        if nested > MOST_NESTED:
+        if nested > MAX_NESTED:
             raise Refusal(
-                "depth", f"queries stand inside each other deeper than {MOST_NESTED}", parsed
+                "depth", f"queries stand inside each other deeper than {MAX_NESTED}", parsed
             )
-        while isinstance(parsed, exp.Subquery | exp.Paren):
-            # In brackets; an alias is FROM's.
-            (parsed,) = take_arguments(parsed, "this", ignore=("alias",))
+        if isinstance(parsed, exp.Subquery | exp.Paren):
+            inner = self._read(parsed.this, scope, nested, must_release)
+            if isinstance(inner, PrivateRows):
+                take_arguments(parsed, "this", ignore=("alias",))
+                return inner
+            parsed.set("this", inner)
+            return parsed
         if not isinstance(parsed, exp.Select | exp.SetOperation):
             what = "SHOW, SET and the like" if isinstance(parsed, exp.Command) else "it"
             raise Refusal(
-                "select-only",
-                f"only a SELECT is answered, and {what} is none; write one",
-                parsed,
-                text=find_select(parsed),
+                "select-only", f"only a SELECT is answered, and {what} is none; write one", parsed
             )
-        scope = self._read_with(parsed.args.get("with_"), scope, nested)
+        scope = self._read_with(parsed, scope, nested)
         if isinstance(parsed, exp.SetOperation):
-            query: Relation = self._read_union(parsed, scope, nested)
-        else:
-            query = self._read_select(parsed, scope, nested, must_release)
-        if not isinstance(query, PrivateRows):
-            self._check_size(query, parsed)
-        return query
+            return self._read_set(parsed, scope, nested)
+        return self._read_select(parsed, scope, nested, must_release)
 
     def _read_with(self, parsed: Any, scope: Scope, nested: int) -> Scope:
-        if parsed is None:
+        """The scope with a query's CTEs; those of private rows leave the tree."""
+        clause = parsed.args.get("with_")
+        if clause is None:
             return scope
-        (parts,) = take_arguments(parsed, "expressions")
         inner_scope = dict(scope)
         names: set[str] = set()
-        for part in parts:
-            if part.alias.casefold() in names:
+        kept = []
+        for part in clause.expressions:
+            name = part.alias.casefold()
+            if name in names:
                 raise Refusal(
                     "ambiguous-columns", f"two CTEs are called {part.alias!r}; rename one", part
                 )
-            names.add(part.alias.casefold())
-            inner, alias = take_arguments(part, "this", "alias", ignore=("materialized",))
-            relation = self._read(inner, inner_scope, nested + 1, must_release=False)
-            inner_scope[part.alias.casefold()] = _rename(relation, alias)
+            names.add(name)
+            if clause.args.get("recursive") and _names_itself(part):
+                inner_scope[name] = None
+            relation = self._read(part.this, inner_scope, nested + 1, must_release=False)
+            if isinstance(relation, PrivateRows):
+                take_arguments(part, "this", "alias", ignore=("materialized",))
+                inner_scope[name] = _rename(relation, part.args.get("alias"))
+                continue
+            inner_scope[name] = None
+            part.set("this", relation)
+            kept.append(part)
+        clause.set("expressions", kept)
+        if not kept:
+            parsed.set("with_", None)
         return inner_scope
 
-    # --- UNION ALL ----------------------------------------------------------------------------------------------
+    def _read_set(self, parsed: Any, scope: Scope, nested: int) -> Any:
+        """UNION, EXCEPT and INTERSECT of released rows; the left branches are a chain."""
+        operation = parsed
+        while True:
+            self._replace(operation.expression, scope, nested + 1)
+            left = operation.this
+            if not isinstance(left, exp.SetOperation) or left.args.get("with_") is not None:
+                self._replace(left, scope, nested + 1)
+                break
+            operation = left
+        for name in ("order", "limit", "offset"):
+            clause = parsed.args.get(name)
+            if clause is not None:
+                self._replace_inner(clause, scope, nested)
+        return parsed
 
-    def _read_union(self, parsed: Any, scope: Scope, nested: int) -> Query:
-        clauses = ("order", "limit", "offset")
-        if not isinstance(parsed, exp.Union) or parsed.args.get("distinct") is not False:
-            raise Refusal(
-                "unions",
-                "answers are put together by UNION ALL only; what is in both has noise of its own in each",
-                parsed,
-                lambda: parsed.set("distinct", False) if isinstance(parsed, exp.Union) else None,
-            )
-        left, right, order, limit, offset = take_arguments(
-            parsed, "this", "expression", *clauses, ignore=("with_", "distinct")
-        )
-        branches: list[Query] = []
-        for part in (*_list_branches(left), right):
-            branch = self._read(part, scope, nested + 1, must_release=True)
-            assert not isinstance(branch, PrivateRows)
-            branches.append(branch)
-            if len(branch.columns) != len(branches[0].columns):
-                raise Refusal(
-                    "unions",
-                    f"this SELECT has {len(branch.columns)} columns, and the first one {len(branches[0].columns)}",
-                    part,
-                )
-        union = UnionAll(tuple(branches))
-        if order is None and limit is None and offset is None:
-            return union
-        names = [NamedColumn("", name) for name, _ in union.columns]
-        rows = ReleasedRowReader(parsed, (), names, self._refuse_subquery)
-        columns = tuple(
-            (one.name, OutputExpression("input", (position,))) for position, one in enumerate(names)
-        )
-        return ReleasedQuery(
-            (ReleasedSource(union),),
-            columns,
-            order=tuple(rows.read_order(order, columns)),
-            limit=rows.read_number(limit, "LIMIT"),
-            offset=rows.read_number(offset, "OFFSET") or 0,
-        )
+    def _replace(self, query: Any, scope: Scope, nested: int) -> None:
+        """Put a query's tree over released rows into its place."""
+        parent, name, index = query.parent, query.arg_key, query.index
+        tree = self._read(query, scope, nested, must_release=True)
+        assert not isinstance(tree, PrivateRows)
+        if tree is not query:
+            parent.set(name, tree, index)
 
-    def _refuse_subquery(self, parsed: Any) -> OutputExpression:
-        raise Refusal("subqueries", "a union is ordered by its columns", parsed)
+    def _replace_inner(self, part: Any, scope: Scope, nested: int) -> None:
+        """The same for all queries inside of an expression."""
+        for query in list(_list_queries(part)):
+            self._replace(query, scope, nested + 1)
 
     # --- SELECT -------------------------------------------------------------------------------------------------
 
-    def _read_select(self, parsed: Any, scope: Scope, nested: int, must_release: bool) -> Relation:
+    def _read_select(self, parsed: Any, scope: Scope, nested: int, must_release: bool) -> Any:
         source = parsed.args.get("from_")
         if source is None:
-            raise Refusal(
-                "declared-table",
-                "FROM is missing; name a declared table",
-                parsed,
-                self._propose_table(parsed),
-            )
-        spell_joins(parsed, self._find_table, scope)
+            if nested == 0 or next(parsed.find_all(exp.AggFunc), None) is not None:
+                raise Refusal("declared-table", "FROM is missing; name a declared table", parsed)
+            self._read_released(parsed, [], scope, nested)
+            return parsed
+        spell_joins(parsed, self._find_table, set(scope))
         joins = parsed.args.get("joins") or []
-        first, alias = self._read_relation(source.this, scope, nested)
-
-        def read_subquery(brackets: Any) -> OutputExpression:
-            # It is looked at once for every expression around it.
-            scalar = self._scalars.get(id(brackets))
-            if scalar is None:
-                scalar = self._scalars[id(brackets)] = read_once(brackets)
-            return scalar
-
-        def read_once(brackets: Any) -> OutputExpression:
-            inner = self._read(brackets, scope, nested + 1, must_release=True)
-            assert not isinstance(inner, PrivateRows)
-            if len(inner.columns) != 1:
-                raise Refusal("subqueries", "a query in brackets gives one column", brackets)
-            return OutputExpression("scalar", (inner,))
-
+        first = self._read_relation(source, scope, nested)
         if isinstance(first, PrivateRows):
             for join in joins:
                 first = self._join_rows(first, join, scope)
             if must_release or parsed.args.get("group") or _has_aggregate(parsed):
-                return SelectReader(parsed, first, read_subquery).read()
+                return self._read_aggregates(parsed, first, scope, nested)
             return _read_rows(parsed, first)
-        columns = [NamedColumn(alias, name) for name, _ in first.columns]
-        rows = ReleasedRowReader(parsed, parsed.expressions, columns, read_subquery)
-        sources = [ReleasedSource(first)]
         for join in joins:
-            sources.append(self._join_released(join, rows, scope, nested))
-        return read_released(parsed, sources, rows)
+            if isinstance(self._read_relation(join, scope, nested), PrivateRows):
+                raise Refusal(
+                    "joins",
+                    "released rows are joined with released rows; aggregate this relation first",
+                    join,
+                )
+        self._read_released(parsed, joins, scope, nested)
+        return parsed
 
-    def _propose_table(self, parsed: Any) -> Callable[[], Any] | None:
-        """What names the declared table that has all columns of a SELECT; None if none has."""
-        used = {one.name.casefold() for one in parsed.find_all(exp.Column)}
-        known: list[str] = []
-        try:
-            self._find_table("")
-        except UnknownName as error:
-            known = error.known[:MOST_NESTED]
-        for name in known:
-            try:
-                table = self._find_table(name)
-            except InvalidInput:
-                continue
-            columns = {one.casefold() for one in (*table.columns, table.privacy_unit.column)}
-            if used <= columns or len(known) == 1:
-                relation = exp.Table(this=exp.to_identifier(table.name))
-                return partial(parsed.set, "from_", exp.From(this=relation))
-        return None
+    def _read_aggregates(self, parsed: Any, source: PrivateRows, scope: Scope, nested: int) -> Any:
+        def read_subquery(part: Any) -> Any:
+            if isinstance(part, exp.Exists):
+                self._replace(part.this, scope, nested + 1)
+                return part
+            tree = self._read(part, scope, nested + 1, must_release=True)
+            assert not isinstance(tree, PrivateRows)
+            return tree
 
-    def _read_relation(self, parsed: Any, scope: Scope, nested: int) -> tuple[Relation, str]:
-        """One relation of FROM, and what its columns are qualified by, in lower case."""
+        reader = SelectReader(
+            parsed, source, read_subquery, self._add_release, PROCESS.list_aggregates
+        )
+        return reader.read()
+
+    def _read_released(
+        self, parsed: Any, joins: Collection[Any], scope: Scope, nested: int
+    ) -> None:
+        """Check a SELECT over released rows, and split the queries inside of its expressions."""
+        take_arguments(parsed, *_RELEASED_CLAUSES)
+        if len(parsed.expressions) > MAX_COLUMNS:
+            raise Refusal("length", f"it has more than {MAX_COLUMNS} columns", parsed)
+        for name in (*CLAUSES, *AFTER_NOISE):
+            value = parsed.args.get(name)
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, exp.Expression):
+                    self._replace_inner(part, scope, nested)
+        for join in joins:
+            for part in (join.args.get("on"), join.args.get("match_condition")):
+                if part is not None:
+                    self._replace_inner(part, scope, nested)
+
+    def _read_relation(self, holder: Any, scope: Scope, nested: int) -> PrivateRows | None:
+        """The relation of a FROM or JOIN: private rows, or None for released ones, which stay in the
+        tree.
+        """
+        parsed = holder.this
         if isinstance(parsed, exp.Subquery):
-            relation = self._read(parsed, scope, nested + 1, must_release=False)
-            alias = parsed.args.get("alias")
-            relation = _rename(relation, alias)
-            name = parsed.alias.casefold()
-            return (
-                replace(relation, alias=name) if isinstance(relation, PrivateRows) else relation
-            ), name
+            tree = self._read(parsed.this, scope, nested + 1, must_release=False)
+            if isinstance(tree, PrivateRows):
+                alias = take_arguments(parsed, "alias", ignore=("this",))[0]
+                return replace(_rename(tree, alias), alias=parsed.alias.casefold())
+            parsed.set("this", tree)
+            self._read_beside(parsed, scope, nested)
+            return None
+        if isinstance(parsed, exp.Unnest | exp.Values | exp.Lateral) or (
+            isinstance(parsed, exp.Table) and isinstance(parsed.this, exp.Func)
+        ):
+            # Rows of its own arguments; DuckDB's functions are checked where it runs.
+            if nested == 0 and isinstance(parsed, exp.Table) and not self.releases:
+                raise _refuse_relation(parsed)
+            self._replace_inner(parsed, scope, nested)
+            return None
         if not isinstance(parsed, exp.Table) or not isinstance(parsed.this, exp.Identifier):
-            raise Refusal(
-                "declared-table",
-                "FROM takes a declared table by its name, or a query in brackets, and no function or file",
-                parsed,
-            )
-        name, alias, schema = take_arguments(parsed, "this", "alias", "db", ignore=("joins",))
-        if parsed.args.get("joins"):
-            raise Refusal("allow-list", "joins stand one after the other", parsed)
+            raise _refuse_relation(parsed)
+        return self._read_table(parsed, scope, nested)
+
+    def _read_table(self, parsed: Any, scope: Scope, nested: int) -> PrivateRows | None:
+        name, schema, alias = (parsed.args.get(part) for part in ("this", "db", "alias"))
         qualifier = parsed.alias.casefold() if alias is not None else name.name.casefold()
-        if schema is None and name.name.casefold() in scope:
-            relation = _rename(scope[name.name.casefold()], alias)
-            return (
-                replace(relation, alias=qualifier)
-                if isinstance(relation, PrivateRows)
-                else relation
-            ), qualifier
+        if schema is None and parsed.args.get("catalog") is None and name.name.casefold() in scope:
+            rows = scope[name.name.casefold()]
+            if rows is None:
+                self._read_beside(parsed, scope, nested)
+                return None
+            take_arguments(parsed, "this", "alias")
+            return replace(_rename(rows, alias), alias=qualifier)
+        take_arguments(parsed, "this", "alias", "db")
         if schema is not None and schema.name.casefold() != "main":
             raise Refusal(
                 "declared-table",
                 f"schemas are not named here: a declared table has one name, such as {name.name}",
                 parsed,
-                lambda: parsed.set("db", None),
             )
         if alias is not None:
             take_arguments(alias, "this")
         try:
             table = self._find_table(name.name)
         except InvalidInput as error:
-            repair = rename_part(parsed, error) if isinstance(error, UnknownName) else None
-            raise Refusal("declared-table", str(error), parsed, repair) from None
-        return PrivateRows.of_table(table, qualifier), qualifier
+            raise Refusal("declared-table", str(error), parsed) from None
+        return PrivateRows.of_table(table, qualifier)
+
+    def _read_beside(self, parsed: Any, scope: Scope, nested: int) -> None:
+        """What hangs on a relation of released rows: joins in brackets, and PIVOT."""
+        for join in parsed.args.get("joins") or ():
+            if isinstance(self._read_relation(join, scope, nested), PrivateRows):
+                raise Refusal("joins", "joins stand one after the other", join)
+        for pivot in parsed.args.get("pivots") or ():
+            self._replace_inner(pivot, scope, nested)
 
     def _join_rows(self, source: PrivateRows, join: Any, scope: Scope) -> PrivateRows:
         """Private rows with a relation that the declaration joins them with."""
@@ -275,133 +280,78 @@ class _QueryReader:
         if not isinstance(joined, exp.Table) or name in scope:
             raise Refusal(
                 "joins",
-                "private rows are joined with relations that the declaration joins them with, and with no query",
+                "private rows are joined with relations that the declaration joins them with, and with no query; "
+                "aggregate them first, and join the result",
                 join,
             )
         return add_join(source, join)
 
-    def _join_released(
-        self, join: Any, rows: ReleasedRowReader, scope: Scope, nested: int
-    ) -> ReleasedSource:
-        """A further relation of released rows; its columns stand behind those of the others."""
-        joined, on, using = take_arguments(join, "this", "on", "using", ignore=("kind", "side"))
-        kind, side = str(join.args.get("kind") or ""), str(join.args.get("side") or "")
-        if kind not in ("", "INNER", "OUTER", "CROSS") or side not in ("", "LEFT"):
-            raise Refusal(
-                "joins",
-                f"{side or kind} JOIN of released rows is not computed; there are JOIN, LEFT JOIN and CROSS JOIN",
-                join,
-                lambda: (join.set("kind", None), join.set("side", "LEFT")),
-            )
-        relation, alias = self._read_relation(joined, scope, nested)
-        if isinstance(relation, PrivateRows):
-            raise Refusal(
-                "joins",
-                "released rows are joined with released rows; aggregate this relation first",
-                join,
-            )
-        before = list(rows.columns)
-        names = [name for name, _ in relation.columns]
-        shared = [one.name.casefold() for one in using or ()]
-        columns = [NamedColumn(alias, name, name.casefold() in shared) for name in names]
-        condition: OutputExpression | None = None
-        for one in using or ():
-            left = rows.find_column(exp.column(one.name))
-            right = [i for i, name in enumerate(names) if name.casefold() == one.name.casefold()]
-            if left is None or len(right) != 1:
-                raise Refusal(
-                    "declared-columns", f"both relations need a column {one.name!r}", join
-                )
-            pair = (
-                OutputExpression("input", (left,)),
-                OutputExpression("input", (len(before) + right[0],)),
-            )
-            test = OutputExpression("=", pair)
-            condition = test if condition is None else OutputExpression("AND", (condition, test))
-        if alias and alias in {one.relation for one in before}:
-            raise Refusal(
-                "ambiguous-columns",
-                f"two relations are called {alias!r}; give one an alias",
-                joined,
-            )
-        rows.columns = before + columns
-        if on is not None:
-            condition = rows.read_output(on, MOST_DEPTH)
-        return ReleasedSource(relation, condition, side == "LEFT")
 
-    def _check_size(self, query: Query, parsed: Any) -> None:
-        """Refuse what grows with every CTE that names another one twice."""
-        if isinstance(query, UnionAll):
-            rows = self._count_rows(query)
-        elif isinstance(query, ReleasedQuery):
-            rows = math.prod(self._count_rows(one.query) for one in query.sources)
-        else:
-            return
-        if rows > MOST_ROWS:
-            raise Refusal(
-                "length", f"its joins and unions look at more than {MOST_ROWS:,} rows", parsed
-            )
-
-    def _count_rows(self, query: Query) -> int:
-        """The most rows of a query, where its groups are public."""
-        entry = self._sizes.get(id(query))
-        if entry is None:
-            if isinstance(query, UnionAll):
-                rows = sum(map(self._count_rows, query.branches))
-            elif isinstance(query, SelectQuery):
-                rows = _count_groups(query)
-            elif query.groups == ():
-                rows = 1
-            else:
-                rows = math.prod(self._count_rows(one.query) for one in query.sources)
-            # With the query itself, so that no other one gets its id.
-            entry = self._sizes[id(query)] = query, rows
-        return entry[1]
+def _order_rows(tree: Any) -> None:
+    """Order the answer's rows where they tie, or stand in the order of a hash: by their columns."""
+    if not isinstance(tree, exp.Select) or any(
+        tree.args.get(name) is not None for name in ("limit", "offset")
+    ):
+        return
+    order = tree.args.get("order")
+    parts = [] if order is None else order.expressions
+    moved = any(tree.args.get(name) for name in ("group", "distinct", "joins"))
+    if order is None and not moved and tree.find(exp.Window) is None:
+        return
+    if any(isinstance(part.this, exp.Var) for part in parts):
+        return
+    if any(isinstance(item, exp.Star | exp.Columns) or item.is_star for item in tree.expressions):
+        if order is None:
+            tree.set("order", exp.Order(expressions=[exp.Ordered(this=exp.var("ALL"))]))
+        return
+    ties = [
+        exp.Ordered(this=exp.Literal.number(n + 1), nulls_first=False)
+        for n in range(len(tree.expressions))
+    ]
+    tree.set("order", exp.Order(expressions=[*parts, *ties]))
 
 
-def _count_groups(query: SelectQuery) -> int:
-    try:
-        table, by, private = find_grouping(query)
-        if private:
-            return _PRIVATE_GROUPS
-        return 1 if by is None else len(table.public_keys(by))
-    except InvalidInput:
-        # Whoever plans it says what is wrong.
-        return 1
+def _refuse_relation(parsed: Any) -> Refusal:
+    return Refusal(
+        "declared-table",
+        "FROM takes a declared table by its name, or a query in brackets, and no function or file",
+        parsed,
+    )
 
 
-def _list_branches(parsed: Any) -> list[Any]:
-    """The SELECTs on the left of a UNION ALL, first to last."""
-    branches: list[Any] = []
-    while isinstance(parsed, exp.Union) and parsed.args.get("distinct") is False:
-        left, right = take_arguments(parsed, "this", "expression", ignore=("distinct",))
-        branches.append(right)
-        parsed = left
-    return [parsed, *reversed(branches)]
+def _names_itself(cte: Any) -> bool:
+    name = cte.alias.casefold()
+    tables = cte.this.find_all(exp.Table)
+    return isinstance(cte.this, exp.SetOperation) and any(
+        table.name.casefold() == name for table in tables
+    )
 
 
-def _rename(relation: Relation, alias: Any) -> Relation:
-    """The relation with the columns' names that ``t(a, b)`` gives."""
+def _list_queries(part: Any) -> Iterator[Any]:
+    """The outermost queries inside of an expression."""
+    if isinstance(part, exp.Select | exp.SetOperation | exp.Subquery):
+        yield part
+        return
+    for inner in part.iter_expressions():
+        yield from _list_queries(inner)
+
+
+def _rename(relation: PrivateRows, alias: Any) -> PrivateRows:
+    """Private rows with the columns' names that ``t(a, b)`` gives."""
     if alias is None:
         return relation
     _, names = take_arguments(alias, "this", "columns")
     if not names:
         return relation
-    if isinstance(relation, PrivateRows):
-        columns = relation.names
-        if columns is None:
-            raise Refusal("no-star", "* says no order of columns; name them in the query", alias)
-    else:
-        columns = tuple(name for name, _ in relation.columns)
+    columns = relation.names
+    if columns is None:
+        raise Refusal("no-star", "* says no order of columns; name them in the query", alias)
     if len(names) > len(columns) or len({one.name.casefold() for one in names}) < len(names):
         raise Refusal(
             "positions", f"the query has {len(columns)} columns to name, each once", alias
         )
-    new_names = [one.name for one in names] + list(columns[len(names) :])
-    if isinstance(relation, PrivateRows):
-        return relation.rename(dict(zip(columns, new_names)))
-    inputs = tuple((name, OutputExpression("input", (n,))) for n, name in enumerate(new_names))
-    return ReleasedQuery((ReleasedSource(relation),), inputs)
+    new_names = [name.name for name in names] + list(columns[len(names) :])
+    return relation.rename(dict(zip(columns, new_names)))
 
 
 def _has_aggregate(select: Any) -> bool:
@@ -417,7 +367,7 @@ def _has_aggregate(select: Any) -> bool:
 
 def _read_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
     """What a CTE or subquery makes of private rows, each by itself. Raises `Refusal`."""
-    for clause in (*CLAUSES[2:], "distinct"):
+    for clause in (*CLAUSES[2:], *AFTER_NOISE):
         refused = parsed.args.get(clause)
         if refused:
             raise Refusal(
@@ -425,7 +375,6 @@ def _read_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
                 f"{clause.upper()} looks at several rows, and a query over private rows takes each by itself; "
                 f"aggregate in it, or leave this out",
                 refused if isinstance(refused, exp.Expression) else parsed,
-                partial(parsed.set, clause, None),
             )
     items, where = take_arguments(parsed, "expressions", "where", ignore=SOURCES)
     conditions, blocks = read_where(where, source)

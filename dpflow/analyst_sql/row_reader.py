@@ -8,9 +8,9 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.canonical_conditions import rewrite_node
-from dpflow.analyst_sql.output_reader import take_arguments
+from dpflow.analyst_sql.parsed_parts import take_arguments
 from dpflow.analyst_sql.private_rows import PrivateRows
-from dpflow.analyst_sql.source_text import Refusal, refusal_of, rename_part
+from dpflow.analyst_sql.source_text import Refusal, refusal_of
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused, UnknownName
 from dpflow.tables.language.conditions import Reader
@@ -113,7 +113,6 @@ class RowReader(Reader):
                 "ambiguous-columns",
                 f"{name!r} may be {' or '.join(matches)}; write which",
                 parsed,
-                lambda: _qualify(parsed, matches[0]),
             )
         if not matches:
             columns = list(self._table.columns)
@@ -123,12 +122,7 @@ class RowReader(Reader):
 
 def _unknown_column(parsed: Any, of: str, name: str, columns: list[str]) -> Refusal:
     error = UnknownName(f"column of {of}", name, columns)
-    return Refusal("declared-columns", str(error), parsed, rename_part(parsed, error))
-
-
-def _qualify(parsed: Any, name: str) -> None:
-    relation, _, column = name.rpartition(".")
-    parsed.replace(exp.column(column, table=relation or None))
+    return Refusal("declared-columns", str(error), parsed)
 
 
 def inline_expressions(node: Node, table: Table) -> Node:

@@ -1,5 +1,5 @@
-"""A query as this room understands it: rows are chosen and grouped in the declared language, and
-everything else is computed from released numbers.
+"""A query as this room understands it: releases of private rows, and one SELECT over tables of what they
+released.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
+from sqlglot import ErrorLevel, exp
+
 from dpflow.core.contract.declaration import Table
 from dpflow.tables.language.nodes import Node
+from dpflow.tables.public.query_worker import SCHEMA
 
 #: What a release can be asked for, by group. ``values`` counts rows in which an expression has a
 #: value; ``units`` counts privacy units; variances divide by the number of values.
@@ -64,57 +67,15 @@ class SqlAggregate:
         return f"{_NAMES[self.kind]}({value}{share}){where}"
 
 
-#: Leaves of an `OutputExpression` that stand for a value of one row, by what their arguments are.
-LEAVES = {
-    "key": "the position of a grouping expression",
-    "aggregate": "an `SqlAggregate` of private rows",
-    "input": "the position of a column of the released rows below",
-    "rows": "an aggregate of released rows: its name, what it is of, and its FILTER",
-    "scalar": "a query that gives one value",
-}
-
-
-@dataclass(frozen=True)
-class OutputExpression:
-    """An expression over what was released: one of `LEAVES`, ``literal`` with a value, or an operator
-    with its operands.
-    """
-
-    op: str
-    args: tuple[Any, ...]
-
-    def list_leaves(self) -> Iterator[OutputExpression]:
-        """Its leaves but for literals, in the order of the text."""
-        if self.op in LEAVES:
-            yield self
-            return
-        for arg in self.args:
-            if isinstance(arg, OutputExpression):
-                yield from arg.list_leaves()
-
-    def aggregates(self) -> Iterator[SqlAggregate]:
-        """What it needs to be released of private rows, in the order of the text."""
-        return (leaf.args[0] for leaf in self.list_leaves() if leaf.op == "aggregate")
-
-
-@dataclass(frozen=True)
-class Order:
-    """One key of ORDER BY."""
-
-    by: OutputExpression
-    descending: bool
-    nulls_first: bool
-
-
 @dataclass(frozen=True)
 class SelectQuery:
-    """One SELECT.
+    """One aggregating SELECT over private rows: what it needs to be released.
 
     Attributes:
         conditions: what WHERE demands, each part by itself, in canonical order.
         blocks: the blocks that are read, in order; none if all are.
         groups: what rows are grouped by, in canonical order.
-        columns: names and expressions of the answer's columns.
+        aggregates: the statistics of each group, each once.
         levels: all grouping sets of the query, where it is the answer of one of several.
         parsed: parts of the text by what was made of them, for the places of refusals.
     """
@@ -123,40 +84,80 @@ class SelectQuery:
     conditions: tuple[Node, ...]
     blocks: tuple[str, ...]
     groups: tuple[Node, ...]
-    columns: tuple[tuple[str, OutputExpression], ...]
-    having: OutputExpression | None = None
-    order: tuple[Order, ...] = ()
-    limit: int | None = None
-    offset: int = 0
+    aggregates: tuple[SqlAggregate, ...]
     levels: tuple[tuple[Node, ...], ...] = ()
     parsed: Mapping[SqlAggregate | Node, Any] = field(
         default_factory=dict, compare=False, repr=False
     )
 
-    def outputs(self) -> list[OutputExpression]:
-        """All that is computed after noise."""
-        having = [] if self.having is None else [self.having]
-        return [output for _, output in self.columns] + having + [one.by for one in self.order]
 
-    def aggregates(self) -> tuple[SqlAggregate, ...]:
-        """All that must be released, each once."""
-        return tuple(dict.fromkeys(one for output in self.outputs() for one in output.aggregates()))
+@dataclass(frozen=True)
+class SplitQuery:
+    """A query split at its noise.
 
-    def replace_aggregates(self, change: Callable[[SqlAggregate], OutputExpression]) -> SelectQuery:
-        """The query with other expressions in the places of its aggregates."""
+    Attributes:
+        tree: the SELECT over released rows, as sqlglot parsed it: each aggregating SELECT over private rows reads
+            the table of its release instead.
+        releases: what those tables hold, by their position in the name (`release_table`).
+    """
 
-        def of(output: OutputExpression) -> OutputExpression:
-            if output.op == "aggregate":
-                return change(output.args[0])
-            parts = (of(arg) if isinstance(arg, OutputExpression) else arg for arg in output.args)
-            return OutputExpression(output.op, tuple(parts))
+    tree: Any = field(repr=False)
+    releases: tuple[SelectQuery, ...]
 
-        return replace(
-            self,
-            columns=tuple((name, of(output)) for name, output in self.columns),
-            having=None if self.having is None else of(self.having),
-            order=tuple(replace(order, by=of(order.by)) for order in self.order),
-        )
+    @property
+    def sql(self) -> str:
+        """The text that DuckDB runs over released rows."""
+        return write_sql(self.tree)
+
+    def count_limits(self) -> int:
+        """How many rows its LIMITs and OFFSETs leave, at most."""
+        clauses = self.tree.find_all(exp.Limit, exp.Offset)
+        numbers = (str(clause.expression) for clause in clauses)
+        return sum(int(number[:18]) for number in numbers if number.isdecimal())
+
+    def list_releases(self) -> list[SelectQuery]:
+        """The releases, each once, in the order of the text."""
+        releases: list[SelectQuery] = []
+        for release in self.releases:
+            if release not in releases:
+                releases.append(release)
+        return releases
+
+    def replace_releases(self, change: Callable[[SelectQuery], SelectQuery]) -> SplitQuery:
+        """The query with other releases below the same tables."""
+        return replace(self, releases=tuple(map(change, self.releases)))
+
+
+def release_table(position: int) -> str:
+    """The table of a release."""
+    return f"r{position}"
+
+
+def key_column(position: int) -> str:
+    """A released table's column of a grouping expression."""
+    return f"k{position}"
+
+
+def number_column(position: int) -> str:
+    """A released table's column of an aggregate."""
+    return f"n{position}"
+
+
+def make_source(position: int) -> Any:
+    """A released table in FROM."""
+    return exp.Table(this=exp.to_identifier(release_table(position)), db=exp.to_identifier(SCHEMA))
+
+
+def find_sources(tree: Any) -> Iterator[tuple[Any, int]]:
+    """The released tables that a tree reads, with their releases' positions."""
+    for table in tree.find_all(exp.Table):
+        if table.db == SCHEMA and table.name[:1] == "r" and table.name[1:].isdecimal():
+            yield table, int(table.name[1:])
+
+
+def write_sql(tree: Any) -> str:
+    """A parsed query as DuckDB's SQL, without comments."""
+    return str(tree.sql("duckdb", comments=False, unsupported_level=ErrorLevel.IGNORE))
 
 
 def join_conditions(conditions: tuple[Node, ...]) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dpflow.analyst_sql.canonical_conditions import merge_operands
 from dpflow.analyst_sql.query_parts import is_private_node
-from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery, SqlAggregate
+from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate
 
 
 def move_filters(query: SelectQuery) -> SelectQuery:
@@ -18,7 +18,7 @@ def move_filters(query: SelectQuery) -> SelectQuery:
     by their keys, or by units that pass. So a FILTER on what rows are grouped by stays one, and so does
     each beside private keys.
     """
-    filters = {one.condition for one in query.aggregates()}
+    filters = {aggregate.condition for aggregate in query.aggregates}
     if len(filters) != 1 or (condition := filters.pop()) is None:
         return query
     groups = [*query.groups, *(node for level in query.levels for node in level)]
@@ -29,9 +29,10 @@ def move_filters(query: SelectQuery) -> SelectQuery:
     def move(aggregate: SqlAggregate) -> SqlAggregate:
         return replace(aggregate, condition=None)
 
-    moved = query.replace_aggregates(lambda one: OutputExpression("aggregate", (move(one),)))
     return replace(
-        moved,
+        query,
+        # Their order is that of the released table's columns.
+        aggregates=tuple(map(move, query.aggregates)),
         conditions=tuple(merge_operands("AND", [*query.conditions, condition])),
         parsed={
             move(one) if isinstance(one, SqlAggregate) else one: parsed

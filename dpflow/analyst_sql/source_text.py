@@ -5,10 +5,9 @@ each part stands.
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -17,7 +16,7 @@ from typing import Any, NoReturn
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from dpflow.errors import InvalidInput, PlanRefused, SqlRefused, UnknownName
+from dpflow.errors import InvalidInput, PlanRefused, SqlRefused
 from dpflow.tables.language.conditions import is_unicode, parse_strictly
 
 #: The longest query in characters: the parser's time and stack grow with it.
@@ -39,9 +38,7 @@ class Refusal(Exception):
 
     Attributes:
         node: the part, by which its position is known.
-        repair: changes the parsed query into one that keeps the rule, if there is a near one.
         option: what keeps the rule if the comment says it.
-        text: a query that may keep it.
     """
 
     def __init__(
@@ -49,37 +46,14 @@ class Refusal(Exception):
         rule: str,
         what: str,
         node: Any = None,
-        repair: Callable[[], Any] | None = None,
         option: tuple[str, str] | None = None,
-        text: str | None = None,
     ) -> None:
         super().__init__(what)
-        self.rule, self.what, self.node, self.repair = rule, what, node, repair
-        self.option, self.text = option, text
-        # Before anything is repaired.
+        self.rule, self.what, self.option = rule, what, option
         self.start = find_start(node)
 
 
 _RULE = re.compile(r"the SQL breaks the rule '(?P<rule>[^']+)': (?P<what>.*)", re.DOTALL)
-
-
-def rename_part(parsed: Any, error: UnknownName) -> Callable[[], Any] | None:
-    """What puts a name that exists in the place of one that does not; None if none is near."""
-    known = {name.casefold(): name for name in error.known}
-    close = difflib.get_close_matches(error.name.casefold(), known, n=1, cutoff=0.5)
-    if not close and isinstance(parsed, exp.Table) and len(known) == 1:
-        close = list(known)
-    if not close:
-        return None
-    relation, _, name = known[close[0]].rpartition(".")
-    plain = re.fullmatch(r"[A-Za-z_]\w*", name) is not None
-
-    def rename() -> None:
-        parsed.set("this", exp.to_identifier(name, quoted=not plain))
-        if relation:
-            parsed.set("table", exp.to_identifier(relation))
-
-    return rename
 
 
 def refusal_of(error: InvalidInput, node: Any, rule: str = "plan") -> Refusal:
@@ -109,8 +83,14 @@ class SourceText:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_lines", self.written.split("\n"))
 
-    def refuse(self, refusal: Refusal, nearest: str | None = None) -> NoReturn:
+    def find_word(self, word: str) -> int | None:
+        """Where a word of the query stands first; None if it is not in it."""
+        match = re.search(rf"\b{re.escape(word)}\b", self.text, re.IGNORECASE) if word else None
+        return None if match is None else match.start()
+
+    def refuse(self, refusal: Refusal) -> NoReturn:
         """Raise `SqlRefused` with the position of what was refused."""
+        nearest = self._add_option(refusal.option)
         start = refusal.start
         if start is None:
             start = len(self.text) - len(self.text.lstrip())
@@ -126,6 +106,14 @@ class SourceText:
             source="".join(c if c.isprintable() else " " for c in self._lines[line]),
             nearest=nearest,
         )
+
+    def _add_option(self, option: tuple[str, str] | None) -> str | None:
+        """The query with an option in its comment, which means the same; None if it cannot be shown."""
+        text = self.text.strip().replace("\r\n", "\n")
+        # A control character of the query must not move a terminal's cursor.
+        if option is None or not all(c.isprintable() or c in "\n\t" for c in text):
+            return None
+        return f"-- dp: {option[0]}={option[1]}\n{text}"
 
     def parse(self, parameters: Mapping[str, Any] | Sequence[Any] = ()) -> exp.Expression:
         """The one statement, with parameters as literals. Raises `Refusal`."""
@@ -155,8 +143,7 @@ class SourceText:
             what = (
                 f"there are {len(statements)} statements; write one query, at most one ; at its end"
             )
-            first = self.text[: start - 1].strip() if statements else None
-            refusal = Refusal("one-statement", what, text=first)
+            refusal = Refusal("one-statement", what)
             refusal.start = start
             raise refusal
         statement: exp.Expression = _insert_parameters(statements[0], parameters, self)

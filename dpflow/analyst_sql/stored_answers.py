@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -23,9 +23,8 @@ from typing import Any
 
 from dpflow.analyst_sql.canonical_conditions import split_operands
 from dpflow.analyst_sql.cells import Cells, add_up, error_sizes, make_width, read_cells
-from dpflow.analyst_sql.outputs import LookUp, evaluate, exact
 from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, is_private_node, release_name
-from dpflow.analyst_sql.select_query import ADDITIVE, OutputExpression, SelectQuery, SqlAggregate
+from dpflow.analyst_sql.select_query import ADDITIVE, SelectQuery, SqlAggregate
 from dpflow.analyst_sql.value_columns import declare_computed
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result, Row
@@ -170,7 +169,7 @@ class StoredReleases:
             return False
         on_groups = {str(node) for node in list_group_conditions(query)}
         if any(
-            text not in on_groups or filter_output(asked[text], groups, query.table) is None
+            text not in on_groups or make_key_test(asked[text], groups, query.table) is None
             for text in extra
         ):
             return False
@@ -258,16 +257,10 @@ def list_group_conditions(query: SelectQuery) -> list[Node]:
 def keep_cells(cells: Cells, query: SelectQuery, groups: Sequence[Node]) -> Cells:
     """The groups whose keys fulfil all conditions of WHERE that are ones on keys."""
     conditions = list_group_conditions(query)
-    tests = [filter_output(node, groups, query.table) for node in conditions]
+    tests = [make_key_test(node, groups, query.table) for node in conditions]
     return {
-        key: cell
-        for key, cell in cells.items()
-        if all(test is None or evaluate(test, _keys(key)).value is True for test in tests)
+        key: cell for key, cell in cells.items() if all(test is None or test(key) for test in tests)
     }
-
-
-def _keys(key: Sequence[str]) -> LookUp:
-    return lambda leaf: exact(key[leaf.args[0]])
 
 
 def list_conditions(part: QueryPart, table: Table) -> dict[str, Node]:
@@ -325,27 +318,32 @@ def _is_as_exact(stored: Stored, asked: PartPlan) -> bool:
     return all(label in got and got[label] <= size for label, size in wanted.items())
 
 
-def filter_output(node: Node, groups: Sequence[Node], table: Table) -> OutputExpression | None:
+#: Whether a group's keys fulfil a condition.
+KeyTest = Callable[[Sequence[str]], bool]
+
+
+def make_key_test(node: Node, groups: Sequence[Node], table: Table) -> KeyTest | None:
     """A condition on rows as one on a group's keys, where it compares grouping columns with texts
-    that are keys as they stand; None for any other.
+    that are keys as they stand; None for any other. No key is NULL.
     """
     if node.op in ("AND", "OR", "NOT"):
-        parts = [filter_output(arg, groups, table) for arg in node.args]
-        return (
-            None if any(part is None for part in parts) else OutputExpression(node.op, tuple(parts))
-        )
+        tests = [make_key_test(arg, groups, table) for arg in node.args]
+        inner = [test for test in tests if test is not None]
+        if len(inner) < len(tests):
+            return None
+        if node.op == "NOT":
+            return lambda key: not inner[0](key)
+        decide = all if node.op == "AND" else any
+        return lambda key: decide(test(key) for test in inner)
     if node.op not in ("=", "<>", "IN") or node.args[0] not in groups:
         return None
     keys = _public_keys(node.args[0], table)
     for literal in node.args[1:]:
         if literal.op != "text" or not _is_key_text(literal.args[0], keys):
             return None
-    key = OutputExpression(
-        "CAST", (OutputExpression("key", (list(groups).index(node.args[0]),)), "VARCHAR")
-    )
-    return OutputExpression(
-        node.op, (key, *(OutputExpression("literal", (arg.args[0],)) for arg in node.args[1:]))
-    )
+    position, texts = list(groups).index(node.args[0]), {arg.args[0] for arg in node.args[1:]}
+    wanted = node.op != "<>"
+    return lambda key: (key[position] in texts) == wanted
 
 
 def _public_keys(node: Node, table: Table) -> frozenset[str] | None:

@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from dpflow.analyst_sql.select_query import OutputExpression, SelectQuery, SqlAggregate
+from sqlglot import exp
+
+from dpflow.analyst_sql.select_query import (
+    SelectQuery,
+    SplitQuery,
+    SqlAggregate,
+    find_sources,
+    key_column,
+    number_column,
+)
 
 
-def replace_means(query: SelectQuery) -> SelectQuery:
+def replace_means(query: SplitQuery) -> SplitQuery:
     """The query with ``SUM(x) / COUNT(x)`` in the place of each ``AVG(x)``."""
-    return query.replace_aggregates(lambda aggregate: _replace(aggregate, query))
+    tree = query.tree.copy()
+    releases = tuple(map(_replace_release, query.releases))
+    for source, position in list(find_sources(tree)):
+        old, new = query.releases[position], releases[position]
+        if old.aggregates == new.aggregates:
+            continue
+        keys = [exp.column(key_column(n)) for n in range(len(new.groups))]
+        numbers = [
+            exp.alias_(_write_number(aggregate, new), number_column(n))
+            for n, aggregate in enumerate(old.aggregates)
+        ]
+        alias = source.args.get("alias") or exp.TableAlias(this=exp.to_identifier(source.name))
+        inner = source.copy()
+        inner.set("alias", None)
+        select = exp.Select(expressions=[*keys, *numbers], from_=exp.From(this=inner))
+        source.replace(exp.Subquery(this=select, alias=alias))
+    return SplitQuery(tree, releases)
 
 
-def _replace(aggregate: SqlAggregate, query: SelectQuery) -> OutputExpression:
+def _replace_release(query: SelectQuery) -> SelectQuery:
+    aggregates: list[SqlAggregate] = []
+    for aggregate in query.aggregates:
+        aggregates += _list_needed(aggregate, query)
+    return replace(query, aggregates=tuple(dict.fromkeys(aggregates)))
+
+
+def _list_needed(aggregate: SqlAggregate, query: SelectQuery) -> list[SqlAggregate]:
     if aggregate.kind != "mean":
-        return OutputExpression("aggregate", (aggregate,))
-    total = replace(aggregate, kind="sum")
-    return OutputExpression(
-        "/",
-        (
-            OutputExpression("aggregate", (total,)),
-            OutputExpression("aggregate", (_count_values(aggregate, query),)),
-        ),
-    )
+        return [aggregate]
+    return [replace(aggregate, kind="sum"), _count_values(aggregate, query)]
+
+
+def _write_number(aggregate: SqlAggregate, query: SelectQuery) -> Any:
+    positions = [query.aggregates.index(part) for part in _list_needed(aggregate, query)]
+    columns = [exp.column(number_column(position)) for position in positions]
+    return columns[0] if len(columns) == 1 else exp.Div(this=columns[0], expression=columns[1])
 
 
 def _count_values(aggregate: SqlAggregate, query: SelectQuery) -> SqlAggregate:

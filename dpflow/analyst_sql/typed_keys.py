@@ -7,6 +7,7 @@ opened, all keys of a column have the type that their texts write.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -40,14 +41,30 @@ class KeyReader:
         """For each grouping expression a typed value of every key, all of one type."""
         return [self._read(table, group, texts) for group, texts in zip(groups, columns)]
 
+    def find_kind(self, table: Table, group: Node) -> str:
+        """DuckDB's type of a grouping expression's keys, as far as it is known before they are released."""
+        declared, name = declare_groups(table, str(group))
+        public = declared.columns[name].public_keys
+        if public is not None:
+            (values,) = self.read_columns(table, [group], [list(public)])
+            kinds = {type(value) for value in values.values()}
+            return _KINDS.get(kinds.pop(), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
+        if is_text(group):
+            return "VARCHAR"
+        kind = self._find_type(table, group)
+        return "VARCHAR" if kind is None else _name_kind(kind)
+
+    def _find_type(self, table: Table, group: Node) -> str | None:
+        place = table.name, str(group)
+        if place not in self._types:
+            self._types[place] = _find_type(table, group)
+        return self._types[place]
+
     def _read(self, table: Table, group: Node, texts: Sequence[str]) -> dict[str, Any]:
         plain: dict[str, Any] = {text: text for text in texts}
         if is_text(group) or all(map(_is_plain, texts)):
             return plain
-        place = table.name, str(group)
-        if place not in self._types:
-            self._types[place] = _find_type(table, group)
-        values = _read_as(self._types[place], texts)
+        values = _read_as(self._find_type(table, group), texts)
         # A key that no value of the type writes, which a declaration may have, makes all of them texts.
         mixed = len({type(value) for value in values}) > 1
         return plain if mixed else dict(zip(texts, values))
@@ -85,6 +102,27 @@ def _read_as(kind: str | None, texts: Sequence[str]) -> list[Any]:
     if name == "DATE" or name.startswith("TIMESTAMP"):
         return list(map(read_typed_key, texts))
     return list(texts)
+
+
+_KINDS: dict[type, str] = {
+    bool: "BOOLEAN",
+    int: "BIGINT",
+    float: "DOUBLE",
+    dt.date: "DATE",
+    dt.datetime: "TIMESTAMP",
+}
+
+
+def _name_kind(kind: str) -> str:
+    """What a key of one of the source's types is here."""
+    name = kind.partition("(")[0]
+    if name in ("BOOLEAN", "DATE"):
+        return name
+    if name.endswith("INT") or name == "INTEGER":
+        return "BIGINT"
+    if name == "DECIMAL":
+        return "DOUBLE"
+    return "TIMESTAMP" if name.startswith("TIMESTAMP") else "VARCHAR"
 
 
 def _is_decimal(text: str) -> bool:

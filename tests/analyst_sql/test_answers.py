@@ -145,11 +145,11 @@ def test_blocks_stand_in_where(fresh: World) -> None:
         "SELECT COUNT(*) FROM visits WHERE day BETWEEN '2020-01-01' AND '2020-01-03' AND age > 10"
     )
     plan = fresh.ask(f"EXPLAIN {text}", epsilon=1, scope="days")
-    assert plan.query.blocks == ("2020-01-01", "2020-01-02", "2020-01-03")
+    assert plan.query.releases[0].blocks == ("2020-01-01", "2020-01-02", "2020-01-03")
     ((rows,),) = fresh.ask(text, epsilon=100, scope="days").rows
     assert abs(rows - fresh.truth(text)[0][0]) < 10
     spent = {row["block"]: row["epsilon_spent"] for row in fresh.ledger.remaining("days").rows()}
-    assert spent == dict.fromkeys(plan.query.blocks, "100")
+    assert spent == dict.fromkeys(plan.query.releases[0].blocks, "100")
 
 
 def test_another_relations_column_is_no_block(fresh: World) -> None:
@@ -161,8 +161,10 @@ def test_another_relations_column_is_no_block(fresh: World) -> None:
     fresh.table = fresh.declare(block="day", joins=[join], columns=columns | {"p.day": {}})
     text = "SELECT COUNT(*) FROM visits WHERE p.day = '2020-01-02' AND visits.day = '2020-01-04'"
     plan = fresh.ask(f"EXPLAIN {text}", epsilon=1)
-    assert plan.query.blocks == ("2020-01-04",)
-    assert [str(node) for node in plan.query.conditions] == ['("p"."day" = \'2020-01-02\')']
+    assert plan.query.releases[0].blocks == ("2020-01-04",)
+    assert [str(node) for node in plan.query.releases[0].conditions] == [
+        '("p"."day" = \'2020-01-02\')'
+    ]
     with pytest.raises(SqlRefused, match="declared-columns"):
         fresh.ask("SELECT COUNT(*) FROM visits WHERE q.day = '2020-01-02'", epsilon=1)
     assert fresh.spent() == "0"

@@ -1,4 +1,4 @@
-"""What is refused: by a rule, at a place, with a near query that is accepted, before anything is read."""
+"""What is refused: by a rule, at a place, before anything is read; another query is proposed only if it means the same."""
 
 from __future__ import annotations
 
@@ -14,159 +14,141 @@ from dpflow.errors import DpflowError, InvalidInput, SqlRefused
 if TYPE_CHECKING:
     from sql_world import World
 
-#: Query, rule, line and column, and whether a near query is known.
+#: Query, rule, line and column.
 REFUSED = [
-    ("SELECT * FROM visits", "no-star", 1, 8, True),
-    ("SELECT visits.* FROM visits", "no-star", 1, 8, True),
-    ("SELECT COUNT(DISTINCT city) FROM visits", "distinct-unit", 1, 23, True),
-    ("SELECT SUM(DISTINCT age) FROM visits", "distinct-unit", 1, 21, True),
-    ("SELECT DISTINCT city, COUNT(*) FROM visits GROUP BY city", "allow-list", 1, 17, True),
-    ("SELECT age, COUNT(*) FROM visits", "grouped-columns", 1, 8, True),
-    ("SELECT COUNT(*)\nFROM visits\nWHERE nobody = 1", "declared-columns", 3, 7, True),
-    ("SELECT COUNT(*) FROM visits WHERE person = 1", "declared-columns", 1, 35, True),
-    ("SELECT SUM(AVG(age)) FROM visits", "nested-aggregates", 1, 12, True),
-    ("SELECT COUNT(*) FROM visits WHERE SUM(age) > 1", "nested-aggregates", 1, 35, True),
-    ("SELECT SUM(age) OVER (PARTITION BY city) FROM visits", "windows", 1, 8, True),
-    ("SELECT COUNT(*) FROM visits QUALIFY row_number() OVER () = 1", "allow-list", 1, 37, True),
-    ("SELECT SUM(clinic) FROM visits", "bounds", 1, 8, True),
-    ("SELECT SUM(age / cost) FROM visits", "bounds", 1, 8, True),
-    ("SELECT SUM(1) FROM visits", "bounds", 1, 8, True),
-    ("SELECT STRING_AGG(city, ',') FROM visits", "aggregates", 1, 19, True),
-    ("SELECT ANY_VALUE(age), FIRST(age) FROM visits", "aggregates", 1, 18, True),
-    ("SELECT city FROM visits GROUP BY city", "aggregates", 1, 8, True),
-    ("SELECT 1", "declared-table", 1, 8, True),
-    ("SELECT COUNT(*) FROM secrets", "declared-table", 1, 22, True),
-    ("SELECT COUNT(*) FROM other.visits", "declared-table", 1, 22, True),
-    ("SELECT COUNT(*) FROM 'visits.duckdb'", "declared-table", 1, 22, True),
-    ("SELECT COUNT(*) FROM read_parquet('x')", "declared-table", 1, 22, False),
-    ("SELECT COUNT(*) FROM visits, visits v", "joins", 1, 30, True),
+    ("SELECT * FROM visits", "no-star", 1, 8),
+    ("SELECT visits.* FROM visits", "no-star", 1, 8),
+    ("SELECT COUNT(DISTINCT city) FROM visits", "distinct-unit", 1, 23),
+    ("SELECT SUM(DISTINCT age) FROM visits", "distinct-unit", 1, 21),
+    ("SELECT age, COUNT(*) FROM visits", "grouped-columns", 1, 8),
+    ("SELECT COUNT(*)\nFROM visits\nWHERE nobody = 1", "declared-columns", 3, 7),
+    ("SELECT COUNT(*) FROM visits WHERE person = 1", "declared-columns", 1, 35),
+    ("SELECT SUM(AVG(age)) FROM visits", "nested-aggregates", 1, 12),
+    ("SELECT COUNT(*) FROM visits WHERE SUM(age) > 1", "nested-aggregates", 1, 35),
+    ("SELECT SUM(age) OVER (PARTITION BY city) FROM visits", "windows", 1, 12),
+    ("SELECT SUM(clinic) FROM visits", "bounds", 1, 8),
+    ("SELECT SUM(age / cost) FROM visits", "bounds", 1, 8),
+    ("SELECT SUM(1) FROM visits", "bounds", 1, 8),
+    ("SELECT STRING_AGG(city, ',') FROM visits", "aggregates", 1, 19),
+    ("SELECT ANY_VALUE(age), FIRST(age) FROM visits", "aggregates", 1, 18),
+    ("SELECT city FROM visits GROUP BY city", "aggregates", 1, 8),
+    ("SELECT 1", "declared-table", 1, 8),
+    ("SELECT COUNT(*) FROM secrets", "declared-table", 1, 22),
+    ("SELECT COUNT(*) FROM other.visits", "declared-table", 1, 22),
+    ("SELECT COUNT(*) FROM 'visits.duckdb'", "declared-table", 1, 22),
+    ("SELECT COUNT(*) FROM read_parquet('x')", "declared-table", 1, 22),
+    ("SELECT COUNT(*) FROM visits, visits v", "joins", 1, 30),
     (
         "SELECT COUNT(*) FROM visits WHERE age IN (SELECT age FROM visits)",
         "subqueries",
         1,
         35,
-        True,
     ),
-    ("SELECT (SELECT COUNT(*) FROM visits) FROM visits", "subqueries", 1, 16, True),
-    ("SELECT COUNT(*) FROM visits; DROP TABLE visits", "one-statement", 1, 29, True),
-    ("DROP TABLE visits", "select-only", 1, 12, True),
-    ("PRAGMA database_list", "select-only", 1, 8, False),
-    ("SELECT COUNT(*) FRM visits", "syntax", 1, 26, True),
-    ("WITH dp(epsilon=1) SELECT 1", "syntax", 1, 16, True),
-    ("", "one-statement", 1, 1, False),
-    (";;", "one-statement", 1, 1, False),
-    ("SELECT COUNT(*) FROM visits WHERE age > $1", "parameters", 1, 41, True),
-    ("SELECT COUNT(*) FROM visits WHERE age > ?", "parameters", 1, 35, True),
-    ("SELECT QUANTILE_CONT(age, 1.5) FROM visits", "literals", 1, 27, True),
-    ("SELECT QUANTILE_CONT(age, [0.1, 0.2]) FROM visits", "literals", 1, 28, True),
-    ("SELECT COUNT(*) FROM visits LIMIT 10%", "allow-list", 1, 35, True),
-    ("SELECT COUNT(*) FROM visits GROUP BY 7", "positions", 1, 38, True),
-    ("SELECT city, COUNT(*) FROM visits GROUP BY city ORDER BY 3", "positions", 1, 58, True),
-    ("SELECT COUNT(*) // 2 FROM visits", "allow-list", 1, 8, True),
-    ("SELECT random() * COUNT(*) FROM visits", "allow-list", 1, 8, True),
-    ("SELECT getenv('HOME'), COUNT(*) FROM visits", "allow-list", 1, 8, True),
-    ("SELECT clinic, COUNT(*) FROM visits GROUP BY clinic", "private-keys", 1, 46, True),
-    ("SELECT city, MODE(city) FROM visits GROUP BY city", "grouped-mode", 1, 14, True),
+    ("SELECT (SELECT COUNT(*) FROM visits) FROM visits", "subqueries", 1, 16),
+    ("SELECT COUNT(*) FROM visits; DROP TABLE visits", "one-statement", 1, 29),
+    ("DROP TABLE visits", "select-only", 1, 12),
+    ("PRAGMA database_list", "select-only", 1, 8),
+    ("SELECT COUNT(*) FRM visits", "syntax", 1, 26),
+    ("WITH dp(epsilon=1) SELECT 1", "syntax", 1, 16),
+    ("", "one-statement", 1, 1),
+    (";;", "one-statement", 1, 1),
+    ("SELECT COUNT(*) FROM visits WHERE age > $1", "parameters", 1, 41),
+    ("SELECT COUNT(*) FROM visits WHERE age > ?", "parameters", 1, 35),
+    ("SELECT QUANTILE_CONT(age, 1.5) FROM visits", "literals", 1, 27),
+    ("SELECT QUANTILE_CONT(age, [0.1, 0.2]) FROM visits", "literals", 1, 28),
+    ("SELECT COUNT(*) FROM visits LIMIT 10%", "allow-list", 1, 35),
+    ("SELECT COUNT(*) FROM visits GROUP BY 7", "positions", 1, 38),
+    ("SELECT city, COUNT(*) FROM visits GROUP BY city ORDER BY 3", "positions", 1, 58),
+    ("SELECT random() * COUNT(*) FROM visits", "volatile", 1, 8),
+    ("SELECT getenv('HOME'), COUNT(*) FROM visits", "volatile", 1, 8),
+    ("SELECT clinic, COUNT(*) FROM visits GROUP BY clinic", "private-keys", 1, 46),
+    ("SELECT city, MODE(city) FROM visits GROUP BY city", "grouped-mode", 1, 14),
     (
         "SELECT city, COUNT(*) FROM visits GROUP BY CUBE (city, 1, 1, 1, 1, 1, 1)",
         "length",
         1,
         50,
-        True,
     ),
-    ("SELECT COUNT(*) FROM visits WHERE city ILIKE 'o%'", "allow-list", 1, 35, True),
-    ("SELECT COUNT(*) FROM visits WHERE NULL", "literals", 1, 8, True),
-    ("SELECT clinic, MEDIAN(age) FROM visits GROUP BY clinic", "public-keys", 1, 16, True),
-    ("SELECT COUNT(*) FROM visits WHERE aeg > 3", "declared-columns", 1, 35, True),
-    ("SELECT a.b.c.d, COUNT(*) FROM visits", "allow-list", 1, 10, True),
-    ("SELECT COUNT(*) FROM vists", "declared-table", 1, 22, True),
-    ("SELECT COUNT(*) FROM visits LIMIT $1", "parameters", 1, 35, True),
+    ("SELECT COUNT(*) FROM visits WHERE city ILIKE 'o%'", "allow-list", 1, 35),
+    ("SELECT COUNT(*) FROM visits WHERE NULL", "literals", 1, 8),
+    ("SELECT clinic, MEDIAN(age) FROM visits GROUP BY clinic", "public-keys", 1, 16),
+    ("SELECT COUNT(*) FROM visits WHERE aeg > 3", "declared-columns", 1, 35),
+    ("SELECT a.b.c.d, COUNT(*) FROM visits", "allow-list", 1, 10),
+    ("SELECT COUNT(*) FROM vists", "declared-table", 1, 22),
+    ("SELECT COUNT(*) FROM visits LIMIT $1", "parameters", 1, 35),
 ]
 
 
-@pytest.mark.parametrize(("text", "rule", "line", "column", "mended"), REFUSED)
+#: The same question, with what it lacks in its comment.
+PROPOSED = {"private-keys"}
+
+
+@pytest.mark.parametrize(("text", "rule", "line", "column"), REFUSED)
 def test_a_refusal_says_rule_and_place(
-    world: World, text: str, rule: str, line: int, column: int, mended: bool
+    world: World, text: str, rule: str, line: int, column: int
 ) -> None:
-    """And its nearest query is accepted; nothing is charged."""
+    """What it proposes is the same query with an option; nothing is charged."""
     before = world.spent()
     with pytest.raises(SqlRefused) as refused:
         world.ask(text, epsilon=1)
     error = refused.value
     assert (error.rule, error.line, error.column) == (rule, line, column), str(error)
-    assert (error.nearest is not None) == mended, str(error)
+    assert (error.nearest is not None) == (rule in PROPOSED), str(error)
     assert not error.retryable and "^" in str(error)
     if error.nearest is not None:
-        assert world.ask(f"EXPLAIN {_after_comment(error.nearest)}", epsilon=1, delta="1e-6")
+        assert _after_comment(error.nearest) == text
+        assert world.ask(f"EXPLAIN {text}", epsilon=1, delta="1e-6")
     assert world.spent() == before
 
 
-def test_a_near_name_is_proposed(world: World) -> None:
-    """Rather than to leave out what has it."""
+def test_a_near_name_is_said(world: World) -> None:
+    """In the message: the query that has it is another one."""
     for wrong, right in (
-        ("SELECT AVG(aeg) FROM visits", "SELECT AVG(age) FROM visits"),
-        ("SELECT COUNT(*) FROM vistis", "SELECT COUNT(*) FROM visits"),
-        ("WITH t AS (SELECT age AS years FROM visits) SELECT SUM(yaers) FROM t", "SUM(years) FROM t"),
-    ):  # fmt: skip
+        ("SELECT AVG(aeg) FROM visits", "age"),
+        ("SELECT COUNT(*) FROM vistis", "visits"),
+        ("WITH t AS (SELECT age AS years FROM visits) SELECT SUM(yaers) FROM t", "years"),
+    ):
         with pytest.raises(SqlRefused) as refused:
             world.ask(wrong, epsilon=1)
-        assert str(refused.value.nearest).endswith(right)
+        assert repr(right) in str(refused.value) and refused.value.nearest is None
 
 
-NEAREST = [
-    ("SELCT COUNT(*) FRM visits GRUOP BY city", "SELECT COUNT(*) FROM visits GROUP BY city"),
-    ("SELECT city, COUNT(* FROM visits GROUP BY city", "SELECT city, COUNT(*) FROM visits GROUP BY city"),
-    ("SELECT COUNT(*)) FROM visits", "SELECT COUNT(*) FROM visits"),
-    ("SELECT COUNT(*) FROM visits WHERE", "SELECT COUNT(*) FROM visits"),
-    ("SELECT COUNT(*) FROM visits WHERE city = 'Rome", "SELECT COUNT(*) FROM visits WHERE city = 'Rome'"),
-    ("SELECT COUNT(*) FROM visits WHERE age > 3 AND AND age < 9", "SELECT COUNT(*) FROM visits WHERE age > 3 AND  age < 9"),
-    ("WITH dp(delta=1e-7) SELECT clinic, COUNT(*) FROM visits GROUP BY clinic", "-- dp: delta=1e-7\n"
-     "SELECT clinic, COUNT(*) FROM visits GROUP BY clinic"),
-    ("CREATE TABLE t AS SELECT city, COUNT(*) FROM visits GROUP BY city", "SELECT city, COUNT(*) FROM visits GROUP BY city"),
-    ("INSERT INTO t SELECT COUNT(*) FROM visits", "SELECT COUNT(*) FROM visits"),
-    ("COPY (SELECT SUM(age) FROM visits) TO 'x.csv'", "SELECT SUM(age) FROM visits"),
-    ("DELETE FROM visits WHERE age > 3", "SELECT COUNT(*) FROM visits WHERE age > 3"),
-    ("UPDATE visits SET age = 1 WHERE city = 'Rome'", "SELECT COUNT(*) FROM visits WHERE city = 'Rome'"),
-    ("DROP TABLE visits", "SELECT COUNT(*) FROM visits"),
-    ("DESCRIBE visits", "SELECT COUNT(*) FROM visits"),
-    ("SELECT city, AVG(age) GROUP BY city", "SELECT city, AVG(age) FROM visits GROUP BY city"),
-    ("SELECT COUNT(*) FROM visits WHERE age > $1 AND city = 'Rome'", "SELECT COUNT(*) FROM visits WHERE city = 'Rome'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "nearest"), NEAREST)
-def test_what_is_no_select_has_a_near_query(world: World, text: str, nearest: str) -> None:
-    """Of a broken text, another statement, one without FROM or without a parameter's value."""
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELCT COUNT(*) FRM visits GRUOP BY city",
+        "SELECT COUNT(*)) FROM visits",
+        "CREATE TABLE t AS SELECT city, COUNT(*) FROM visits GROUP BY city",
+        "INSERT INTO t SELECT COUNT(*) FROM visits",
+        "DELETE FROM visits WHERE age > 3",
+        "DESCRIBE visits",
+        "SELECT city, AVG(age) GROUP BY city",
+        "SELECT COUNT(*) FROM visits WHERE age > $1 AND city = 'Rome'",
+        "SELECT month, SUM(age) OVER (ORDER BY day) FROM visits",
+        "SELECT COUNT(*) FROM visits WHERE city ILIKE 'r%'",
+    ],
+)
+def test_no_other_question_is_proposed(world: World, text: str) -> None:
+    """A query without the refused part is another one: its rows would be mistaken for the answer."""
     with pytest.raises(SqlRefused) as refused:
         world.ask(text, epsilon=1)
-    assert refused.value.nearest == nearest
-    assert world.ask(f"EXPLAIN {_after_comment(nearest)}", epsilon=1, delta="1e-6")
+    assert refused.value.nearest is None
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "SELECT COUNT(*) FRM visits /*\x1b[2J*/",
-        "SELECT COUNT(*), MAX(clinic) FROM visits WHERE city = '\x1b[2J'",
+        "SELECT clinic, COUNT(*) FROM visits WHERE city = '\x1b[2J' GROUP BY clinic",
         "SELECT COUNT(*) FROM visits WHERE city = '\u202e'; SELECT 1",
     ],
 )
-def test_a_near_query_moves_no_cursor(world: World, text: str) -> None:
+def test_a_refusal_moves_no_cursor(world: World, text: str) -> None:
     """One with control characters is not shown: it reached terminals and logs as it was."""
     with pytest.raises(SqlRefused) as refused:
         world.ask(text, epsilon=1)
     assert refused.value.nearest is None
     assert all(c.isprintable() or c == "\n" for c in str(refused.value))
-
-
-def test_a_value_that_is_given_stays_where_another_is_missing(world: World) -> None:
-    """The near query leaves out what lacks its value, and nothing else."""
-    text = "SELECT COUNT(*) FROM visits WHERE age > $low AND age < $high AND city = $city"
-    with pytest.raises(SqlRefused) as refused:
-        world.ask(text, epsilon=1, parameters={"low": 3, "city": "Rome"})
-    assert refused.value.rule == "parameters" and "'high'" in str(refused.value)
-    near = "SELECT COUNT(*) FROM visits WHERE age > 3 AND city = 'Rome'"
-    assert refused.value.nearest == near
 
 
 def _after_comment(text: str) -> str:
@@ -262,7 +244,7 @@ def test_parameters_are_data(world: World, value: str) -> None:
         parameters={"city": value, "1": 30},
     )
     quoted = value.replace("'", "''")
-    assert [str(node) for node in plan.query.conditions] == [
+    assert [str(node) for node in plan.query.releases[0].conditions] == [
         '("age" < 30)',
         f"(\"city\" = '{quoted}')",
     ]
@@ -276,14 +258,13 @@ def test_question_marks_are_numbered_as_they_stand(world: World) -> None:
         epsilon=1,
         parameters=[0.25, 2, 40, "Oslo", "Rome", 5, 10, 3],
     )
-    query = plan.query
+    (query,) = plan.query.releases
     assert [str(node) for node in query.conditions] == [
         '("age" > 40)',
         "(\"city\" IN ('Oslo', 'Rome'))",
     ]
-    assert (query.limit, query.offset) == (10, 3)
-    assert query.having is not None and query.having.args[1].args == (5,)
-    assert [str(one.share or one.condition) for one in query.aggregates()[:2]] == [
+    assert "LIMIT 10 OFFSET 3" in plan.query.sql and "> 5" in plan.query.sql
+    assert [str(one.share or one.condition) for one in query.aggregates[:2]] == [
         "1/4",
         '("cost" > 2)',
     ]
@@ -302,7 +283,7 @@ def test_names_are_found_as_duckdb_finds_them(fresh: World) -> None:
         "\"User\" = 'x'",
     ):
         plan = fresh.ask(f"EXPLAIN SELECT SUM(rank) FROM visits WHERE {condition}", epsilon=1)
-        assert len(plan.query.conditions) == 1
+        assert len(plan.query.releases[0].conditions) == 1
     joined = {
         "joins": [
             {"relation": name, "name": name, "kind": "dimension", "on": {"city": "k"}}
@@ -313,4 +294,4 @@ def test_names_are_found_as_duckdb_finds_them(fresh: World) -> None:
     fresh.table = fresh.declare(**joined)
     with pytest.raises(SqlRefused, match="ambiguous-columns") as refused:
         fresh.ask("SELECT COUNT(*) FROM visits WHERE zone = 'a' AND port = 'b'", epsilon=1)
-    assert "one.zone = 'a'" in str(refused.value.nearest)
+    assert "one.zone or two.zone" in str(refused.value)

@@ -325,7 +325,10 @@ _SPECIAL = {
 
 
 #: Functions that are parsed as a name with arguments.
-_PLAIN_FUNCTIONS = {"LIKE", "DATE_TRUNC", "DATETRUNC"}
+_PLAIN_FUNCTIONS = {
+    *("LIKE", "DATE_TRUNC", "DATETRUNC", "STRFTIME", "STRPTIME"),
+    *("JSON_EXTRACT", "JSON_EXTRACT_STRING", "JSON_EXTRACT_PATH", "JSON_EXTRACT_PATH_TEXT"),
+}
 
 
 @cache
@@ -342,7 +345,8 @@ def _strict_parser() -> Any:
 
     class Strict(DuckDBParser):
         #: like(value, pattern), whose arguments sqlglot exchanges, is no function of the language;
-        #: of date_trunc it makes several things, by what its argument looks like
+        #: of date_trunc it makes several things, by what its argument looks like; formats and paths it writes
+        #: again
         FUNCTIONS: ClassVar[dict[str, Any]] = {
             n: build for n, build in DuckDBParser.FUNCTIONS.items() if n not in _PLAIN_FUNCTIONS
         }

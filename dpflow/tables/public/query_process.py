@@ -73,6 +73,14 @@ class QueryProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
+        self._aggregates: frozenset[str] = frozenset()
+
+    def list_aggregates(self) -> frozenset[str]:
+        """Names of DuckDB's aggregate functions, in lower case."""
+        with self._lock:
+            if not self._aggregates:
+                self._start()
+            return self._aggregates
 
     def describe(self, tables: Sequence[RowTable], query: str) -> list[tuple[str, str]]:
         """Names and types of a query's columns; no row is looked at.
@@ -175,6 +183,7 @@ class QueryProcess:
             raise QueryStopped(
                 "the process for SQL over released rows does not start; install duckdb for this Python"
             )
+        self._aggregates = frozenset(json.loads(ready))
         return process
 
     def _stop(self) -> None:

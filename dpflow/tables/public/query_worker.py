@@ -72,6 +72,8 @@ class LockedDatabase:
         execute("SET enable_external_access = false")
         execute("SET lock_configuration = true")
         self._functions = self._list_functions()
+        query = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
+        self.aggregates = sorted(str(row[0]) for row in execute(query).fetchall())
 
     def _list_functions(self) -> set[str]:
         """Names of deterministic functions; a macro is one if all that it calls are."""
@@ -278,7 +280,7 @@ def serve(duckdb_folder: str, memory: str, address_space: int, seconds: int) -> 
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
     database = LockedDatabase(memory)
-    write_message(replies, b"{}")
+    write_message(replies, json.dumps(database.aggregates).encode())
     while (content := read_message(requests)) is not None:
         _limit_resources(address_space, seconds)
         write_message(replies, _answer_safely(database, content))

@@ -1,0 +1,352 @@
+"""Interval arithmetic as SQL: from the bounds of an expression's operands to its own.
+
+The lower and the upper bound are NULL together where there is no interval: so it is for a quotient whose divisor may
+be 0, or the logarithm of what may be negative. What has no rule here has no bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from sqlglot import exp
+
+#: A released number's column: the position of its release, and its own.
+Source = tuple[int, int]
+#: Functions that keep the order of numbers, in their first argument.
+_MONOTONE = (exp.Round, exp.Floor, exp.Ceil, exp.Exp)
+#: Larger bounds are not written.
+_MAX_NODES = 10_000
+_NUMBERS = {"TINYINT", "SMALLINT", "INT", "BIGINT", "INT128", "FLOAT", "DOUBLE", "DECIMAL"}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of an expression's noise.
+
+    Attributes:
+        noisy: it depends on noise.
+        sources: the released columns that it is computed from.
+        low, high: expressions of its bounds; None where there is no rule.
+        count: how many released numbers must be within their widths for the bounds to hold.
+        maybe_null: noise may make it NULL, or a number of NULL.
+    """
+
+    noisy: bool = False
+    sources: frozenset[Source] = frozenset()
+    low: Any = None
+    high: Any = None
+    count: Any = None
+    maybe_null: bool = False
+
+    @property
+    def ruled(self) -> bool:
+        """Whether it has noise and bounds for it."""
+        return self.noisy and self.low is not None
+
+
+EXACT = Known()
+
+
+def combine(
+    parts: Iterable[Known], sources: frozenset[Source] = frozenset(), noisy: bool = True
+) -> Known:
+    """What is computed from parts by no rule: it has noise, and no bounds."""
+    return Known(noisy, sources.union(*(part.sources for part in parts)), maybe_null=True)
+
+
+def number(value: int) -> Any:
+    """A number as an expression."""
+    return exp.Literal.number(value)
+
+
+def add_counts(parts: Iterable[Known]) -> Any:
+    """How many numbers several operands need together."""
+    total = None
+    for part in parts:
+        if part.noisy:
+            assert part.count is not None
+            count = part.count.copy()
+            total = count if total is None else exp.Add(this=total, expression=count)
+    return number(0) if total is None else total
+
+
+def choose(test: Any, value: Any, otherwise: Any = None) -> Any:
+    """``CASE WHEN test THEN value ELSE otherwise END``."""
+    return exp.paren(exp.Case(ifs=[exp.If(this=test.copy(), true=value)], default=otherwise))
+
+
+def call(kind: type, parts: Sequence[Any]) -> Any:
+    """LEAST or GREATEST of expressions."""
+    first, *others = [part.copy() for part in parts]
+    return kind(this=first, expressions=others)
+
+
+def is_bounded(part: Known) -> Any:
+    """Whether a value has an interval."""
+    return exp.Not(this=exp.Is(this=exp.paren(part.low.copy()), expression=exp.Null()))
+
+
+def all_bounded(parts: Sequence[Known]) -> Any:
+    """Whether all noisy ones of several values have an interval."""
+    test: Any = exp.true()
+    for part in parts:
+        if part.noisy:
+            test = exp.And(this=test, expression=is_bounded(part))
+    return exp.paren(test)
+
+
+Operand = tuple[Any, Known]
+Find = Callable[[Any], Known]
+
+
+def rule_of(expression: Any, find: Find) -> Known | None:
+    """Bounds of an operator or function from those of its operands; None without a rule.
+
+    Args:
+        find: what is known of an operand.
+    """
+    for kinds, read in _RULES:
+        if isinstance(expression, kinds):
+            noise: Known | None = read(expression, find)
+            return noise
+    return None
+
+
+def _bounds(operand: Operand) -> tuple[Any, Any]:
+    expression, noise = operand
+    if not noise.noisy:
+        return exp.paren(expression.copy()), exp.paren(expression.copy())
+    return exp.paren(noise.low.copy()), exp.paren(noise.high.copy())
+
+
+def _read_operands(parts: Sequence[Any], find: Find) -> list[Operand] | None:
+    """Operands with what is known of them; None unless each is exact or has bounds."""
+    operands = [(part, find(part)) for part in parts]
+    if any(noise.noisy and not noise.ruled for _, noise in operands):
+        return None
+    return operands
+
+
+def _make(operands: Sequence[Operand], low: Any, high: Any, maybe_null: bool = False) -> Known:
+    parts = [noise for _, noise in operands]
+    sizes = (sum(1 for _ in islice(end.walk(), _MAX_NODES + 1)) for end in (low, high))
+    if any(size > _MAX_NODES for size in sizes):
+        return combine(parts)
+    return Known(
+        True,
+        frozenset[Source]().union(*(noise.sources for noise in parts)),
+        low,
+        high,
+        add_counts(parts),
+        maybe_null or any(noise.maybe_null for noise in parts),
+    )
+
+
+def _read_brackets(expression: Any, find: Find) -> Known | None:
+    operands = _read_operands([expression.this], find)
+    return None if operands is None else operands[0][1]
+
+
+def _read_arithmetic(expression: Any, find: Find) -> Known | None:
+    operands = _read_operands([expression.this, expression.expression], find)
+    if operands is None:
+        return None
+    (low, high), (other_low, other_high) = map(_bounds, operands)
+    kind = type(expression)
+    if kind in (exp.Add, exp.Sub):
+        first, second = (other_low, other_high) if kind is exp.Add else (other_high, other_low)
+        return _make(operands, kind(this=low, expression=first), kind(this=high, expression=second))
+    ends: list[Any] = [
+        kind(this=a.copy(), expression=b.copy())
+        for a in (low, high)
+        for b in (other_low, other_high)
+    ]
+    least, most = call(exp.Least, ends), call(exp.Greatest, ends)
+    if kind is exp.Mul:
+        return _make(operands, least, most)
+    test = exp.paren(
+        exp.Or(
+            this=exp.GT(this=other_low, expression=number(0)),
+            expression=exp.LT(this=other_high, expression=number(0)),
+        )
+    )
+    divisor = operands[1][1]
+    return _make(operands, choose(test, least), choose(test, most), divisor.noisy)
+
+
+def _read_negation(expression: Any, find: Find) -> Known | None:
+    operands = _read_operands([expression.this], find)
+    if operands is None:
+        return None
+    low, high = _bounds(operands[0])
+    return _make(operands, exp.Neg(this=high), exp.Neg(this=low))
+
+
+def _read_abs(expression: Any, find: Find) -> Known | None:
+    operands = _read_operands([expression.this], find)
+    if operands is None:
+        return None
+    low, high = _bounds(operands[0])
+    ends = [exp.Abs(this=low.copy()), exp.Abs(this=high.copy())]
+    holds_zero = exp.paren(
+        exp.And(
+            this=exp.LTE(this=low, expression=number(0)),
+            expression=exp.GTE(this=high, expression=number(0)),
+        )
+    )
+    return _make(
+        operands,
+        choose(holds_zero, number(0), call(exp.Least, ends)),
+        call(exp.Greatest, ends),
+    )
+
+
+def _with_first(expression: Any, first: Any) -> Any:
+    new = expression.copy()
+    new.set("this", first)
+    return new
+
+
+def _read_monotone(expression: Any, find: Find) -> Known | None:
+    extra = [part for name, part in expression.args.items() if name != "this"]
+    parts = [part for part in extra if isinstance(part, exp.Expression)]
+    operands = _read_operands([expression.this], find)
+    if operands is None or any(find(part).noisy for part in parts):
+        return None
+    low, high = _bounds(operands[0])
+    return _make(operands, _with_first(expression, low), _with_first(expression, high))
+
+
+def _read_root(expression: Any, find: Find) -> Known | None:
+    operands = _read_operands([expression.this], find)
+    if operands is None:
+        return None
+
+    def take_root(end: Any) -> Any:
+        positive = exp.If(
+            this=exp.GTE(this=end.copy(), expression=number(0)), true=exp.Sqrt(this=end.copy())
+        )
+        negative = exp.If(this=exp.LT(this=end.copy(), expression=number(0)), true=number(0))
+        return exp.paren(exp.Case(ifs=[positive, negative]))
+
+    low, high = map(take_root, _bounds(operands[0]))
+    return _make(operands, low, high)
+
+
+def _read_logarithm(expression: Any, find: Find) -> Known | None:
+    operands = _read_operands([expression.this], find)
+    if operands is None or expression.args.get("expression") is not None:
+        return None
+    low, high = _bounds(operands[0])
+    positive = exp.GT(this=low, expression=number(0))
+    ends = [choose(positive, _with_first(expression, end.copy())) for end in (low, high)]
+    return _make(operands, ends[0], ends[1])
+
+
+def _read_cast(expression: Any, find: Find) -> Known | None:
+    operands = _read_operands([expression.this], find)
+    kind = expression.args["to"]
+    if operands is None or getattr(kind.this, "name", "") not in _NUMBERS:
+        return None
+    casts = [exp.TryCast(this=end, to=kind.copy()) for end in _bounds(operands[0])]
+    fits: Any = exp.true()
+    for one in casts:
+        there = exp.Not(this=exp.Is(this=one.copy(), expression=exp.Null()))
+        fits = exp.And(this=fits, expression=there)
+    low, high = (choose(exp.paren(fits), one) for one in casts)
+    return _make(operands, low, high)
+
+
+def _read_extreme(expression: Any, find: Find) -> Known | None:
+    operands = _read_operands([expression.this, *expression.expressions], find)
+    if operands is None or any(noise.maybe_null for _, noise in operands):
+        return None
+    noise = all_bounded([one for _, one in operands])
+    lows, highs = zip(*map(_bounds, operands))
+    kind = type(expression)
+    return _make(operands, choose(noise, call(kind, lows)), choose(noise, call(kind, highs)))
+
+
+def _read_coalesce(expression: Any, find: Find) -> Known | None:
+    """The first that is there; of what noise may have made NULL there is no rule."""
+    operands = _read_operands([expression.this, *expression.expressions], find)
+    if operands is None or any(noise.maybe_null for _, noise in operands[:-1]):
+        return None
+    low, high = _bounds(operands[-1])
+    for operand in reversed(operands[:-1]):
+        own_low, own_high = _bounds(operand)
+        there = exp.Not(this=exp.Is(this=exp.paren(operand[0].copy()), expression=exp.Null()))
+        # A released number that is NULL is missing, and its value is not noise.
+        rest = (exp.Null(), exp.Null()) if operand[1].noisy else (low, high)
+        low, high = choose(there, own_low, rest[0]), choose(there, own_high, rest[1])
+    return _make(operands, low, high)
+
+
+def _read_nullif(expression: Any, find: Find) -> Known | None:
+    operands = _read_operands([expression.this], find)
+    if operands is None:
+        return None
+    low, high = _bounds(operands[0])
+    if not operands[0][1].noisy:
+        return None
+    noise = _make(operands, low, high, maybe_null=True)
+    return replace(noise, sources=noise.sources | find(expression.expression).sources)
+
+
+def _read_case(expression: Any, find: Find) -> Known | None:
+    """The branch that is taken; where noise takes it, the hull of all branches."""
+    if isinstance(expression, exp.If):
+        branches, default = [expression], expression.args.get("false")
+    else:
+        branches, default = expression.args["ifs"], expression.args.get("default")
+    results = [branch.args["true"] for branch in branches]
+    results += [] if default is None else [default]
+    present = [part for part in results if not isinstance(part, exp.Null)]
+    operands = _read_operands(present, find)
+    if operands is None or not any(noise.noisy for _, noise in operands):
+        return None
+    tests = [branch.this for branch in branches]
+    if not isinstance(expression, exp.If) and expression.this is not None:
+        tests.append(expression.this)
+    conditions = [find(test) for test in tests]
+    if not any(noise.noisy for noise in conditions):
+        ends = [_bounds((part, find(part))) for part in results]
+        pair = []
+        for side in (0, 1):
+            new = expression.copy()
+            copies = [new] if isinstance(new, exp.If) else new.args["ifs"]
+            for branch, end in zip(copies, ends):
+                branch.set("true", end[side].copy())
+            if default is not None:
+                new.set("false" if isinstance(new, exp.If) else "default", ends[-1][side].copy())
+            pair.append(exp.paren(new))
+        return _make(operands, pair[0], pair[1])
+    there = all_bounded([noise for _, noise in operands])
+    lows, highs = zip(*map(_bounds, operands))
+    maybe_null = default is None or len(present) < len(results)
+    noise = _make(
+        operands,
+        choose(there, call(exp.Least, lows)),
+        choose(there, call(exp.Greatest, highs)),
+        maybe_null,
+    )
+    return replace(noise, sources=noise.sources.union(*(one.sources for one in conditions)))
+
+
+_RULES: tuple[tuple[Any, Callable[[Any, Find], Known | None]], ...] = (
+    (exp.Paren, _read_brackets),
+    ((exp.Add, exp.Sub, exp.Mul, exp.Div), _read_arithmetic),
+    (exp.Neg, _read_negation),
+    (exp.Abs, _read_abs),
+    (_MONOTONE, _read_monotone),
+    (exp.Sqrt, _read_root),
+    (exp.Ln, _read_logarithm),
+    ((exp.Cast, exp.TryCast), _read_cast),
+    ((exp.Least, exp.Greatest), _read_extreme),
+    (exp.Coalesce, _read_coalesce),
+    (exp.Nullif, _read_nullif),
+    ((exp.Case, exp.If), _read_case),
+)

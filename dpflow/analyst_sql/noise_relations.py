@@ -1,0 +1,257 @@
+"""Relations of a FROM, and the columns that names mean there, with what is known of their noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlglot import exp
+
+from dpflow.analyst_sql.noise_expressions import EXACT, Known, Source, combine
+from dpflow.analyst_sql.parsed_parts import strip_alias
+from dpflow.tables.public.query_worker import SCHEMA
+
+if TYPE_CHECKING:
+    from dpflow.analyst_sql.noise_rules import NoiseRules
+
+MARK = " #"
+#: What stands beside a column, by the end of its name.
+LOW, HIGH, COUNT = f"{MARK}low", f"{MARK}high", f"{MARK}count"
+
+
+@dataclass(frozen=True)
+class ReleasedColumns:
+    """What is known of a released table before it is read.
+
+    Attributes:
+        keys: how many grouping expressions it has.
+        numeric: for each number whether it has widths.
+        rows: how many rows it has.
+        selected: its rows were selected privately.
+        cells: for each number how many cells of its release are added up in it; 0 where their noise does
+            not add up.
+    """
+
+    keys: int
+    numeric: Sequence[bool]
+    rows: int
+    selected: bool
+    cells: Sequence[int]
+
+
+@dataclass(frozen=True)
+class NoisyColumn:
+    """A column of a query and its noise.
+
+    Attributes:
+        cell: the released number that it is, as it stands, in each row.
+    """
+
+    name: str
+    noise: Known
+    cell: Source | None = None
+
+
+@dataclass
+class Shape:
+    """The columns of a query.
+
+    Attributes:
+        chosen: numbers whose noise decided which rows these are.
+        selected: the rows, or some below, were selected privately.
+        release: the release whose rows these are, each at most once.
+    """
+
+    columns: list[NoisyColumn]
+    chosen: frozenset[Source] = frozenset()
+    selected: bool = False
+    release: int | None = None
+    attach: Callable[[Sequence[bool]], None] = field(default=lambda wanted: None, repr=False)
+
+    def list_ruled(self) -> list[bool]:
+        """For each column whether it has an interval."""
+        return [column.noise.ruled for column in self.columns]
+
+
+class RuleMissing(Exception):
+    """No rule covers the query, so no column of it has an interval."""
+
+
+#: Columns of queries by their names in lower case.
+Scope = Mapping[str, Shape]
+
+
+class SelectSources:
+    """The FROM of one SELECT, and what its names mean.
+
+    Args:
+        scope: the CTEs that it sees.
+    """
+
+    def __init__(self, rules: NoiseRules, select: Any, scope: Scope) -> None:
+        self._rules, self._select, self._scope = rules, select, scope
+        self._relations: list[tuple[str, Shape | None]] = []
+        #: Names that USING makes one column of.
+        self._merged: set[str] = set()
+        self._chosen: frozenset[Source] = frozenset()
+        #: The same for the rows that aggregates are over.
+        self._rows_chosen: frozenset[Source] = frozenset()
+        self._selected = self._filled_by_noise = False
+        self._release: int | None = None
+        self._groups: list[tuple[Any, Known]] | None = None
+        self._aliases: dict[str, Any] = {}
+
+    def find(self, part: Any) -> Known:
+        """What is known of an expression's noise."""
+        raise NotImplementedError
+
+    def _choose(self, noise: Known) -> None:
+        """Note that noise decided which rows these are."""
+        if noise.noisy:
+            self._chosen |= noise.sources or self._rules.everything
+
+    def _read_sources(self) -> None:
+        source, joins = self._select.args.get("from_"), self._select.args.get("joins") or []
+        if self._select.args.get("laterals"):
+            raise RuleMissing
+        if source is not None:
+            self._add_relation(source.this)
+        outer = False
+        for join in joins:
+            kind = str(join.args.get("kind") or "")
+            if kind not in ("", "INNER", "OUTER", "CROSS") or join.args.get("method"):
+                raise RuleMissing
+            self._add_relation(join.this)
+            outer = outer or bool(join.args.get("side"))
+            self._merged |= {name.name.casefold() for name in join.args.get("using") or ()}
+        for _, shape in self._relations:
+            if shape is not None:
+                self._chosen |= shape.chosen
+                self._selected = self._selected or shape.selected
+        for join in joins:
+            condition = join.args.get("on")
+            noise = EXACT if condition is None else self.find(condition)
+            self._choose(noise)
+            if noise.noisy and self._rules.keep_noisy:
+                join.set("on", exp.true())
+            for name in join.args.get("using") or ():
+                for column in self._list_columns("", name.name):
+                    self._choose(column.noise)
+        if len(self._relations) == 1 and self._relations[0][1] is not None:
+            self._release = self._relations[0][1].release
+        # A row that noise left out makes a NULL of what may have been a number.
+        self._filled_by_noise = outer and (self._selected or bool(self._chosen))
+
+    def _add_relation(self, relation: Any) -> None:
+        alias = relation.args.get("alias")
+        shape: Shape | None = None
+        if relation.args.get("joins"):
+            raise RuleMissing
+        if isinstance(relation, exp.Table):
+            if alias is not None and alias.args.get("columns"):
+                raise RuleMissing
+            if relation.db == SCHEMA:
+                shape = self._rules.read_released(int(relation.name[1:]))
+            elif isinstance(relation.this, exp.Identifier):
+                # None: a recursive CTE, of which nothing is noise.
+                shape = self._scope.get(relation.name.casefold())
+                if shape is None:
+                    raise RuleMissing
+        elif isinstance(relation, exp.Subquery):
+            shape = self._rules.expose(self._rules.read(relation, self._scope), alias)
+        elif isinstance(relation, exp.Values) and alias is not None:
+            shape = Shape([NoisyColumn(one.name, EXACT) for one in alias.args.get("columns") or ()])
+        self._relations.append((relation.alias_or_name.casefold(), shape))
+
+    def _list_columns(self, qualifier: str, name: str) -> list[NoisyColumn]:
+        """The columns of FROM that a name may mean."""
+        return [
+            column
+            for relation, shape in self._relations
+            if shape is not None and qualifier in ("", relation)
+            for column in shape.columns
+            if column.name.casefold() == name.casefold()
+        ]
+
+    def _expand_stars(self) -> list[Any]:
+        """The columns of the answer; ``*`` is written out, as columns stand beside those of FROM."""
+        items: list[Any] = []
+        for item in self._select.expressions:
+            inner = strip_alias(item)
+            star = inner.this if isinstance(inner, exp.Column) else inner
+            if not isinstance(star, exp.Star):
+                items.append(item)
+                continue
+            if any(star.args.get(name) for name in ("except_", "replace", "rename")):
+                raise RuleMissing
+            items += self._list_star(inner.table.casefold() if inner is not star else "")
+        self._select.set("expressions", items)
+        return items
+
+    def _list_star(self, qualifier: str) -> list[Any]:
+        columns = []
+        merged: set[str] = set()
+        for name, shape in self._relations:
+            if shape is None:
+                raise RuleMissing
+            for column in shape.columns if qualifier in ("", name) else ():
+                folded = column.name.casefold()
+                if folded in self._merged and not qualifier:
+                    if folded in merged:
+                        continue
+                    merged.add(folded)
+                    columns.append(exp.column(exp.to_identifier(column.name, quoted=True)))
+                    continue
+                table = exp.to_identifier(name, quoted=True) if name else None
+                columns.append(exp.column(exp.to_identifier(column.name, quoted=True), table=table))
+        return columns
+
+    def _find_column(self, part: Any) -> Known:
+        name, qualifier = part.name, part.table.casefold()
+        matches = self._list_columns(qualifier, name)
+        if len(matches) == 1:
+            (column,) = matches
+            noise = column.noise
+            if not noise.noisy:
+                return EXACT
+            if not noise.ruled:
+                return combine([noise])
+            table = part.args.get("table")
+            return beside(
+                column.name, table, noise.sources, noise.maybe_null or self._filled_by_noise
+            )
+        if matches and name.casefold() in self._merged:
+            noisy = [column.noise for column in matches if column.noise.noisy]
+            return combine(noisy) if noisy else EXACT
+        alias = None if qualifier or matches else self._aliases.pop(name.casefold(), None)
+        if alias is not None:
+            try:
+                return self.find(alias)
+            finally:
+                self._aliases[name.casefold()] = alias
+        if not matches and any(
+            shape is None and qualifier in ("", relation) for relation, shape in self._relations
+        ):
+            # Of a function in FROM, whose arguments are exact or its rows are chosen.
+            return combine([], self._chosen) if self._chosen else EXACT
+        # A row of a query around this one, or nothing that is noise.
+        return combine([], self._rules.everything)
+
+    def _find_cell(self, part: Any) -> Source | None:
+        if not isinstance(part, exp.Column) or self._groups is not None:
+            return None
+        matches = self._list_columns(part.table.casefold(), part.name)
+        return matches[0].cell if len(matches) == 1 else None
+
+
+def beside(name: str, table: Any, sources: frozenset[Source], maybe_null: bool = False) -> Known:
+    """A column of FROM beside which its bounds stand."""
+    parts = [
+        exp.column(
+            exp.to_identifier(name + end, quoted=True),
+            table=None if table is None else table.copy(),
+        )
+        for end in (LOW, HIGH, COUNT)
+    ]
+    return Known(True, sources, parts[0], parts[1], parts[2], maybe_null)

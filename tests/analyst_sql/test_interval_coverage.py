@@ -1,0 +1,179 @@
+# ruff: noqa: E501  queries are written as analysts write them
+"""Intervals hold in 95 of 100 draws, also where one released number stands in an expression twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from dpflow.analyst_sql.answers import run_query
+from dpflow.analyst_sql.cells import Number, additive_plan, find_release, make_width
+from dpflow.analyst_sql.noise_intervals import find_intervals
+from dpflow.analyst_sql.released_tables import ReleasedTable
+from dpflow.core.accounting.events import DiscreteLaplace
+from dpflow.core.contract.results import Row
+
+if TYPE_CHECKING:
+    from sql_world import World
+
+    from dpflow.analyst_sql.query_plan import SqlPlan
+
+DRAWS = 2000
+#: Three numbers in each draw, with true values whose noise may change a sign or an order.
+TRUE = {"Bern": (40, 30), "Oslo": (45, 900), "Rome": (700, 20)}
+RELEASE = "WITH t AS (SELECT bucket(age, 1) AS draw, city, COUNT(*) AS n, SUM(cost) AS s FROM visits GROUP BY 1, 2)"
+QUERIES = [
+    "SELECT draw, city, n - s + n AS x FROM t",
+    "SELECT draw, city, n / (n + s) AS x FROM t",
+    "SELECT draw, city, (n - s) * (n + s) AS x FROM t",
+    "SELECT draw, city, abs(n - s) + n AS x FROM t",
+    "SELECT draw, city, CASE WHEN n > s THEN n ELSE s END AS x FROM t",
+    "SELECT draw, city, CASE WHEN city = 'Oslo' THEN n - s ELSE -n END AS x FROM t",
+    "SELECT draw, city, greatest(n, s) - least(n, s) AS x FROM t",
+    "SELECT draw, city, round(n / 3) - floor(s) AS x FROM t",
+    "SELECT draw, city, coalesce(n, 0) * 2 - n AS x FROM t",
+    "SELECT draw, city, sqrt(abs(n)) + n AS x FROM t",
+    "SELECT draw, SUM(n) AS x FROM t GROUP BY draw",
+    "SELECT draw, SUM(n) - MIN(n) AS x FROM t GROUP BY draw",
+    "SELECT draw, SUM(n - s) + SUM(n) AS x FROM t GROUP BY draw",
+    "SELECT draw, AVG(s) / SUM(n) AS x FROM t GROUP BY draw",
+    "SELECT draw, MAX(n) - MAX(s) AS x FROM t GROUP BY draw",
+    "SELECT draw, SUM(a.n + b.n) AS x FROM t a JOIN t b USING (draw) GROUP BY draw",
+    "SELECT draw, SUM(x) AS x FROM (SELECT draw, n AS x FROM t UNION ALL SELECT draw, n FROM t) GROUP BY draw",
+    "SELECT draw, city, SUM(n) OVER (PARTITION BY draw ORDER BY city) AS x FROM t",
+    "SELECT draw, city, n / SUM(n) OVER (PARTITION BY draw) AS x FROM t",
+    "SELECT draw, city, n - lag(n) OVER (PARTITION BY draw ORDER BY city) AS x FROM t",
+    "SELECT draw, city, n FROM t JOIN (VALUES ('Oslo', 1), ('Bern', 2)) AS c(name, code) ON name = city",
+]  # fmt: skip
+
+
+def draw_noise(plan: SqlPlan, rng: np.random.Generator) -> list[tuple[Any, str, Any]]:
+    """For each number its plan, its label, and what draws its noise in its own unit."""
+    (part,) = plan.parts
+    release = find_release(part.plan)
+    assert release is not None
+
+    def draw_moment(moment: Any) -> Any:
+        event = release.noises[moment].event
+        if isinstance(event, DiscreteLaplace):
+            chance = -np.expm1(-1 / float(event.scale))
+            return rng.geometric(chance) - rng.geometric(chance)
+        return round(rng.normal(0, float(event.sigma2) ** 0.5))
+
+    def draw_count() -> Any:
+        return draw_moment(("rows", ""))
+
+    def draw_sum() -> Any:
+        (column,) = {moment[1] for moment in release.noises if moment[0] == "sum"}
+        measure = next(m for m in release.query.measures if m.measure == "sum")
+        step = float(part.plan.table.bounded_column(column).step)
+        return step * sum(
+            weight * draw_moment(moment)
+            for moment, weight in release.query.weights(measure).items()
+        )
+
+    labels = [part.part.measures[one] for one in plan.query.releases[0].aggregates]
+    return [(part.plan, label, draw) for label, draw in zip(labels, (draw_count, draw_sum))]
+
+
+def make_table(plan: SqlPlan, noisy: bool, shrink: float = 1.0) -> ReleasedTable:
+    """All draws as rows of one released table."""
+    rng = np.random.default_rng(7)
+    numbers: list[list[Number]] = [[], []]
+    cells = [(draw, city) for draw in range(DRAWS) for city in sorted(TRUE)]
+    for _, city in cells:
+        for position, (answering, label, draw) in enumerate(draw_noise_cached(plan, rng)):
+            width = make_width(answering, Row("", label, None))
+            value = TRUE[city][position] + (draw() if noisy else 0)
+            value = int(value) if position == 0 else float(value)
+            numbers[position].append(
+                Number(
+                    value,
+                    lambda together, width=width: shrink * (width(together) or 0),
+                    "",
+                    additive_plan(answering, label) if shrink == 1 else None,
+                    label,
+                )
+            )
+    release = plan.query.releases[0]
+    names = ["draw" if "bucket" in str(group) else "city" for group in release.groups]
+    keys = [
+        (f"k{n}", "BIGINT", [draw for draw, _ in cells])
+        if name == "draw"
+        else (f"k{n}", "VARCHAR", [city for _, city in cells])
+        for n, name in enumerate(names)
+    ]
+    return ReleasedTable("r0", keys, ["BIGINT", "DOUBLE"], numbers, False)
+
+
+_DRAWERS: dict[int, Any] = {}
+
+
+def draw_noise_cached(plan: SqlPlan, rng: np.random.Generator) -> Any:
+    if id(rng) not in _DRAWERS:
+        _DRAWERS.clear()
+        _DRAWERS[id(rng)] = draw_noise(plan, rng)
+    return _DRAWERS[id(rng)]
+
+
+def count_holding(plan: SqlPlan, noisy: ReleasedTable, exact: ReleasedTable) -> list[int]:
+    """For each kind of row how many of all draws' intervals hold the true value."""
+    rows = run_query([noisy], plan.query).rows
+    truth = {tuple(row[:-1]): row[-1] for row in run_query([exact], plan.query).rows}
+    intervals = find_intervals(plan.query, [noisy], rows)
+    assert intervals is not None
+    column = intervals[-1]
+    assert column.confidence == 95
+    held: dict[Any, int] = {}
+    for row, span in zip(rows, column.spans):
+        expected = truth[tuple(row[:-1])]
+        # What has no interval claims nothing.
+        holds = span is None or expected is None or span[0] - 1e-9 <= expected <= span[1] + 1e-9
+        held[row[1] if len(row) > 2 else ""] = held.get(row[1] if len(row) > 2 else "", 0) + holds
+    return list(held.values())
+
+
+@pytest.fixture(scope="module")
+def tables(world: World) -> tuple[ReleasedTable, ReleasedTable]:
+    plan = world.ask(f"EXPLAIN {RELEASE} {QUERIES[0]}", epsilon=1)
+    return make_table(plan, True), make_table(plan, False)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_intervals_hold_in_2000_draws(
+    world: World, tables: tuple[ReleasedTable, ReleasedTable], query: str
+) -> None:
+    """At least 95 %, less four standard deviations of 2,000 draws."""
+    plan = world.ask(f"EXPLAIN {RELEASE} {query}", epsilon=1)
+    least = DRAWS * 0.95 - 4 * (DRAWS * 0.95 * 0.05) ** 0.5
+    counts = count_holding(plan, *tables)
+    assert min(counts) >= least, counts
+
+
+def test_narrower_widths_would_be_seen(world: World) -> None:
+    """The negative control: half the widths hold far less often."""
+    plan = world.ask(f"EXPLAIN {RELEASE} {QUERIES[0]}", epsilon=1)
+    noisy, exact = make_table(plan, True, shrink=0.3), make_table(plan, False)
+    assert min(count_holding(plan, noisy, exact)) < DRAWS * 0.9
+
+
+def test_a_sum_of_cells_is_narrower_only_where_each_enters_once(world: World) -> None:
+    """By its plan: a join, a union or a noisy condition makes widths add, or leaves no interval."""
+    inner = "SELECT bucket(age, 10) AS b, COUNT(*) AS n FROM visits GROUP BY b"
+
+    def width(text: str) -> float | None:
+        answer = world.ask(text, epsilon=1)
+        cell = answer.values[0][0]
+        return None if cell.high is None else float(cell.high - cell.value)
+
+    once = width(f"SELECT SUM(n) AS s FROM ({inner})")
+    filtered = width(f"SELECT SUM(n) AS s FROM ({inner}) WHERE b < 1000")
+    twice = width(f"WITH t AS ({inner}) SELECT SUM(a.n) AS s FROM t a JOIN t b ON a.b = b.b")
+    union = width(
+        f"WITH t AS ({inner}) SELECT SUM(n) AS s FROM (SELECT n FROM t UNION ALL SELECT n FROM t)"
+    )
+    assert once == filtered and once is not None and twice is not None and union is not None
+    assert twice > 1.5 * once and union > 3 * once
+    assert width(f"SELECT SUM(n) AS s FROM ({inner}) WHERE n > 10") is None
