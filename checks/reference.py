@@ -86,13 +86,13 @@ def type_name(schema: dict[str, Any]) -> str:
 
 def model_table(model: type[BaseModel]) -> str:
     """Fields of a model: name, type, default, meaning."""
-    properties = model.model_json_schema(by_alias=True)["properties"]
+    properties = model.model_json_schema()["properties"]
     notes = field_notes(model)
     rows = []
     for name, field in model.model_fields.items():
-        schema = properties.get(field.alias or name, {})
+        schema = properties.get(name, {})
         default = "required" if field.is_required() else default_text(field)
-        rows.append((f"`{field.alias or name}`", type_name(schema), default, notes.get(name, "")))
+        rows.append((f"`{name}`", type_name(schema), default, notes.get(name, "")))
     return table(("field", "type", "if left out", "meaning"), rows)
 
 
@@ -124,7 +124,7 @@ def declaration_schema() -> dict[str, Any]:
     """A JSON Schema of declarations, for editors."""
     from dpflow.core.contract.declaration import Table
 
-    schema = Table.model_json_schema(by_alias=True)
+    schema = Table.model_json_schema()
     notes = {model.__name__: field_notes(model) for model in declaration_models()}
     for name, part in [("Table", schema), *schema.get("$defs", {}).items()]:
         for field, properties in part.get("properties", {}).items():
@@ -216,7 +216,7 @@ def mechanisms_page() -> str:
 
 def inner_models(model: type[BaseModel]) -> list[type[BaseModel]]:
     """The models that a model's table refers to."""
-    names = model.model_json_schema(by_alias=True).get("$defs", {})
+    names = model.model_json_schema().get("$defs", {})
     parts: list[type[BaseModel]] = []
     waiting: list[Any] = [field.annotation for field in model.model_fields.values()]
     for kind in waiting:

@@ -90,7 +90,7 @@ def make_ledger() -> Ledger:
     place = read_secret(SECRETS / "dpflow_owner_url")
     try:
         ledger = Ledger(place, create=True, owner=True)
-    except LedgerUnavailable:  # of an earlier version, most likely; if not, this fails, too
+    except LedgerUnavailable:  # of an earlier schema version, most likely; if not, this fails, too
         Ledger.upgrade(place, principal="owner")
         ledger = Ledger(place, owner=True)
     roles = files("dpflow.ledger.storage").joinpath("roles.sql").read_text(encoding="utf-8")

@@ -378,15 +378,16 @@ class Ledger(AuditedLedger):
             row = releases.find_by_key(state, key)
             return None if row is None else releases.proved_record(self._cipher, state, row)
 
-    def is_paid(self, scope: str, dag_id: str, run_identity: str, *digests: str) -> bool:
-        """Whether any task of a DAG run has paid for the plan of these digests.
+    def is_paid(self, scope: str, dag_id: str, run_identity: str, digest: str) -> bool:
+        """Whether any task of a DAG run has paid for the plan of this digest.
 
         A yes is proved. A release that was deleted by hand counts as still to pay, and its own
         charge refuses.
         """
-        run = {"scope": scope, "dag_id": dag_id, "run_identity": run_identity}
         with self._begin_reading() as state:
-            return any(releases.is_paid(state, digest=digest, **run) for digest in digests)
+            return releases.is_paid(
+                state, scope=scope, dag_id=dag_id, run_identity=run_identity, digest=digest
+            )
 
     def release(self, release_id: str) -> ReleaseRecord:
         """One release by id. Raises `InvalidInput`."""

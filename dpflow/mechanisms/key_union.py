@@ -41,7 +41,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import ZCDP, Approximate, Event
@@ -68,9 +68,7 @@ class KeyUnionParams(Params):
     by: str
     epsilon: Epsilon
     delta: Annotated[Delta, AfterValidator(require_delta)]
-    guarantee: Annotated[Literal["approximate", "zcdp"], Field(serialization_alias="claim")] = (
-        "approximate"
-    )
+    guarantee: Literal["approximate", "zcdp"] = "approximate"
 
 
 @dataclass(frozen=True)

@@ -432,7 +432,7 @@ def test_a_ledger_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LedgerCorrupt, match="no dpflow ledger"):
         Ledger(tmp_path / "foreign", create=True)
     Ledger(tmp_path / "l", create=True)
-    for version in ("0", "4", "08", "8.0", "-8", "٩", " 8", "8\n", "9" * 30, ""):
+    for version in ("0", "01", "1.0", "-1", "٩", " 1", "1\n", "9" * 30, ""):
         with sqlite3.connect(tmp_path / "l") as connection:
             connection.execute("UPDATE dpflow_meta SET value = ?", (version,))
         with pytest.raises(LedgerCorrupt, match="schema version"):

@@ -274,7 +274,7 @@ def test_the_rules_refuse_other_periods(tmp_path: Path, clock: Clock) -> None:
 
     def refresh(body: dict[str, Any]) -> None:
         rule = json.loads(body["filter"])
-        body["filter"] = json.dumps(rule | {"version": 3, "period": "day"})
+        body["filter"] = json.dumps(rule | {"period": "day"})
 
     changed = [rewrite(entries[0], refresh), *entries[1:]]
     assert "lets a scope refresh that is no quota" in recheck_entries(changed).problems[0]

@@ -182,17 +182,12 @@ class Filter:
         return basic or (total.renyi <= capacity.renyi and total.delta <= capacity.renyi_delta)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that was fixed, amounts as exact strings. Version 2 is what version 1 was, with
-        the keys of those who certify; version 3 has a period, with such keys or without.
+        """Everything that was fixed, amounts as exact strings; ``certified_by`` and ``period`` only
+        where there are any.
         """
-        more: dict[str, Any] = (
-            {"certified_by": list(self.certified_by)} if self.certified_by else {}
-        )
-        version = 2 if more else 1
-        if self.period is not None:
-            version, more["period"] = 3, self.period
-        return more | {
-            "version": version,
+        optional: dict[str, Any] = {"certified_by": list(self.certified_by), "period": self.period}
+        return {name: value for name, value in optional.items() if value} | {
+            "version": 1,
             "name": self.name,
             "epsilon": amounts.exact_text(self.epsilon),
             "delta": amounts.exact_text(self.delta),
@@ -209,18 +204,17 @@ class Filter:
         names = {"version", "name", "epsilon", "delta", "order", "tail_delta", "conversion"}
         keys = data.get("certified_by", ()) if isinstance(data, Mapping) else ()
         period = data.get("period") if isinstance(data, Mapping) else None
-        present = names | {"certified_by"} if keys else names
-        present = present | {"period"} if period else present
+        present = names | ({"certified_by"} if keys else set()) | ({"period"} if period else set())
         if (
             not isinstance(data, Mapping)
             or set(data) != present
-            or data["version"] != (3 if period else 2 if keys else 1)
+            or data["version"] != 1
             or not isinstance(keys, (list, tuple))
             or not all(isinstance(key, str) for key in keys)
         ):
             raise InvalidDeclaration(
-                f"not a filter of version 1 to 3: it has exactly the fields {', '.join(sorted(names))}, "
-                f"in version 2 certified_by, and in version 3 a period."
+                f"not a filter of version 1: it has the fields {', '.join(sorted(names))}, and may have "
+                f"certified_by and period."
             )
         return cls(
             data["name"],

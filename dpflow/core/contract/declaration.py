@@ -76,7 +76,7 @@ class Column(Strict):
     upper: Exact | None = None
     step: Exact = Fraction(1)
     missing: Literal["skip"] | Exact = "skip"
-    public_keys: Annotated[tuple[str, ...] | None, Field(serialization_alias="keys")] = None
+    public_keys: tuple[str, ...] | None = None
     groups: Annotated[int, Field(ge=1, le=10**6)] | None = None
     rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
     public: bool = False
@@ -397,19 +397,17 @@ class Table(Strict):
     database: Path
     source: SparkSource | None = None
     relation: str = ""
-    privacy_unit: Annotated[PrivacyUnit, Field(serialization_alias="unit")]
+    privacy_unit: PrivacyUnit
     neighbours: Literal["add-remove", "replace"] = "add-remove"
     protects: Literal["unit", "unit-block"] = "unit"
     block: str | None = None
-    contribution_bounds: Annotated[ContributionBounds, Field(serialization_alias="limits")]
+    contribution_bounds: ContributionBounds
     columns: dict[str, Column]
     joins: tuple[Join, ...] = ()
     holdout: bool = False
-    cached_partials: Annotated[
-        Literal["checked", "sealed"] | None, Field(serialization_alias="partials")
-    ] = None
+    cached_partials: Literal["checked", "sealed"] | None = None
     sealed_version: Annotated[int, Field(ge=1)] = 1
-    generalisation_only: Annotated[bool, Field(serialization_alias="generalisation_only")] = False
+    generalisation_only: bool = False
     backend: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")] = "duckdb"
     require_certified: RequiredCertificates | None = None
     trusted_sql: tuple[str, ...] = ()
@@ -569,10 +567,8 @@ class Table(Strict):
         )
 
     def stored_form(self) -> dict[str, Any]:
-        """The declaration as JSON with the field names of version 1, without where things are stored.
-
-        Every digest is taken of this form: ledgers outlive versions, so fields are renamed for
-        people and keep their first names here (their ``serialization_alias``).
+        """The declaration as JSON, without where rows are stored and what changes no answer; every
+        digest of a declaration is taken of this form.
         """
         excluded: dict[str, Any] = dict.fromkeys(
             (
@@ -585,16 +581,8 @@ class Table(Strict):
             ),
             True,
         )
-        # Version 1 had no such field of a join, and it changes no answer.
         excluded["joins"] = {"__all__": {"public"}}
-        # Nor these; where they are used, the guarantee rests on them.
-        if not self.trusted_sql:
-            excluded["trusted_sql"] = True
-        form = self.model_dump(mode="json", by_alias=True, exclude=excluded)
-        if server := self.source and self.source.trusted_server:
-            form["trusted_server"] = server
-        for column in form["columns"].values():
-            for field in ("expression", "parts"):
-                if column[field] is None:
-                    del column[field]
+        form = self.model_dump(mode="json", exclude=excluded)
+        # Which server's own rules the guarantee rests on.
+        form["trusted_server"] = self.source and self.source.trusted_server
         return form

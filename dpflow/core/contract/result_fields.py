@@ -9,8 +9,7 @@ import datetime as dt
 import re
 from dataclasses import dataclass
 
-#: Their names, in order. What came later stands at the end, so that a table of an earlier version
-#: has the order of a new one.
+#: Their names, in order.
 FIELDS = (
     "release_id",
     "release",

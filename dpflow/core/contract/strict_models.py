@@ -62,24 +62,16 @@ class Strict(BaseModel):
             if isinstance(data, dict)
             else []
         )
-        if len(unknown) > 2 and not any(cls._new_name(name) for name in unknown):
+        if len(unknown) > 2:
             raise ValueError(
                 f"there are no fields {', '.join(unknown[:20])}; known: {', '.join(cls.model_fields)}"
             )
         if unknown:
-            raise ValueError("; ".join(map(cls._describe_unknown, unknown[:20])))
+            raise ValueError("; ".join(map(cls._describe_unknown, unknown)))
         return data
 
     @classmethod
-    def _new_name(cls, name: str) -> str | None:
-        """What a field of version 1 is called now."""
-        renamed = {field.serialization_alias: new for new, field in cls.model_fields.items()}
-        return renamed.get(name.replace("-", "_"))
-
-    @classmethod
     def _describe_unknown(cls, name: str) -> str:
-        if new := cls._new_name(name):
-            return f"field {name!r} is now {new!r}"
         return str(UnknownName("field", name, cls.model_fields)).rstrip(".")
 
 

@@ -72,7 +72,6 @@ def is_paid(one: PlanInRun, ledger: Ledger, run_identity: RunIdentity) -> bool:
             run_identity.dag_id,
             run_identity.name,
             plan.digest,
-            plan.former_digests[1],
         )
     return (
         ledger.find(replace(run_identity, task_id=one.task_id, ordinal=one.ordinal).key(plan))

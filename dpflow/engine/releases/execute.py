@@ -282,7 +282,6 @@ def _make_charge(
         event=plan.event,
         blocks=plan.charged_blocks,
         family=plan.version_independent_digest,
-        former_family=plan.former_digests[0],
         slot=run_identity.slot,
         principal=run_identity.principal,
         spend_again=spend_again,

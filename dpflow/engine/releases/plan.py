@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dpflow.core.accounting.amounts import AS_WRITTEN, exact_text, to_units_up
+from dpflow.core.accounting.amounts import exact_text, to_units_up
 from dpflow.core.accounting.events import (
     Approximate,
     Event,
@@ -60,8 +60,6 @@ class Plan:
         version_independent_digest: digest of everything but the mechanism's version. Of the
             declaration it holds what the plan depends on (`_used_form`).
         digest: the same with the mechanism's version; part of the exactly-once key.
-        former_digests: both as schema version 5 took them, over the whole declaration and amounts
-            that are not rounded. A ledger of that time may know the release by them.
     """
 
     request: ReleaseRequest
@@ -72,7 +70,6 @@ class Plan:
     error_bound: ErrorBound | None = field(compare=False)
     version_independent_digest: str
     digest: str
-    former_digests: tuple[str, str] = field(compare=False)
 
     def __repr__(self) -> str:
         epsilon, delta = self.privacy_cost()
@@ -297,25 +294,15 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         statistic = mechanism.data_request(params, table)
         _check_public_columns(statistic, request, table)
         declared = _used_form(table, params, request.where, statistic)
-    # Under the digest: texts and key names are version 1's, and never change.
     content = {
         "mechanism": mechanism.name,
-        "params": params.model_dump(mode="json", by_alias=True),
+        "params": params.model_dump(mode="json"),
         "table": declared,
         "scope": request.scope,
         "blocks": sorted(request.blocks),
         "where": request.where,
         "event": to_json(event),
     }
-    former = content | {"table": table.stored_form()}
-    # Schema version 5 knew amounts between two units, too.
-    written = mechanism.Params.model_validate(request.params, context=AS_WRITTEN)
-    if written != params:
-        event_as_written = to_json(mechanism.event(written, table))
-        former |= {
-            "params": written.model_dump(mode="json", by_alias=True),
-            "event": event_as_written,
-        }
     plan = Plan(
         request,
         table,
@@ -323,8 +310,8 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         params,
         event,
         bound,
-        *_take_digests(content, mechanism.version),
-        _take_digests(former, mechanism.version),
+        digest(content),
+        digest([content, mechanism.version]),
     )
     # Whoever delegates draws nothing: the certificate is about who does.
     require_certificate(table, mechanism)
@@ -332,11 +319,6 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     if reasons := registry.collect_vetoes(plan):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
     return plan
-
-
-def _take_digests(content: dict[str, Any], version: int) -> tuple[str, str]:
-    """Of a plan's content, without and with its mechanism's version."""
-    return digest(content), digest([content, version])
 
 
 def _used_form(

@@ -10,13 +10,13 @@ from dpflow.tables import PublishedRelease, publish, published_ids
 
 
 def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | None = None) -> int:
-    """Copy every settled release that the table lacks, or that an earlier version published with
-    fewer columns; returns how many. One that selected nothing has one row that says so.
+    """Copy every settled release that the table lacks; returns how many. One that selected nothing
+    has one row that says so.
 
     Charges and draws nothing.
     """
     # One look at the table for all releases, not one for each.
-    present = published_ids(database, table, complete=True)
+    present = published_ids(database, table)
     settled = [r for r in ledger.releases(scope) if r.settled and r.release_id not in present]
     for stored in settled:
         publish(database, table, read_settled(ledger, stored))

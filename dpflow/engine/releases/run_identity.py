@@ -59,5 +59,4 @@ class RunIdentity:
             self.name,
             plan.digest,
             self.ordinal,
-            plan.former_digests[1],
         )

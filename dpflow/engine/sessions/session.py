@@ -79,7 +79,6 @@ def charge_session(
         event=plan.event,
         blocks=plan.charged_blocks,
         family=plan.version_independent_digest,
-        former_family=plan.former_digests[0],
         slot=run_identity.slot,
         principal=run_identity.principal,
         # The first noise is drawn before any row is read, so it cannot depend on one.
@@ -177,7 +176,7 @@ class Session:
                 self._plan, fields_of_query["release"], self._registry
             )
             return self._answer_once(
-                digest([self.id, inner.former_digests[1], inner.request.revision]),
+                digest([self.id, inner.digest, inner.request.revision]),
                 partial(self._answer_release, inner),
             )
         try:

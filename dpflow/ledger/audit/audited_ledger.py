@@ -417,9 +417,8 @@ class AuditedLedger(SealedDatabase):
     ) -> VerificationReport:
         """Take a ledger of an earlier schema version to this one, verified before and after.
 
-        It is one transaction: whoever charges meanwhile waits, and is refused retryably before it. An
-        anchor that lay beside a SQLite file goes to the default place. On PostgreSQL the roles must
-        be made again (roles.sql). A ledger of this version is only verified.
+        It is one transaction: whoever charges meanwhile waits, and is refused retryably before it. On
+        PostgreSQL the roles must be made again (roles.sql). A ledger of this version is only verified.
 
         Raises:
             LedgerCorrupt: the ledger does not verify; nothing is changed.
@@ -431,18 +430,10 @@ class AuditedLedger(SealedDatabase):
         if version is None:
             raise InvalidInput(f"there is no ledger at {database!r}; name the right file")
         named = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
-        beside = Path(named or f"{database.path}.anchor")
         if version in schema.UPGRADABLE:
             ledger = cls.__new__(cls)
-            # Only version 5 had its anchor beside a file.
-            at_home = named is None and version != "5"
-            ledger._attach(database, Anchor(_default_place(database) if at_home else beside))
+            ledger._attach(database, Anchor(Path(named) if named else _default_place(database)))
             ledger._upgrade_tables(version, principal)
-            # Pages that the old rows have left hold results and states in the clear.
-            database.empty_log(rewrite=True)
-        # Also after an upgrade that was killed right before it.
-        if not named and (beside / "key").exists():
-            Anchor(beside).move_default()
         return cls(target, anchor=anchor).verify()
 
     def _upgrade_tables(self, version: str, principal: str) -> None:
@@ -459,7 +450,6 @@ class AuditedLedger(SealedDatabase):
             # Asked inside the turn: another upgrade may have been first.
             if meta.get("schema") != version:
                 return
-            self._anchor.complete()
             number, root = migrations.upgrade_tables(
                 transaction, self._cipher, self._seal_state, version
             )

@@ -196,7 +196,7 @@ class ShownRelease:
         answers: of a session, how often it answered.
         verdicts: of a gate, what was told of its answers, by number: verdict, and failures left if it said so.
         half_widths: of the noise's 95 % intervals by measure, as they were planned; none where the
-            result alone says them, or an earlier version charged it.
+            result alone says them.
         published: the file and table that its values are published in; "" if none was named.
     """
 
@@ -569,7 +569,7 @@ def _show_release(entry: Any, row: Any, session: Unsettled | None) -> ShownRelea
 
 
 def _read_widths(stored: Any) -> dict[str, float]:
-    """Half-widths by measure; earlier versions wrote none, and whoever edits the database anything."""
+    """Half-widths by measure, of a column that somebody may have edited by hand."""
     pairs = stored.items() if isinstance(stored, dict) else ()
     numbers = {m: w for m, w in pairs if isinstance(w, (int, float)) and not isinstance(w, bool)}
     # Larger than any double, or none at all, is no width that was planned.
@@ -577,7 +577,7 @@ def _read_widths(stored: Any) -> dict[str, float]:
 
 
 def _read_run_id(slot: Sequence[str] | None) -> str:
-    """Airflow's run id in a slot that `make_slot` wrote; version 5 wrote slots otherwise."""
+    """Airflow's run id in a slot that `make_slot` wrote, "" outside Airflow."""
     try:
         return str(json.loads(slot[0])[1]) if slot else ""
     except (ValueError, IndexError, TypeError):

@@ -16,32 +16,26 @@ from dpflow.ledger.history import chain
 from dpflow.ledger.history.cipher import Cipher
 from dpflow.ledger.storage.statements import Transaction
 
+#: The tables of each version, which an upgrade from it replaces.
 _TABLES = {
-    "5": ("meta", "scope", "account", "release", "data", "slot", "answer", "entry"),
-    "6": ("meta", "scope", "account", "release", "data", "slot", "answer", "key", "entry", "node"),
-}
-_TABLES["7"] = (*_TABLES["6"], "proposal")
+    "1": ("meta", "scope", "proposal", "account", "release", "data", "slot", "answer", "verdict", "key", "entry", "node"),
+}  # fmt: skip
 #: On PostgreSQL, with the triggers that call them.
 _FUNCTIONS = ("append_only", "grant_stays", "grant_has_entry")
-_FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous", "hash", "seal")  # fmt: skip
-#: What stands in a column of an entry that its version did not have; later versions are like 6.
-_ENTRIES = {
-    "5": "SELECT seq, at, kind, scope, release_id, principal, body, '', previous, hash, seal FROM dpflow_entry "
-    "ORDER BY seq",
-    "6": "SELECT seq, at, kind, scope, release_id, principal, body, root, previous, hash, seal FROM dpflow_entry "
-    "ORDER BY seq",
-}
-# With their keys, of which version 5 had none.
-_RELEASES = {
-    "5": "SELECT id, 0, result, secret, NULL FROM dpflow_release",
-    "6": "SELECT r.id, r.version, r.result, r.secret, k.wrapped FROM dpflow_release r "
-    "LEFT JOIN dpflow_key k ON k.release_id = r.id AND k.version = r.version",
-}
-_ANSWERS = {
-    "5": "SELECT session_id, query, answer, 0, NULL FROM dpflow_answer",
-    "6": "SELECT a.session_id, a.query, a.answer, a.version, k.wrapped FROM dpflow_answer a "
-    "LEFT JOIN dpflow_key k ON k.release_id = a.session_id AND k.version = a.version",
-}
+_FIELDS = (*chain.FIELDS, "hash", "seal")
+# As texts: they are of the version that is read, not of the tables that this dpflow declares.
+_ENTRIES = (
+    "SELECT seq, at, kind, scope, release_id, principal, body, root, previous, hash, seal "
+    "FROM dpflow_entry ORDER BY seq"
+)
+_RELEASES = (
+    "SELECT r.id, r.version, r.result, r.secret, k.wrapped FROM dpflow_release r "
+    "LEFT JOIN dpflow_key k ON k.release_id = r.id AND k.version = r.version"
+)
+_ANSWERS = (
+    "SELECT a.session_id, a.query, a.answer, a.version, k.wrapped FROM dpflow_answer a "
+    "LEFT JOIN dpflow_key k ON k.release_id = a.session_id AND k.version = a.version"
+)
 
 
 def upgrade_tables(
@@ -56,7 +50,7 @@ def upgrade_tables(
     Raises:
         LedgerCorrupt: the old ledger does not verify; nothing is changed.
     """
-    exported, secrets = _read_tables(transaction, cipher, version)
+    exported, secrets = _read_tables(transaction, cipher)
     auditor = chain.Auditor(cipher.anchor)
     rows = (verify.ENTRIES.row(**entry) for entry in exported.entries)
     expected = recheck_entries(auditor.pass_entries(rows))
@@ -81,27 +75,20 @@ def upgrade_tables(
     )
 
 
-def _read_tables(
-    transaction: Transaction, cipher: Cipher, version: str
-) -> tuple[Exported, dict[str, str]]:
-    """What a ledger of an earlier version holds that one of this version keeps, in the clear; and
-    its sessions' secret states.
-    """
+def _read_tables(transaction: Transaction, cipher: Cipher) -> tuple[Exported, dict[str, str]]:
+    """What a ledger of an earlier version holds, in the clear, and its sessions' secret states."""
 
     def open_text(name: str, number: int, wrapped: str | None, text: str, what: str) -> str:
-        if version == "5":
-            return text
         return cipher.open_key(name, number, wrapped).decrypt(text, what)
 
-    kept = "5" if version == "5" else "6"
-    entries = [dict(zip(_FIELDS, row)) for row in transaction.text(_ENTRIES[kept])]
+    entries = [dict(zip(_FIELDS, row)) for row in transaction.text(_ENTRIES)]
     exported = Exported(entries, {}, {})
     secrets: dict[str, str] = {}
-    for name, number, result, secret, wrapped in transaction.text(_RELEASES[kept]):
+    for name, number, result, secret, wrapped in transaction.text(_RELEASES):
         if result is not None:
             exported.results[name] = open_text(name, number, wrapped, result, "result")
         if secret is not None:
             secrets[name] = open_text(name, number, wrapped, secret, "state")
-    for name, query, answer, number, wrapped in transaction.text(_ANSWERS[kept]):
+    for name, query, answer, number, wrapped in transaction.text(_ANSWERS):
         exported.answers[name, query] = open_text(name, number, wrapped, answer, "answer")
     return exported, secrets

@@ -27,7 +27,7 @@ from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import DpflowError
 from dpflow.ledger.books import data_claims
 from dpflow.ledger.books.grants import may_follow
-from dpflow.ledger.books.records import is_same_principal, name_in_request, path_of, split_slot
+from dpflow.ledger.books.records import is_same_principal, name_in_request, path_of
 from dpflow.ledger.books.sessions import answer_digest, batch_name
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
 from dpflow.ledger.history.state import TABLES
@@ -38,8 +38,6 @@ RESERVED_KINDS = frozenset(
      "answer", "verdict", "import", "upgrade", "reanchor", "recover", "rotate"}
 )  # fmt: skip
 
-#: What an entry of version 5 calls otherwise.
-_FORMER_NAMES = {"occasion": "run_identity", "cut": "partition"}
 _KEY = ("scope", "dag_id", "task_id", "run_identity", "digest", "ordinal")
 #: Columns of a release that change after its charge.
 _CHANGING = ("state", "attempts", "fenced_below", "result_digest", "snapshot", "version", "secret_digest")  # fmt: skip
@@ -85,9 +83,9 @@ _take_changing = attrgetter(*_CHANGING)
 
 
 def read_body(entry: Any) -> dict[str, Any]:
-    """What an entry of the ledger's own kinds says, in the names of this version."""
+    """What an entry of the ledger's own kinds says."""
     body: dict[str, Any] = json.loads(entry.body)
-    return body if entry.root else {_FORMER_NAMES.get(name, name): body[name] for name in body}
+    return body
 
 
 def read_fixed(entry: Any, body: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -136,7 +134,7 @@ class Recheck:
 
     Attributes:
         problems: what was illegal, by entry.
-        root: of the newest entry; empty in version 5.
+        root: of the newest entry.
         head: its hash.
         entries: how many there were.
         marks: number and hash of the entry at which the anchor's mark stood at each recovery.
@@ -157,17 +155,14 @@ class Recheck:
         self.root, self.head, self.entries = "", "", 0
         self.marks: set[tuple[int, str]] = set()
         self._keys: set[bytes] = set()
-        self._runs: dict[str, tuple[str, str, str]] = {}
 
     def apply_entry(self, entry: Any) -> None:
         """Hold an entry against the rules; one that breaks them changes nothing."""
-        kind, root = entry.kind, entry.root
+        kind = entry.kind
         self.entries += 1
-        self.head = entry.hash
+        self.head, self.root = entry.hash, entry.root
         # Notes of callers change no table, so only the ledger's own kinds find a method.
         try:
-            _require(root or not self.root, "is of version 5 after a later one")
-            self.root = root or ""
             if kind in RESERVED_KINDS:
                 getattr(self, "_apply_" + kind)(entry, read_body(entry))
         except Illegal as rule:
@@ -182,8 +177,7 @@ class Recheck:
         """The columns of a grant or proposal."""
         capacity, approvals = body.pop("capacity", None), body.pop("approvals", 1)
         _, limits = _parse_filter(body["filter"])
-        told = [*astuple(limits)] if entry.root else None
-        _require(capacity == told, "holds another capacity than it grants")
+        _require(capacity == [*astuple(limits)], "holds another capacity than it grants")
         _require(set(body) == {"filter", "protects", "blocks"}, "grants something unknown")
         _require(approvals in (1, 2), "asks for an impossible number of approvals")
         paced = _parse_filter(body["filter"])[0].period is not None
@@ -246,8 +240,6 @@ class Recheck:
         _require(body["scope"] == scope, "charges another scope than its own")
         _require(name and name not in self.releases, "charges a release a second time")
         _require(key not in self._keys, "charges the same key a second time")
-        if not entry.root:
-            self._runs[name] = body["dag_id"], scope, body["run_identity"]
         claims = data_claims.claim_names(scope, body["data"])
         joined = data_claims.joined_names(scope, body["data"])
         self._require_open(claims + joined)
@@ -260,7 +252,7 @@ class Recheck:
         self._debit_accounts(scope, body, entry)
         self._keys.add(key)
         if body["slot"] is not None:
-            self.slots.add(self._read_slot(name, body))
+            self.slots.add((*body["slot"], name))
         for claim in claims:
             row = self.data.setdefault(claim, {"first": name, "gate": None, "partition": None})
             # The last gate counts and the first partition stays.
@@ -273,13 +265,6 @@ class Recheck:
         if is_session:
             self.keys.add((name, 0))
         self.releases[name] = ReleaseState(fixed, scope, kind, state, body["state"])
-
-    def _read_slot(self, release_id: str, body: Mapping[str, Any]) -> tuple[str, str, str]:
-        slot = body["slot"]
-        # One text in version 5: what it says depends on the release's key.
-        if isinstance(slot, str):
-            slot = astuple(split_slot(*self._runs[release_id], slot))
-        return (*slot, release_id)
 
     def _apply_session(self, entry: Any, body: dict[str, Any]) -> None:
         self._apply_reserve(entry, body, "session")
@@ -346,7 +331,7 @@ class Recheck:
 
     def _apply_join(self, entry: Any, body: dict[str, Any]) -> None:
         self._release_of(entry)
-        slot = self._read_slot(entry.release_id, body)
+        slot = (*body["slot"], entry.release_id)
         _require(slot not in self.slots, "joins a release a second time")
         self.slots.add(slot)
 
@@ -413,9 +398,7 @@ class Recheck:
 
     def _apply_recover(self, entry: Any, body: dict[str, Any]) -> None:
         for name, *terms in body["scopes"]:
-            # Version 6 knew of no second principal.
-            padded = [*terms, 1] if len(terms) < len(CHECKPOINT_COLUMNS) else terms
-            row = dict(zip(CHECKPOINT_COLUMNS, padded, strict=True))
+            row = dict(zip(CHECKPOINT_COLUMNS, terms, strict=True))
             self.scopes[name] = row | {"seq": entry.seq}
         for scope, block, *units in body["spent"]:
             sums, after = self.accounts.setdefault(scope, {}), Cost(*units)
@@ -437,8 +420,7 @@ class Recheck:
             n: row for n, row in self.releases.items() if row.state in ("reserved", "open")
         }
         _require(body["unsettled"] == sorted(unsettled), "leaves a reservation or session open")
-        # Earlier recoveries did not say that nobody knows what the lost entries read.
-        for name in body.get("data", ()):
+        for name in body["data"]:
             self.data.setdefault(name, {"first": "", "gate": None, "partition": None})
         for release in unsettled.values():
             release.state = "fenced" if release.state == "reserved" else "closed"

@@ -30,7 +30,6 @@ from dpflow.ledger.history.checkpoint import (
     SCOPE_COLUMNS,
     Checkpoint,
     Signer,
-    shorten_scope,
 )
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
@@ -346,5 +345,5 @@ def _take_scopes(writer: chain.Writer, ahead: Checkpoint, is_late: bool) -> list
             state.insert(schema.scope, name=name, **terms)
         else:
             state.update(schema.scope, row, **terms)
-        taken.append([*shorten_scope([name, *columns])])
+        taken.append([name, *columns])
     return taken

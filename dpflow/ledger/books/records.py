@@ -139,28 +139,13 @@ def make_slot(*names: str, instance: str = "") -> Slot:
     return Slot(json.dumps(names), instance)
 
 
-def split_slot(dag_id: str, scope: str, run_identity: str, text: str) -> Slot:
-    """The slot that schema version 5 wrote as one text, by the key of its release.
-
-    Neither DAG ids nor task ids hold a slash, so a text of Airflow's can be split; the text of a
-    release file cannot, and says no more than the key.
-    """
-    if not dag_id:
-        return make_slot(scope, run_identity)
-    first, _, rest = text.partition("/")
-    rest, _, instance = rest.rpartition("/")
-    run_id, _, task_id = rest.rpartition("/")
-    return make_slot(first, run_id, task_id, instance=instance)
-
-
 @dataclass(frozen=True)
 class ReleaseKey:
     """Exactly-once identity of a release: equal keys are the same release, however often they are
     asked for.
 
     ``dag_id`` and ``task_id`` are empty outside Airflow; ``digest`` is the plan's; ``ordinal``
-    tells equal plans of one run apart. ``former_digest`` is what schema version 5 made of the same
-    plan: a release that is stored under it is the same release.
+    tells equal plans of one run apart.
     """
 
     scope: str
@@ -169,7 +154,6 @@ class ReleaseKey:
     run_identity: str
     digest: str
     ordinal: int = 0
-    former_digest: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for name in ("scope", "run_identity", "digest"):
@@ -178,7 +162,6 @@ class ReleaseKey:
             checked_name(f"the key's {name}", getattr(self, name), empty=True)
         if type(self.ordinal) is not int or not 0 <= self.ordinal < 2**31:
             raise InvalidInput("the key's ordinal must be a whole number from 0; correct it")
-        checked_name("the key's former digest", self.former_digest, empty=True)
         check_key_length(
             "the key", self.scope, self.dag_id, self.task_id, self.run_identity, self.digest
         )
@@ -186,7 +169,7 @@ class ReleaseKey:
     @functools.cached_property
     def columns(self) -> dict[str, Any]:
         """What is stored and compared."""
-        return {name: value for name, value in vars(self).items() if name != "former_digest"}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ class ChargeTerms(TypedDict):
     slot: Slot | None
     principal: str
     request: Mapping[str, Any]
-    former_family: NotRequired[str]
     spend_again: NotRequired[bool]
     data: NotRequired[Sequence[str]]
     partition: NotRequired[str]
@@ -77,7 +76,6 @@ class ReleaseCharge:
         slot: one task instance of one run; None if nobody retries.
         principal: who pays.
         request: what was asked, for people; JSON.
-        former_family: what schema version 5 made of ``family``, if that is something else.
         spend_again: pay even if this slot released something else.
         data: public names of what it reads, beside its dataset, which is the first part of the
             scope's path.
@@ -96,7 +94,6 @@ class ReleaseCharge:
     slot: Slot | None
     principal: str
     request: Mapping[str, Any]
-    former_family: str = ""
     spend_again: bool = False
     data: Sequence[str] = ()
     partition: str = ""
@@ -106,7 +103,6 @@ class ReleaseCharge:
     def __post_init__(self) -> None:
         object.__setattr__(self, "principal", checked_principal(self.principal))
         checked_name("a family", self.family)
-        checked_name("a former family", self.former_family, empty=True)
         for block in self.blocks:
             checked_name("a block", block, empty=True)
         for name in self.data:
@@ -161,8 +157,7 @@ def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
     same = [
         other
         for other in before
-        if other.family in (ask.family, ask.former_family)
-        if (other.scope, other.event) == (ask.key.scope, event)
+        if (other.family, other.scope, other.event) == (ask.family, ask.key.scope, event)
     ]
     if same:
         return same[0]
@@ -176,10 +171,7 @@ def wanted_rows(charges: Iterable[ReleaseCharge]) -> Iterator[tuple[sa.Table, di
     """What is read for these charges for certain, to be read ahead."""
     shared = set()
     for ask in charges:
-        key = ask.key.columns
-        yield schema.release, key
-        if ask.key.former_digest not in ("", ask.key.digest):
-            yield schema.release, key | {"digest": ask.key.former_digest}
+        yield schema.release, ask.key.columns
         if ask.slot is not None:
             yield schema.slot, {"run": ask.slot.run}
         read = ask.key.scope, tuple(ask.blocks), tuple(ask.data)
@@ -196,11 +188,8 @@ def wanted_rows(charges: Iterable[ReleaseCharge]) -> Iterator[tuple[sa.Table, di
 
 
 def find_by_key(state: LedgerState, key: ReleaseKey) -> Any:
-    """The release of a key, or None. One that schema version 5 stored has its former digest."""
-    row = state.find(schema.release, **key.columns)
-    if row is None and key.former_digest not in ("", key.digest):
-        row = state.find(schema.release, **key.columns | {"digest": key.former_digest})
-    return row
+    """The release of a key, or None."""
+    return state.find(schema.release, **key.columns)
 
 
 def _explain_conflict(ask: ReleaseCharge, slot: Slot, before: Any) -> str:
@@ -243,8 +232,11 @@ def _list_changes(ask: ReleaseCharge, before: Any) -> list[str]:
         changes.append(f"mechanism {asked.get('mechanism')} {what}")
     if changes:
         return changes
-    same_plan = before.digest in (ask.key.digest, ask.key.former_digest)
-    return ["ordinal" if same_plan else f"the declaration of table {asked.get('table')}"]
+    return [
+        "ordinal"
+        if before.digest == ask.key.digest
+        else f"the declaration of table {asked.get('table')}"
+    ]
 
 
 def sort_known_first(state: LedgerState, asks: Sequence[ReleaseCharge]) -> Sequence[ReleaseCharge]:

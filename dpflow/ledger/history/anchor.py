@@ -99,35 +99,6 @@ class Anchor:
         except OSError as error:
             raise self.explain_failure(error) from None
 
-    def complete(self) -> None:
-        """Add the keys that an anchor of schema version 5 does not have."""
-        try:
-            for name in _SECRETS:
-                if not (self.folder / name).exists():
-                    write_private(self.folder / name, secrets.token_bytes(32))
-            self._flush_folder()
-        except OSError as error:
-            raise self.explain_failure(error) from None
-
-    def move_default(self) -> Anchor:
-        """Copy the anchor of schema version 5 beside a ledger to the default place, and make the
-        old one useless, so that nobody charges under two marks. Harmless when repeated.
-        """
-        moved = Anchor(default_folder(self.ledger_id))
-        try:
-            make_private_folder(moved.folder)
-            for name in ("mark", *_SECRETS, "key"):
-                if (self.folder / name).exists() and not (moved.folder / name).exists():
-                    write_private(moved.folder / name, (self.folder / name).read_bytes())
-            moved._flush_folder()
-            for name in ("key", "mark", *_SECRETS):
-                (self.folder / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # somebody keeps other files there
-                self.folder.rmdir()
-        except OSError as error:
-            raise self.explain_failure(error) from None
-        return moved
-
     def _flush_folder(self) -> None:
         """A name is on the disk only once its directory is."""
         folder = os.open(self.folder, os.O_RDONLY)

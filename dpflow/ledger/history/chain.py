@@ -34,8 +34,6 @@ from dpflow.ledger.storage.statements import (
 
 FIRST = NOTHING[1]
 FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous")
-#: What is hashed of an entry of version 5, which says nothing of the state: its root is empty.
-_WITHOUT_ROOT = tuple(name for name in FIELDS if name != "root")
 
 _LAST = sa.select(entry).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
 _MARKED_AND_HEAD = Prepared(
@@ -54,16 +52,13 @@ def hash_entry(fields: Mapping[str, Any]) -> str:
     """The hash of an entry, over all of its fields and the hash before it: of their list as
     canonical JSON.
     """
-    names = FIELDS if fields["root"] else _WITHOUT_ROOT
-    return digest_text(encode_json([fields[name] for name in names]))
+    return digest_text(encode_json([fields[name] for name in FIELDS]))
 
 
 def _hash_row(row: Any) -> str:
     # The columns of an entry are its fields in their order, then hash and seal. All but its number
     # are texts.
-    if row.root:
-        return digest_text(encode_json(row[:9]))
-    return hash_entry(row._asdict())
+    return digest_text(encode_json(row[: len(FIELDS)]))
 
 
 def is_genuine(anchor: Anchor, row: Any) -> bool:

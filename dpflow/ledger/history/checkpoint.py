@@ -180,7 +180,7 @@ class Checkpoint:
         head = _encode(bytes.fromhex(self.head))
         lines = [f"{_ORIGIN}{self.ledger_id}", str(self.size), head]
         lines += [f"state {self.root}", f"at {self.at}"]
-        lines += [f"scope {_line(shorten_scope(scope))}" for scope in self.scopes]
+        lines += [f"scope {_line(scope)}" for scope in self.scopes]
         lines += [
             f"spent {_line((scope, block, cost.epsilon, cost.delta, cost.renyi))}"
             for scope, block, cost in self.spent
@@ -201,8 +201,7 @@ class Checkpoint:
                 state.removeprefix("state "),
                 at.removeprefix("at "),
                 tuple(
-                    (str(a), str(b), str(c), int(d), int(e), *([int(n) for n in f] or [1]))
-                    for a, b, c, d, e, *f in scopes
+                    (str(a), str(b), str(c), int(d), int(e), int(f)) for a, b, c, d, e, f in scopes
                 ),
                 tuple((str(a), str(b), Cost(*map(int, units))) for a, b, *units in spent),
             )
@@ -213,11 +212,6 @@ class Checkpoint:
                 "this is no checkpoint of a ledger; make one with: dpflow ledger checkpoint"
             ) from None
         return parsed
-
-
-def shorten_scope(scope: Sequence[Any]) -> Sequence[Any]:
-    """As version 6 wrote it where one principal is enough: it knew of no second one."""
-    return scope if scope[-1] > 1 else scope[:-1]
 
 
 def _line(values: Sequence[Any]) -> str:

@@ -279,12 +279,10 @@ class Database:
             connection.info.pop("flushed", None)
             raise LedgerUnavailable(_explain_loss(repr(self), str(error.strerror))) from None
 
-    def empty_log(self, *, rewrite: bool = False) -> None:
+    def empty_log(self) -> None:
         """Destroy what a killed writer may have left in the log of a SQLite file: a try that goes on
         draws afresh, and nothing of the former draw may stay. PostgreSQL keeps no part of a
         transaction without its commit that anybody but its superuser can read.
-
-        ``rewrite``: what earlier rows left in the file is destroyed, too.
 
         Raises `LedgerUnavailable` while others keep the log in use.
         """
@@ -293,8 +291,6 @@ class Database:
         try:
             connection: Any = self._open_connection(self.engine)
             try:
-                if rewrite:
-                    connection.driver_connection.execute("VACUUM")
                 busy, end = 1, time.monotonic() + _PATIENCE
                 # SQLite waits for readers and writers, but not for another who does the same.
                 while busy and time.monotonic() < end:

@@ -14,9 +14,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Integer, SmallInteger, Text
 
-VERSION = "8"
-#: Versions that `dpflow ledger upgrade` takes to this one.
-UPGRADABLE = ("5", "6", "7")
+VERSION = "1"
+#: Earlier versions that `dpflow ledger upgrade` takes to this one.
+UPGRADABLE: tuple[str, ...] = ()
 
 
 def is_later(version: str) -> bool:
@@ -197,7 +197,7 @@ entry = sa.Table(
     _required_column("release_id"),
     _required_column("principal"),
     _required_column("body"),
-    # Of the state trie after its transaction; empty in entries of version 5.
+    # Of the state trie after its transaction.
     _required_column("root"),
     _required_column("previous"),
     _required_column("hash"),

@@ -59,7 +59,7 @@ def publish_view(
             )
         definitions = ", ".join(f"{sql.quote_name(column)} {kind}" for column, kind, _ in columns)
         rows = f"{_ROWS}.{sql.quote_name(name)}"
-        _drop_last(connection, name)
+        connection.execute(f"DROP VIEW IF EXISTS {sql.quote_name(name)}")
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_ROWS}")
         connection.execute(f"CREATE OR REPLACE TABLE {rows} ({definitions})")
         connection.execute(f"INSERT OR IGNORE INTO {_NOTES} VALUES (lower(?))", [name])
@@ -78,14 +78,3 @@ def publish_view(
             f"{database.parent} cannot be created; the releases are settled and paid, so ask again"
         ) from None
     run_patiently(database, deadline, write)
-
-
-def _drop_last(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Drop what has an answer's name: its view, or the table that an earlier version wrote."""
-    last = connection.execute(
-        "SELECT table_type FROM information_schema.tables WHERE table_schema = 'main' AND lower(table_name) = lower(?)",
-        [name],
-    ).fetchone()
-    if last is not None:
-        kind = "VIEW" if last[0] == "VIEW" else "TABLE"
-        connection.execute(f"DROP {kind} {sql.quote_name(name)}")

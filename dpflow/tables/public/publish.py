@@ -67,10 +67,6 @@ COLUMNS = tuple(
     (name, _TYPES.get(name, "VARCHAR") + (" NOT NULL" if name in _REQUIRED else ""))
     for name in FIELDS
 )
-#: What the ledger says of a release. A table of an earlier version lacks it until the release is
-#: published once more.
-_RECORDED = ("scope", "run", "released_at", "protects")
-_KEYS = ("key_integer", "key_date", "key_timestamp")
 
 #: Stands for a release without rows: whoever reads the table sees that it was made.
 NO_ROWS = Row("", "no rows", None)
@@ -101,15 +97,6 @@ class PublishedRelease:
     released_at: dt.datetime | None = None
     protects: str = ""
 
-    def list_recorded(self) -> dict[str, Any]:
-        """The columns that the ledger's record fills, the same in all rows; times in UTC."""
-        return {
-            "scope": self.scope or None,
-            "run": self.run or None,
-            "released_at": utc_time(self.released_at),
-            "protects": self.protects or None,
-        }
-
     def list_columns(self) -> dict[str, Any]:
         """Values by column: a list, or the one value of all rows."""
         rows = self.rows or (NO_ROWS,)
@@ -128,7 +115,10 @@ class PublishedRelease:
             "remark": [row.remark or None for row in rows],
             "epsilon": float(Fraction(self.epsilon)),
             "delta": float(Fraction(self.delta)),
-            **self.list_recorded(),
+            "scope": self.scope or None,
+            "run": self.run or None,
+            "released_at": utc_time(self.released_at),
+            "protects": self.protects or None,
             "key_integer": [key.integer for key in keys],
             "key_date": [key.date for key in keys],
             "key_timestamp": [key.timestamp for key in keys],
@@ -140,8 +130,7 @@ def publish(
 ) -> None:
     """Copy a settled result into ``table`` of ``database``; both are created if missing.
 
-    The same release again changes nothing, but for columns that a table of an earlier version did not
-    have: they are filled. A release without rows, such as one that selected no key,
+    The same release again changes nothing. A release without rows, such as one that selected no key,
     has the one row `NO_ROWS`. While another process holds the file, tries again with growing
     pauses.
 
@@ -156,14 +145,11 @@ def publish(
         connection.execute("BEGIN")
         columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
-        _bring_to_date(connection, table)
         # In one transaction and one turn: a file is open in one process at a time.
         published = connection.execute(
             f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
         ).fetchone()
-        if published is not None:
-            _fill_recorded(connection, name, release)
-        else:
+        if published is None:
             values = release.list_columns()
             _insert_rows(connection, name, COLUMNS, [values[column] for column in FIELDS])
             if release.synthetic is not None:
@@ -183,15 +169,9 @@ def publish(
     run_patiently(database, deadline, write)
 
 
-def published_ids(
-    database: Path, table: str, *, complete: bool = False, deadline: float = 30.0
-) -> set[str]:
+def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
     """Ids of the releases in a published table; none if file or table are missing. Raises like
     `publish`.
-
-    Args:
-        complete: only those that lack nothing which the ledger says, as those lack it that an
-            earlier version published.
     """
     if not database.exists():
         return set()
@@ -203,12 +183,8 @@ def published_ids(
         ).fetchone()
         if exists is None:
             return set()
-        condition = ""
-        if complete:
-            _bring_to_date_at_once(connection, table)
-            condition = " WHERE released_at IS NOT NULL"
         ids = connection.execute(
-            f"SELECT DISTINCT release_id FROM {sql.quote_name(table)}{condition}"
+            f"SELECT DISTINCT release_id FROM {sql.quote_name(table)}"
         ).fetchall()
         return {str(row[0]) for row in ids}
 
@@ -219,92 +195,10 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
     """Every row of a published table as a mapping, in a fixed order. Raises like `publish`."""
 
     def read(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-        _bring_to_date_at_once(connection, table)
         query = f"SELECT {', '.join(FIELDS)} FROM {sql.quote_name(table)} ORDER BY block, release, group_key, measure, release_id"
         return [dict(zip(FIELDS, row, strict=True)) for row in connection.execute(query).fetchall()]
 
     return run_patiently(database, deadline, read)
-
-
-def _fill_recorded(
-    connection: duckdb.DuckDBPyConnection, table: str, release: PublishedRelease
-) -> None:
-    """Add what the ledger says to rows that an earlier version published without it."""
-    if release.released_at is None:
-        return
-    values = release.list_recorded()
-    changes = ", ".join(f"{column} = ?" for column in _RECORDED)
-    connection.execute(
-        f"UPDATE {table} SET {changes} WHERE release_id = ? AND released_at IS NULL",
-        [*(values[column] for column in _RECORDED), release.release_id],
-    )
-
-
-def _bring_to_date_at_once(connection: duckdb.DuckDBPyConnection, table: str) -> None:
-    """`_bring_to_date` in a transaction of its own."""
-    connection.execute("BEGIN")
-    _bring_to_date(connection, table)
-    connection.execute("COMMIT")
-
-
-def _bring_to_date(connection: duckdb.DuckDBPyConnection, table: str) -> None:
-    """Bring a published table of an earlier version to today's columns, once: all of them, or none.
-
-    Raises:
-        TableUnreadable: an index depends on the table, so DuckDB alters no column of it.
-    """
-    found = {
-        name
-        for (name,) in connection.execute(
-            "SELECT name FROM pragma_table_info(?)", [sql.quote_name(table)]
-        ).fetchall()
-    }
-    # Another table of that name is not one that was published, and is left as it is.
-    if not {"release_id", "group_key", "measure", "value", "text"} <= found:
-        return
-    changes = []
-    if "error_95" in found:
-        changes.append("RENAME COLUMN error_95 TO half_width_95")
-    changes += [
-        f"ADD COLUMN {column} {kind}"
-        for column, kind in COLUMNS
-        if column not in found and column not in _REQUIRED | {"half_width_95"}
-    ]
-    name = sql.quote_name(table)
-    for change in changes:
-        try:
-            connection.execute(f"ALTER TABLE {name} {change}")
-        except duckdb.DependencyException:
-            raise TableUnreadable(
-                f"{table!r} is of an earlier version, and an index keeps its columns from being changed "
-                f"({change}); drop the index, then publish what is settled with: dpflow publish"
-            ) from None
-    if changes and not found >= set(_KEYS):
-        _fill_keys(connection, name)
-
-
-def _fill_keys(connection: duckdb.DuckDBPyConnection, table: str) -> None:
-    """Give the keys of an earlier version's rows their typed forms."""
-    texts = [
-        str(key)
-        for (key,) in connection.execute(f"SELECT DISTINCT group_key FROM {table}").fetchall()
-    ]
-    keys = [(text, read_key(text)) for text in texts]
-    typed = [(text, key) for text, key in keys if key != read_key("")]
-    if not typed:
-        return
-    connection.execute(
-        f"UPDATE {table} SET key_integer = k.i, key_date = k.d, key_timestamp = k.t FROM (SELECT "
-        "unnest(CAST(? AS VARCHAR[])) AS key, unnest(CAST(? AS BIGINT[])) AS i, "
-        "unnest(CAST(? AS DATE[])) AS d, unnest(CAST(? AS TIMESTAMP[])) AS t) AS k "
-        "WHERE group_key = k.key",
-        [
-            [text for text, _ in typed],
-            [key.integer for _, key in typed],
-            [key.date for _, key in typed],
-            [key.timestamp for _, key in typed],
-        ],
-    )
 
 
 _KINDS = {
@@ -345,8 +239,8 @@ def _insert_synthetic(
 def _widen_columns(
     connection: duckdb.DuckDBPyConnection, table: str, columns: Sequence[tuple[str, str]]
 ) -> None:
-    """Give columns that an earlier version made as BIGINT or DOUBLE the type that holds every value
-    exactly; a release of that time keeps the values it was published with.
+    """Give columns that an earlier release made as BIGINT or DOUBLE the type that holds every value
+    exactly; that release keeps the values it was published with.
     """
     types = dict(
         connection.execute(

@@ -63,26 +63,6 @@ def test_half_said_declarations_are_refused(changes: dict[str, Any], message: st
     assert re.search(message, describe_problems(caught.value))
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"unit": {"column": "user"}}, "field 'unit' is now 'privacy_unit'"),
-        ({"limits": {"rows": 1}}, "field 'limits' is now 'contribution_bounds'"),
-        ({"partials": "sealed"}, "field 'partials' is now 'cached_partials'"),
-        ({"generalisation-only": True}, "'generalisation-only' is now 'generalisation_only'"),
-        ({"columns": {"city": {"keys": ["a"]}}}, "field 'keys' is now 'public_keys'"),
-        (
-            {"unit": {}, "limits": {}, "partials": "sealed", "colums": {}},
-            "'unit' is now .*'limits' is now .*'partials' is now .*did you mean 'columns'",
-        ),
-    ],
-)
-def test_fields_of_version_1_name_the_new_ones(old: dict[str, Any], new: str) -> None:
-    """There are no aliases: each field has one name, and an old one is told which."""
-    with pytest.raises(ValidationError, match=new):
-        declare_table(**old)
-
-
 def test_bounds_become_a_grid_inside_them() -> None:
     """The grid never reaches outside the declared bounds."""
     assert Column(lower="-0.25", upper="1.05", step="0.1").grid_bounds() == (-2, 10)

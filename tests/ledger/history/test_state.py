@@ -114,11 +114,11 @@ def test_what_a_run_has_paid_for_is_proved(ledger, place, ask):
     which its own charge refuses.
     """
     ask.reserve(ledger, "paid", run_identity="o")
-    assert ledger.is_paid("flights", "dag", "o", "paid", "former")
-    assert not ledger.is_paid("flights", "dag", "p", "paid", "former")
+    assert ledger.is_paid("flights", "dag", "o", "paid")
+    assert not ledger.is_paid("flights", "dag", "p", "paid")
     place.sql("UPDATE dpflow_release SET run_identity = 'p'")
     with pytest.raises(LedgerCorrupt, match="dpflow_release is not what"):
-        ledger.is_paid("flights", "dag", "p", "former", "paid")
+        ledger.is_paid("flights", "dag", "p", "paid")
     place.sql("DELETE FROM dpflow_release")
     assert not ledger.is_paid("flights", "dag", "o", "paid")
     with pytest.raises(LedgerCorrupt, match="dpflow_release is not what"):
