@@ -15,6 +15,7 @@ RUN uv pip install --no-cache --system --require-hashes -r build.lock
 
 COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
 COPY dpflow ./dpflow
+COPY dags ./dags
 COPY plugins ./plugins
 RUN for folder in . plugins/*; do \
         uv build --quiet --wheel --no-build-isolation --python /usr/local/bin/python --out-dir dist "$folder" || exit 1; \

@@ -153,7 +153,6 @@ RULES = (
         find_connections,
         {
             "dpflow/tables": "the room that may",
-            "dpflow/example_dags": "the owner's job, which makes the private table",
         },
     ),
     Rule(
@@ -178,7 +177,6 @@ RULES = (
             "dpflow/tables/loading": "an owner's rows on their way into a file",
             "dpflow/tables/public": "published results and public points",
             "dpflow/ledger": "the ledger's own database",
-            "dpflow/example_dags": "a user's own queries of published tables",
         },
     ),
     Rule(

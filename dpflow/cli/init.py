@@ -80,6 +80,9 @@ def command(
     first_block: Annotated[
         str | None, typer.Option(help="With --block: one block, for the first release.")
     ] = None,
+    dag: Annotated[
+        bool, typer.Option("--dag", help="Write an Airflow DAG that checks and releases it, too.")
+    ] = False,
     ledger: LedgerOption = None,
 ) -> None:
     """Declare a table: propose from its catalogue, ask what only its owner knows, grant, plan.
@@ -97,6 +100,9 @@ def command(
         raise InvalidInput(
             f"{name!r} is declared already, in {declaration}; edit that file, or declare another: --name OTHER"
         )
+    dag_file = folder / f"{name}_dag.py"
+    if dag and dag_file.exists():
+        raise InvalidInput(f"{dag_file} exists; move it away, or leave out --dag")
     asker = _Asker(columns, source, relation)
     proposal = asker.complete(
         name, unit, rows, block, bounds or [], keys or [], groups or [], column
@@ -115,8 +121,18 @@ def command(
         _grant_budget(table, amounts, location)
     files = {folder / proposals.SCHEMA_FILE: proposals.schema_text()}
     files |= {declaration: text, listing_file: listing} | ({release: first} if first else {})
+    if dag:
+        files[dag_file] = proposals.write_dag(
+            name, *_choose_first(proposal, amounts), proposal.block
+        )
     proposals.write_files(files)
-    print(f"wrote {declaration}, {listing_file}" + (f" and {release}" if first else ""))
+    written = [
+        declaration,
+        listing_file,
+        *([release] if first else []),
+        *([dag_file] if dag else []),
+    ]
+    print("wrote " + ", ".join(map(str, written)))
     if first:
         plan_command.command(release, ledger=location)
         print(f"nothing is spent yet; release it with: dpflow release {release}")
@@ -379,13 +395,20 @@ def _first_release(
     """
     if proposal.block and first_block is None:
         return None
+    return proposals.write_release(proposal.name, *_choose_first(proposal, amounts), first_block)
+
+
+def _choose_first(
+    proposal: proposals.Proposal, amounts: tuple[str, str] | None
+) -> tuple[str, dict[str, str]]:
+    """Mechanism and parameters of a first release: a tenth of the budget for a count."""
     epsilon = exact_text(
         parse_exact("epsilon", amounts[0]) / 10 if amounts else parse_exact("", "0.1")
     )
     by = next(iter(proposal.keys), None)
-    params = {"epsilon": epsilon} if by is None else {"by": by, "epsilon": epsilon}
-    mechanism = "count" if by is None else "histogram"
-    return proposals.write_release(proposal.name, mechanism, params, first_block)
+    if by is None:
+        return "count", {"epsilon": epsilon}
+    return "histogram", {"by": by, "epsilon": epsilon}
 
 
 def _grant_budget(table: Table, amounts: tuple[str, str], ledger: str) -> None:

@@ -119,6 +119,67 @@ def write_release(table: str, mechanism: str, params: Mapping[str, Any], block: 
     return yaml.safe_dump(request, sort_keys=False, allow_unicode=True)
 
 
+_DAG = '''"""Check the rows of {table} and release a statistic of them{daily}."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from airflow.sdk import DAG
+{timetable}
+from dpflow.airflow import BudgetCheckOperator, DataContractOperator, ReleaseOperator
+
+RELEASES = [
+    {{
+        "name": {name!r},
+        "mechanism": {mechanism!r},
+        "table": {table!r},
+        "scope": {table!r},
+        "params": {params!r},
+    }}
+]
+{day}
+with DAG(
+    {dag_id!r},
+    schedule={schedule},
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    default_args={{"retries": 3, "retry_delay": timedelta(minutes=5)}},
+    tags=["dpflow"],
+):
+    budget = BudgetCheckOperator(task_id="budget")
+    contract = DataContractOperator(task_id="contract", table={table!r}{blocks})
+    budget >> contract >> ReleaseOperator(task_id="release", release=RELEASES{blocks})
+'''
+_TIMETABLE = """
+try:
+    from airflow.sdk import CronDataIntervalTimetable
+except ImportError:  # Airflow 3.1
+    from airflow.timetables.interval import CronDataIntervalTimetable
+"""
+
+
+def write_dag(table: str, mechanism: str, params: Mapping[str, str], block: str | None) -> str:
+    """The text of a DAG over a table that the catalogue names: daily where the table has blocks, else
+    run by hand, for each run of a table without blocks pays from the same budget.
+    """
+    daily = block is not None
+    return _DAG.format(
+        table=table,
+        name=" ".join([mechanism, "of", table, *(["by", params["by"]] if "by" in params else [])]),
+        mechanism=mechanism,
+        params=dict(params),
+        dag_id=f"{table}_daily" if daily else table,
+        daily=" each day" if daily else "",
+        timetable=_TIMETABLE if daily else "",
+        schedule='CronDataIntervalTimetable("0 3 * * *", timezone="UTC")' if daily else "None",
+        day=f'# Budgets are per {block!r}: the run\'s interval names the block.\nDAY = "{{{{ data_interval_start | ds }}}}"\n'
+        if daily
+        else "",
+        blocks=", blocks=DAY" if daily else "",
+    )
+
+
 def add_to_catalogue(folder: Path, name: str, declaration: Path, ledger: str) -> tuple[Path, str]:
     """The catalogue of a folder with one more table: its file, and its text.
 

@@ -7,13 +7,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
 
+import dpflow
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.private_files import UntrustedPlace, make_private_folder
 
+#: What the demo takes of the example DAGs.
+DEMO_FILES = ("flights*", "analyst.py", "tables/flights*.yml")
 MARKER = ".dpflow-demo"
 LOCK = ".lock"
 
@@ -157,11 +159,28 @@ def find_workspace(root: Path) -> Workspace:
     return workspace
 
 
+def find_example_dags() -> Path:
+    """The folder of example DAGs: ``dpflow/example_dags`` of a wheel, or ``dags`` beside the package
+    in a clone, which is where an editable installation points.
+
+    Raises:
+        InvalidInput: neither is there.
+    """
+    package = Path(dpflow.__file__).parent
+    for folder in (package / "example_dags", package.parent / "dags"):
+        if (folder / "flights_daily.py").is_file():
+            return folder
+    raise InvalidInput(f"{package} has no example DAGs beside it; install dpflow from a wheel")
+
+
 def copy_example_dags(target: Path) -> None:
-    """Copy the packaged workflows, tables and the owner's script into a folder."""
-    with as_file(files("dpflow.example_dags")) as source:
-        ignore = shutil.ignore_patterns("__pycache__", "__init__.py")
-        shutil.copytree(source, target, ignore=ignore)
+    """Copy the demo's DAGs, their tables and the owner's script into a folder."""
+    source = find_example_dags()
+    for pattern in DEMO_FILES:
+        for file in source.glob(pattern):
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
 
 
 @contextmanager

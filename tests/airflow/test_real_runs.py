@@ -178,7 +178,7 @@ def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny, airflow_database: P
     """
     from dpflow.tables.access.declarations import load_table
 
-    dags, tables = Path(__file__).parents[2] / "dpflow" / "example_dags", tiny.folder / "tables"
+    dags, tables = Path(__file__).parents[2] / "dags", tiny.folder / "tables"
     tables.mkdir()
     for name in ("flights_training", "flights_holdout"):
         declared = yaml.safe_load((dags / "tables" / f"{name}.yml").read_text()) | {

@@ -21,9 +21,7 @@ README = (ROOT / "README.md").read_text()
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """The declared flights, with a few rows, where the README expects them."""
-    shutil.copytree(
-        ROOT / "dpflow" / "example_dags" / "tables", tmp_path / "demo" / "dags" / "tables"
-    )
+    shutil.copytree(ROOT / "dags" / "tables", tmp_path / "demo" / "dags" / "tables")
     (tmp_path / "demo" / "private").mkdir(parents=True)
     with duckdb.connect(str(tmp_path / "demo" / "private" / "flights.duckdb")) as connection:
         connection.execute(

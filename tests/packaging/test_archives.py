@@ -25,9 +25,6 @@ FOLDERS = [
 DATA = (
     "dpflow/py.typed",
     "dpflow/demo/report.html.j2",
-    "dpflow/example_dags/flights.sql",
-    "dpflow/example_dags/flights_daily.py",
-    "dpflow/example_dags/tables/flights.yml",
     "dpflow/ledger/storage/roles.sql",
 )
 
@@ -73,8 +70,15 @@ def test_a_wheel_carries_the_licence_that_it_names(dist: Path, folder: Path) -> 
 
 
 def test_the_wheel_holds_what_it_reads(dist: Path) -> None:
-    """Example DAGs with their tables, templates and SQL travel with the package."""
-    assert set(DATA) <= wheel_names(dist, ROOT)
+    """Example DAGs with their tables, templates and SQL travel with the package: all of ``dags``, once."""
+    names = wheel_names(dist, ROOT)
+    examples = {
+        f"dpflow/example_dags/{path.relative_to(ROOT / 'dags')}"
+        for path in (ROOT / "dags").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert set(DATA) <= names
+    assert {name for name in names if name.startswith("dpflow/example_dags/")} == examples
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -85,6 +89,8 @@ def test_an_sdist_holds_no_ci_files(dist: Path, folder: Path) -> None:
     with tarfile.open(sdist) as archive:
         tops = {name.split("/")[1] for name in archive.getnames()}
     allowed = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+    assert ("dags" in tops) == (folder == ROOT)
+    allowed.add("dags")
     assert "LICENSE" in tops
     assert len(tops - allowed) == 1 and (tops - allowed).pop().startswith("dpflow")
 

@@ -4,7 +4,12 @@ a door needs; one with everything shows Airflow its provider and parses the exam
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
 
     from tests.packaging.conftest import Environment
 
+ROOT = Path(__file__).parents[2]
 MAKE_TABLE = """
 import duckdb
 with duckdb.connect("visits.duckdb") as connection:
@@ -135,8 +141,8 @@ provider = manager.providers[{DISTRIBUTION!r}]
 assert provider.version == {__version__!r}
 assert manager.hooks["dpflow_ledger"].hook_class_name == "dpflow.airflow.connection.LedgerHook"
 from airflow.dag_processing.dagbag import DagBag
-import dpflow.example_dags
-bag = DagBag(Path(dpflow.example_dags.__path__[0]))
+from dpflow.demo.workspace import find_example_dags
+bag = DagBag(find_example_dags())
 assert not bag.import_errors, bag.import_errors
 print(sorted(bag.dags))
 """
@@ -147,10 +153,56 @@ print(sorted(bag.dags))
     }
     done = everything.run("python", "-c", code, **environ)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (
-        done.stdout.strip().splitlines()[-1]
-        == "['flights_daily', 'flights_model', 'flights_report']"
+    assert ast.literal_eval(done.stdout.strip().splitlines()[-1]) == [
+        "budget_alert",
+        "flights_daily",
+        "flights_model",
+        "flights_report",
+        "visits_daily",
+        "visits_dbt",
+        "visits_on_spark",
+        "visits_sql",
+        "visits_sql_report",
+    ]
+
+
+FIND_EXAMPLES = "from dpflow.demo.workspace import find_example_dags; print(find_example_dags())"
+
+
+def test_a_wheel_has_the_example_dags(base: Environment) -> None:
+    """Its own copy, which came through the sdist."""
+    done = base.run("python", "-c", FIND_EXAMPLES)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    assert folder.is_relative_to(base.home) and folder.name == "example_dags"
+    assert (folder / "tables" / "flights.yml").is_file()
+
+
+def test_an_editable_installation_has_those_of_the_clone(
+    install: Callable[..., Environment], tmp_path: Path
+) -> None:
+    """Whoever edits a DAG in the clone runs what is edited."""
+    build = "import sys, hatchling.build as b; print(b.build_editable(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=True,
     )
+    wheel = tmp_path / done.stdout.split()[-1]
+    environment = install("")
+    subprocess.run(
+        [
+            Path(sys.executable).with_name("uv"),
+            *("pip", "install", "--quiet", "--offline", "--no-deps", "--reinstall"),
+            *("--python", str(environment.home / "bin" / "python"), str(wheel)),
+        ],
+        check=True,
+    )
+    found = environment.run("python", "-c", FIND_EXAMPLES)
+    assert found.stdout.strip() == str(ROOT / "dags"), found.stderr
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,9 @@ from spark_servers import declare_source
 from dpflow.core.contract.declaration import Table
 from dpflow.demo import data
 from dpflow.demo.job import DAILY
-from dpflow.demo.workspace import Workspace, create_workspace
+from dpflow.demo.workspace import Workspace, create_workspace, find_example_dags
 from dpflow.engine import make_plan
 from dpflow.engine.releases.request import parse_request
-from dpflow.example_dags.flights_daily import RELEASES
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable, build_database, read_published
 from dpflow.tables.access.declarations import load_table
@@ -29,6 +29,7 @@ __all__ = ["airflow_database"]
 pytestmark = pytest.mark.slow
 
 DAY = "2013-01-02"
+RELEASES = runpy.run_path(str(find_example_dags() / "flights_daily.py"))["RELEASES"]
 #: The DAG as Airflow's own task runner runs it, a day twice: the second time nothing is paid.
 RUNS = """
 import datetime as dt, json, sys

@@ -22,7 +22,7 @@ from dpflow.mechanisms.reusable_holdout import ReusableHoldout
 from dpflow.tables import PrivateTable, open_rows
 from dpflow.tables.access.declarations import load_table
 
-DAGS = Path(__file__).parents[2] / "dpflow" / "example_dags"
+DAGS = Path(__file__).parents[2] / "dags"
 TABLES = ("flights", "flights_training", "flights_holdout")
 RUNS = 200
 
