@@ -28,7 +28,7 @@ from dpflow.errors import DpflowError
 from dpflow.ledger.books import data_claims
 from dpflow.ledger.books.grants import may_follow
 from dpflow.ledger.books.records import is_same_principal, name_in_request, path_of
-from dpflow.ledger.books.sessions import answer_digest, batch_name
+from dpflow.ledger.books.sessions import batch_name
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
 from dpflow.ledger.history.state import TABLES
 
@@ -363,17 +363,12 @@ class Recheck:
         _require(body["becomes"] in ("open", "closed"), "leaves a session in no state")
         query = body.get("query", batch_name(body["version"]))
         _require((name, query) not in self.answers, "answers a query a second time")
-        # Version 5 held the text of a single answer.
-        digest = body["answers"] if "answers" in body else answer_digest(query, body["answer"])
-        self.answers[name, query] = body["version"], str(digest)
+        self.answers[name, query] = body["version"], str(body["answers"])
         self.keys.add((name, body["version"]))
         session.version, session.state = body["version"], body["becomes"]
         session.secret_digest = str(body["state"])
 
     def _apply_verdict(self, entry: Any, body: dict[str, Any]) -> None:
-        # Earlier versions let callers write notes of this kind, which are about no session.
-        if not entry.release_id:
-            return
         session = self._release_of(entry, "open", "closed")
         told = entry.release_id, body["version"]
         _require(0 < body["version"] <= session.version, "tells an answer that was never given")
