@@ -18,10 +18,12 @@ import pytest
 import yaml
 from airflow_runs import airflow_database, run_dag
 from smallworld import Tiny
+from spark_servers import declare_source
 
 from dpflow.demo.workspace import find_example_dags
 from dpflow.ledger import Ledger
 from dpflow.tables import read_published
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +35,6 @@ DAGS = find_example_dags()
 @pytest.fixture
 def visits(tmp_path: Path) -> Tiny:
     """``dags`` as in a deployment: its catalogue, the declaration of visits, rows and a budget."""
-    from dpflow.tables.access.declarations import load_table
-
     world = Tiny(tmp_path / "dags")
     (world.folder / "tables").mkdir(parents=True)
     (world.folder / "dpflow.yml").write_text((DAGS / "dpflow.yml").read_text())
@@ -137,8 +137,14 @@ def test_rows_are_read_on_spark(visits: Tiny, run: Any, tmp_path: Path) -> None:
         connection.execute("UPDATE visits SET day = DATE '2020-01-01'")
         connection.execute(f"COPY visits TO '{lake}/part.parquet' (FORMAT parquet)")
     declared = yaml.safe_load((DAGS / "tables" / "visits_on_spark.yml").read_text())
-    declared["source"]["table"] = str(lake)
-    (visits.folder / "tables" / "visits_on_spark.yml").write_text(yaml.safe_dump(declared))
+    declared["source"] = declare_source("lake", lake)
+    declaration = visits.folder / "tables" / "visits_on_spark.yml"
+    declaration.write_text(yaml.safe_dump(declared))
+    # Granted anew: the guarantee names the server that is trusted.
+    visits.ledger = tmp_path / "spark.sqlite"
+    Ledger(visits.ledger, create=True).grant(
+        "visits", 1, "1e-6", filter="basic", table=load_table(declaration), principal="owner"
+    )
     server = SparkConnectServer("127.0.0.1", 0)
     server.start(background=True)
     host, port = server.listening_address
