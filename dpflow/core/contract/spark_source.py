@@ -37,6 +37,9 @@ class SparkSource(Strict):
         trusted_server: what ``SELECT version()`` answers on a server that is not Apache Spark. Without it such
             a server is refused: a value that it cannot decode makes a release "none", and that row shows.
             The guarantee's text and the grant then name the server.
+        microsecond_times: the owner's word that every file stores its times in microseconds, as Spark itself and
+            DuckDB's TIMESTAMP do. Without it columns of times are refused: a server fails on a time in
+            milliseconds beyond the years of microseconds, and that row would show.
     """
 
     example = "{spark: lake, table: 's3://lake/visits'}"
@@ -46,6 +49,7 @@ class SparkSource(Strict):
     ]
     table: Annotated[str, Field(pattern=f"^({_TABLE})$")]
     answer_mib: Annotated[int, Field(ge=1, le=2**20)] = 4096
+    microsecond_times: bool = False
     trusted_server: Annotated[str, Field(pattern=r"^[ -~]{1,100}$")] | None = None
 
     @property

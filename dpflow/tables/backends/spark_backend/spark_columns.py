@@ -44,6 +44,8 @@ _KINDS = {
 }
 #: The kind of a column whose values the server may not read as they are.
 MISREAD = "misread"
+#: The kind of a column of times of which nobody said how they are stored.
+UNREAD_TIME = "unread time"
 INTEGERS = {"tinyint": 2**7, "smallint": 2**15, "integer": 2**31, "bigint": 2**63}
 _FLOATS = {"float", "double"}
 _VALUES = {
@@ -242,8 +244,18 @@ def find_misread(field: Field, stored: str) -> Field:
     return field
 
 
+def find_unread_time(field: Field) -> Field:
+    """A field where nobody said how times are stored: of the kind `UNREAD_TIME` if it is one."""
+    return replace(field, kind=UNREAD_TIME) if field.kind.startswith("timestamp") else field
+
+
 def require_read(field: Field) -> None:
     """Raises `PlanRefused` for a column whose values the server may not read as they are."""
+    if field.kind == UNREAD_TIME:
+        raise PlanRefused(
+            f"column {field.name!r} is a {field.type.upper()}, and Spark fails on a time in milliseconds beyond the years of "
+            f"microseconds; store a DATE, or if every file stores microseconds write microsecond_times: true in the source"
+        )
     if field.kind == MISREAD:
         raise PlanRefused(
             f"column {field.name!r} has the type {field.type.upper()}, of which servers other than Apache Spark do not read every "

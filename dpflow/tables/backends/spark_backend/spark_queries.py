@@ -40,6 +40,7 @@ from dpflow.tables.backends.spark_backend.spark_columns import (
     decode_texts,
     describe_field,
     find_misread,
+    find_unread_time,
     holds_text,
     key_text,
     quote_name,
@@ -318,6 +319,8 @@ def read_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
     if len({one.name.casefold() for one in schema}) < len(schema):
         raise connection.refuse_same_names()
     fields = {one.name: describe_field(one.name, one.dataType.simpleString()) for one in schema}
+    if not connection.reads_times:
+        fields = {name: find_unread_time(field) for name, field in fields.items()}
     if connection.is_apache_spark:
         return fields
     stored = connection.find_stored_types(rows, [quote_name(name) for name in fields])

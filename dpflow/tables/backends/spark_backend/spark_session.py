@@ -31,7 +31,8 @@ T = TypeVar("T")
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "pyspark.sql.connect.logging")
 #: Of a session: what folders name is text, as everywhere in dpflow, whatever their names look like;
 #: and a text is its letters, where ``${...}`` would stand for a setting or variable of the server's. A file
-#: that is damaged or gone is an error: where it is passed over, one row's damage takes away others'.
+#: that is damaged or gone is an error: where it is passed over, one row's damage takes away others'. Old dates are
+#: read as they are stored, whatever wrote them: a server may be set to fail on them.
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
@@ -39,6 +40,8 @@ _SETTINGS = {
     "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
 }
 #: Servers that answered the canaries, by address and version: asked once in a process.
 _CHECKED: dict[tuple[str, str], Server] = {}
@@ -77,11 +80,12 @@ class SparkConnection:
         ends: whether the session ends with this use, for it may show later what it saw now in place of what
             is there, or a query of it failed or was cancelled.
         is_apache_spark: whether the server is Apache Spark, by its own word.
+        reads_times: whether no time of the source's can make a query fail, by the owner's word.
     """
 
     def __init__(self, session: Any, what: str, most: float = math.inf) -> None:
         self._session, self.what, self._most = session, what, most
-        self.ends, self.is_apache_spark = False, True
+        self.ends, self.is_apache_spark, self.reads_times = False, True, True
         self._lock = threading.Lock()
         # Whether an answer is computed, which `cancel` may end, and whether it was.
         self._answering = self._cancelled = False
@@ -311,6 +315,7 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
             check_server(connection, what)
             _CHECKED[server] = identity
         connection.is_apache_spark = identity.is_apache_spark
+        connection.reads_times = source.microsecond_times
         session.registerProgressHandler(connection.note_progress)
         yield connection
         session.removeProgressHandler(connection.note_progress)

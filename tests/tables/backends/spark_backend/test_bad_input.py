@@ -157,6 +157,62 @@ def test_another_server_than_apache_spark_is_trusted_by_name(
     assert table.stored_form()["trusted_server"] == "0.9"
 
 
+def test_times_are_read_where_the_owner_says_how_they_are_stored(declare: Declare) -> None:
+    """One in milliseconds beyond the years of microseconds makes any server fail, and no schema shows the unit:
+    in every role a column of times is refused before a row is read, and others are not.
+    """
+    kinds = {"u": "INTEGER", "t": "TIMESTAMP", "z": "TIMESTAMPTZ", "v": "INTEGER"}
+    columns = {"t": {"lower": 0, "upper": 9}, "z": {"lower": 0, "upper": 9}, "v": {}}
+    rows = [("1", "2020-01-01 00:00:00", "2020-01-01 00:00:00+00", "1")]
+    declared = declare(kinds, rows, columns=columns).declaration
+    assert declared.source is not None
+    for is_told in (True, False):
+        source = declared.source.model_copy(update={"microsecond_times": is_told})
+        table = declared.model_copy(update={"source": source})
+        unit = table.privacy_unit.model_copy(update={"column": "t"})
+        roles = [
+            (PrivateTable(table), GroupedSums(values=(("z", 0),))),
+            (PrivateTable(table), GroupedSums("t", None, 1, 1)),
+            (PrivateTable(table, "t IS NULL"), GroupedSums()),
+            (PrivateTable(table.model_copy(update={"privacy_unit": unit})), GroupedSums()),
+            (PrivateTable(table.model_copy(update={"block": "t"})), GroupedSums()),
+        ]
+        for private, request in roles:
+            if is_told:
+                private.check_request(request)
+            else:
+                error = refusal(private, request)
+                assert isinstance(error, PlanRefused) and "microsecond_times: true" in str(error)
+        assert PrivateTable(table).answer(GroupedSums("v", None, 1, 1), ()).keys == ("1",)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_time_that_no_server_decodes(is_told: bool, spark_server: str, tmp_path: Path) -> None:
+    """DuckDB writes it: where the owner says nothing, such a column is refused, with that row and without."""
+    errors = []
+    for more in (0, 1):
+        folder = tmp_path / str(more)
+        folder.mkdir()
+        times = pa.array([0, 1000] + [2**62] * more, pa.timestamp("ms"))
+        pq.write_table(pa.table({"u": range(2 + more), "t": times}), folder / "part.parquet")
+        declared = {
+            "name": "visits",
+            "source": declare_source(spark_server, folder) | {"microsecond_times": is_told},
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 1},
+            "columns": {"t": {"lower": 0, "upper": 9}},
+        }
+        table = PrivateTable(Table.model_validate(declared))
+        try:
+            table.check_request(GroupedSums(values=(("t", 0),)))
+            table.answer(GroupedSums(values=(("t", 0),)), ())
+            errors.append("")
+        except DpflowError as error:
+            errors.append(type(error).__name__)
+    # A word that is not true is the risk that is declared.
+    assert errors == (["", "TableUnreadable"] if is_told else ["PlanRefused"] * 2)
+
+
 @pytest.mark.parametrize("name", canaries.CANARIES)
 def test_a_server_that_fails_a_canary_is_refused(
     name: str, declare: Declare, monkeypatch: pytest.MonkeyPatch

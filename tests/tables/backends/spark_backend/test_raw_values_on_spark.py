@@ -26,7 +26,7 @@ SPARK_KINDS = [
     for kind in PARQUET_KINDS
     if kind not in ("TIMETZ", "TIMESTAMP_NS", "TIMESTAMPTZ_NS", "dictionary")
 ]
-PART = sample_cases(SPARK_KINDS, 2, joined=True)
+PART = sample_cases(SPARK_KINDS, 1 if IS_CLUSTER else 2, joined=True)
 
 
 @pytest.fixture(autouse=True)
