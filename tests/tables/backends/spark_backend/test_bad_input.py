@@ -36,6 +36,8 @@ from dpflow.tables.backends.spark_backend import (
     spark_session,
 )
 from dpflow.tables.backends.spark_backend.spark_columns import describe_field, holds_text
+from dpflow.tables.backends.spark_backend.spark_rendering import SparkRenderer
+from dpflow.tables.language.rendering import Renderer
 
 Declare = Callable[..., PrivateTable]
 SECRET = "s3cr3t"
@@ -462,3 +464,26 @@ def test_a_format_whose_log_goes_away_is_not_read_as_plain_files(
     monkeypatch.setattr(spark_session.SparkConnection, "list_files", find_log)
     with pytest.raises(TableBusy, match="changed while it was looked at"):
         table.answer(GroupedSums(), ())
+
+
+@pytest.mark.skipif(os.environ.get("DPFLOW_TEST_SPARK") == "cluster", reason="faults of Sail's")
+@pytest.mark.parametrize(
+    ("name", "place", "fault"),
+    [
+        ("NaN and zeros of either sign", "SparkRenderer.without_nan", Renderer.without_nan),
+        ("dates and times beyond the calendar", "spark_columns.within_calendar", lambda v, _: v),
+    ],
+)
+def test_canaries_find_what_they_are_asked_for(
+    name: str, place: str, fault: Any, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written as for DuckDB, a NaN of another sign stays a number there, and far dates have one text."""
+    source = declare(KINDS, ONE).declaration.source
+    assert source is not None
+    with spark_session.open_session(source, "it") as connection:
+        assert canaries.CANARIES[name](connection)
+        owner, attribute = place.split(".")
+        monkeypatch.setattr(
+            {"SparkRenderer": SparkRenderer}.get(owner, spark_columns), attribute, fault
+        )
+        assert not canaries.CANARIES[name](connection)
