@@ -69,13 +69,25 @@ def _judge_tables(
     session = open_gate(folder, ROWS, 0, mechanism, **GATES[mechanism])
     predictions = {"database": said, "table": "said", "id": "id"}
 
-    def submit(number: int) -> None:
-        claim = str(0.7 + number / 10**6)
-        given = {"name": "c", "predictions": predictions, "label": "label", "claim": claim}
-        assert judge(session, given)["verdict"] == "yes"
+    def turn_predictions(number: int) -> None:
+        """Turn one or two predictions round, others for each number: a candidate is its content."""
+        first, further = number % ROWS, number // ROWS
+        turned = {first, (first + further) % ROWS}
+        with duckdb.connect(str(said)) as connection:
+            listed = ", ".join(map(str, turned))
+            connection.execute(
+                f"UPDATE said SET prediction = 1 - prediction WHERE id IN ({listed})"
+            )
 
-    submit(-1)
-    spent = dict.fromkeys(("reading", "ledger"), 0.0)
+    def submit(number: int) -> None:
+        turn(number)
+        given = {"name": "c", "predictions": predictions, "label": "label", "claim": "0.7"}
+        assert judge(session, given)["verdict"] == "yes"
+        turn(number)
+
+    spent = dict.fromkeys(("reading", "ledger", "turning"), 0.0)
+    turn = _time_calls(turn_predictions, spent, "turning")
+    submit(0)
     read = _time_calls(candidate.read_predictions, spent, "reading")
     store = _time_calls(Ledger.answer, spent, "ledger")
     rows = list[tuple[str, ...]]()
@@ -84,10 +96,10 @@ def _judge_tables(
         mock.patch.object(Ledger, "answer", store),
     ):
         for first in range(0, candidates, CANDIDATES):
-            spent.update(reading=0.0, ledger=0.0)
+            spent.update(dict.fromkeys(spent, 0.0))
             start = time.process_time()
             for number in range(first, first + CANDIDATES):
-                submit(number)
+                submit(number + 1)
             total = time.process_time() - start
             parts = (spent["reading"], spent["ledger"], total - sum(spent.values()))
             rows.append((mechanism, *(f"{1000 * part / CANDIDATES:.1f} ms" for part in parts)))
@@ -119,16 +131,16 @@ def _judge_model(folder: Path, number: int) -> tuple[str, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = (LogisticRegression() if kind.startswith("log") else forest).fit(data, label * 1.0)
-    file = folder / f"{number}.skops"
-    skops.io.dump(model, file)
     batch = rng.random((rows, features))
     start = time.process_time()
     model.predict(batch)
     times = [time.process_time() - start]
     names = [f"f{i}" for i in range(features)]
     for turn in range(2):
-        given = {"name": "m", "file": file, "label": "label", "features": names}
-        given["claim"] = f"0.0{turn}"
+        file = folder / f"{number}-{turn}.skops"
+        # Another file is another candidate, which is scored again.
+        skops.io.dump(model.set_params(random_state=turn), file)
+        given = {"name": "m", "file": file, "label": "label", "features": names, "claim": "0.01"}
         loaded = candidate.load_candidate(
             candidate.Submission.model_validate(session.fill_metric(given))
         )
