@@ -17,6 +17,7 @@ their type.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -128,11 +129,12 @@ class Dialect:
     def round_double(self, value: str, low: int, high: int) -> Whole:
         """A DOUBLE in a range of whole numbers, rounded half away from zero and clamped; no NaN."""
         kind = self.type_of(low, high)
-        # Clamped before the cast to an integer, which would fail on a value beyond its range.
-        value = clamp_text(f"round({value})", double(low), double(high))
+        # Clamped before the cast to an integer, which would fail on a value beyond its range. Ends that a
+        # DOUBLE does not hold are rounded outwards, and the integer is clamped again, exactly.
+        first, last = outer_doubles(low, high)
+        value = clamp_text(f"round({value})", double(first), double(last))
         if max(abs(low), abs(high)) <= 2**53:
             return Whole(self, f"CAST({value} AS {kind.name})", low, high, kind)
-        # The ends as DOUBLEs are rounded, maybe beyond the range: clamped again, exactly.
         wide = self.types[-1]
         far = 2 * max(abs(low), abs(high))
         exact = Whole(self, f"CAST({value} AS {wide.name})", -far, far, wide)
@@ -422,6 +424,14 @@ def refuse_range(low: int, high: int) -> NoReturn:
 
 
 # --- DOUBLEs ------------------------------------------------------------------------------------------------
+
+
+def outer_doubles(low: int, high: int) -> tuple[float, float]:
+    """The nearest doubles that are not inside of a range."""
+    first, last = float(low), float(high)
+    if first > low:
+        first = math.nextafter(first, -math.inf)
+    return first, math.nextafter(last, math.inf) if last < high else last
 
 
 def double(value: float | Fraction) -> str:

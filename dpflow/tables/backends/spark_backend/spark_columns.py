@@ -24,6 +24,7 @@ from dpflow.tables.access.arithmetic import (
     greatest,
     least,
     operate_doubles,
+    outer_doubles,
     spark_decimal_units,
 )
 from dpflow.tables.access.sql import Field
@@ -314,10 +315,11 @@ def _float_steps(field: Field, declared: Column) -> Whole:
         value = operate_doubles(f"({value})", "*", double(step.denominator))
     if step.numerator != 1:
         value = operate_doubles(f"({value})", "/", double(step.numerator))
-    value = f"least(greatest({value}, {double(low)}), {double(high)})"
+    first, last = outer_doubles(low, high)
+    value = f"least(greatest({value}, {double(first)}), {double(last)})"
     # By the exact fraction, for servers differ in how they round a double.
     size = f"abs({value})"
-    integer = SPARK.column(f"CAST(floor({size}) AS BIGINT)", 0, MAX_MAGNITUDE)
+    integer = SPARK.column(f"CAST(floor({size}) AS BIGINT)", 0, 2 * MAX_MAGNITUDE - 2)
     rest = operate_doubles(size, "-", integer.as_double())
     half = f"{rest} >= {double(Fraction(1, 2))}"
     rounded = integer + choose([(half, SPARK.number(1))], SPARK.number(0))

@@ -1,0 +1,298 @@
+"""Requests at corners of declarations, through a database: refused for every table or answered for every
+table, and answered exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from corner_tables import KINDS, Corner, Store, corner_rows, declare_corner
+
+from dpflow.core.contract.declaration import MAX_MAGNITUDE, Column
+from dpflow.core.contract.requests import (
+    CellGrid,
+    GroupedSums,
+    GroupEstimates,
+    GroupMoments,
+    GroupValues,
+    KeySets,
+    Records,
+    SortedValues,
+    UnboundedValues,
+    UnitScores,
+)
+from dpflow.errors import DpflowError
+from dpflow.tables import PrivateTable
+from dpflow.testing.reference_sums import grid_value
+
+SECRET, GROUPS = b"0123456789abcdef", 3
+EXPRESSIONS = (
+    *("avg(x)", "sum(x)", "min(x)", "var_samp(x)", "stddev_pop(x)", "corr(x, y)", "sum(x * y)"),
+    *("avg(x + y)", "avg(abs(-x))", "max(bucket(x, 7))", "regr_slope(x, y)", "covar_pop(x, y)"),
+    *("sum(x) FILTER (WHERE bucket(x, 3) <= x)", "count(DISTINCT x)", "quantile_cont(x, 0.3)"),
+)
+CONDITIONS = (
+    "x + 1 > 0",
+    "x * x >= 0",
+    "x % 7 = 0",
+    "abs(x) >= 0",
+    "bucket(x, 1000) < x",
+    "-x < 1",
+)
+GRIDS = [(e, 0) for e in (None, -1000, -3, 0, 62, 63, 126, 127, 1000)] + [(0, 1), (63, 2**70)]
+#: Parts of a corner's questions, of which a sample asks one.
+PARTS = 9
+
+#: The values of a table's rows, on the grid.
+Steps = Sequence[int | None]
+
+
+@dataclass
+class Findings:
+    """What an audit saw.
+
+    Attributes:
+        answered, refused: numbers of requests, over all tables.
+        problems: what was wrong, in words.
+    """
+
+    answered: int = 0
+    refused: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Something asked of each table of a corner.
+
+    Attributes:
+        check: refuses it by the catalog alone.
+        ask: answers it, and says what is wrong with the answer; "" if nothing is.
+        where: a condition.
+    """
+
+    name: str
+    check: Callable[[PrivateTable], None]
+    ask: Callable[[PrivateTable, Steps], str]
+    where: str | None = None
+
+
+def audit_corner(corner: Corner, store: Store, part: int | None = None) -> Findings:
+    """Ask every question of every table of a corner.
+
+    Args:
+        part: only three tables and a few questions, others for each number.
+    """
+    tables, questions = list(corner.tables()), list(list_questions(corner))
+    if part is not None:
+        tables = [tables[0], tables[1 + part % (len(tables) - 1)], tables[-1]]
+        questions = questions[part % PARTS :: PARTS]
+    columns = {**KINDS, "x": corner.kind, "y": corner.kind}
+    places = store({f"t{i}": (columns, corner_rows(values)) for i, values in enumerate(tables)})
+    findings = Findings()
+    outcomes: dict[str, Counter[str]] = {}
+    for i, values in enumerate(tables):
+        declaration = declare_corner(corner, places[f"t{i}"])
+        steps = [grid_value(number, declaration.column("x")) for _, number in values]
+        by_condition: dict[str | None, list[Question]] = {}
+        for question in questions:
+            by_condition.setdefault(question.where, []).append(question)
+        for where, asked_together in by_condition.items():
+            private = PrivateTable(declaration, where)
+            with private.hold_open():
+                for question in asked_together:
+                    words = f"{corner.name}: {[text for text, _ in values]}"
+                    outcome = _ask_question(question, private, steps, findings, words)
+                    outcomes.setdefault(question.name, Counter())[outcome] += 1
+    for name, counted in outcomes.items():
+        if len(counted) > 1:
+            findings.problems.append(f"{corner.name}: {name}: outcomes {dict(counted)}")
+    return findings
+
+
+def _ask_question(
+    question: Question, private: PrivateTable, steps: Steps, findings: Findings, words: str
+) -> str:
+    try:
+        question.check(private)
+    except DpflowError as refusal:
+        findings.refused += 1
+        return f"refused: {type(refusal).__name__}"
+    findings.answered += 1
+    try:
+        problem = question.ask(private, steps)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        findings.problems.append(f"{words}: {question.name}: {problem}")
+    return "answered"
+
+
+def list_questions(corner: Corner) -> Iterator[Question]:
+    """Every kind of request, on a corner's column."""
+    low, high = corner.low, corner.high
+    for centre in dict.fromkeys((low, high, (low + high) // 2)):
+        yield _ask_sums(f"sums around {centre}", GroupedSums(values=(("x", centre),)), centre)
+        squares = GroupedSums(squares=(("x", centre, 5),))
+        yield _ask_sums(f"squares around {centre}", squares, centre, 5)
+    middle = (low + high) // 2
+    both = {"values": (("x", middle), ("y", low)), "squares": (("x", middle, 0),)}
+    for name, request in {
+        "grouped": GroupedSums("k", ("a", "b"), values=(("x", low),)),
+        "grouped, of one group": GroupedSums("k", ("a", "b"), 1, values=(("x", high),)),
+        "by private key": GroupedSums("p", None, 1, values=(("x", low),)),
+        "of several rows": GroupedSums(rows_per_group=3, values=(("x", middle),)),
+        "of several columns": GroupedSums(**both),
+    }.items():
+        yield _ask_totals(f"sums {name}", request)
+    for name, request in {
+        "values": SortedValues("x", 1),
+        "values, 3 rows": SortedValues("x", 3),
+        "values, many rows": SortedValues("x", 2000),
+        "values by key": SortedValues("x", 2, "k", ("a", "b"), 1),
+    }.items():
+        yield Question(name, _checker(request), _asker(request, _compare_values))
+    yield Question(
+        "records",
+        _checker(Records(("x", "y"), 2)),
+        _asker(Records(("x", "y"), 2), _compare_records),
+    )
+    yield Question("key sets", _checker(KeySets("p")), _asker(KeySets("p"), lambda *_: ""))
+    for name, unbounded in {
+        "open": UnboundedValues("x"),
+        "open by key": UnboundedValues("x", "k", ("a", "b"), 1, 2),
+    }.items():
+        yield Question(name, _checker(unbounded), _ask_open(unbounded))
+    groups = GroupValues(GROUPS, ("x", "y"))
+    yield Question(
+        "group values",
+        _checker(groups),
+        lambda t, _: _bad_numbers(t, t.grouped_rows(groups, SECRET, ())[1]),
+    )
+    scores = UnitScores(("x",))
+    yield Question(
+        "unit scores", _checker(scores), lambda t, _: _bad_numbers(t, t.unit_rows(("x",), ())[1])
+    )
+    for measures in (("n", "x", "xx"), ("n", "xy", "yy", "equal")):
+        yield _ask_moments(GroupMoments(GROUPS, ("x", "y"), measures))
+    for text in EXPRESSIONS:
+        yield _ask_estimate(text)
+    for condition in CONDITIONS:
+        counted = GroupedSums()
+        yield Question(
+            f"where {condition}", _checker(counted), _asker(counted, lambda *_: ""), condition
+        )
+
+
+def _checker(request: Any) -> Callable[[PrivateTable], None]:
+    return lambda table: table.check_request(request)
+
+
+def _asker(
+    request: Any, compare: Callable[[Any, Steps], str]
+) -> Callable[[PrivateTable, Steps], str]:
+    return lambda table, steps: compare(table.answer(request, ()), steps)
+
+
+def _saturate(total: int) -> int:
+    return min(max(total, -MAX_MAGNITUDE), MAX_MAGNITUDE)
+
+
+def _ask_sums(name: str, request: GroupedSums, centre: int, half: int | None = None) -> Question:
+    def compare(groups: Any, steps: Steps) -> str:
+        present = [value for value in steps if value is not None]
+        terms = [v - centre if half is None else (v - centre) ** 2 - half for v in present]
+        moment = "sum" if half is None else "square"
+        got = [groups.rows[0], groups.units[0], groups.moment(moment, "x")[0]]
+        expected = [len(steps), len(steps), _saturate(sum(terms))]
+        return "" if list(map(int, got)) == expected else f"{got}, not {expected}"
+
+    return Question(name, _checker(request), _asker(request, compare))
+
+
+def _ask_totals(name: str, request: GroupedSums) -> Question:
+    """Sums by group, whose total is compared."""
+
+    def compare(groups: Any, steps: Steps) -> str:
+        present = [value for value in steps if value is not None]
+        (_, centre), *_ = request.values
+        got = sum(map(int, groups.sums["x"])), sum(map(int, groups.counts["x"]))
+        expected = sum(value - centre for value in present), len(present)
+        return "" if got == expected else f"{got}, not {expected}"
+
+    return Question(name, _checker(request), _asker(request, compare))
+
+
+def _compare_values(answer: Any, steps: Steps) -> str:
+    got = Counter()
+    for value, number in zip(answer.values.tolist(), answer.counts.tolist()):
+        got[value] += number
+    expected = Counter(value for value in steps if value is not None)
+    return "" if got == expected else f"{dict(got)}, not {dict(expected)}"
+
+
+def _compare_records(answer: Any, steps: Steps) -> str:
+    expected = sorted((value, value) for value in steps if value is not None)
+    got = sorted(zip(*(answer.columns[name].tolist() for name in ("x", "y"))))
+    return "" if got == expected else f"{got}, not {expected}"
+
+
+def _ask_open(request: UnboundedValues) -> Callable[[PrivateTable, Steps], str]:
+    def ask(table: PrivateTable, steps: Steps) -> str:
+        with table.open_answer(request, ()) as column:
+            rows = column.rows.tolist()
+            column.sample_values(2)
+            for exponent, trim in GRIDS:
+                codes = range(len(rows))
+                bins = column.count_cells({c: CellGrid(exponent, trim) for c in codes})
+                for code in codes:
+                    left = max(0, rows[code] - 2 * trim)
+                    if int(bins[code].counts.sum()) != left:
+                        return f"cells of 2^{exponent} without {trim}: {bins[code].counts}, not {left} of {rows}"
+        return ""
+
+    return ask
+
+
+def _bad_numbers(table: PrivateTable, columns: Mapping[str, Any]) -> str:
+    for name, array in columns.items():
+        column: Column = table.declaration.column(name)
+        assert column.lower is not None and column.upper is not None
+        numbers = np.asarray(array, float)
+        numbers = numbers[~np.isnan(numbers)]
+        if ((numbers < float(column.lower)) | (numbers > float(column.upper))).any():
+            return f"{numbers} outside the bounds"
+    return ""
+
+
+def _ask_moments(request: GroupMoments) -> Question:
+    def check(table: PrivateTable) -> None:
+        if not table.can_sum_exactly(request):
+            raise DpflowError("moments are not asked of these bounds")
+        table.check_request(request)
+
+    def ask(table: PrivateTable, steps: Steps) -> str:
+        answer = table.group_moments(request, SECRET, ())
+        present = [value for value in steps if value is not None]
+        size = float(table.declaration.column("x").step)
+        totals = {"n": len(present), "equal": len(present), "x": sum(present) * size}
+        for name in {*totals} & {*request.measures}:
+            if not np.isclose(answer[name].sum(), totals[name]):
+                return f"{name}: {answer[name]}, not {totals[name]}"
+        return ""
+
+    return Question(f"moments {request.measures}", check, ask)
+
+
+def _ask_estimate(text: str) -> Question:
+    request = GroupEstimates(GROUPS, text)
+
+    def ask(table: PrivateTable, steps: Steps) -> str:
+        numbers = table.group_estimates(request, SECRET, ())
+        return "" if numbers.shape == (GROUPS,) else f"{numbers}"
+
+    return Question(text, _checker(request), ask)
