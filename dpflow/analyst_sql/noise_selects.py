@@ -59,7 +59,8 @@ class SelectRules(SelectSources):
                 self._choose(one)
             noise = [combine([one]) if one.noisy else one for one in noise]
         order = select.args.get("order")
-        if order is not None and (distinct is not None or is_limited(select)):
+        is_cut = is_limited(select) and not self._keeps_all_rows()
+        if order is not None and (distinct is not None or is_cut):
             for part in order.expressions:
                 for one in self._find_order_key(part.this, items, noise):
                     self._choose(one)
@@ -73,6 +74,18 @@ class SelectRules(SelectSources):
             self._selected,
             self._release if is_bare else None,
             self._make_attach(names, noise),
+        )
+
+    def _keeps_all_rows(self) -> bool:
+        """Whether LIMIT is at least the number of rows of the one release that is read."""
+        limit, offset = (self._select.args.get(name) for name in ("limit", "offset"))
+        if limit is None or offset is not None or self._groups is not None:
+            return False
+        number_text = str(limit.expression)
+        return (
+            self._release is not None
+            and number_text.isdecimal()
+            and int(number_text[:18]) >= self._rules.count_numbers([(self._release, 0)])
         )
 
     def _make_attach(

@@ -57,7 +57,9 @@ def test_the_chosen_hold_for_all_that_might_have_been_chosen(
     assert answer.columns[0].confidence is None
 
 
-@pytest.mark.parametrize("end", ["LIMIT 100", "ORDER BY n DESC", "HAVING b < 30", "LIMIT 2"])
+@pytest.mark.parametrize(
+    "end", ["LIMIT 100", "ORDER BY n LIMIT 100", "ORDER BY n DESC", "HAVING b < 30", "LIMIT 2"]
+)
 def test_what_noise_did_not_choose_stays_narrow(world: World, single: float, end: str) -> None:
     """Nothing is left out, or keys alone say what."""
     assert width_of(world.ask(f"{GROUPS} {end}", epsilon=1), 1) == single

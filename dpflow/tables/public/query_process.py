@@ -198,6 +198,11 @@ class QueryProcess:
                 if stream is not None:
                     stream.close()
 
+    def forget(self) -> None:
+        """Begin anew in a forked process: another thread may hold the lock for ever."""
+        self._lock = threading.Lock()
+        self._process = None
+
     def close(self) -> None:
         """End the process."""
         with self._lock:
@@ -219,3 +224,4 @@ def _describe_stop(reason: str, seconds: float = MAX_SECONDS) -> str:
 #: The process of this interpreter.
 PROCESS = QueryProcess()
 atexit.register(PROCESS.close)
+os.register_at_fork(after_in_child=PROCESS.forget)

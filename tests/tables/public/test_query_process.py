@@ -216,6 +216,25 @@ def test_a_forked_process_starts_its_own(process: QueryProcess) -> None:
     assert process.run([TABLE], "SELECT 3").rows == [[3]] and process._process.pid == parents
 
 
+def test_a_fork_while_another_thread_asks_does_not_hang() -> None:
+    """The child has no thread that would release the lock."""
+    kept = query_process.PROCESS
+    with kept._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if kept.run([TABLE], "SELECT 1").rows == [[1]] else 1)
+        deadline = time.monotonic() + 60
+        status = None
+        while status is None and time.monotonic() < deadline:
+            ended, code = os.waitpid(child, os.WNOHANG)
+            status = code if ended else None
+            time.sleep(0.1)
+        if status is None:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+    assert status == 0
+
+
 def test_the_same_query_gives_the_same_bytes(process: QueryProcess) -> None:
     table = RowTable(
         "r0", [("k", "VARCHAR"), ("n", "BIGINT")], [[str(i % 97) for i in range(20_000)], list(range(20_000))]
