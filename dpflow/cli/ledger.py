@@ -564,6 +564,8 @@ def _describe_grant(told: Scope | GrantProposal) -> dict[str, Any]:
     about = {"scope": granted.scope, "protects": granted.protects, "blocks": granted.blocks}
     about |= {"filter": granted.filter.to_json(), "approvals": granted.approvals}
     about["typical_releases"] = count_typical_releases(granted.filter)
+    if granted.protects:
+        about["equality"] = "bytes"
     if isinstance(told, GrantProposal):
         about |= {"proposed_by": told.principal, "proposal": told.seq}
     return about
@@ -586,6 +588,8 @@ def _show_grant(told: Scope | GrantProposal, as_json: bool) -> None:
         f"releases of epsilon {short(rule.epsilon / 100)} each (discrete Laplace) that it holds by filter: "
         f"{', '.join(f'{name} {count:,}' for name, count in counts.items())}"
     )
+    if granted.protects:
+        print("units are equal where their values are, texts byte for byte: 'P7' and 'p7' are two")
     if isinstance(told, GrantProposal):
         print(
             f"proposed by {told.principal}, and not in effect: another owner runs dpflow ledger approve {granted.scope} {told.seq}"

@@ -31,7 +31,6 @@ VALUE_TYPES: dict[str, dict[str, Fraction | float | None]] = {
     "UINTEGER": {"1": Fraction(1), "4294967295": Fraction(2**32 - 1)},
     "UBIGINT": {"0": Fraction(0), str(2**64 - 1): Fraction(2**64 - 1), "4": Fraction(4)},
     "HUGEINT": {str(-(2**127)): Fraction(-(2**127)), "5": Fraction(5)},
-    "UHUGEINT": {"0": Fraction(0), str(2**128 - 1): Fraction(2**128 - 1)},
     "DECIMAL(4,2)": {
         "99.99": Fraction(9999, 100),
         "-0.25": Fraction(-1, 4),

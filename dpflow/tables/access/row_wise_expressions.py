@@ -122,6 +122,12 @@ class ExpressionWriter:
                 return self._write_operator(node, source)
             case "FUNCTION":
                 return self._write_function(node, source)
+            case "COLLATE":
+                term = self.write(node["child"], source)
+                # Only to take a collation away: another one is a column's, not a view's.
+                if term.kind != "varchar" or node["collation"].casefold() not in sql.BYTEWISE:
+                    self._refuse_expression(node)
+                return replace(term, text=f"({term.text} COLLATE C)", literal="")
             case "SUBQUERY" | "WINDOW" | "LAMBDA":
                 word = {"SUBQUERY": "a subquery", "WINDOW": "a window"}.get(node["class"], "")
                 what = f"has {self.quote(node)}, {word or 'a function of lists'}"

@@ -5,6 +5,7 @@ no row.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import tempfile
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -239,8 +240,28 @@ class Connection:
                     self._check_names(name, relation)
             elif query := self._rewriter.rewrite(name, *parts):
                 relation = Relation(f"({query})", self.bind_fields(f"({query})"))
-            self._found[name, trusted] = relation
+            self._found[name, trusted] = self._with_collations(relation)
         return self._found[name, trusted]
+
+    def _with_collations(self, relation: Relation) -> Relation:
+        """The relation with the collations of its texts, which types in Python do not say. Plans only:
+        reads no row.
+        """
+        texts = [name for name, field in relation.fields.items() if field.kind == "varchar"]
+        if not texts:
+            return relation
+        query = f"SELECT {', '.join(map(sql.quote_name, texts))} FROM {relation.quoted}"
+        plan = json.loads(self.fetch_rows("SELECT json_serialize_plan(?)", [query])[0][0])
+        # What DuckDB cannot write down may compare in any way.
+        outputs = [] if plan["error"] else plan["plans"][0].get("expressions", [])
+        types = [output["return_type"]["type_info"] or {} for output in outputs]
+        collations = [str(info.get("collation", "")) for info in types]
+        if len(collations) != len(texts):
+            collations = ["(unknown)"] * len(texts)
+        fields = dict(relation.fields)
+        for name, collation in zip(texts, collations, strict=True):
+            fields[name] = replace(fields[name], collation=collation)
+        return replace(relation, fields=fields)
 
     def _check_names(self, name: str, relation: Relation) -> None:
         """Refuse SQL that would read a temporary table of ours instead of its own: DuckDB looks

@@ -46,7 +46,8 @@ _WHOLE = {
 _WIDE = {"ubigint", "hugeint", "uhugeint"}
 _FLOATS = {"float", "double"}
 _TIMES = {"timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"}
-_VALUES = _WHOLE | _WIDE | _FLOATS | _TIMES | {"decimal", "date"}
+# No integer of ours holds the upper half of a UHUGEINT: it can be a key, and no value.
+_VALUES = (_WHOLE | _WIDE | _FLOATS | _TIMES | {"decimal", "date"}) - {"uhugeint"}
 _KEYS = _WHOLE | _WIDE | _TIMES | {"decimal", "date", "time", "uuid", "varchar", "enum"}
 
 _DAY = 86_400_000_000  # microseconds
@@ -54,6 +55,8 @@ _FIRST = "290309-12-22 (BC) 00:00:00"  # of what DuckDB writes as a date and tim
 _LAST = {kind: "294247-01-10 04:00:54.775806" for kind in _TIMES - {"timestamp_ns"}}
 _LAST |= {"timestamp_s": "294247-01-10 04:00:54", "timestamp_ms": "294247-01-10 04:00:54.775"}
 _FAR = 9 * 10**18  # microseconds that every timestamp type reaches
+#: Collations by which texts are equal exactly where their bytes are.
+BYTEWISE = {"", "c", "binary", "posix"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Field:
     ``width`` the digits of a DECIMAL or the number of an ENUM's values.
 
     ``reference`` is where a query finds it, if not under its name in ``t``; ``parts`` are the columns
-    whose keys it combines.
+    whose keys it combines; ``collation`` is how the source compares its texts, if not as bytes.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Field:
     scale: int = 0
     reference: str = ""
     parts: tuple[Field, ...] = ()
+    collation: str = ""
 
     @property
     def is_float(self) -> bool:
@@ -86,9 +90,17 @@ class Field:
         Files and frames bring such timestamps, times, decimals, truth values and codes of an ENUM.
         DuckDB compares and groups them, but fails where it writes or converts one, or reads memory
         beyond what it owns, and a row must not make a query fail.
+
+        Raises `TableUnreadable` for texts that the source compares by a collation: dpflow compares
+        bytes, so one unit would count as several.
         """
+        if self.collation.casefold() not in BYTEWISE:
+            raise TableUnreadable(
+                f"column {self.name!r} has the collation {self.collation}, which takes different texts for equal, and "
+                f"dpflow compares bytes; {advise_plain_text(self.name, self.collation)}"
+            )
         value = self.reference or f"t.{quote_name(self.name)}"
-        # JSON is a VARCHAR that takes no collation, which `key` needs.
+        # JSON is stored as VARCHAR, and functions of texts want it to be one.
         if self.type == "JSON":
             return f"CAST({value} AS VARCHAR)"
         genuine = self._is_genuine(value)
@@ -117,6 +129,19 @@ class Field:
             return within
         infinities = (f"CAST('{text}' AS {self.type})" for text in ("infinity", "-infinity"))
         return f"{within} OR {value} IN ({', '.join(infinities)})"
+
+
+def advise_plain_text(name: str, collation: str) -> str:
+    """How to get one text for all values that a collation takes for equal, as the end of a sentence."""
+    functions = {"nocase": "lower", "noaccent": "strip_accents", "nfc": "nfc_normalize"}
+    parts, text = collation.casefold().split("."), quote_name(name)
+    if not set(parts) <= set(functions):
+        return "store one text for each value in a column without a collation"
+    for part in parts:
+        text = f"{functions[part]}({text})"
+    # Of these functions, views that are rewritten have lower alone.
+    view = f", or read a view that selects {text} COLLATE C" if parts == ["nocase"] else ""
+    return f"store {text} in a column without a collation{view}"
 
 
 def describe_field(name: str, kind: Any) -> Field:
@@ -161,17 +186,15 @@ def key(column: Field, role: str) -> str:
     """The column as something to group, partition and compare by: equal exactly when the values are
     the same.
 
-    Text is compared as bytes (collation C), because a column's own collation could make different
-    keys equal. Raises `TableUnreadable` for types without one exact equality.
+    Text is compared as bytes. Raises `TableUnreadable` for types without one exact equality, and
+    for text with a collation.
     """
     if column.kind not in _KEYS:
         raise TableUnreadable(
             f"column {column.name!r} is a {column.kind.upper()} and cannot be a {role}; use a whole number, text, DATE, "
             f"TIMESTAMP, DECIMAL, UUID, ENUM or BOOLEAN column"
         )
-    if column.kind == "enum":
-        return f"CAST({column.sql} AS VARCHAR)"
-    return f"({column.sql} COLLATE C)" if column.kind == "varchar" else column.sql
+    return f"CAST({column.sql} AS VARCHAR)" if column.kind == "enum" else column.sql
 
 
 def write_keys(column: Field, texts: Sequence[str]) -> str:
@@ -209,9 +232,7 @@ def key_from_text(column: Field, text: str) -> str:
     """The expression `key` for a key given as text: NULL if the type has no such value or writes it
     differently.
     """
-    if column.kind == "varchar":
-        return f"({text} COLLATE C)"
-    if column.kind == "enum":
+    if column.kind in ("varchar", "enum"):
         return text
     value = f"TRY_CAST({text} AS {column.type})"
     # Only the text that DuckDB writes itself: '07' would be a second name of the key 7.
@@ -291,9 +312,11 @@ def open_number(column: Field) -> str:
     A BIGINT or HUGEINT where `has_exact_integers`, else a DOUBLE. Decimals count their last digit,
     dates days and timestamps microseconds since 1970-01-01 (UTC); infinities stay. Timestamps that
     a double cannot hold are rounded down: then a double z is at most the time itself only if it is
-    at most x, and above it only if above x. Beyond +-(2^127 - 1) integers are clamped.
+    at most x, and above it only if above x.
     """
     check_value(column)
+    if column.kind == "hugeint":
+        return column.sql
     if column.kind in _FLOATS:
         return f"CAST({column.sql} AS DOUBLE)"
     whole = (

@@ -341,7 +341,7 @@ class DuckDBRenderer(Renderer):
             return Term(self.write.cast(name, "HUGEINT"), "whole")
         if kind in ("float", "double"):
             return Term(self.without_nan(self.write.cast(name, "DOUBLE")), "number")
-        if kind in ("decimal", "uhugeint"):
+        if kind == "decimal":
             return Term(self.write.cast(name, "DOUBLE"), "number")
         if kind in ("varchar", "enum"):
             return Term(self.write.cast(name, "VARCHAR"), "text")

@@ -35,10 +35,23 @@ _TYPES = {
     "timestamp without time zone": "TIMESTAMP",
     "timestamp with time zone": "TIMESTAMP WITH TIME ZONE",
 }
+#: Types whose values are equal exactly where their texts are; enums are, too. Of a padded one it is
+#: the text that the server compares, without its blanks.
+_SAME_AS_TEXT = {
+    *("text", "varchar", "bpchar", "name", "char", "uuid", "bool", "int2", "int4", "int8", "oid"),
+    *("date", "time", "timestamp", "timestamptz", "bytea", "json", "xml"),
+}
+# A domain is what is below it. Servers before version 12 have no other collations than deterministic ones.
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typtype,
-       t.typnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'pg_catalog')
+WITH RECURSIVE below(type, base) AS (
+  SELECT oid, oid FROM pg_type
+  UNION ALL SELECT below.type, t.typbasetype FROM below JOIN pg_type t ON t.oid = below.base WHERE t.typtype = 'd')
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), b.typtype = 'e',
+       t.typnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'pg_catalog'), b.typname,
+       coalesce(CAST(to_jsonb(c) ->> 'collisdeterministic' AS boolean), true)
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+JOIN below ON below.type = t.oid JOIN pg_type b ON b.oid = below.base AND b.typtype <> 'd'
+LEFT JOIN pg_collation c ON c.oid = a.attcollation
 WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 _CHUNK = 1 << 20
@@ -129,7 +142,7 @@ def copy_postgres(
                 chosen = _choose_columns(connection, what, table, columns)
                 if by is not None:
                     require_columns({by: ""}, list(chosen.types), what)
-                return chosen, *_copy(connection, file, table, chosen.types, by, blocks)
+                return chosen, *_copy(connection, file, table, chosen, by, blocks)
 
         chosen, rows, digest = contain_errors(copy_rows, describe_error)
         # Only quoted texts are empty: what is missing has no quotes.
@@ -146,11 +159,13 @@ class _CopiedColumns:
     Attributes:
         types: their types in DuckDB's words.
         canonical: those of one of the server's own types: what it writes of their values is known.
+        padded: those that end in blanks which the server does not compare.
         ignored: the table's other columns.
     """
 
     types: dict[str, str]
     canonical: frozenset[str]
+    padded: frozenset[str]
     ignored: tuple[str, ...]
 
 
@@ -163,21 +178,31 @@ def _choose_columns(
         raise InvalidInput(
             f"{what}: there is no such table for this login; write it as schema.table, and quote names with capitals"
         )
-    types, own_types = {}, {}
-    for name, kind, family, built_in in stored:
+    types, own_types, other_equality = {}, {}, {}
+    for name, kind, is_enum, built_in, base, deterministic in stored:
+        if not deterministic:
+            other_equality[name] = "has a nondeterministic collation"
+        elif not is_enum and base not in _SAME_AS_TEXT:
+            other_equality[name] = f"is of the type {kind}"
         # Without the length of a text; a numeric keeps its digits.
         plain = re.sub(r"\([^)]*\)", "", kind)
-        text = (
-            "VARCHAR" if family == "e" else _TYPES.get(plain, kind.replace("numeric(", "decimal("))
-        )
+        text = "VARCHAR" if is_enum else _TYPES.get(plain, kind.replace("numeric(", "decimal("))
         with suppress(InvalidInput):
             types[name] = normalize_type(name, text)
             if built_in:
                 own_types[name] = types[name]
+            if types[name] == "VARCHAR" and name in other_equality:
+                del types[name]
     names = [name for name, *_ in stored]
     if columns:
         require_columns(columns, names, what)
         types = dict(columns)
+    for name, kind in types.items():
+        if kind == "VARCHAR" and name in other_equality:
+            raise InvalidInput(
+                f"{what}: column {name!r} {other_equality[name]}, which takes different texts for equal, and dpflow "
+                f"compares texts as bytes; load a view that has one text for each value"
+            )
     if not types:
         raise InvalidInput(
             f"{what} has no column whose type a declaration can use; name types with columns"
@@ -190,14 +215,15 @@ def _choose_columns(
             f"and have no line ends, so name other columns, or load a view that renames these"
         )
     canonical = frozenset(n for n, kind in types.items() if own_types.get(n) == kind)
-    return _CopiedColumns(types, canonical, tuple(n for n in names if n not in types))
+    padded = frozenset(name for name, *_, base, _ in stored if base == "bpchar")
+    return _CopiedColumns(types, canonical, padded, tuple(n for n in names if n not in types))
 
 
 def _copy(
     connection: Any,
     file: Path,
     table: str,
-    types: Mapping[str, str],
+    chosen: _CopiedColumns,
     by: str | None,
     blocks: Sequence[str],
 ) -> tuple[int, str]:
@@ -207,8 +233,15 @@ def _copy(
     digest = hashlib.sha256()
 
     parts = [sql.Identifier(part) for part in _split_table(connection, table)]
+    # As text, a padded value is what the server compares.
+    outputs = [
+        sql.SQL("CAST({0} AS text) AS {0}" if name in chosen.padded else "{0}").format(
+            sql.Identifier(name)
+        )
+        for name in chosen.types
+    ]
     query = sql.SQL("SELECT {} FROM {}").format(
-        sql.SQL(", ").join(map(sql.Identifier, types)), sql.SQL(".").join(parts)
+        sql.SQL(", ").join(outputs), sql.SQL(".").join(parts)
     )
     if by is not None and blocks:
         # Literals take the column's own type, so that an index on it is used.

@@ -177,3 +177,70 @@ def test_a_server_that_is_lost_in_the_middle(server: str, tmp_path: Path) -> Non
         done.set()
         killer.join()
     assert not (tmp_path / "many.duckdb").exists()
+
+
+EQUAL = """
+CREATE COLLATION ci (provider = libc, locale = 'C');
+CREATE COLLATION sorted (provider = libc, locale = 'POSIX');
+-- Only ICU makes these, and this build has none: the catalogue says the same.
+UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'ci';
+CREATE DOMAIN code AS char(10);
+CREATE DOMAIN name_ci AS text COLLATE ci;
+CREATE TABLE people (
+  u text COLLATE ci, v varchar(9) COLLATE sorted, w name_ci, segment char(10), padded code, n numeric, x real, plain text
+);
+INSERT INTO people
+  SELECT CASE WHEN i % 2 = 0 THEN 'P' ELSE 'p' END || i / 2, 'v', 'w', 'BUILDING', 'a b', 1.0, 1, ' c ' FROM generate_series(0, 19) i;
+CREATE VIEW folded AS SELECT lower(u COLLATE "C") AS u, segment FROM people;
+"""
+
+
+@pytest.fixture
+def people(postgres: Callable[[], str]) -> str:
+    """A database whose texts are equal by rules of its own."""
+    url = postgres().replace("+psycopg", "")
+    with psycopg.connect(url) as connection:
+        connection.execute(EQUAL)
+    return url
+
+
+def test_padded_texts_arrive_as_the_server_compares_them(people: str, tmp_path: Path) -> None:
+    """Without the blanks of char(n) and of its domains; those of other texts are their own."""
+    database = tmp_path / "people.duckdb"
+    columns = dict.fromkeys(("segment", "padded", "plain", "v"), "VARCHAR")
+    with copy_postgres(people, "people", columns, by="segment", blocks=["BUILDING"]) as source:
+        load_rows(source, database, "people", by="segment", blocks=["BUILDING"])
+    query = "SELECT DISTINCT segment, padded, plain, v FROM people"
+    assert rows(database, query) == [("BUILDING", "a b", " c ", "v")]
+    assert rows(database, "SELECT count(*) FROM people WHERE segment = 'BUILDING'") == [(20,)]
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        ("u", "has a nondeterministic collation"),
+        ("w", "has a nondeterministic collation"),
+        ("n", "is of the type numeric"),
+        ("x", "is of the type real"),
+    ],
+)
+def test_texts_that_the_server_takes_for_equal_are_refused(
+    people: str, column: str, reason: str
+) -> None:
+    """Under the server's equality one person may have several texts; they are not loaded by default."""
+    with (
+        pytest.raises(InvalidInput, match=f"'{column}' {reason}, which takes different texts"),
+        copy_postgres(people, "people", {column: "VARCHAR"}),
+    ):
+        pass
+    with copy_postgres(people, "people") as source:
+        assert source.columns.get(column) != "VARCHAR"
+        assert {"u", "w"} <= set(source.ignored_columns)
+
+
+def test_a_view_with_one_text_for_each_person_is_loaded(people: str, tmp_path: Path) -> None:
+    """As the message advises: ten people of twenty texts."""
+    database = tmp_path / "people.duckdb"
+    with copy_postgres(people, "folded") as source:
+        load_rows(source, database, "people")
+    assert rows(database, "SELECT count(DISTINCT u) FROM people") == [(10,)]

@@ -71,6 +71,17 @@ def quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def name_type(column: Any) -> str:
+    """The name of the type of a column of Spark's schema. That of a text which Spark does not compare as
+    bytes is in its metadata, where a reader takes it for a plain one.
+    """
+    declared = str(column.metadata.get("__CHAR_VARCHAR_TYPE_STRING", ""))
+    if declared.startswith("char("):
+        return declared
+    kind = str(column.dataType.simpleString())
+    return f"collated {kind}" if "__COLLATIONS" in column.metadata else kind
+
+
 def describe_field(name: str, kind: str) -> Field:
     """A field from the name of Spark's type; one of an unknown type has that name for its kind."""
     reference = quote_name(name)

@@ -43,6 +43,7 @@ from dpflow.tables.backends.spark_backend.spark_columns import (
     find_unread_time,
     holds_text,
     key_text,
+    name_type,
     quote_name,
     require_read,
     write_grid_steps,
@@ -318,7 +319,7 @@ def read_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
     schema = connection.run(lambda _: rows.schema)
     if len({one.name.casefold() for one in schema}) < len(schema):
         raise connection.refuse_same_names()
-    fields = {one.name: describe_field(one.name, one.dataType.simpleString()) for one in schema}
+    fields = {one.name: describe_field(one.name, name_type(one)) for one in schema}
     if not connection.reads_times:
         fields = {name: find_unread_time(field) for name, field in fields.items()}
     if connection.is_apache_spark:
