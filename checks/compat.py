@@ -1,6 +1,6 @@
 """Both ends of the ranges in pyproject.toml: ``python -m checks.compat [NAME...]`` builds an
 environment for each set of versions and runs the tests that lean on those packages, against the
-wheels in dist/.
+wheels in dist/. The name ``clients`` has old and new versions of DuckDB read what is published.
 
 Environments stay in .venv-compat, so that a second run only installs what changed. A range that a
 set breaks is narrowed in pyproject.toml, with the reason beside it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,35 @@ TESTS = (
     "tests/ledger/storage",
     "tests/engine/sessions",
 )
+#: Clients that must read a published file: the oldest that its format promises, and the newest before 2.
+CLIENTS = ("duckdb==1.2.0", "duckdb<2")
+#: Everything that dpflow puts into a published file, made and changed once more; and a client's look at it.
+PUBLISH = """
+import datetime as dt, sys
+from pathlib import Path
+from dpflow.core.contract.distribution import SHARE_BELOW
+from dpflow.core.contract.results import Row, Synthetic
+from dpflow.tables import PublishedRelease, publish, publish_answers
+from dpflow.tables.public.named_tables import AnswerRun, publish_view
+file, made = Path(sys.argv[1]), Synthetic((("n", "whole"), ("big", "huge")), ((1, 2**100),))
+for name in ("a", "b"):
+    rows = (Row("1", SHARE_BELOW, 0.5, 0.1), Row("2013-01-01", "count", 3, 1.0))
+    publish(file, "releases", PublishedRelease(name, "daily", "", "cdf", "1", "0", rows, made))
+    run = AnswerRun("", f"2026-01-0{1 + (name == 'b')}T00:00:00", dt.datetime(2026, 2, 1))
+    publish_view(file, "answer", [("n", "BIGINT", [7]), ("day", "DATE", [dt.date(2026, 1, 1)])], run)
+    publish_answers(file, "points", "s", ["k"], [1.0])
+"""
+READ = """
+import duckdb, sys
+connection = duckdb.connect(sys.argv[1], read_only=True)
+def ask(query): return connection.execute(query).fetchall()
+assert ask("SELECT count(*), max(key_date)::VARCHAR FROM releases") == [(4, "2013-01-01")]
+assert ask("SELECT big::VARCHAR FROM daily_synthetic") == [(str(2**100),)] * 2
+assert ask("SELECT (releases_share_below('a', 1)).value, (releases_quantile('daily', 0.5)).value IS NULL FROM range(1)") == [(0.5, False)]
+assert ask("SELECT n, run FROM answer_latest") == [(7, "2026-01-02T00:00:00")] and len(ask("FROM answer")) == 2
+assert ask("SELECT number FROM points") == [(1.0,)]
+print(f"duckdb {duckdb.__version__} reads a published file")
+"""
 WALK = "tests/integration/walk"  #: a connection, a DAG and its page in a browser, for two users
 
 
@@ -91,6 +121,22 @@ def run_tests(name: str) -> bool:
     return all(passed)
 
 
+def check_clients() -> bool:
+    """Whether old and new clients read a published file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/published.duckdb"
+        subprocess.run([sys.executable, "-c", PUBLISH, file], cwd=ROOT, check=True)
+        options = ("--quiet", "--isolated", "--no-project", "--python", sys.executable)
+        return all(
+            subprocess.run(
+                [str(UV), "run", *options, "--with", client, "python", "-c", READ, file],
+                check=False,
+            ).returncode
+            == 0
+            for client in CLIENTS
+        )
+
+
 def _main_versions(name: str) -> list[str]:
     leading = ("apache-airflow==", "duckdb==", "sqlalchemy==", "mlflow-skinny==", "pandas==")
     pins = (HOME / f"{name}.txt").read_text().splitlines()
@@ -103,7 +149,11 @@ def _uv(*words: str, environ: dict[str, str] | None = None) -> None:
 
 def main() -> None:
     """Run the named sets, or all; fails if one fails."""
-    failed = [name for name in sys.argv[1:] or SETS if not run_tests(name)]
+    failed = [
+        name
+        for name in sys.argv[1:] or ("clients", *SETS)
+        if not (check_clients() if name == "clients" else run_tests(name))
+    ]
     if failed:
         sys.exit(f"these versions do not work: {', '.join(failed)}")
 

@@ -27,6 +27,7 @@ POINTS = (
     "settle.before-commit",
     "settle.after-commit",
     "publish.before-commit",
+    "publish.before-replace",
     "publish.after-commit",
     "session.before-commit",
     "session.after-commit",

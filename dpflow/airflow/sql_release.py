@@ -78,8 +78,8 @@ class SqlReleaseOperator(PrivacyOperator):
     :param blocks: the blocks it reads, e.g. ``"{{ data_interval_start | ds }}"`` (templated); WHERE
         may name them, too.
     :param tables: declarations, relative to the DAG file; those of ``dpflow.yml`` if left out.
-    :param output_table: what the view of the answer is called in the published file of ``dpflow.yml``;
-        none is written if left out.
+    :param output_table: what the view of the answers is called in the published file of ``dpflow.yml``,
+        and with ``_latest`` behind it that of the latest interval; none is written if left out.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
     :param ordinal: number among equal queries of one run.
     :param spend_again: pay although this task released something else for this interval before.
@@ -144,7 +144,8 @@ class SqlReleaseOperator(PrivacyOperator):
             self.spend_again,
         )
         # The query's own comment may name it, too.
-        name, published = plan.settings.name, publish_answer(plan, answer, folder)
+        name = plan.settings.name
+        published = publish_answer(plan, answer, folder, identify_run(context).name)
         for origin in answer.origins:
             charge = f"charged epsilon {origin.epsilon}, delta {origin.delta} to scope {plan.settings.scope}"
             self.log.info(

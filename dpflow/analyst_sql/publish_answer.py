@@ -12,14 +12,19 @@ from dpflow.catalogue import find_catalogue
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.request import require_public
 from dpflow.errors import InvalidInput
-from dpflow.tables.public.named_tables import publish_view
+from dpflow.tables.public.named_tables import AnswerRun, publish_view
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
-def publish_answer(plan: SqlPlan, answer: SqlAnswer, folder: Path | None = None) -> str | None:
-    """Write an answer under its query's name into the output of ``dpflow.yml``, whole, in the place of
-    the last one; None without a name.
+def publish_answer(
+    plan: SqlPlan, answer: SqlAnswer, folder: Path | None = None, run: str = ""
+) -> str | None:
+    """Write an answer under its query's name into the output of ``dpflow.yml``, beside those of other
+    blocks and runs (`publish_view`); None without a name.
+
+    Args:
+        run: the name of the run that asked; outside of Airflow the query's revision, if it names one.
 
     Raises:
         InvalidInput: no output, or a name that is none.
@@ -29,11 +34,11 @@ def publish_answer(plan: SqlPlan, answer: SqlAnswer, folder: Path | None = None)
     if name is None:
         return None
     database = find_output(plan, name, folder)
-    columns = [
-        *answer.list_columns(intervals=True),
-        ("released_at", "TIMESTAMP", [answer.released_at] * len(answer.rows)),
-    ]
-    publish_view(database, name, columns)
+    blocks = dict.fromkeys(block for part in plan.parts for block in part.plan.charged_blocks)
+    revision = plan.settings.revision
+    run = run or ("" if revision is None else f"revision {revision}")
+    about = AnswerRun(",".join(blocks), run, answer.released_at)
+    publish_view(database, name, answer.list_columns(intervals=True), about)
     return f"{database.name}:{name}"
 
 

@@ -28,6 +28,7 @@ from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.public.public_file import OLDEST_READER, storage_version
 
 State = Literal["ok", "note", "wrong"]
 
@@ -258,7 +259,14 @@ def _check_output(
             "output", "wrong", f"{place} cannot be written; name another file, or change who may"
         )
     else:
-        yield ProjectFinding("output", "ok", f"{file}, table {catalogue.output.table!r}")
+        text = f"{file}, table {catalogue.output.table!r}"
+        version = storage_version(file)
+        if version:
+            text += f"; readable by DuckDB {version} and later"
+        is_new = version not in ("", OLDEST_READER)
+        if is_new:
+            text += "; published files are made for 1.2 and later: move this one away, then write another: dpflow publish"
+        yield ProjectFinding("output", "note" if is_new else "ok", text)
 
 
 def _check_extras() -> Iterator[ProjectFinding]:

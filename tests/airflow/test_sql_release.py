@@ -66,13 +66,17 @@ def test_a_run_pays_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         columns = connection.execute(
             "SELECT column_name, column_type FROM (DESCRIBE cities)"
         ).fetchall()
-        assert len(connection.execute("SELECT * FROM cities").fetchall()) == 3
+        assert len(connection.execute("SELECT * FROM cities").fetchall()) == 6
+        assert len(connection.execute("SELECT * FROM cities_latest").fetchall()) == 3
     assert columns == [
         ("city", "VARCHAR"),
         ("n", "BIGINT"),
         ("n_low", "DOUBLE"),
         ("n_high", "DOUBLE"),
         ("middle", "BIGINT"),
+        ("block", "VARCHAR"),
+        ("run", "VARCHAR"),
+        ("interval_start", "TIMESTAMP"),
         ("released_at", "TIMESTAMP"),
     ]
 
@@ -128,38 +132,52 @@ def test_fields_are_templated(tmp_path: Path) -> None:
 def test_another_table_is_never_replaced(world: World) -> None:
     """Only what is an answer of a query gives way to the next one."""
     from dpflow.errors import TableUnreadable
-    from dpflow.tables.public.named_tables import publish_view
+    from dpflow.tables.public.named_tables import AnswerRun, publish_view
 
     with duckdb.connect(str(world.folder / "out.duckdb")) as connection:
         connection.execute("CREATE TABLE Cities AS SELECT 1 AS mine")
     with pytest.raises(TableUnreadable, match="another name"):
-        publish_view(world.folder / "out.duckdb", "cities", [("n", "BIGINT", [1])])
+        publish_view(world.folder / "out.duckdb", "cities", [("n", "BIGINT", [1])], AnswerRun())
     for number in (1, 2):
         publish_view(
             world.folder / "out.duckdb",
             "ours",
             [("Größe", "BIGINT", [number]), ("b", "DATE", [None])],
+            AnswerRun(),
         )
     with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
-        assert connection.execute("FROM ours").fetchall() == [(2, None)]
+        assert connection.execute('SELECT "Größe", b FROM ours').fetchall() == [(2, None)]
         views = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal")
-        assert views.fetchall() == [("ours",)]
+        assert sorted(views.fetchall()) == [("ours",), ("ours_latest",)]
         assert connection.execute("FROM Cities").fetchall() == [(1,)]
 
 
-def test_a_table_of_an_earlier_version_becomes_a_view(world: World) -> None:
-    """Answers were tables before; the next one takes their place."""
-    from dpflow.tables.public.named_tables import publish_view
+def test_a_clear_of_an_older_day_rolls_nothing_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run has rows of its own, and the latest answer is that of the latest interval: after a clear
+    of day 1, and a backfill of a day that was never run and is paid last.
+    """
+    monkeypatch.setattr(
+        "dpflow.airflow.sql_release.open_ledger", lambda conn_id, folder: world.ledger
+    )
 
-    file = world.folder / "old.duckdb"
-    with duckdb.connect(str(file)) as connection:
-        connection.execute("CREATE TABLE dpflow_named_tables (name VARCHAR PRIMARY KEY)")
-        connection.execute("INSERT INTO dpflow_named_tables VALUES ('ours')")
-        connection.execute("CREATE TABLE Ours AS SELECT 1 AS n")
-    publish_view(file, "ours", [("n", "BIGINT", [2])])
-    publish_view(file, "OURS", [("n", "BIGINT", [3]), ("m", "DOUBLE", [0.5])])
-    with duckdb.connect(str(file), read_only=True) as connection:
-        assert connection.execute("FROM ours").fetchall() == [(3, 0.5)]
+    def latest() -> Any:
+        with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
+            days = "SELECT DISTINCT CAST(interval_start AS DATE) FROM cities"
+            return (
+                sorted(day.day for (day,) in connection.execute(days).fetchall()),
+                connection.execute("FROM cities_latest ORDER BY ALL").fetchall(),
+            )
+
+    for day in (2, 3):
+        operator().execute(context(world.folder, day))
+    before = latest()
+    assert before[0] == [2, 3] and {row[-2].day for row in before[1]} == {3}
+    operator().execute(context(world.folder, day=2))
+    assert latest() == before and world.spent() == "2"
+    operator().execute(context(world.folder, day=1))
+    assert latest() == ([1, 2, 3], before[1]) and world.spent() == "3"
 
 
 def test_a_query_says_what_it_paid(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

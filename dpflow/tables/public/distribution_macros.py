@@ -2,9 +2,9 @@
 for shares and quantiles as `dpflow.core.contract.distribution` does in Python.
 
 ``TABLE_share_below(release, x)`` and ``TABLE_quantile(release, p)`` give ``{value, low, high}``. The
-first argument is a release's id, or its name: then the one that was settled last. Numbers are doubles,
-and not rounded to whole ones; dates and timestamps count as seconds since 1970-01-01, and x may be
-written as one. Of edges that doubles cannot tell apart none bounds a share at itself. An end that
+first argument is a release's id, or its name: then that of the latest interval, or the one settled last
+where runs have none. Numbers are doubles, and not rounded to whole ones; dates and timestamps count as
+seconds since 1970-01-01, and x may be written as one. Of edges that doubles cannot tell apart none bounds a share at itself. An end that
 nothing bounds is NULL for quantiles, 0 or 1 for shares.
 """
 
@@ -14,6 +14,7 @@ import duckdb
 
 from dpflow.core.contract.distribution import SHARE_BELOW
 from dpflow.tables.access import sql
+from dpflow.tables.public.named_tables import interval_start
 
 #: The mechanism whose releases have these macros.
 MECHANISM = "cdf"
@@ -22,14 +23,14 @@ MECHANISM = "cdf"
 def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
     """Make both macros of a published table, or bring them to today's form."""
     name = sql.quote_name(table)
-    settled_last = (
-        f"SELECT arg_max(release_id, released_at) FROM {name} WHERE release = of_release "
-        f"AND mechanism = '{MECHANISM}'"
+    latest = (
+        f"SELECT arg_max(release_id, (coalesce({interval_start('run')}, released_at), released_at)) FROM {name} "
+        f"WHERE release = of_release AND mechanism = '{MECHANISM}'"
     )
     edges = (
         f"WITH e AS MATERIALIZED (SELECT {_number('group_key')} AS k, value AS v, half_width_95 AS h, "
         f"{_is_exact('group_key', 'k')} AS exact FROM {name} WHERE measure = '{SHARE_BELOW}' AND mechanism = '{MECHANISM}' "
-        f"AND (release_id = of_release OR release_id = ({settled_last})))"
+        f"AND (release_id = of_release OR release_id = ({latest})))"
     )
     x = _number("CAST(x AS VARCHAR)")
     share = (

@@ -1,23 +1,30 @@
 """Views of a published file that have a name of their own, such as answers of queries: rows are in a
-schema of ours, written whole, in the place of the last ones, and the view is what BI tools read.
+schema of ours, by block and run, and views are what BI tools read.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from dpflow.errors import NotPublished, TableUnreadable
+from dpflow.errors import TableUnreadable
 from dpflow.tables.access import sql
-from dpflow.tables.public.publish import run_patiently
+from dpflow.tables.public.public_file import write_file
 
 #: Where the file notes which names are ours: no other is ever replaced.
 _NOTES = "dpflow_named_tables"
 #: The schema of the rows.
 _ROWS = "dpflow_answers"
+#: What a view says beside the answer's own columns, which are stored as c0, c1, ...: a query may call its
+#: columns anything.
+_ABOUT = ("block", "run", "interval_start", "released_at")
+#: Of when an answer is.
+_MOMENT = "coalesce(interval_start, released_at)"
 _TYPES = ("BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN", "DATE", "TIMESTAMP")
 
 
@@ -27,54 +34,129 @@ def name_dataset(database: Path, table: str) -> tuple[str, str]:
     return f"duckdb://{file}", f"{file.stem}.main.{table}"
 
 
+def interval_start(run: str) -> str:
+    """SQL for the start of the interval that a run's name begins with; NULL for a run of none."""
+    return f"TRY_CAST(left({run}, 19) AS TIMESTAMP)"
+
+
+@dataclass(frozen=True)
+class AnswerRun:
+    """Which answer of a name it is: one of each block and run is kept.
+
+    Attributes:
+        block: the blocks that it read, with commas between them.
+        run: the name of the run, which may begin with its interval; "" outside of Airflow.
+        released_at: when its releases were settled, in UTC and without a zone.
+    """
+
+    block: str = ""
+    run: str = ""
+    released_at: dt.datetime = dt.datetime.min
+
+
 def publish_view(
     database: Path,
     name: str,
     columns: Sequence[tuple[str, str, Sequence[Any]]],
+    about: AnswerRun,
     *,
     deadline: float = 30.0,
 ) -> None:
-    """Write rows and their view in one transaction.
+    """Write the rows of one answer and two views in one step: ``name`` with the answers of all blocks and
+    runs, and ``name_latest`` with that of the latest interval, or the one released last where runs have
+    none.
+
+    So a run of an older day that is repeated changes its own rows alone. Answers whose columns differ from
+    those of the last one take the place of all.
 
     Args:
         columns: names, types and values; at least one column.
 
     Raises:
         NotPublished: the file is held by another process, or cannot be written.
-        TableUnreadable: a table or view of this name is somebody else's, or the file is not DuckDB.
+        TableUnreadable: a table or view of one of these names is somebody else's, or the file is not DuckDB.
     """
     assert all(kind in _TYPES for _, kind, _ in columns)
+    names = (name, f"{name}_latest")
+    # A space, which no query's name has: another answer's rows are called otherwise.
+    rows, runs = (f"{_ROWS}.{sql.quote_name(table)}" for table in (name, f"{name} runs"))
+    stored = [kind for _, kind, _ in columns]
 
-    def write(connection: duckdb.DuckDBPyConnection) -> None:
-        connection.execute("BEGIN")
+    def write(connection: duckdb.DuckDBPyConnection) -> bool:
         connection.execute(f"CREATE TABLE IF NOT EXISTS {_NOTES} (name VARCHAR PRIMARY KEY)")
-        taken = connection.execute(
-            "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' AND "
-            f"lower(table_name) = lower(?) AND lower(?) NOT IN (SELECT name FROM {_NOTES})",
-            [name, name],
-        ).fetchone()
-        if taken is not None:
-            raise TableUnreadable(
-                f"{database.name} has a table {name!r} that is no answer of a query; give the query another name"
-            )
-        definitions = ", ".join(f"{sql.quote_name(column)} {kind}" for column, kind, _ in columns)
-        rows = f"{_ROWS}.{sql.quote_name(name)}"
-        connection.execute(f"DROP VIEW IF EXISTS {sql.quote_name(name)}")
+        for view in names:
+            _require_own(connection, database, view)
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_ROWS}")
-        connection.execute(f"CREATE OR REPLACE TABLE {rows} ({definitions})")
-        connection.execute(f"INSERT OR IGNORE INTO {_NOTES} VALUES (lower(?))", [name])
-        places = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind, _ in columns)
-        if columns[0][2]:
+        if _read_columns(connection, name) != [(column, kind) for column, kind, _ in columns]:
+            definitions = ", ".join(f"c{i} {kind}" for i, kind in enumerate(stored))
+            key_columns = "block VARCHAR, run VARCHAR"
+            connection.execute(f"CREATE OR REPLACE TABLE {rows} ({definitions}, {key_columns})")
             connection.execute(
-                f"INSERT INTO {rows} SELECT {places}", [list(values) for _, _, values in columns]
+                f"CREATE OR REPLACE TABLE {runs} ({key_columns}, interval_start TIMESTAMP, released_at TIMESTAMP)"
             )
-        connection.execute(f"CREATE VIEW {sql.quote_name(name)} AS SELECT * FROM {rows}")
-        connection.execute("COMMIT")
+            _create_views(connection, names, rows, runs, [column for column, _, _ in columns])
+        key = [about.block, about.run]
+        newer = f"SELECT 1 FROM {runs} WHERE block = ? AND run = ? AND released_at > ?"
+        # A stored answer that is older than what stands there.
+        if connection.execute(newer, [*key, about.released_at]).fetchone():
+            return False
+        for table in (rows, runs):
+            connection.execute(f"DELETE FROM {table} WHERE block = ? AND run = ?", key)
+        connection.execute(
+            f"INSERT INTO {runs} SELECT ?, ?, {interval_start('?')}, ?",
+            [*key, about.run, about.released_at],
+        )
+        if columns[0][2]:
+            places = ", ".join(f"unnest(CAST(? AS {kind}[]))" for kind in stored)
+            values = [list(values) for _, _, values in columns]
+            connection.execute(f"INSERT INTO {rows} SELECT {places}, ?, ?", [*values, *key])
+        return True
 
-    try:
-        database.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        raise NotPublished(
-            f"{database.parent} cannot be created; the releases are settled and paid, so ask again"
-        ) from None
-    run_patiently(database, deadline, write)
+    write_file(database, deadline, write)
+
+
+def _require_own(connection: duckdb.DuckDBPyConnection, database: Path, view: str) -> None:
+    """Raises `TableUnreadable` where a name is taken; else it is noted as ours."""
+    taken = connection.execute(
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' AND "
+        f"lower(table_name) = lower(?) AND lower(?) NOT IN (SELECT name FROM {_NOTES})",
+        [view, view],
+    ).fetchone()
+    if taken is not None:
+        raise TableUnreadable(
+            f"{database.name} has a table {view!r} that is no answer of a query; give the query another name"
+        )
+    connection.execute(f"INSERT OR IGNORE INTO {_NOTES} VALUES (lower(?))", [view])
+
+
+def _read_columns(connection: duckdb.DuckDBPyConnection, name: str) -> list[tuple[str, str]]:
+    """Names and types of the answer's own columns in its view; empty if there is none."""
+    query = (
+        "SELECT column_name, data_type FROM duckdb_columns() WHERE schema_name = ? "
+        "AND lower(table_name) = lower(?) ORDER BY column_index"
+    )
+    view, stored = (
+        connection.execute(query, [schema, name]).fetchall() for schema in ("main", _ROWS)
+    )
+    # Behind them are block and run.
+    return [(column, kind) for column, kind in view[: max(len(stored) - 2, 0)]]
+
+
+def _create_views(
+    connection: duckdb.DuckDBPyConnection,
+    names: Sequence[str],
+    rows: str,
+    runs: str,
+    columns: Sequence[str],
+) -> None:
+    taken = set(map(str.casefold, columns))
+    listed = [f"c{i} AS {sql.quote_name(column)}" for i, column in enumerate(columns)]
+    # A column of the query's own has its name.
+    listed += [column for column in _ABOUT if column not in taken]
+    # Of two answers for one interval, such as those of two blocks, both are the latest.
+    latest = f"{_MOMENT} = (SELECT max({_MOMENT}) FROM {runs})"
+    for view, condition in zip(names, ("TRUE", latest), strict=True):
+        connection.execute(
+            f"CREATE OR REPLACE VIEW {sql.quote_name(view)} AS SELECT {', '.join(listed)} "
+            f"FROM {rows} JOIN {runs} USING (block, run) WHERE {condition}"
+        )

@@ -1,51 +1,21 @@
-"""Settled results in a table that everybody may read: one short transaction, once per release."""
+"""Settled results in a table that everybody may read: once per release."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import os
-import secrets
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import duckdb
 
-from dpflow import fault_points
 from dpflow.core.contract.result_fields import FIELDS, read_key, split_value, utc_time
 from dpflow.core.contract.results import Row, Synthetic
-from dpflow.error_boundary import errors_end_here
-from dpflow.errors import NotPublished, TableUnreadable
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import sql
 from dpflow.tables.public import distribution_macros
-
-T = TypeVar("T")
-
-#: Threads of one process share a file in DuckDB, where rows that two of them add do not collide: held
-#: while one of them works on a file.
-_turn = threading.RLock()
-
-
-def _renew_turn() -> None:
-    """In a forked child, which may have inherited it taken, by a thread that it does not have."""
-    global _turn
-    _turn = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_turn)
-
-#: What DuckDB raises while somebody else holds the file, in another process or in this one.
-_HELD = (
-    duckdb.IOException,
-    duckdb.TransactionException,
-    duckdb.ConnectionException,
-    duckdb.ResourceInUseException,
-)
+from dpflow.tables.public.public_file import read_file, write_file
 
 _TYPES = {
     "value": "DOUBLE",
@@ -67,7 +37,6 @@ COLUMNS = tuple(
     (name, _TYPES.get(name, "VARCHAR") + (" NOT NULL" if name in _REQUIRED else ""))
     for name in FIELDS
 )
-
 #: Stands for a release without rows: whoever reads the table sees that it was made.
 NO_ROWS = Row("", "no rows", None)
 
@@ -131,64 +100,58 @@ def publish(
     """Copy a settled result into ``table`` of ``database``; both are created if missing.
 
     The same release again changes nothing. A release without rows, such as one that selected no key,
-    has the one row `NO_ROWS`. While another process holds the file, tries again with growing
-    pauses.
+    has the one row `NO_ROWS`. Readers of the file hold nothing up; see `write_file`.
 
     Raises:
-        NotPublished: still held after ``deadline`` seconds, or not writable; the release itself
-        stands.
+        NotPublished: another process writes the file for ``deadline`` seconds, or its place is not
+            writable; the release itself stands.
         TableUnreadable: the file is not DuckDB, or the table has other columns.
     """
     name = sql.quote_name(table)
 
-    def write(connection: duckdb.DuckDBPyConnection) -> None:
-        connection.execute("BEGIN")
+    def is_published(connection: duckdb.DuckDBPyConnection) -> bool:
+        query = f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1"
+        return (
+            has_table(connection, table)
+            and connection.execute(query, [release.release_id]).fetchone() is not None
+        )
+
+    def write(connection: duckdb.DuckDBPyConnection) -> bool:
         columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
-        # In one transaction and one turn: a file is open in one process at a time.
-        published = connection.execute(
-            f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
-        ).fetchone()
-        if published is None:
-            values = release.list_columns()
-            _insert_rows(connection, name, COLUMNS, [values[column] for column in FIELDS])
-            if release.synthetic is not None:
-                _insert_synthetic(connection, release, release.synthetic)
-            if release.mechanism == distribution_macros.MECHANISM:
-                distribution_macros.create_macros(connection, table)
-        fault_points.pass_point("publish.before-commit")
-        connection.execute("COMMIT")
-        fault_points.pass_point("publish.after-commit")
+        if is_published(connection):
+            return False
+        values = release.list_columns()
+        _insert_rows(connection, name, COLUMNS, [values[column] for column in FIELDS])
+        if release.synthetic is not None:
+            _insert_synthetic(connection, release, release.synthetic)
+        if release.mechanism == distribution_macros.MECHANISM:
+            distribution_macros.create_macros(connection, table)
+        return True
 
-    try:
-        database.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        raise NotPublished(
-            f"{database.parent} cannot be created; the release is settled and paid, repair with: dpflow publish"
-        ) from None
-    run_patiently(database, deadline, write)
+    # A retry, which is most often one of a release that is there, copies no file.
+    if not (database.exists() and read_file(database, deadline, is_published)):
+        write_file(database, deadline, write)
 
 
 def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
     """Ids of the releases in a published table; none if file or table are missing. Raises like
     `publish`.
     """
-    if not database.exists():
-        return set()
 
     def read(connection: duckdb.DuckDBPyConnection) -> set[str]:
-        exists = connection.execute(
-            "SELECT 1 FROM duckdb_tables() WHERE schema_name = current_schema() AND lower(table_name) = lower(?)",
-            [table],
-        ).fetchone()
-        if exists is None:
+        if not has_table(connection, table):
             return set()
-        ids = connection.execute(
-            f"SELECT DISTINCT release_id FROM {sql.quote_name(table)}"
-        ).fetchall()
-        return {str(row[0]) for row in ids}
+        query = f"SELECT DISTINCT release_id FROM {sql.quote_name(table)}"
+        return {str(release_id) for (release_id,) in connection.execute(query).fetchall()}
 
-    return run_patiently(database, deadline, read)
+    return read_file(database, deadline, read) if database.exists() else set()
+
+
+def has_table(connection: duckdb.DuckDBPyConnection, table: str) -> bool:
+    """Whether the published file has a table of this name; DuckDB does not tell case apart."""
+    query = "SELECT 1 FROM duckdb_tables() WHERE schema_name = current_schema() AND lower(table_name) = lower(?)"
+    return connection.execute(query, [table]).fetchone() is not None
 
 
 def read_published(database: Path, table: str, *, deadline: float = 30.0) -> list[dict[str, Any]]:
@@ -198,7 +161,7 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
         query = f"SELECT {', '.join(FIELDS)} FROM {sql.quote_name(table)} ORDER BY block, release, group_key, measure, release_id"
         return [dict(zip(FIELDS, row, strict=True)) for row in connection.execute(query).fetchall()]
 
-    return run_patiently(database, deadline, read)
+    return read_file(database, deadline, read)
 
 
 _KINDS = {
@@ -280,49 +243,3 @@ def _shared_value(value: Any) -> Any:
 
 def _as_float(value: float | None) -> float | None:
     return None if value is None else float(value)
-
-
-@errors_end_here
-def run_patiently(
-    database: Path, deadline: float, action: Callable[[duckdb.DuckDBPyConnection], T]
-) -> T:
-    """Run an action on the file, waiting for whoever holds it."""
-    end, pause = time.monotonic() + deadline, 0.01
-    while True:
-        try:
-            # In every round: whoever held the file may have removed it.
-            if not database.exists():
-                _create_database(database)
-            with _turn, duckdb.connect(str(database)) as connection:
-                sandbox.hide_progress_bar(connection)
-                return action(connection)
-        except _HELD as error:
-            trouble = str(error)
-        except duckdb.Error as error:
-            name = type(error).__name__
-            raise TableUnreadable(
-                f"{database} cannot take releases ({name}); publish to another table or file"
-            ) from None
-        if "valid DuckDB" in trouble:
-            raise TableUnreadable(f"{database} is not a DuckDB file; publish to another path")
-        if time.monotonic() + pause > end:
-            raise NotPublished(
-                f"{database} could not be written for {deadline:g} s, because another process holds it or its place is not "
-                f"writable; the release is settled and paid, repair with: dpflow publish"
-            )
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.5)
-
-
-def _create_database(database: Path) -> None:
-    """Put an empty database there in one step: a kill or a full disk while DuckDB writes the first
-    pages of a new file would leave one that nothing can open.
-    """
-    part = database.with_name(f".{database.name}.{secrets.token_hex(8)}")
-    try:
-        duckdb.connect(str(part)).close()
-        # Another process was first, or there are no links here: then DuckDB makes the file itself.
-        with contextlib.suppress(OSError):
-            os.link(part, database)
-    finally:
-        part.unlink(missing_ok=True)

@@ -9,10 +9,9 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from dpflow import fault_points
-from dpflow.errors import InvalidInput, TableUnreadable, UnknownName
+from dpflow.errors import InvalidInput, UnknownName
 from dpflow.tables.access import sandbox, sql
-from dpflow.tables.public.publish import run_patiently
+from dpflow.tables.public.public_file import write_file
 
 #: Columns of a table of answers: a label is in ``label``, a number in ``number``.
 ANSWERS = (
@@ -68,7 +67,7 @@ def publish_answers(
     deadline: float = 30.0,
 ) -> None:
     """Write one answer per key into ``table`` of ``database``, both made if missing, in one
-    transaction.
+    step.
 
     A key that the session has answered in that table before is replaced, by the same answer. Raises
     like `publish`.
@@ -80,8 +79,7 @@ def publish_answers(
     fresh = {"point": np.array(keys, dtype=object), "label": texts, "number": numbers}
     name = sql.quote_name(table)
 
-    def write(connection: duckdb.DuckDBPyConnection) -> None:
-        connection.execute("BEGIN")
+    def write(connection: duckdb.DuckDBPyConnection) -> bool:
         columns = ", ".join(f"{column} {kind}" for column, kind in ANSWERS)
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
         if len(keys):
@@ -93,17 +91,9 @@ def publish_answers(
             )
             values = "CAST(point AS VARCHAR), CAST(label AS VARCHAR), CASE WHEN isnan(number) THEN NULL ELSE number END"
             connection.execute(f"INSERT INTO {name} SELECT ?, {values} FROM fresh", [session_id])
-        fault_points.pass_point("publish.before-commit")
-        connection.execute("COMMIT")
-        fault_points.pass_point("publish.after-commit")
+        return True
 
-    try:
-        database.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        raise TableUnreadable(
-            f"{database.parent} cannot be created; publish to another path"
-        ) from None
-    run_patiently(database, deadline, write)
+    write_file(database, deadline, write)
 
 
 def _is_number(answer: Any) -> bool:

@@ -72,6 +72,20 @@ def test_dates_and_several_releases(tmp_path: Path) -> None:
     assert ask(file, "share_below", "nobody's", 0)["value"] is None
 
 
+def test_a_name_means_the_latest_interval(tmp_path: Path) -> None:
+    """A backfill of an older day is settled later, and the name goes on to mean the newer day."""
+    file = tmp_path / "public.duckdb"
+    for day, at in ((2, 1), (1, 2)):
+        rows = (Row(f"{day}", SHARE_BELOW, 0.5, 0.0),)
+        run = f"2026-01-0{day}T00:00:00+00:00/2026-01-0{day + 1}T00:00:00+00:00"
+        settled = dt.datetime(2026, 2, at, tzinfo=dt.UTC)
+        about = PublishedRelease(
+            f"id {day}", "daily", "", "cdf", "1", "0", rows, run=run, released_at=settled
+        )
+        publish(file, "my releases", about)
+    assert ask(file, "quantile", "daily", 0.5)["value"] == 2
+
+
 def test_other_mechanisms_make_no_macro(tmp_path: Path) -> None:
     """And publishing the same release again changes nothing."""
     file = tmp_path / "public.duckdb"

@@ -16,7 +16,7 @@ from dpflow.core.contract.results import NO_INFORMATION, Row, Synthetic
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.fault_points import FaultInjected
 from dpflow.tables import PublishedRelease, publish, published_ids
-from dpflow.tables.public.publish import COLUMNS, read_published
+from dpflow.tables.public.publish import read_published
 
 RELEASE = PublishedRelease(
     "r1",
@@ -63,9 +63,9 @@ def test_no_progress_is_printed(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from dpflow.tables.public.publish import run_patiently
+from dpflow.tables.public.public_file import write_file
 ask = "SELECT current_setting('enable_progress_bar')"
-print(run_patiently(Path(sys.argv[1]), 1, lambda connection: connection.execute(ask).fetchall()))
+write_file(Path(sys.argv[1]), 1, lambda connection: print(connection.execute(ask).fetchall()))
 """
     command = [sys.executable, "-c", program, str(tmp_path / "out.duckdb")]
     assert subprocess.run(command, capture_output=True, text=True).stdout == "[(False,)]\n"
@@ -82,6 +82,15 @@ def test_a_release_without_rows_has_one(tmp_path: Path) -> None:
     assert published_ids(path, "releases") == {"r1"}
 
 
+def test_a_remark_is_published_beside_its_number(tmp_path: Path) -> None:
+    """Of those that have one."""
+    path = tmp_path / "out.duckdb"
+    rows = (Row("", "mean", 30.0, 30.0, NO_INFORMATION), Row("", "count", 3, 9.0))
+    publish(path, "releases", replace(RELEASE, rows=rows))
+    found = {row["measure"]: row["remark"] for row in read_published(path, "releases")}
+    assert found == {"mean": NO_INFORMATION, "count": None}
+
+
 def test_publishing_twice_changes_nothing(tmp_path: Path) -> None:
     """The same release again leaves the table as it is."""
     path = tmp_path / "out.duckdb"
@@ -89,56 +98,6 @@ def test_publishing_twice_changes_nothing(tmp_path: Path) -> None:
     before = content(path)
     publish(path, "releases", RELEASE)
     assert content(path) == before
-
-
-def old_table(path: Path, *more: str) -> None:
-    """A table that an earlier version published, with one release in it."""
-    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS[:12] if name != "remark")
-    with duckdb.connect(str(path)) as connection:
-        for statement in (
-            f"CREATE TABLE releases ({columns.replace('half_width_95', 'error_95')})",
-            "INSERT INTO releases VALUES ('r0', 'daily', '2012-12-31', 'count', '', 'count', 7, NULL, 2, 0.5, 0)",
-            *more,
-        ):
-            connection.execute(statement)
-
-
-def test_a_table_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """Its half-widths have their new name, its rows stay, and new ones come beside them."""
-    path = tmp_path / "out.duckdb"
-    old_table(path)
-    publish(path, "releases", RELEASE)
-    rows = read_published(path, "releases")
-    assert [(row["release_id"], row["half_width_95"]) for row in rows] == [
-        ("r0", 2.0),
-        ("r1", 3.0),
-        ("r1", None),
-    ]
-
-
-def test_a_remark_is_published_beside_its_number(tmp_path: Path) -> None:
-    """Of those that have one; a table of an earlier version gets the column."""
-    path = tmp_path / "out.duckdb"
-    old_table(path)
-    rows = (Row("", "mean", 30.0, 30.0, NO_INFORMATION), Row("", "count", 3, 9.0))
-    publish(path, "releases", replace(RELEASE, rows=rows))
-    found = {
-        (row["release_id"], row["measure"]): row["remark"]
-        for row in read_published(path, "releases")
-    }
-    assert found == {("r0", "count"): None, ("r1", "mean"): NO_INFORMATION, ("r1", "count"): None}
-
-
-def test_an_index_on_a_table_of_an_earlier_version_is_named(tmp_path: Path) -> None:
-    """DuckDB alters no indexed table, so its owner hears what to do; nothing is published by halves."""
-    path = tmp_path / "out.duckdb"
-    old_table(path, "CREATE INDEX by_release ON releases (release)")
-    with pytest.raises(TableUnreadable, match="drop the index"):
-        publish(path, "releases", RELEASE)
-    with duckdb.connect(str(path)) as connection:
-        connection.execute("DROP INDEX by_release")
-    publish(path, "releases", RELEASE)
-    assert published_ids(path, "releases") == {"r0", "r1"}
 
 
 def test_a_synthetic_table_becomes_an_ordinary_table(tmp_path: Path) -> None:
@@ -198,21 +157,6 @@ def test_threads_of_one_process_publish_a_release_once(tmp_path: Path) -> None:
             thread.join()
     ids = [row["release_id"] for row in read_published(file, "releases")]
     assert len(ids) == len(RELEASE.rows) * 11
-
-
-def test_a_table_of_that_name_elsewhere_keeps_nothing_back(tmp_path: Path) -> None:
-    """Another schema's copy has columns of its own; and DuckDB does not tell case apart."""
-    file = tmp_path / "out.duckdb"
-    publish(file, "releases", replace(RELEASE, release_id="before"))
-    with duckdb.connect(str(file)) as connection:
-        connection.execute("CREATE SCHEMA archive")
-        connection.execute("CREATE TABLE archive.releases AS FROM main.releases")
-        connection.execute("ALTER TABLE main.releases DROP COLUMN key_date")
-    publish(file, "Releases", replace(RELEASE, release_id="after"))
-    publish(file, "releases", replace(RELEASE, release_id="after"))
-    assert published_ids(file, "Releases") == {"before", "after"}
-    ids = [row["release_id"] for row in read_published(file, "releases")]
-    assert len(ids) == 2 * len(RELEASE.rows)
 
 
 def test_a_held_file_is_not_published_retryably(tmp_path: Path) -> None:

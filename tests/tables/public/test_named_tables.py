@@ -1,0 +1,94 @@
+"""Answers under a name: one of each block and run, and a latest one that no repetition changes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from dpflow.errors import TableUnreadable
+from dpflow.tables.public.named_tables import AnswerRun, publish_view
+
+COLUMNS = [("n", "BIGINT"), ("city", "VARCHAR")]
+
+
+def moment(day: int) -> dt.datetime:
+    return dt.datetime(2026, 2, day)
+
+
+def put(file: Path, about: AnswerRun, *rows: Any) -> None:
+    values = list(zip(*rows)) or [(), ()]
+    publish_view(
+        file,
+        "answer",
+        [(name, kind, list(listed)) for (name, kind), listed in zip(COLUMNS, values)],
+        about,
+    )
+
+
+def read(file: Path, view: str) -> list[tuple[Any, ...]]:
+    with duckdb.connect(str(file), read_only=True) as connection:
+        return connection.execute(f"FROM {view} ORDER BY ALL").fetchall()
+
+
+def run(day: int) -> str:
+    return f"2026-01-{day:02}T00:00:00+00:00/2026-01-{day + 1:02}T00:00:00+00:00"
+
+
+@pytest.mark.parametrize("order", itertools.permutations([1, 2, 3]))
+def test_the_latest_interval_stays_the_latest(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """In whatever order the days are run, and repeated: a run settled later is no later interval."""
+    file = tmp_path / "out.duckdb"
+    settled = {day: moment(place + 1) for place, day in enumerate(order)}
+    for day in (*order, *order[::-1]):
+        put(file, AnswerRun("", run(day), settled[day]), (day, "Oslo"))
+    interval = dt.datetime(2026, 1, 3)
+    assert read(file, "answer_latest") == [(3, "Oslo", "", run(3), interval, settled[3])]
+    assert [row[0] for row in read(file, "answer")] == [1, 2, 3]
+
+
+def test_runs_without_an_interval_are_ordered_by_their_release(tmp_path: Path) -> None:
+    """A stored answer is released when it was paid: asking for it again makes it no newer."""
+    file = tmp_path / "out.duckdb"
+    put(file, AnswerRun("2026-01-01", "", moment(1)), (1, "Oslo"))
+    put(file, AnswerRun("2026-01-02", "", moment(2)), (2, "Oslo"))
+    put(file, AnswerRun("2026-01-01", "", moment(1)), (1, "Oslo"))
+    assert [row[0] for row in read(file, "answer_latest")] == [2]
+    # Of one block and run the one that was released later stays.
+    put(file, AnswerRun("2026-01-02", "", moment(3)), (3, "Rome"))
+    put(file, AnswerRun("2026-01-02", "", moment(2)), (2, "Oslo"))
+    assert [row[0] for row in read(file, "answer")] == [1, 3]
+
+
+def test_the_latest_answer_may_have_no_rows(tmp_path: Path) -> None:
+    """Then the latest one is empty, and not that of the day before."""
+    file = tmp_path / "out.duckdb"
+    put(file, AnswerRun("", run(1), moment(1)), (1, "Oslo"))
+    put(file, AnswerRun("", run(2), moment(2)))
+    assert read(file, "answer_latest") == [] and len(read(file, "answer")) == 1
+    put(file, AnswerRun("", run(3), moment(3)), (3, "Oslo"))
+    assert len(read(file, "answer_latest")) == 1
+
+
+def test_another_query_of_the_name_takes_the_place_of_all(tmp_path: Path) -> None:
+    """Its columns are other ones; whatever they are called, they are the query's."""
+    file = tmp_path / "out.duckdb"
+    put(file, AnswerRun("", run(1), moment(1)), (1, "Oslo"))
+    columns = [("Run", "DOUBLE", [0.5]), ("c0", "BIGINT", [7]), ("released_at", "DATE", [None])]
+    publish_view(file, "ANSWER", columns, AnswerRun("", run(2), moment(2)))
+    assert read(file, "answer") == [(0.5, 7, None, "", dt.datetime(2026, 1, 2))]
+    publish_view(file, "answer", columns, AnswerRun("", run(2), moment(2)))
+    assert len(read(file, "answer")) == 1
+
+
+def test_a_table_of_the_users_is_no_latest_answer(tmp_path: Path) -> None:
+    file = tmp_path / "out.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("CREATE TABLE answer_latest AS SELECT 1 AS mine")
+    with pytest.raises(TableUnreadable, match="'answer_latest' that is no answer"):
+        put(file, AnswerRun(), (1, "Oslo"))
+    assert read(file, "answer_latest") == [(1,)]
