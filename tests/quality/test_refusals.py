@@ -66,7 +66,11 @@ def test_busy_in_another_process(make: Maker) -> None:
     )
     try:
         assert writer.stdout is not None and writer.stdout.readline() == "held\n"
-        with pytest.raises(TableBusy, match="is being written by another process") as caught:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises(TableBusy, match="is being written by another process") as caught,
+        ):
+            patch.setattr("dpflow.tables.access.sandbox.MAX_WAIT", 0.2)
             check(table)
         assert caught.value.retryable and "PID" not in "".join(
             traceback.format_exception(caught.value)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import duckdb
 from dpflow.errors import TableBusy, TableError, TableUnreadable
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.object_stores import ObjectStore, is_object
+from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.access.sql import match_name
 
 T = TypeVar("T")
@@ -246,14 +246,14 @@ def open_list(file: Path, what: str) -> Iterator[ListConnection]:
             f"{what}: a file of {file.name} is missing, or is not as it was when it was listed; list the files again: "
             f"dpflow load FILES --in-place"
         )
-    with open_session([f.path for f in listed.files]) as raw:
+    with open_session([f.path for f in listed.files], file.absolute().parent) as raw:
         yield ListConnection(raw, what, listed)
 
 
 @contextmanager
-def open_session(paths: Sequence[str]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A session that can read these files and nothing else."""
-    with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
+def open_session(paths: Sequence[str], beside: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A session that can read these files and nothing else, and spills into a folder beside their list."""
+    with spill_folder(beside) as spill:
         raw = duckdb.connect(":memory:", config=sandbox.session_settings(spill))
         try:
             raw.execute("SET TimeZone = 'UTC'")

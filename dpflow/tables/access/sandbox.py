@@ -8,8 +8,8 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -33,6 +33,7 @@ from dpflow.errors import (
 )
 from dpflow.extras import require_extra
 from dpflow.tables.access import row_wise_views, sql
+from dpflow.tables.access.spill import spill_folder
 
 T = TypeVar("T")
 
@@ -111,6 +112,25 @@ def scrub_errors(action: Callable[[], T], what: str) -> T:
         )
 
     return contain_errors(action, describe_error)
+
+
+#: Seconds that a file's other user is waited for.
+MAX_WAIT = 30.0
+
+
+def wait_for_file(action: Callable[[], T]) -> T:
+    """What an action returns that opens a file; it is tried again while another process holds the file,
+    for `MAX_WAIT` seconds. Raises what DuckDB raises.
+    """
+    end, pause = time.monotonic() + MAX_WAIT, 0.02
+    while True:
+        try:
+            return action()
+        except duckdb.IOException as error:
+            if "Could not set lock" not in str(error) or time.monotonic() + pause > end:
+                raise
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.5)
 
 
 #: Seconds after which a signal is looked for.
@@ -343,17 +363,17 @@ class Connection:
 def open_file(database: Path, what: str) -> Iterator[Connection]:
     """The file, attached read-only as `PRIVATE` in a locked-down in-memory session.
 
-    Spill files go to a directory only this user can enter, removed with everything in it.
+    DuckDB spills into a folder beside the file (`spill_folder`).
 
     Raises:
         TableUnreadable: no such file, or not a DuckDB file.
-        TableBusy: another process is writing it.
+        TableBusy: another process is still writing it after `MAX_WAIT` seconds.
     """
     if not database.is_file():
         raise TableUnreadable(
             f"{what}: there is no file {database}; correct the declaration's database, or load the data"
         )
-    with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
+    with spill_folder(database.absolute().parent) as spill:
         raw = duckdb.connect(":memory:", config=session_settings(spill))
         file = None
         try:
@@ -366,7 +386,8 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
             connection = Connection(raw, what, file)
             path = sql.quote_text(str(database.absolute()))
             # Attached first: nothing can be opened afterwards, and the last line keeps it so.
-            connection.execute(f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)")
+            attach = f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)"
+            scrub_errors(lambda: wait_for_file(lambda: raw.execute(attach)), what)
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
             # Blocks are read through this handle, so it must be the file that DuckDB has open.
@@ -398,7 +419,7 @@ def open_arrays(columns: Sequence[Any], what: str) -> Iterator[Connection]:
     with require_extra("gate", "an expression over predictions"):
         import pandas as pd
 
-    with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
+    with spill_folder() as spill:
         raw = duckdb.connect(":memory:", config=session_settings(spill))
         try:
             connection = Connection(raw, what)
@@ -420,11 +441,11 @@ def open_arrays(columns: Sequence[Any], what: str) -> Iterator[Connection]:
             raw.close()
 
 
-def session_settings(spill: str) -> dict[str, str | bool | int | float | list[str]]:
+def session_settings(spill: Path) -> dict[str, str | bool | int | float | list[str]]:
     """A session that spills into this directory only, and loads nothing."""
     return {
         "memory_limit": memory_limit(),
-        "temp_directory": spill,
+        "temp_directory": str(spill),
         # Queries that need an order say so; keeping the file's takes memory.
         "preserve_insertion_order": False,
         # An extension would be foreign code beside an open private file.

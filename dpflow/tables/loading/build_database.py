@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import duckdb
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, TableUnreadable
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.loading.sources import LoadSource
 
 
@@ -36,8 +36,8 @@ def build_database(database: Path, script: str, sources: Mapping[str, LoadSource
 
     def run_script() -> None:
         # In a folder that nobody else can enter, and moved when it is whole.
-        with tempfile.TemporaryDirectory(dir=database.parent, prefix=f".{database.name}.") as part:
-            half = Path(part) / database.name
+        with spill_folder(database.absolute().parent) as part:
+            half = part / database.name
             with duckdb.connect(str(half)) as connection:
                 # As where rows are loaded: a time without an offset is UTC on every machine.
                 connection.execute("SET TimeZone = 'UTC'")

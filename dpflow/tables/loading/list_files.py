@@ -54,7 +54,7 @@ def list_files(files: Sequence[Path | str], root: Path | str, name: str, target:
         raise InvalidInput("a file cannot be looked at; give files that you may read")
 
     def verify() -> dict[str, str]:
-        with open_session(paths) as raw:
+        with open_session(paths, target.absolute().parent) as raw:
             return _verify_files(raw, files, partitions)
 
     columns = sandbox.scrub_errors(verify, f"{files[0]} or another of the files")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import duckdb
 from dpflow import fault_points
 from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.loading.column_types import write_columns
 from dpflow.tables.loading.report import LoadReport, Rejects
 from dpflow.tables.loading.sources import LoadSource
@@ -56,7 +56,8 @@ def load_rows(
 
     Raises:
         InvalidInput: arguments that do not fit the source or the table; nothing was read.
-        TableBusy: another process has the file open, or a source's file was written meanwhile.
+        TableBusy: other processes have the file open for `dpflow.tables.access.sandbox.MAX_WAIT` seconds,
+            or a source's file was written meanwhile.
         TableUnreadable: too many rows were rejected, or a source that cannot be read; nothing was
             loaded.
     """
@@ -242,7 +243,8 @@ def find_columns(database: Path, table: str) -> dict[str, str]:
         return {}
 
     def read_columns() -> dict[str, str]:
-        with duckdb.connect(str(database), read_only=True) as connection:
+        opened = sandbox.wait_for_file(lambda: duckdb.connect(str(database), read_only=True))
+        with opened as connection:
             return stored_columns(connection, table)
 
     return sandbox.scrub_errors(read_columns, str(database))
@@ -250,17 +252,18 @@ def find_columns(database: Path, table: str) -> dict[str, str]:
 
 @contextmanager
 def _open_for_owner(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The file, to be written; spill files are this user's only and go with the connection."""
-    with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
+    """The file, to be written; DuckDB spills into a folder beside it (`spill_folder`)."""
+    with spill_folder(database.absolute().parent) as spill:
         settings: dict[str, Any] = {
             "memory_limit": sandbox.memory_limit(),
-            "temp_directory": spill,
+            "temp_directory": str(spill),
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
             # The order of rows means nothing here, and keeping it takes memory.
             "preserve_insertion_order": False,
         }
-        with duckdb.connect(str(database), config=settings) as connection:
+        opened = sandbox.wait_for_file(lambda: duckdb.connect(str(database), config=settings))
+        with opened as connection:
             connection.execute("SET TimeZone = 'UTC'")
             sandbox.hide_progress_bar(connection)
             yield connection
@@ -270,21 +273,15 @@ def create_database(database: Path) -> None:
     """Put an empty private file there in one step: a kill while DuckDB writes its first pages would
     leave one that nothing can open. Raises `InvalidInput` if the place cannot be written.
     """
-    try:
-        folder = tempfile.mkdtemp(dir=database.parent, prefix=f".{database.name}.")
-    except OSError:
+    if not os.access(database.parent, os.W_OK | os.X_OK):
         raise InvalidInput(
             f"{database.parent} cannot be written; make the folder, or name a file in one of yours"
-        ) from None
-    part = Path(folder) / database.name
-    try:
+        )
+    with spill_folder(database.absolute().parent) as folder:
+        part = folder / database.name
         duckdb.connect(str(part)).close()
         # Before the move, so that it never stands there readable for others.
         part.chmod(0o600)
-        os.link(part, database)
-    except FileExistsError:
-        # Another process was first.
-        pass
-    finally:
-        part.unlink(missing_ok=True)
-        Path(folder).rmdir()
+        # Another process may be first.
+        with suppress(FileExistsError):
+            os.link(part, database)

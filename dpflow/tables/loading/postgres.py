@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import re
 import select
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ import duckdb
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, InvalidInput, TableBusy, TableUnreadable, UnknownName
 from dpflow.extras import require_extra
+from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.loading.column_types import normalize_type
 from dpflow.tables.loading.csv_files import CsvFormat, CsvSource
 from dpflow.tables.loading.report import Rejects
@@ -90,6 +90,7 @@ def copy_postgres(
     *,
     by: str | None = None,
     blocks: Sequence[str] = (),
+    beside: Path | None = None,
 ) -> Iterator[CsvSource]:
     """The rows of a table, or of some blocks of it, as they were at one moment.
 
@@ -100,6 +101,7 @@ def copy_postgres(
         columns: declared types by name; by default the table's own, as far as a declaration can
             use them.
         by: with ``blocks``, the column whose values are blocks: only their rows are copied.
+        beside: the folder of the private file, where the rows are until they are loaded (`spill_folder`).
 
     Raises:
         InvalidInput: no such table or column, or no type that can be used.
@@ -125,8 +127,8 @@ def copy_postgres(
             f"login may read the table, all rows of it, and that blocks are values of their column"
         )
 
-    with tempfile.TemporaryDirectory(prefix="dpflow-") as folder:
-        file = Path(folder) / "rows.csv"
+    with spill_folder(beside) as folder:
+        file = folder / "rows.csv"
 
         def copy_rows() -> tuple[_CopiedColumns, int, str]:
             with psycopg.connect(re.sub(r"^(\w+)\+psycopg://", r"\1://", url)) as connection:

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from dpflow.catalogue import is_table_name
 from dpflow.errors import InvalidInput
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.access.local_files import require_local_place, require_plain_files
 from dpflow.tables.access.object_stores import ObjectStore, find_object_root, is_object
+from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.loading.column_types import parse_columns, write_columns
 from dpflow.tables.loading.csv_files import CsvFormat, CsvSource, read_header
 from dpflow.tables.loading.load_rows import find_columns
@@ -71,25 +71,29 @@ def open_source(
     if server_table is not None:
         database, table = _parse_target(into, Path(server_table.rpartition(".")[2]), folder)
         stored = parse_columns(columns) if columns else find_columns(database, table)
-        with copy_postgres(names[0], server_table, stored, by=by, blocks=blocks) as copied:
+        beside = database.absolute().parent
+        with copy_postgres(
+            names[0], server_table, stored, by=by, blocks=blocks, beside=beside
+        ) as copied:
             yield copied, database, table
         return
-    with TemporaryDirectory(prefix="dpflow-") as copies:
-        if any(map(is_object, names)):
-            store = ObjectStore.open(names)
-            objects = [path for pattern in names for path in store.expand(pattern)]
-            store.require_plain_objects(objects)
-            files = store.copy(objects, Path(copies))
-        else:
-            for name in names:
-                require_local_place(name, "the source")
-            files = [file for pattern in names for file in expand_files(str(folder / pattern))]
-            require_plain_files(files)
-        database, table = _parse_target(into, files[0], folder)
-        source = _open_files(files, columns, find_columns(database, table), form)
-        if any(map(is_object, names)):
+    if any(map(is_object, names)):
+        store = ObjectStore.open(names)
+        objects = [path for pattern in names for path in store.expand(pattern)]
+        store.require_plain_objects(objects)
+        database, table = _parse_target(into, Path(objects[0]), folder)
+        with spill_folder(database.absolute().parent) as copies:
+            files = store.copy(objects, copies)
+            source = _open_files(files, columns, find_columns(database, table), form)
             source.name = ", ".join(names)
-        yield source, database, table
+            yield source, database, table
+        return
+    for name in names:
+        require_local_place(name, "the source")
+    files = [file for pattern in names for file in expand_files(str(folder / pattern))]
+    require_plain_files(files)
+    database, table = _parse_target(into, files[0], folder)
+    yield _open_files(files, columns, find_columns(database, table), form), database, table
 
 
 def find_sources(names: Sequence[str]) -> tuple[list[Path] | list[str], Path | str]:

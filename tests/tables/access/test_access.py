@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.errors import InvalidInput, PlanRefused, TableBusy, TableUnreadable
 from dpflow.tables import PrivateTable
+from dpflow.tables.access import sandbox
 
 COUNT = GroupedSums(None, None, 1, 100)
 DAYS = "CREATE TABLE data AS SELECT i AS u, DATE '2013-01-01' + (i % 3)::INT AS d, i AS v FROM range(30) t(i)"
@@ -119,10 +121,13 @@ def test_a_view_and_a_schema_are_tables(make: Any) -> None:
     assert make(*statements, relation="s.data").answer(COUNT, ()).rows[0] == 1
 
 
-def test_another_process_writing_makes_the_table_busy(make: Any) -> None:
-    """While another process holds the file for writing the call fails retryably; afterwards it
-    works.
+def test_another_process_writing_makes_the_table_busy(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another process holds the file for writing the call waits, and fails retryably in the end;
+    a writer that finishes meanwhile is not noticed.
     """
+    monkeypatch.setattr(sandbox, "MAX_WAIT", 0.2)
     private = make(DAYS)
     code = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
     holder = subprocess.Popen(
@@ -136,9 +141,13 @@ def test_another_process_writing_makes_the_table_busy(make: Any) -> None:
         with pytest.raises(TableBusy, match="being written by another process") as caught:
             private.answer(COUNT, ())
         assert caught.value.retryable
+        monkeypatch.setattr(sandbox, "MAX_WAIT", 60.0)
+        finish = threading.Timer(0.5, holder.communicate, [""])
+        finish.start()
+        assert private.answer(COUNT, ()).rows[0] == 30
+        finish.join()
     finally:
-        holder.communicate("")
-    assert private.answer(COUNT, ()).rows[0] == 30
+        holder.kill()
 
 
 def test_this_process_writing_makes_the_table_busy_too(make: Any) -> None:
@@ -153,7 +162,9 @@ def test_this_process_writing_makes_the_table_busy_too(make: Any) -> None:
 def test_reading_leaves_nothing_behind(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spill directories are removed, and the private file is the same before and after."""
+    """Spill directories are removed, and the private file is the same before and after; the temporary folder
+    is not used.
+    """
     spill = tmp_path / "spill"
     spill.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(spill))

@@ -295,8 +295,29 @@ def test_a_killed_load_is_whole_or_absent(tmp_path: Path, point: str) -> None:
     assert len(rows(tmp_path / "visits.duckdb")) == 3
 
 
-def test_a_reader_keeps_the_owner_waiting(tmp_path: Path) -> None:
+def test_loads_of_two_processes_wait_for_each_other(tmp_path: Path) -> None:
+    """Six days at once, each with a process of its own, into a file that does not exist yet."""
+    program = """
+import sys
+from pathlib import Path
+from dpflow.tables import CsvSource, load_rows
+source = CsvSource([Path(sys.argv[1])], {"person": "VARCHAR", "day": "INTEGER"})
+load_rows(source, Path("visits.duckdb"), "visits", by="day", blocks=[sys.argv[2]])
+"""
+    running = []
+    for day in map(str, range(6)):
+        file = write(tmp_path, f"day{day}.csv", f"person,day\np1,{day}\n")
+        command = [sys.executable, "-c", program, str(file), day]
+        running.append(subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True))
+    for process in running:
+        _, errors = process.communicate(timeout=280)
+        assert process.returncode == 0, errors
+    assert rows(tmp_path / "visits.duckdb", "SELECT count(*) FROM visits") == [(6,)]
+
+
+def test_a_reader_keeps_the_owner_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process that reads the private file is no reason for a permanent failure."""
+    monkeypatch.setattr("dpflow.tables.access.sandbox.MAX_WAIT", 0.2)
     load(tmp_path, csv(tmp_path, GOOD))
     hold = "import duckdb, sys; c = duckdb.connect('visits.duckdb', read_only=True); print('open', flush=True); sys.stdin.read()"
     reader = subprocess.Popen(
