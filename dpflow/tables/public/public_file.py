@@ -135,16 +135,16 @@ def _run_action(connection: duckdb.DuckDBPyConnection, action: Action[bool]) -> 
 def _replace_file(database: Path, action: Action[bool]) -> None:
     """Change a copy, and put it in the file's place; durable when it returns."""
     part = _part(database)
-    config = {"storage_compatibility_version": STORAGE_VERSION}
+    config: dict[str, str | bool | int | float | list[str]] = {}
     with _lock_others(database) as source:
         try:
             if source is not None:
                 with part.open("xb") as copy, open(source, "rb", closefd=False) as stream:
                     _keep_owner(source, copy.fileno())
                     shutil.copyfileobj(stream, copy, 1 << 22)
-            with duckdb.connect(
-                str(part), config={} if source is not None else config
-            ) as connection:
+            else:
+                config["storage_compatibility_version"] = STORAGE_VERSION
+            with duckdb.connect(str(part), config=config) as connection:
                 changed = _run_action(connection, action)
             # Closed, so that everything is in the one file.
             if changed:
