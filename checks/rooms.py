@@ -1,7 +1,7 @@
 """Rules of the rooms that import contracts cannot say; ``python -m checks.rooms`` fails if one is broken.
 
 - core does no I/O: no file, no environment, no clock, no generator of its own.
-- only tables opens a private source: nobody else connects to DuckDB.
+- only tables opens a private source: nobody else imports DuckDB.
 - only fail_closed draws: nobody else makes the source of noise for a release.
 - a query of private rows is written in one room: the backend that runs it, above how a file is read.
 - arithmetic over row values is written in one module, which knows that it cannot overflow.
@@ -68,12 +68,23 @@ def find_input_output(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def find_connections(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Connections to DuckDB, by its module or by a URL."""
+    """Imports of DuckDB, also by a name in a call, and its URLs."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "duckdb.connect":
-            yield node.lineno, "duckdb.connect()"
-        if isinstance(node, ast.ImportFrom) and node.module == "duckdb":
-            yield node.lineno, "from duckdb import ..."
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
+            "import_module",
+            "__import__",
+        ):
+            names = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
+        yield from (
+            (node.lineno, f"import {name}")
+            for name in names
+            if name.split(".")[0] in ("duckdb", "_duckdb")
+        )
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,7 +31,14 @@ BREACHES = {
     ),
     "only tables opens a private source": (
         "dpflow/quality/x.py",
-        ["import duckdb\nx = duckdb.connect('f')", "from duckdb import connect", "x = 'duckdb://'"],
+        [
+            "import duckdb",
+            "import duckdb as d\nx = d.connect('f')",
+            "from duckdb import connect",
+            "def f():\n    import duckdb",
+            "from importlib import import_module\nx = import_module('duckdb')",
+            "x = 'duckdb://'",
+        ],
     ),
     "only fail_closed draws": (
         "dpflow/engine/releases/x.py",
@@ -91,3 +104,51 @@ def test_exceptions_stay_exceptions(tmp_path: Path) -> None:
     assert rooms.find_breaches(tmp_path) == [
         "dpflow/engine/session.py:1: SystemSource(): only fail_closed draws"
     ]
+
+
+ROOMS = sorted(
+    path.name
+    for path in (rooms.ROOT / "dpflow").iterdir()
+    if (path / "__init__.py").exists() and path.name != "tables"
+)
+
+
+@pytest.mark.parametrize("room", [".", *ROOMS])
+def test_duckdb_is_imported_in_no_room_but_tables(room: str, tmp_path: Path) -> None:
+    """A planted import is refused in each room, in its inner rooms, and beside them."""
+    folders = [rooms.ROOT / "dpflow" / room]
+    folders += [p.parent for p in folders[0].rglob("__init__.py") if room != "."]
+    for folder in folders:
+        planted = tmp_path / folder.relative_to(rooms.ROOT) / "planted.py"
+        planted.parent.mkdir(parents=True, exist_ok=True)
+        planted.write_text("import duckdb")
+    breaches = rooms.find_breaches(tmp_path)
+    assert len(breaches) == len({*folders})
+    assert all("import duckdb: only tables opens a private source" in b for b in breaches)
+
+
+def test_the_import_contracts_refuse_it_too(tmp_path: Path) -> None:
+    """By what ``make lint`` runs, on a copy of the package with one planted import in each room."""
+    shutil.copytree(
+        rooms.ROOT / "dpflow", tmp_path / "dpflow", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    settings = tomllib.loads((rooms.ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = [c for c in settings["contracts"] if "duckdb" in c.get("forbidden_modules", ())]
+    lines = [f"{name} = {json.dumps(value)}" for name, value in contract.items()]
+    head = '[tool.importlinter]\nroot_packages = ["dpflow"]\ninclude_external_packages = true\n'
+    (tmp_path / "pyproject.toml").write_text(
+        head + "[[tool.importlinter.contracts]]\n" + "\n".join(lines) + "\n"
+    )
+    for room in ROOMS:
+        (tmp_path / "dpflow" / room / "planted.py").write_text("import duckdb")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    for room in ROOMS:
+        assert f"dpflow.{room}.planted -> duckdb" in done.stdout
