@@ -40,6 +40,8 @@ class SparkSource(Strict):
         microsecond_times: the owner's word that every file stores its times in microseconds, as Spark itself and
             DuckDB's TIMESTAMP do. Without it columns of times are refused: a server fails on a time in
             milliseconds beyond the years of microseconds, and that row would show.
+        exact_decimals: the owner's word that no value of a DECIMAL has more digits than its type. Without it
+            columns of more than 18 digits are refused on Apache Spark, which fails on such a value.
     """
 
     example = "{spark: lake, table: 's3://lake/visits'}"
@@ -50,6 +52,7 @@ class SparkSource(Strict):
     table: Annotated[str, Field(pattern=f"^({_TABLE})$")]
     answer_mib: Annotated[int, Field(ge=1, le=2**20)] = 4096
     microsecond_times: bool = False
+    exact_decimals: bool = False
     trusted_server: Annotated[str, Field(pattern=r"^[ -~]{1,100}$")] | None = None
 
     @property

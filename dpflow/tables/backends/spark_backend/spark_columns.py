@@ -47,6 +47,8 @@ _KINDS = {
 MISREAD = "misread"
 #: The kind of a column of times of which nobody said how they are stored.
 UNREAD_TIME = "unread time"
+#: The kind of a wide DECIMAL of which nobody said that its digits fit.
+UNREAD_DECIMAL = "unread decimal"
 INTEGERS = {"tinyint": 2**7, "smallint": 2**15, "integer": 2**31, "bigint": 2**63}
 _FLOATS = {"float", "double"}
 _VALUES = {
@@ -261,8 +263,21 @@ def find_unread_time(field: Field) -> Field:
     return replace(field, kind=UNREAD_TIME) if field.kind.startswith("timestamp") else field
 
 
+def find_unread_decimal(field: Field) -> Field:
+    """A field on Apache Spark where nobody said that digits fit: of the kind `UNREAD_DECIMAL` beyond 18 digits,
+    which are stored as bytes.
+    """
+    return replace(field, kind=UNREAD_DECIMAL) if field.width > _DIGITS else field
+
+
 def require_read(field: Field) -> None:
     """Raises `PlanRefused` for a column whose values the server may not read as they are."""
+    if field.kind == UNREAD_DECIMAL:
+        raise PlanRefused(
+            f"column {field.name!r} is a {field.type.upper()}, and Apache Spark fails on a value of more digits than the type, "
+            f"which a file's bytes can hold; store at most {_DIGITS} digits, or if no file has one write exact_decimals: true in "
+            f"the source"
+        )
     if field.kind == UNREAD_TIME:
         raise PlanRefused(
             f"column {field.name!r} is a {field.type.upper()}, and Spark fails on a time in milliseconds beyond the years of "

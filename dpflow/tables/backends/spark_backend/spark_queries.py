@@ -40,6 +40,7 @@ from dpflow.tables.backends.spark_backend.spark_columns import (
     decode_texts,
     describe_field,
     find_misread,
+    find_unread_decimal,
     find_unread_time,
     holds_text,
     key_text,
@@ -322,6 +323,8 @@ def read_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
     fields = {one.name: describe_field(one.name, name_type(one)) for one in schema}
     if not connection.reads_times:
         fields = {name: find_unread_time(field) for name, field in fields.items()}
+    if not connection.reads_wide_decimals:
+        fields = {name: find_unread_decimal(field) for name, field in fields.items()}
     if connection.is_apache_spark:
         return fields
     stored = connection.find_stored_types(rows, [quote_name(name) for name in fields])

@@ -80,12 +80,14 @@ class SparkConnection:
         ends: whether the session ends with this use, for it may show later what it saw now in place of what
             is there, or a query of it failed or was cancelled.
         is_apache_spark: whether the server is Apache Spark, by its own word.
-        reads_times: whether no time of the source's can make a query fail, by the owner's word.
+        reads_times, reads_wide_decimals: whether no such value of the source's can make a query fail, by the
+            owner's word or on this server.
     """
 
     def __init__(self, session: Any, what: str, most: float = math.inf) -> None:
         self._session, self.what, self._most = session, what, most
-        self.ends, self.is_apache_spark, self.reads_times = False, True, True
+        self.ends, self.is_apache_spark = False, True
+        self.reads_times = self.reads_wide_decimals = True
         self._lock = threading.Lock()
         # Whether an answer is computed, which `cancel` may end, and whether it was.
         self._answering = self._cancelled = False
@@ -316,6 +318,7 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
             _CHECKED[server] = identity
         connection.is_apache_spark = identity.is_apache_spark
         connection.reads_times = source.microsecond_times
+        connection.reads_wide_decimals = source.exact_decimals or not identity.is_apache_spark
         session.registerProgressHandler(connection.note_progress)
         yield connection
         session.removeProgressHandler(connection.note_progress)

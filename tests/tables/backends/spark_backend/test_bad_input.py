@@ -189,6 +189,28 @@ def test_times_are_read_where_the_owner_says_how_they_are_stored(declare: Declar
 
 
 @pytest.mark.parametrize("is_told", [False, True])
+def test_wide_decimals_are_read_where_the_owner_says_that_they_fit(
+    is_told: bool, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Apache Spark fails on a value of more digits than its type; up to 18 digits it does not."""
+    monkeypatch.setattr(spark_session, "_CHECKED", {})
+    spark = spark_session.Server("4", True)
+    monkeypatch.setattr(spark_session, "identify_server", lambda *_: spark)
+    bounds = {"lower": 0, "upper": 9}
+    kinds = {"u": "INTEGER", "d": "DECIMAL(38,2)", "n": "DECIMAL(18,2)"}
+    declared = declare(kinds, [("1", "1", "1")], columns={"d": bounds, "n": bounds}).declaration
+    assert declared.source is not None
+    source = declared.source.model_copy(update={"exact_decimals": is_told})
+    table = PrivateTable(declared.model_copy(update={"source": source}))
+    table.check_request(GroupedSums(values=(("n", 0),)))
+    if is_told:
+        table.check_request(GroupedSums(values=(("d", 0),)))
+    else:
+        error = refusal(table, GroupedSums(values=(("d", 0),)))
+        assert isinstance(error, PlanRefused) and "exact_decimals: true" in str(error)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
 def test_a_time_that_no_server_decodes(is_told: bool, spark_server: str, tmp_path: Path) -> None:
     """DuckDB writes it: where the owner says nothing, such a column is refused, with that row and without."""
     errors = []
