@@ -27,7 +27,7 @@ class CheckOutcomeMetric(TableMetricProvider):  # type: ignore[misc]
 
     @metric_value(engine=PandasExecutionEngine)  # type: ignore[untyped-decorator]
     def _find_line(
-        cls,
+        cls,  # noqa: N805
         execution_engine: Any,
         metric_domain_kwargs: Any,
         metric_value_kwargs: Any,
