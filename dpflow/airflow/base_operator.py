@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, BaseOperatorLink
 
 from dpflow.airflow.links import BudgetPageLink
-from dpflow.airflow.task_context import AirflowFailException
+from dpflow.airflow.task_context import NOT_GIVEN, AirflowFailException, read_blocks
 from dpflow.errors import DpflowError
 from dpflow.extras import require_extra
 
@@ -51,6 +51,9 @@ class PrivacyOperator(BaseOperator):
     label_field: str | None = None  #: what names a mapped task, where it is another argument
     #: What this try has released so far.
     _release_notes: Sequence[ReleaseNote] = ()
+    #: Whether the DAG names blocks; what a template makes of them cannot take that back.
+    names_blocks = False
+    blocks: Any = None
 
     def __init__(self, **kwargs: Any) -> None:
         # Shown on the task's page; a DAG's own text wins.
@@ -74,6 +77,19 @@ class PrivacyOperator(BaseOperator):
 
         PrivateTable.cancel_all()
         super().on_kill()
+
+    def keep_blocks(self, blocks: Any) -> None:
+        """Remember an argument ``blocks``, and whether it was given: with `NOT_GIVEN` it is None."""
+        self.names_blocks = blocks is not NOT_GIVEN
+        self.blocks = blocks if self.names_blocks else None
+
+    def requested_blocks(self) -> Any:
+        """The argument ``blocks`` as it was rendered, or `NOT_GIVEN`."""
+        return self.blocks if self.names_blocks else NOT_GIVEN
+
+    def list_blocks(self) -> tuple[str, ...]:
+        """The blocks of this run; none where the DAG names none. Raises as `read_blocks`."""
+        return read_blocks(self.blocks) if self.names_blocks else ()
 
     def note_release(
         self,

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import (
+    NOT_GIVEN,
+    Blocks,
+    NotGiven,
     dag_folder,
     identify_run,
     map_failures,
     open_ledger,
     read_request,
 )
+from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dpflow.engine.planning.precheck import PlanInRun
@@ -25,7 +29,8 @@ class BudgetCheckOperator(PrivacyOperator):
     """Fail the run before any row is read if its releases would be refused now.
 
     :param releases: what the run plans to spend, as for `ReleaseOperator` (templated). Left out,
-        what the release and session tasks downstream ask for is added up, mapped ones included.
+        what the release and session tasks downstream ask for is added up, mapped ones included. A
+        template that renders to nothing fails the task.
     :param blocks: the blocks that ``releases`` read (templated).
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
 
@@ -41,14 +46,15 @@ class BudgetCheckOperator(PrivacyOperator):
     def __init__(
         self,
         *,
-        releases: Sequence[Mapping[str, Any] | str] = (),
-        blocks: Sequence[str] | str | None = None,
+        releases: Sequence[Mapping[str, Any] | str] | NotGiven = NOT_GIVEN,
+        blocks: Blocks = NOT_GIVEN,
         ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.releases = releases
-        self.blocks = blocks
+        self.names_releases = releases is not NOT_GIVEN
+        self.releases = releases if self.names_releases else ()
+        self.keep_blocks(blocks)
         self.ledger_conn_id = ledger_conn_id
 
     @map_failures
@@ -73,6 +79,7 @@ class BudgetCheckOperator(PrivacyOperator):
     def _plan_releases(self, context: Any, ledger: Ledger) -> list[PlanInRun]:
         """Plans of the releases that are listed, or of those that the tasks downstream ask for."""
         from dpflow.airflow.dag_jobs import list_downstream
+        from dpflow.airflow.release import list_releases
         from dpflow.engine import make_plan
         from dpflow.engine.planning.precheck import PlanInRun
         from dpflow.engine.releases.released_bounds import suppose_bounds
@@ -84,8 +91,16 @@ class BudgetCheckOperator(PrivacyOperator):
             # A search for bounds in the same run is not settled yet: plan with very wide ones.
             return make_plan(request, registry, suppose_bounds(request, ledger, run))
 
-        if self.releases:
-            requests = (read_request(release, self.blocks, folder) for release in self.releases)
+        if self.names_releases:
+            releases = list_releases(self.releases)
+            if not releases:
+                raise InvalidInput(
+                    "releases is empty in this run; correct the template, or leave releases out to add up what "
+                    "the tasks downstream ask for"
+                )
+            requests = (
+                read_request(release, self.requested_blocks(), folder) for release in releases
+            )
             return [PlanInRun(plan_request(request)) for request in requests]
         return [
             PlanInRun(

@@ -64,7 +64,7 @@ class BudgetGrantOperator(PrivacyOperator):
         ledger = open_ledger(self.ledger_conn_id, dag_folder(context))
         table = None if self.table is None else load_table(self.table, dag_folder(context))
         terms = amounts.check_epsilon(self.epsilon), amounts.check_delta(self.delta)
-        share = amounts.parse_exact("tail_share", self.tail_share or 1)
+        share = amounts.parse_exact("tail_share", 1 if self.tail_share is None else self.tail_share)
         requested = make_filter(self.filter, *terms, tail_share=share)
         for granted in ledger.scopes():
             # Every run of a DAG comes here: a grant that changes nothing adds no entry.

@@ -237,7 +237,11 @@ def _read_arguments(operator: Any, field: str) -> tuple[list[dict[str, Any]], st
     expand = getattr(operator, "expand_input", None)
     if expand is None:
         names = QUERY_FIELDS if field == "sql" else (field, "blocks", "ordinal")
-        return [{name: getattr(operator, name, None) for name in names}], ""
+        arguments = {name: getattr(operator, name, None) for name in names}
+        # Blocks that were given stay given, whatever their template makes of them.
+        if not operator.names_blocks:
+            del arguments["blocks"]
+        return [arguments], ""
     fixed, mapped = dict(operator.partial_kwargs), expand.value
     if isinstance(mapped, Sequence):
         if all(isinstance(arguments, Mapping) for arguments in mapped):
@@ -273,18 +277,18 @@ def _request_maker(
     """
     # Not at the top: Airflow must not be imported before `_use_temporary_home` was called.
     from dpflow.airflow.release import list_releases, number_equal
-    from dpflow.airflow.task_context import read_request
+    from dpflow.airflow.task_context import NOT_GIVEN, read_request
 
     environment = dag.get_template_env()
     fill_release, is_constant = _template_filler(release, environment, operator)
-    fill_blocks, _ = _template_filler(arguments.get("blocks"), environment, operator)
+    fill_blocks = _blocks_filler(arguments, environment, operator)
     first_ordinal = int(arguments.get("ordinal") or 0)
 
     def parse_requests(context: Context) -> list[ReleaseRequest]:
         releases = list_releases(fill_release(context))
-        files.update((folder / one).resolve() for one in releases if isinstance(one, str))
+        files.update((folder / name).resolve() for name in releases if isinstance(name, str))
         try:
-            return [read_request(one, None, folder) for one in releases]
+            return [read_request(release, NOT_GIVEN, folder) for release in releases]
         except InvalidInput as error:
             raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
 
@@ -293,17 +297,14 @@ def _request_maker(
 
     def make_requests(context: Context) -> list[PlannedRelease]:
         requests = constant if constant is not None else parse_requests(context)
-        filled = fill_blocks(context)
-        blocks = (filled,) if isinstance(filled, str) else tuple(map(str, filled or ()))
+        blocks = fill_blocks(context)
+        read = [request.blocks if blocks is None else blocks for request in requests]
         ordinals = number_equal(
-            [
-                request.model_copy(update={"blocks": blocks or request.blocks})
-                for request in requests
-            ]
+            [request.model_copy(update={"blocks": own}) for request, own in zip(requests, read)]
         )
         return [
-            PlannedRelease(request, blocks or request.blocks, first_ordinal + ordinal)
-            for request, ordinal in zip(requests, ordinals)
+            PlannedRelease(request, own, first_ordinal + ordinal)
+            for request, own, ordinal in zip(requests, read, ordinals)
         ]
 
     return make_requests
@@ -324,19 +325,18 @@ def _contract_maker(
 
     environment = dag.get_template_env()
     fill_contract, _ = _template_filler(contract, environment, operator)
-    fill_blocks, _ = _template_filler(arguments.get("blocks"), environment, operator)
+    fill_blocks = _blocks_filler(arguments, environment, operator)
     # One request object for all runs that ask for the same: the forecast plans each object once.
     requests: dict[str, list[ReleaseRequest]] = {}
 
     def make_requests(context: Context) -> list[PlannedRelease]:
-        given, filled = fill_contract(context), fill_blocks(context)
-        blocks = (filled,) if isinstance(filled, str) else tuple(map(str, filled or ()))
+        filled, blocks = fill_contract(context), fill_blocks(context) or ()
         try:
-            if isinstance(given, str):
-                files.add((folder / given).resolve())
-                read = load_contract(folder / given)
-            elif given:
-                read = parse_contract(given, folder)
+            if isinstance(filled, str):
+                files.add((folder / filled).resolve())
+                read = load_contract(folder / filled)
+            elif filled:
+                read = parse_contract(filled, folder)
             else:
                 return []
         except InvalidInput as error:
@@ -366,15 +366,14 @@ def _query_maker(
     if str(fields["sql"]).endswith(".sql"):
         fields["sql"], _, _ = environment.loader.get_source(environment, fields["sql"])
     fill, _ = _template_filler(
-        {name: fields.get(name) for name in ("sql", "parameters", "blocks")}, environment, operator
+        {name: fields.get(name) for name in ("sql", "parameters")}, environment, operator
     )
+    fill_blocks = _blocks_filler(fields, environment, operator)
     # The same request objects for all runs that ask the same: the forecast plans each object once.
     requests: dict[str, list[ReleaseRequest]] = {}
 
     def make_requests(context: Context) -> list[PlannedRelease]:
-        filled = fill(context)
-        blocks = filled["blocks"]
-        blocks = (blocks,) if isinstance(blocks, str) else tuple(map(str, blocks or ()))
+        filled, blocks = fill(context), fill_blocks(context)
         text = repr((filled["sql"], filled["parameters"]))
         if text not in requests:
             # A query that names its blocks differs from run to run, and runs may have no end.
@@ -388,9 +387,24 @@ def _query_maker(
                 one.plan.request.with_declaration(one.part.table) for one in plan.parts
             ]
         ordinal = int(fields.get("ordinal") or 0)
-        return [PlannedRelease(one, blocks or one.blocks, ordinal) for one in requests[text]]
+        return [
+            PlannedRelease(request, request.blocks if blocks is None else blocks, ordinal)
+            for request in requests[text]
+        ]
 
     return make_requests
+
+
+def _blocks_filler(
+    arguments: Mapping[str, Any], environment: Any, operator: Any
+) -> Callable[[Context], tuple[str, ...] | None]:
+    """A function from a run's context to the blocks that a task names; None if it names none."""
+    from dpflow.airflow.task_context import read_blocks
+
+    if "blocks" not in arguments:
+        return lambda context: None
+    fill, _ = _template_filler(arguments["blocks"], environment, operator)
+    return lambda context: read_blocks(fill(context))
 
 
 def _template_filler(
@@ -402,9 +416,9 @@ def _template_filler(
     if isinstance(value, str) and ("{{" in value or "{%" in value):
         template = environment.from_string(value)
 
-        def fill_template(context: Context) -> str:
+        def fill_template(context: Context) -> Any:
             try:
-                return str(template.render(context))
+                return template.render(context)
             except jinja2.UndefinedError as error:
                 raise PlanRefused(
                     f"task {operator.task_id!r} uses a template that planning cannot fill in ({error.message}); only dates, "

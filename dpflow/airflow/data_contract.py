@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import (
+    NOT_GIVEN,
+    Blocks,
     dag_folder,
     dag_principal,
     identify_run,
@@ -51,7 +53,7 @@ class DataContractOperator(PrivacyOperator):
         *,
         table: str = "",
         contract: Mapping[str, Any] | str | None = None,
-        blocks: Sequence[str] | str = (),
+        blocks: Blocks = NOT_GIVEN,
         ledger_conn_id: str | None = None,
         actions: Sequence[Any] = (),
         **kwargs: Any,
@@ -59,7 +61,7 @@ class DataContractOperator(PrivacyOperator):
         super().__init__(**kwargs)
         self.table = table
         self.contract = contract
-        self.blocks = blocks
+        self.keep_blocks(blocks)
         self.ledger_conn_id = ledger_conn_id
         self.actions = actions
 
@@ -84,7 +86,7 @@ class DataContractOperator(PrivacyOperator):
         """Check the contract; see the class."""
         from dpflow.quality.contract_run import run_contract
 
-        blocks = [self.blocks] if isinstance(self.blocks, str) else list(self.blocks)
+        blocks = self.list_blocks()
         contract = self.read_contract(context)
         outcome = run_contract(
             contract,

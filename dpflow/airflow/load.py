@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import BaseHook
 
 from dpflow.airflow.base_operator import PrivacyOperator
-from dpflow.airflow.task_context import dag_folder, map_failures
+from dpflow.airflow.task_context import NOT_GIVEN, Blocks, dag_folder, map_failures
 
 
 class LoadOperator(PrivacyOperator):
@@ -44,7 +44,7 @@ class LoadOperator(PrivacyOperator):
         source: Sequence[str] | str = (),
         columns: str | None = None,
         by: str | None = None,
-        blocks: Sequence[str] | str = (),
+        blocks: Blocks = NOT_GIVEN,
         replace: bool = False,
         most_rejects: int = 0,
         missing: Sequence[str] = (),
@@ -57,7 +57,7 @@ class LoadOperator(PrivacyOperator):
         self.source = source
         self.columns = columns
         self.by = by
-        self.blocks = blocks
+        self.keep_blocks(blocks)
         self.replace = replace
         self.most_rejects = most_rejects
         self.missing = missing
@@ -74,7 +74,7 @@ class LoadOperator(PrivacyOperator):
         names = [self.source] if isinstance(self.source, str) else list(self.source)
         if self.postgres_conn_id is not None:
             names = [_server_url(self.postgres_conn_id)]
-        blocks = [self.blocks] if isinstance(self.blocks, str) else list(self.blocks)
+        blocks = self.list_blocks()
         form = CsvFormat(missing=("", *self.missing))
         source = open_source(
             names,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.asset_events import fill_outlet_events
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.links import BudgetPageLink, ReceiptLink
 from dpflow.airflow.task_context import (
+    NOT_GIVEN,
+    Blocks,
     dag_folder,
     identify_run,
     map_failures,
     open_ledger,
     read_request,
 )
+from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dpflow.engine import Plan, Receipt
@@ -23,8 +26,16 @@ if TYPE_CHECKING:
 
 
 def list_releases(release: Any) -> list[Any]:
-    """The releases of an operator's ``release``: one by itself, or those of a list."""
-    return [release] if isinstance(release, str | Mapping) else list(release)
+    """The releases of an operator's ``release``: one by itself, or those of a list. Raises
+    `InvalidInput` for anything else, such as None from a template.
+    """
+    if isinstance(release, str | Mapping):
+        return [release]
+    if not isinstance(release, Iterable):
+        raise InvalidInput(
+            f"a release is a mapping, a file or a list of these, and here it is {str(release)[:80]!r}; correct the template"
+        )
+    return list(release)
 
 
 def number_equal(requests: Sequence[ReleaseRequest]) -> list[int]:
@@ -82,7 +93,8 @@ class ReleaseOperator(PrivacyOperator):
     :param release: a release as a mapping, or the path of a release file relative to the DAG file,
         or a list of these (templated).
     :param blocks: the blocks it reads, instead of those in ``release``, e.g. ``"{{
-        data_interval_start | ds }}"`` (templated).
+        data_interval_start | ds }}"`` (templated). A template that renders to nothing fails the
+        task before anything is charged.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
     :param ordinal: number among equal releases of one run, when the same one is requested twice.
         Equal releases of a list are counted from it.
@@ -110,7 +122,7 @@ class ReleaseOperator(PrivacyOperator):
         self,
         *,
         release: Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str],
-        blocks: Sequence[str] | str | None = None,
+        blocks: Blocks = NOT_GIVEN,
         ledger_conn_id: str | None = None,
         ordinal: int = 0,
         spend_again: bool = False,
@@ -118,7 +130,7 @@ class ReleaseOperator(PrivacyOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.release = release
-        self.blocks = blocks
+        self.keep_blocks(blocks)
         self.ledger_conn_id = ledger_conn_id
         self.ordinal = ordinal
         self.spend_again = spend_again
@@ -132,7 +144,10 @@ class ReleaseOperator(PrivacyOperator):
 
         registry, folder = Registry.load(), dag_folder(context)
         # All are read before the first is charged: a mistake in the last costs nothing.
-        requests = [read_request(one, self.blocks, folder) for one in list_releases(self.release)]
+        requests = [
+            read_request(release, self.requested_blocks(), folder)
+            for release in list_releases(self.release)
+        ]
         ledger = open_ledger(self.ledger_conn_id, folder)
         receipts: list[dict[str, Any]] = []
         waiting: list[tuple[Plan, RunIdentity]] = []

@@ -13,6 +13,7 @@ except ImportError:  # Airflow 3.1
 
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import (
+    NOT_GIVEN,
     dag_folder,
     map_failures,
     open_ledger,
@@ -94,7 +95,7 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
 
         registry, ledger = Registry.load(), open_ledger(self.ledger_conn_id, dag_folder(context))
         requests = [
-            read_request(session, None, dag_folder(context))
+            read_request(session, NOT_GIVEN, dag_folder(context))
             for session in (self.session, *self.fresh)
         ]
         # All are planned before one is charged: a mistake in the last costs nothing.
@@ -102,7 +103,7 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
             make_plan(request, registry, insert_bounds(request, ledger)) for request in requests
         ]
         promoter = None
-        if self.promote:
+        if self.promote is not None:
             require_metrics(plans)
             from dpflow.engine.sessions.model_promotion import Promoter
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.task_context import (
+    NOT_GIVEN,
     dag_folder,
     identify_session,
     map_failures,
@@ -56,7 +57,7 @@ class SessionOperator(PrivacyOperator):
         from dpflow.registry import Registry
 
         registry, folder = Registry.load(), dag_folder(context)
-        request = read_request(self.session, None, folder)
+        request = read_request(self.session, NOT_GIVEN, folder)
         ledger = open_ledger(self.ledger_conn_id, folder)
         plan = make_plan(request, registry, insert_bounds(request, ledger))
         replayed = self.log_session(plan, ledger)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpflow.airflow.asset_events import fill_outlet_events
 from dpflow.airflow.base_operator import PrivacyOperator
-from dpflow.airflow.task_context import dag_folder, identify_run, map_failures, open_ledger
+from dpflow.airflow.task_context import (
+    NOT_GIVEN,
+    Blocks,
+    dag_folder,
+    identify_run,
+    map_failures,
+    open_ledger,
+)
 from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -28,7 +35,8 @@ def plan_query(arguments: Mapping[str, Any], folder: Path, registry: Registry) -
     not looked for.
 
     Args:
-        arguments: `QUERY_FIELDS` of the operator, with their templates filled in.
+        arguments: `QUERY_FIELDS` of the operator, with their templates filled in; ``blocks`` only if
+            the operator names some.
 
     Raises:
         InvalidInput: a query that is refused, or that no task may ask.
@@ -38,12 +46,12 @@ def plan_query(arguments: Mapping[str, Any], folder: Path, registry: Registry) -
 
     output = arguments.get("output_table")
     options = {name: arguments.get(name) for name in ("epsilon", "delta", "scope")}
-    options |= {"blocks": arguments.get("blocks") or (), "name": output}
+    options |= {"blocks": arguments.get("blocks"), "name": output}
     plan = plan_sql(
         arguments["sql"],
         options,
         [folder / table for table in arguments.get("tables") or ()],
-        arguments.get("parameters") or (),
+        () if arguments.get("parameters") is None else arguments["parameters"],
         None,
         registry,
         folder,
@@ -105,7 +113,7 @@ class SqlReleaseOperator(PrivacyOperator):
         epsilon: str | float | None = None,
         delta: str | float | None = None,
         scope: str | None = None,
-        blocks: Sequence[str] | str | None = None,
+        blocks: Blocks = NOT_GIVEN,
         tables: Sequence[str] = (),
         output_table: str | None = None,
         ledger_conn_id: str | None = None,
@@ -119,7 +127,7 @@ class SqlReleaseOperator(PrivacyOperator):
         self.epsilon = epsilon
         self.delta = delta
         self.scope = scope
-        self.blocks = blocks
+        self.keep_blocks(blocks)
         self.tables = tables
         self.output_table = output_table
         self.ledger_conn_id = ledger_conn_id
@@ -135,7 +143,8 @@ class SqlReleaseOperator(PrivacyOperator):
 
         registry, folder = Registry.load(), dag_folder(context)
         ledger = open_ledger(self.ledger_conn_id, folder)
-        plan = plan_query(vars(self), folder, registry)
+        arguments = vars(self) | {"blocks": self.list_blocks() if self.names_blocks else None}
+        plan = plan_query(arguments, folder, registry)
         answer = answer_sql(
             plan,
             ledger,

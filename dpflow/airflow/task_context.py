@@ -7,9 +7,10 @@ Every DAG file imports this module, so it imports no engine: see `tests/airflow/
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.xcom import BaseXCom
@@ -91,18 +92,51 @@ def dag_folder(context: Mapping[str, Any]) -> Path:
     return Path(context["dag"].fileloc).parent
 
 
-def read_request(
-    release: Mapping[str, Any] | str, blocks: Sequence[str] | str | None, folder: Path
-) -> ReleaseRequest:
+class NotGiven(Enum):
+    """The default of an argument that may be left out, where empty and None are mistakes."""
+
+    NOT_GIVEN = "not given"
+
+
+NOT_GIVEN: Final = NotGiven.NOT_GIVEN
+#: What an operator's ``blocks`` may be.
+Blocks = Sequence[str] | str | NotGiven
+
+
+def read_blocks(blocks: Any) -> tuple[str, ...]:
+    """The blocks that an argument names: one, or those of a list. Scalars become texts.
+
+    Raises:
+        InvalidInput: it names none, such as a template that renders to ``""``, ``None`` or ``[]``:
+            other blocks than the run's would be charged.
+    """
+    from dpflow.engine.releases.request import block_text
+
+    is_list = isinstance(blocks, Iterable) and not isinstance(blocks, str | bytes | Mapping)
+    names = list(blocks) if is_list else [blocks]
+    try:
+        texts = tuple(block_text(name).strip() for name in names)
+    except ValueError:
+        texts = ()
+    # A template makes the text None of a variable without a value.
+    if not texts or not all(texts) or "None" in texts:
+        raise InvalidInput(
+            f"blocks is {str(blocks)[:80]!r} in this run, which names no block; correct the template, or leave "
+            f"blocks out"
+        )
+    return texts
+
+
+def read_request(release: Mapping[str, Any] | str, blocks: Any, folder: Path) -> ReleaseRequest:
     """The request that an operator's arguments describe.
 
     Args:
         release: the fields of a release file, or the path of one.
-        blocks: the blocks to read, instead of those in ``release``.
+        blocks: the blocks to read, instead of those in ``release``; or `NOT_GIVEN`.
         folder: what paths are relative to.
 
     Raises:
-        InvalidInput: a file that cannot be read, or fields that are no request.
+        InvalidInput: a file that cannot be read, fields that are no request, or blocks that name none.
     """
     from dpflow.engine.releases.request import parse_request
     from dpflow.yaml_files import load_yaml
@@ -114,8 +148,8 @@ def read_request(
     else:
         fields = dict(release)
     # The operator's blocks are those of the run; a file's are for runs outside Airflow.
-    if blocks:
-        fields["blocks"] = [blocks] if isinstance(blocks, str) else list(blocks)
+    if blocks is not NOT_GIVEN:
+        fields["blocks"] = read_blocks(blocks)
     return parse_request(fields, folder, source)
 
 

@@ -69,14 +69,20 @@ class Settings:
 
 
 def merge_options(comment: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Options of comment and arguments together. Raises `InvalidInput` for one that both give."""
+    """Options of comment and arguments together; None is not given.
+
+    Raises `InvalidInput` for one that both give, and for an empty list.
+    """
     merged = dict(comment)
     for name, value in arguments.items():
-        if value is None or value == () or value == []:
+        if value is None:
             continue
         if name not in OPTIONS:
             raise UnknownName("option of a query called", name, OPTIONS)
         if isinstance(value, list | tuple):
+            # Without it the query would read, and charge, other blocks.
+            if not value:
+                raise InvalidInput(f"{name} is empty; name at least one, or leave {name} out")
             value = "|".join(map(str, value))
         add_option(merged, name, value, "the arguments")
     return merged
@@ -97,7 +103,13 @@ def read_settings(options: Mapping[str, str], folder: Path | None = None) -> Set
     target = _read_target(options)
     if epsilon is not None and target is not None:
         raise InvalidInput("epsilon and error are both given, and each says the other; give one")
-    blocks = tuple(sorted({one.strip() for one in options.get("blocks", "").split("|")} - {""}))
+    blocks = (
+        tuple(sorted({name.strip() for name in options["blocks"].split("|")}))
+        if "blocks" in options
+        else ()
+    )
+    if "" in blocks:
+        raise InvalidInput("blocks has an empty name; write each block's name, or leave blocks out")
     return Settings(
         scope,
         epsilon,

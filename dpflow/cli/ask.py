@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from dpflow.cli.calculate import parse_words
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
@@ -15,6 +14,7 @@ from dpflow.engine.sessions.query_list import ask_all
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
+from dpflow.yaml_files import load_yaml_value
 
 FileArgument = Annotated[
     Path, typer.Argument(help="A release file (YAML) whose mechanism is a session.")
@@ -68,12 +68,7 @@ def _query_text(value: Any) -> Any:
 
 def read_queries(path: Path) -> list[Any]:
     """The list in a YAML file. Raises `InvalidInput` where there is none."""
-    try:
-        queries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        raise InvalidInput(
-            f"{path} cannot be read as YAML; give a file with a list of queries"
-        ) from None
+    queries = load_yaml_value(path, "list of queries")
     # A mapping alone would be taken key by key.
     if not isinstance(queries, list):
         raise InvalidInput(

@@ -14,6 +14,7 @@ from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 from dpflow.registry import Registry
+from dpflow.yaml_files import RepeatedKey, parse_yaml
 
 NameArgument = Annotated[
     str | None, typer.Argument(help="A calculator; without one, all are listed.")
@@ -68,8 +69,9 @@ def parse_words(inputs: list[str]) -> dict[str, Any]:
         if field in values:
             raise InvalidInput(f"{field} is given twice; give it once")
         try:
-            # The base loader makes nothing but texts, lists and mappings, so amounts stay exact.
-            values[field] = yaml.load(text, yaml.BaseLoader)  # noqa: S506
+            values[field] = parse_yaml(text, texts_only=True)
+        except RepeatedKey as error:
+            raise InvalidInput(f"{field}: {error.problem}; write each key once") from None
         except yaml.YAMLError:
             raise InvalidInput(
                 f"the value of {field} cannot be read; write a number, a word or a list [1, 2]"

@@ -122,7 +122,7 @@ def grant(
             "or --no-table for a scope of none"
         )
     # Read before the ledger is made: a mistake in the declaration must leave none behind.
-    declaration = load_table(table) if table else None
+    declaration = None if table is None else load_table(table)
     book = open_ledger(ledger, create=True)
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
@@ -541,7 +541,7 @@ def _usual_anchor(file: Path) -> Path:
 
 
 def _scope_names(book: Ledger, scope: str | None) -> list[str]:
-    return [scope] if scope else [granted.scope for granted in book.scopes()]
+    return [scope] if scope is not None else [granted.scope for granted in book.scopes()]
 
 
 def _read_certifiers(

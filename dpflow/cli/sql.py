@@ -75,7 +75,7 @@ def command(
         "error": error,
         "rows": rows,
         "scope": scope,
-        "blocks": tuple(block or ()),
+        "blocks": tuple(block) if block else None,
         "revision": revision,
         "min_units": min_units,
         "noise": noise,

@@ -152,7 +152,7 @@ def parse_contract(data: Mapping[str, Any], folder: Path, what: str = "what is g
 
 
 def _scope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"scope": fields["scope"]} if fields.get("scope") else {}
+    return {"scope": fields["scope"]} if "scope" in fields else {}
 
 
 def load_contract(path: Path | str) -> Contract:

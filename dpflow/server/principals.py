@@ -38,7 +38,11 @@ class Principals:
         self._problem = False
         self._lock = threading.Lock()
         self._buckets = {
-            name: _Bucket(principal.requests_per_minute or opened.requests_per_minute)
+            name: _Bucket(
+                opened.requests_per_minute
+                if principal.requests_per_minute is None
+                else principal.requests_per_minute
+            )
             for name, principal in opened.principals.items()
         }
 

@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from dpflow.core.contract.spark_source import SparkSource
-from dpflow.core.contract.strict_models import Exact, Strict
+from dpflow.core.contract.strict_models import Exact, Strict, read_quoted_date
 from dpflow.errors import PlanRefused, UnknownName
 
 #: Sums stay below this by plan, so that HUGEINT sums and BIGINT results cannot wrap. Single values may
@@ -90,7 +90,12 @@ class Column(Strict):
     def _remember_dates(cls, data: Any, handler: ModelWrapValidatorHandler[Column]) -> Column:
         # Whether bounds are dates is lost once they are numbers, so it is noted here.
         column = handler(data)
-        lower = data.get("lower") if isinstance(data, dict) else None
+        fields = data if isinstance(data, dict) else {}
+        lower, upper = (read_quoted_date(fields.get(name)) for name in ("lower", "upper"))
+        if isinstance(lower, dt.date) != isinstance(upper, dt.date):
+            raise ValueError(
+                "one bound is a date and the other a number; write two dates or two numbers"
+            )
         column._times = isinstance(lower, dt.date)
         column._dates = type(lower) is dt.date and column.step == 1
         return column

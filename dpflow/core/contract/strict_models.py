@@ -20,11 +20,28 @@ from pydantic_core import ErrorDetails
 from dpflow.core.accounting import amounts
 from dpflow.errors import InvalidAmount, UnknownName
 
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}.*)?", re.ASCII)
+
+
+def read_quoted_date(value: Any) -> Any:
+    """A text that is an ISO date or time as one, as YAML reads it without quotes; anything else as it
+    is. Raises ValueError for a date that is none, such as 2024-02-30.
+    """
+    if not isinstance(value, str) or not _DATE.fullmatch(value):
+        return value
+    try:
+        return (
+            dt.date.fromisoformat(value) if len(value) == 10 else dt.datetime.fromisoformat(value)
+        )
+    except ValueError:
+        raise ValueError(f"there is no date {value[:40]!r}") from None
+
 
 def parse_exact(value: Any) -> Fraction:
-    """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01); floats
-    by shortest form.
+    """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01), quoted or
+    not; floats by shortest form.
     """
+    value = read_quoted_date(value)
     # A date, too: days with a fraction, UTC where no zone is given.
     if isinstance(value, dt.datetime):
         since = value.replace(tzinfo=value.tzinfo or dt.UTC) - dt.datetime(

@@ -19,8 +19,10 @@ from dpflow.tables.access.file_list import is_private_file
 from dpflow.yaml_files import load_yaml
 
 
-def _block_text(value: Any) -> str:
-    """A block key as text: YAML reads 2013-01-01 as a date."""
+def block_text(value: Any) -> str:
+    """A block key as text: YAML reads 2013-01-01 as a date. Raises ValueError for anything that names
+    none.
+    """
     # A datetime is a date, too, so it is asked first.
     if isinstance(value, dt.datetime):
         return value.isoformat(sep=" ")
@@ -34,7 +36,7 @@ def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Block = Annotated[str, BeforeValidator(_block_text), Field(min_length=1, max_length=200)]
+Block = Annotated[str, BeforeValidator(block_text), Field(min_length=1, max_length=200)]
 
 
 class Publish(Strict):

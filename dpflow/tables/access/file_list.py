@@ -25,6 +25,7 @@ from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.object_stores import ObjectStore, is_object
 from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.access.sql import match_name
+from dpflow.yaml_files import parse_json
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class FileList:
     def read(cls, file: Path, what: str) -> FileList:
         """Read a list. Raises `TableUnreadable` if it is none."""
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = parse_json(file.read_text(encoding="utf-8"))
             if data["version"] != _VERSION:
                 raise ValueError
             return cls(

@@ -40,9 +40,9 @@ class Plugin(BasePlugin):
 
     def initialize(self, plugin_config: dict[str, Any]) -> None:
         """Called once, by the base class."""
-        self._folder = Path(plugin_config.get("folder") or ".")
+        self._folder = Path(plugin_config.get("folder", "."))
         self._ledger: str | None = plugin_config.get("ledger")
-        self._tables = [self._folder / one for one in plugin_config.get("tables") or ()]
+        self._tables = [self._folder / one for one in plugin_config.get("tables", ())]
         # Threads of dbt share this plugin; a private table is read by one release at a time.
         self._turn = threading.Lock()
         self._connection: Any = None
@@ -68,7 +68,7 @@ class Plugin(BasePlugin):
             raise DbtRuntimeError(f"dpflow: {failure}")
 
     def _store_answer(self, relation: Any, model: Mapping[str, Any]) -> None:
-        options = dict(model.get("options") or {})
+        options = dict({} if model.get("options") is None else model["options"])
         parameters = options.pop("parameters", ())
         if unknown := sorted(set(options) - set(_OPTIONS)):
             raise InvalidInput(

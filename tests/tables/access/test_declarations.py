@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
+from dpflow.core.contract.declaration import Column
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.tables.access.declarations import load_table
 from dpflow.yaml_files import load_yaml
@@ -57,3 +59,35 @@ def test_on_needs_no_quotes(tmp_path: Path) -> None:
         " joins: [{relation: d, name: d, kind: dimension, on: {k: id}}]}"
     )
     assert load_table(path).joins[0].on == {"k": "id"}
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"),
+    [
+        ("2024-05-05", "2025-01-01"),
+        ("2024-05-05 10:00", "2024-05-06 11:30:15"),
+        ("2024-05-05T00:00Z", "2024-05-06T00:00Z"),
+    ],
+)
+def test_a_quoted_date_is_a_date(lower: str, upper: str) -> None:
+    """Bounds mean the same in quotes and without: dates, and a released value is one, too."""
+    plain, quoted = (
+        Column.model_validate(yaml.safe_load(f"{{lower: {q}{lower}{q}, upper: {q}{upper}{q}}}"))
+        for q in ("", "'")
+    )
+    assert quoted == plain and quoted.bounds_are_times
+    assert quoted.holds_dates == plain.holds_dates == (len(lower) == 10)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lower": "2024-05-05", "upper": 20000},
+        {"lower": "0", "upper": "2024-05-05"},
+        {"lower": "2024-02-30", "upper": "2024-05-05"},
+        {"lower": "2024-05-05 25:00", "upper": "2025-05-05"},
+    ],
+)
+def test_half_a_date_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="one bound is a date|there is no date"):
+        Column.model_validate(fields)
