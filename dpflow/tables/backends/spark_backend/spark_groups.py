@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues, UnitScores
+from dpflow.errors import PlanRefused
 from dpflow.tables.access.arithmetic import SPARK
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.requests import holdout_groups
@@ -66,11 +67,16 @@ def check_moments(reading: SparkQuery, request: GroupMoments) -> None:
 
 def _select_steps(reading: SparkQuery, request: GroupMoments) -> tuple[Any, dict[str, str]]:
     """Rows with x and y in grid steps, and the sums over them by name; a pair with one half missing is in
-    no sum. Raises `PlanRefused` where no integer type holds a sum of products.
+    no sum. Raises `PlanRefused` beyond 2^30 steps, as on every backend.
     """
     outputs, columns = [], {}
     for name, column in zip("xy", request.columns):
         bounds = reading.table.bounded_column(column)
+        if max(map(abs, bounds.grid_bounds())) > 2**30:
+            raise PlanRefused(
+                f"column {column!r} has bounds further than 2^30 steps from 0, of which no exact products are added up; take "
+                f"a coarser step, or tighter bounds"
+            )
         outputs.append(f"{write_grid_steps(reading.column(column), bounds)} AS {name}")
         columns[name] = SPARK.column(name, *bounds.grid_bounds())
     sums = {}
