@@ -45,6 +45,7 @@ from dpflow.testing.examples import (
     plan_mechanism,
     validate_model,
 )
+from dpflow.testing.generated_checks import GENERATED
 from dpflow.testing.harness import Check, NotConformant, require
 from dpflow.testing.release_checks import ONE_SHOT
 from dpflow.testing.session_checks import SESSION
@@ -71,8 +72,12 @@ def conformance_checks(
 def mechanism_checks(
     mechanism: Mechanism[Any], examples: Sequence[Example] | None = None
 ) -> Iterator[Check]:
-    """The checks of a one-shot mechanism: once for its class, then on every example."""
-    return _bind_rules(mechanism, examples, (*SHARED, *ONE_SHOT))
+    """The checks of a one-shot mechanism: once for its class, on every example, and on generated
+    declarations, parameters and neighbours where its parameters have standard names.
+    """
+    yield from _bind_rules(mechanism, examples, (*SHARED, *ONE_SHOT))
+    for rule in GENERATED:
+        yield Check(f"{mechanism.name}: {rule.__name__}", partial(rule, mechanism))
 
 
 def interactive_checks(

@@ -209,6 +209,15 @@ def examples_for(
     return examples
 
 
+def standard_parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
+    """Parameters by the standard names, one field changed at a time; empty if a required field has
+    another name.
+    """
+    fields = model.model_fields.items()
+    is_standard = all(name in VALUES for name, info in fields if info.is_required())
+    return _fill_params(model)[0] if is_standard else []
+
+
 def _fill_params(model: type[BaseModel]) -> list[list[dict[str, Any]]]:
     """Two lists: the first values and one field changed at a time; two fields changed."""
     names = [name for name in model.model_fields if name in VALUES]

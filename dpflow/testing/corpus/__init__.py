@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpflow.testing.corpus import broken_compositions, broken_releases, broken_sessions
+from dpflow.testing.corpus import (
+    broken_compositions,
+    broken_releases,
+    broken_sensitivities,
+    broken_sessions,
+    broken_structures,
+)
 from dpflow.testing.examples import EXAMPLE_TABLE, AnyMechanism, Example
 
 
@@ -23,6 +29,8 @@ class Control:
 
 
 _EXACT, _AUDIT = "guarantee_holds_exactly", "guarantee_survives_audit"
+_GENERATED, _STRUCTURE = "guarantee_holds_on_generated_tables", "structure_is_public"
+_LONE = "delta_covers_lone_units"
 _NEVER, _SOURCE, _LAW = "draw_never_raises", "randomness_is_the_source", "randomness_has_a_law"
 
 #: So large an epsilon that four draws have few values between them, and are followed within the time.
@@ -82,4 +90,46 @@ CONTROLS = (
     Control(broken_sessions.NeverCloses(), _EXACT, (broken_sessions.ONE_FAILURE,)),
     Control(broken_sessions.HalfTheNoise(), _EXACT, (broken_sessions.ONE_FAILURE,)),
     Control(broken_sessions.NeverCounts(), _EXACT, (broken_sessions.ONE_FAILURE,)),
+    Control(broken_sensitivities.WidthForPeak(), _GENERATED),
+    Control(broken_sensitivities.UpperForPeak(), _GENERATED),
+    Control(broken_sensitivities.LowerForPeak(), _GENERATED),
+    Control(broken_sensitivities.PeakForReplace(), _GENERATED),
+    Control(broken_sensitivities.StepsForgotten(), _GENERATED),
+    Control(broken_sensitivities.TableGroupsForNoise(), _GENERATED),
+    Control(broken_sensitivities.TableRowsForNoise(), _GENERATED),
+    Control(broken_sensitivities.OneGroup(), _GENERATED),
+    Control(broken_sensitivities.OneRow(), _GENERATED),
+    Control(broken_sensitivities.AddRemoveRate(), _GENERATED),
+    Control(broken_sensitivities.DoubledScores(), _GENERATED),
+    Control(broken_sensitivities.OneRowScores(), _GENERATED),
+    Control(broken_sensitivities.MiddleAtAddRemoveRate(), _GENERATED),
+    Control(broken_sensitivities.HalfTheMove(), _GENERATED),
+    Control(broken_sensitivities.MiddleOfOneRow(), _GENERATED),
+    Control(broken_structures.SuppressesBelow10(), _STRUCTURE),
+    Control(broken_structures.SuppressesBelow11(), _STRUCTURE),
+    Control(broken_structures.SuppressesBelow20Units(), _STRUCTURE),
+    Control(broken_structures.SuppressesBelow75(), _STRUCTURE),
+    Control(broken_structures.ExactFrom10(), _STRUCTURE),
+    Control(broken_structures.ExactFrom50(), _STRUCTURE),
+    Control(broken_structures.NoiseBelow1000(), _STRUCTURE),
+    Control(broken_structures.LessNoiseFrom300(), _STRUCTURE),
+    Control(broken_structures.WidthByMagnitude(), _STRUCTURE),
+    Control(broken_structures.RemarkOnFewRows(), _STRUCTURE),
+    Control(broken_structures.BrokenLiteral(), _GENERATED),
+    Control(broken_structures.BrokenFlag(), _GENERATED),
+    Control(broken_structures.BrokenEnum(), _GENERATED),
+    Control(broken_structures.ScaleCap(), _GENERATED),
+    Control(broken_structures.ScaleCapOf500(), _GENERATED),
+    Control(broken_structures.ScaleFloorInEpsilon(), _GENERATED),
+    Control(broken_structures.NoNoiseAtLargeEpsilon(), _GENERATED),
+    Control(broken_structures.DeltaForOneKey(), _LONE),
+)
+
+#: Sound mechanisms beside the broken ones: a suite that refuses one of these is broken, too.
+TWINS = (
+    broken_sensitivities.SoundSum(),
+    broken_sensitivities.SoundChoice(),
+    broken_sensitivities.SoundMiddle(),
+    broken_structures.SoundSuppression(),
+    broken_structures.SoundSettings(),
 )

@@ -1,0 +1,280 @@
+"""Sums and choices with a wrong sensitivity, each by one mistake of an author, beside the sound
+mechanisms that they differ from.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dpflow.core.accounting.amounts import Epsilon
+from dpflow.core.accounting.events import DiscreteLaplace, Event, Pure
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism, Params
+from dpflow.core.contract.requests import GroupedSums, SortedValues
+from dpflow.core.contract.results import Result, Row
+from dpflow.core.sampling.noisy_values import add_laplace
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import choose_piece
+from dpflow.core.toolbox.noise import group_sensitivity
+
+
+class SumParams(Params):
+    """``column``: what is added up. ``epsilon``: the privacy cost. ``by``: a column with public keys,
+    or nothing.
+    """
+
+    column: str
+    epsilon: Epsilon
+    by: str | None = None
+
+
+class SoundSum(Mechanism[SumParams]):
+    """Sums in total or by public key, with discrete Laplace noise. Sound."""
+
+    name = "sum_by_hand"
+    summary = "sum of a column"
+    citation = "Dwork, McSherry, Nissim, Smith 2006"
+    Params = SumParams
+
+    def reach(self, params: SumParams, table: Table) -> int:
+        """How far one unit moves all sums together."""
+        low, high = table.bounded_column(params.column).grid_bounds()
+        keys = None if params.by is None else len(table.public_keys(params.by))
+        rows = table.groups_and_rows(params.by)[1]
+        return group_sensitivity(table, params.by, keys, low, high, rows).l1
+
+    def event(self, params: SumParams, table: Table) -> Event:
+        """Discrete Laplace noise at the claimed sensitivity."""
+        self.data_request(params, table)
+        reach = max(1, self.reach(params, table))
+        return DiscreteLaplace(reach / params.epsilon, reach)
+
+    def data_request(self, params: SumParams, table: Table) -> GroupedSums:
+        """Clamped sums after contribution bounding."""
+        table.bounded_column(params.column).grid_bounds()
+        groups, rows = table.groups_and_rows(params.by)
+        keys = None if params.by is None else table.public_keys(params.by)
+        return GroupedSums(params.by, keys, groups, rows, ((params.column, 0),))
+
+    def draw(self, params: SumParams, table: Table, answer: Any, source: Source) -> Result:
+        """Noise on each sum."""
+        scale = Fraction(max(1, self.reach(params, table))) / params.epsilon
+        noisy = add_laplace(answer.sums[params.column], scale, source)
+        keys = answer.keys
+        return Result(
+            tuple(Row(key, "sum", int(value)) for key, value in zip(keys, noisy, strict=True))
+        )
+
+
+class WidthForPeak(SoundSum):
+    """Takes ``upper - lower`` under add-remove, too."""
+
+    def reach(self, params: SumParams, table: Table) -> int:
+        low, high = table.bounded_column(params.column).grid_bounds()
+        groups, rows = table.groups_and_rows(params.by)
+        return groups * rows * (high - low) * (2 if table.neighbours == "replace" else 1)
+
+
+class UpperForPeak(SoundSum):
+    """Takes ``|upper|`` for the larger of ``|lower|`` and ``|upper|``."""
+
+    def reach(self, params: SumParams, table: Table) -> int:
+        _, high = table.bounded_column(params.column).grid_bounds()
+        groups, rows = table.groups_and_rows(params.by)
+        return groups * rows * abs(high) * (2 if table.neighbours == "replace" else 1)
+
+
+class LowerForPeak(SoundSum):
+    """Takes ``|lower|`` where it should take the larger end."""
+
+    def reach(self, params: SumParams, table: Table) -> int:
+        low, _ = table.bounded_column(params.column).grid_bounds()
+        groups, rows = table.groups_and_rows(params.by)
+        return groups * rows * max(1, abs(low)) * (2 if table.neighbours == "replace" else 1)
+
+
+class PeakForReplace(SoundSum):
+    """Takes the larger end for a replaced unit, which moves a sum by the width around 0."""
+
+    def reach(self, params: SumParams, table: Table) -> int:
+        low, high = table.bounded_column(params.column).grid_bounds()
+        groups, rows = table.groups_and_rows(params.by)
+        return groups * rows * max(abs(low), abs(high))
+
+
+class StepsForgotten(SoundSum):
+    """Takes the bounds in the column's own units, where sums are in grid steps."""
+
+    def reach(self, params: SumParams, table: Table) -> int:
+        column = table.bounded_column(params.column)
+        assert column.lower is not None and column.upper is not None
+        peak = max(abs(Fraction(str(column.lower))), abs(Fraction(str(column.upper))))
+        groups, rows = table.groups_and_rows(params.by)
+        twice = 2 if table.neighbours == "replace" else 1
+        return int(groups * rows * max(1, peak) * twice)
+
+
+class TableGroupsForNoise(SoundSum):
+    """Reads as many groups as the column declares; its noise is for as many as the table does."""
+
+    def reach(self, params: SumParams, table: Table) -> int:
+        groups, _ = table.groups_and_rows(params.by)
+        fewer = 1 if params.by is None else table.contribution_bounds.groups
+        whole = super().reach(params, table)
+        return -(-whole * min(fewer, groups) // groups)
+
+
+class TableRowsForNoise(SoundSum):
+    """Reads the rows per group of the column; its noise is for those of the table."""
+
+    def reach(self, params: SumParams, table: Table) -> int:
+        _, rows = table.groups_and_rows(params.by)
+        fewer = rows if params.by is None else table.contribution_bounds.per_group
+        return -(-super().reach(params, table) * min(fewer, rows) // rows)
+
+
+class OneGroup(SoundSum):
+    """Forgets that a unit reaches several groups."""
+
+    def reach(self, params: SumParams, table: Table) -> int:
+        return -(-super().reach(params, table) // table.groups_and_rows(params.by)[0])
+
+
+class OneRow(SoundSum):
+    """Forgets that a unit has several rows in a group."""
+
+    def reach(self, params: SumParams, table: Table) -> int:
+        return -(-super().reach(params, table) // table.groups_and_rows(params.by)[1])
+
+
+class ChoiceParams(Params):
+    """``by``: a column with public keys. ``epsilon``: the privacy cost."""
+
+    by: str
+    epsilon: Epsilon
+
+
+class SoundChoice(Mechanism[ChoiceParams]):
+    """The key with most rows, by the exponential mechanism. Sound."""
+
+    name = "choice_by_hand"
+    summary = "most frequent public key"
+    citation = "McSherry, Talwar 2007"
+    Params = ChoiceParams
+
+    def spread(self, params: ChoiceParams, table: Table) -> int:
+        """How far one unit moves a difference of two scores: its rows up, and under replace as many
+        down elsewhere.
+        """
+        rows = table.groups_and_rows(params.by)[1]
+        return rows * (2 if table.neighbours == "replace" else 1)
+
+    def scores(self, answer: Any) -> Any:
+        """The score of each key; larger is better."""
+        return answer.rows
+
+    def event(self, params: ChoiceParams, table: Table) -> Event:
+        """Pure, by the range of differences."""
+        self.data_request(params, table)
+        return Pure(params.epsilon)
+
+    def data_request(self, params: ChoiceParams, table: Table) -> GroupedSums:
+        """Rows by key."""
+        groups, rows = table.groups_and_rows(params.by)
+        return GroupedSums(params.by, table.public_keys(params.by), groups, rows)
+
+    def draw(self, params: ChoiceParams, table: Table, answer: Any, source: Source) -> Result:
+        """One key."""
+        scores = np.asarray(self.scores(answer))
+        costs = [int(scores.max() - score) for score in scores]
+        rate = params.epsilon / self.spread(params, table)
+        place = choose_piece([1] * len(costs), costs, rate, source)
+        return Result((Row(answer.keys[place], "rank", 1),))
+
+
+class AddRemoveRate(SoundChoice):
+    """Takes the rate of add-remove where units are replaced."""
+
+    def spread(self, params: ChoiceParams, table: Table) -> int:
+        return table.groups_and_rows(params.by)[1]
+
+
+class DoubledScores(SoundChoice):
+    """Scores that move by two for each row, taken to move by one."""
+
+    def scores(self, answer: Any) -> Any:
+        return 2 * answer.rows
+
+
+class OneRowScores(SoundChoice):
+    """Forgets that a unit has several rows of a key."""
+
+    def spread(self, params: ChoiceParams, table: Table) -> int:
+        return 2 if table.neighbours == "replace" else 1
+
+
+class MiddleParams(Params):
+    """``column``: a bounded column. ``epsilon``: the privacy cost."""
+
+    column: str
+    epsilon: Epsilon
+
+
+class SoundMiddle(Mechanism[MiddleParams]):
+    """A value with about as many rows below as above, by the exponential mechanism. Sound."""
+
+    name = "middle_by_hand"
+    summary = "value in the middle of a column"
+    citation = "McSherry, Talwar 2007"
+    Params = MiddleParams
+
+    def move(self, params: MiddleParams, table: Table) -> int:
+        """How far one unit moves |rows below - rows above| of a value."""
+        rows = table.contribution_bounds.rows
+        return rows * (2 if table.neighbours == "replace" else 1)
+
+    def event(self, params: MiddleParams, table: Table) -> Event:
+        """Pure, at twice the move."""
+        self.data_request(params, table)
+        return Pure(params.epsilon)
+
+    def data_request(self, params: MiddleParams, table: Table) -> SortedValues:
+        """All values of the column."""
+        table.bounded_column(params.column).grid_bounds()
+        return SortedValues(params.column, table.contribution_bounds.rows)
+
+    def draw(self, params: MiddleParams, table: Table, answer: Any, source: Source) -> Result:
+        """One value."""
+        low, high = table.bounded_column(params.column).grid_bounds()
+        candidates = range(low, high + 1)
+        values, counts = np.asarray(answer.values), np.asarray(answer.counts)
+        costs = [
+            abs(int(counts[values < x].sum()) - int(counts[values > x].sum())) for x in candidates
+        ]
+        rate = params.epsilon / (2 * self.move(params, table))
+        place = choose_piece([1] * len(costs), costs, rate, source)
+        return Result((Row("", "middle", candidates[place]),))
+
+
+class MiddleAtAddRemoveRate(SoundMiddle):
+    """Takes the move of one row more or less where units are replaced."""
+
+    def move(self, params: MiddleParams, table: Table) -> int:
+        return table.contribution_bounds.rows
+
+
+class HalfTheMove(SoundMiddle):
+    """Divides by the move once, not twice."""
+
+    def move(self, params: MiddleParams, table: Table) -> Any:
+        return Fraction(super().move(params, table), 2)
+
+
+class MiddleOfOneRow(SoundMiddle):
+    """Forgets that a unit has several rows."""
+
+    def move(self, params: MiddleParams, table: Table) -> int:
+        return 2 if table.neighbours == "replace" else 1

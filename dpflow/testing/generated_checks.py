@@ -1,0 +1,355 @@
+"""Checks of a one-shot mechanism on generated tables (`dpflow.testing.generated_tables`).
+
+`guarantee_holds_on_generated_tables` compares whole runs where noise may be seen: the loss of one
+possible run is exact (`dpflow.testing.replay`), so a pure guarantee is refuted by one run. Noise
+that stays secret is enumerated where it has few values.
+
+`structure_is_public` looks at tables of 0 to 4,096 equal units. With the same random words, the form
+of the result must not depend on how many there are: which samplers are called and at which scale,
+which values are missing, their types, stated errors and remarks. Where the form changes between n
+and n + 1 units, these are neighbours, and both results are audited.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpflow.core.accounting.events import Unprotected
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import Answer
+from dpflow.core.contract.results import Result
+from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
+from dpflow.testing import harness
+from dpflow.testing.audit import audit_with_confirmation
+from dpflow.testing.enumeration import NotEnumerable, enumerate_outputs
+from dpflow.testing.exact_divergence import divergence
+from dpflow.testing.generated_tables import (
+    Case,
+    generate_cases,
+    generated_neighbours,
+    lone_unit_cases,
+    spread,
+    tiny_rows,
+)
+from dpflow.testing.harness import LimitedSource, StreamSource, epsilon_delta, require
+from dpflow.testing.neighbours import answer_fingerprint, reference_answer
+from dpflow.testing.outcomes import choose_paths, digest_outcome, list_features, make_outcome
+from dpflow.testing.replay import climb_losses, follow_samplers
+from dpflow.testing.replay_audit import ROUNDING
+from dpflow.testing.replay_laws import Unfollowed
+from dpflow.testing.sampler_patches import REAL, replace_samplers
+
+#: Paths of one enumeration, and of all of them together.
+PATHS, ALL_PATHS = 2_000, 40_000
+#: What an enumeration leaves out of each number, and what that may add to delta.
+TAIL, SLACK = 1e-9, 1e-5
+#: Pairs of neighbours of all cases together: work is counted, never timed, so what a check finds is
+#: a function of the code. Cases beyond it are reported as not followed.
+PAIRS = 480
+#: Sizes of tables: all to the first number, then a geometric grid to the second.
+ALL_SIZES, MAX_SIZE = 256, 4_096
+#: Changes of form that are audited for one case.
+MAX_CHANGES = 6
+#: Declarations with parameters whose form is looked at, and draws of an audited change.
+FORMS, DRAWS = 4, 800
+
+
+@dataclass
+class Coverage:
+    """What was compared.
+
+    Attributes:
+        cases, pairs: how many declarations with parameters, and pairs of neighbours.
+        cells: values of each public property that some followed case had.
+        not_followed: cases whose noise could not be followed.
+        paths: runs of enumerations.
+    """
+
+    cases: int = 0
+    pairs: int = 0
+    cells: dict[str, set[str]] = field(default_factory=dict)
+    not_followed: int = 0
+    paths: int = 0
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A pair of neighbours that breaks the guarantee; answers are of generated tables."""
+
+    case: Case
+    epsilon: float
+    delta: float
+    loss: str
+    pair: tuple[Answer, Answer]
+
+    def __str__(self) -> str:
+        return (
+            f"on a generated table ({', '.join(map(str, self.case.cell.values()))}; "
+            f"{dict(self.case.params)}) {self.loss}, where the event states "
+            f"({self.epsilon:g}, {self.delta:g}). Neighbouring answers: "
+            f"{answer_fingerprint(self.pair[0])} and {answer_fingerprint(self.pair[1])}"
+        )
+
+
+def find_violation(
+    mechanism: Mechanism[Any], effort: float = 1.0
+) -> tuple[Violation | None, Coverage]:
+    """The first pair of generated neighbours that breaks the guarantee, and what was compared."""
+    coverage = Coverage()
+    with follow_samplers():
+        for case in generate_cases(mechanism):
+            if coverage.pairs >= PAIRS * effort or coverage.paths >= ALL_PATHS * effort:
+                coverage.not_followed += 1
+                continue
+            violation = _compare_case(mechanism, case, coverage)
+            if violation is not None:
+                return violation, coverage
+    return None, coverage
+
+
+def _compare_case(mechanism: Mechanism[Any], case: Case, coverage: Coverage) -> Violation | None:
+    params = mechanism.Params.model_validate(dict(case.params))
+    event = mechanism.event(params, case.table)
+    if isinstance(event, Unprotected):
+        return None
+    epsilon, delta = epsilon_delta(event)
+    try:
+        pairs = generated_neighbours(mechanism.data_request(params, case.table), case.table)
+    except TypeError:  # a request without a reference answer
+        coverage.not_followed += 1
+        return None
+
+    def bind(answer: Answer) -> Callable[[Source], str]:
+        return lambda source: digest_outcome(mechanism.draw(params, case.table, answer, source))
+
+    laws: dict[Any, dict[str, float] | None] = {}
+    followed = 0
+    for one, other in pairs:
+        loss = ""
+        try:
+            if delta:
+                raise Unfollowed("a delta needs whole laws")
+            worst = max(_largest_loss(bind(a), bind(b)) for a, b in ((one, other), (other, one)))
+            if worst > epsilon + ROUNDING:
+                loss = f"a possible run loses {worst:.4g}"
+        except Unfollowed:
+            sides = [_law_of(laws, answer, bind, coverage) for answer in (one, other)]
+            if sides[0] is None or sides[1] is None:
+                continue
+            delta_found = divergence(sides[0], sides[1], epsilon)
+            if delta_found > delta + SLACK:
+                loss = (
+                    f"the output distributions need delta {delta_found:.4g} at epsilon {epsilon:g}"
+                )
+        followed += 1
+        coverage.pairs += 1
+        if loss:
+            return Violation(case, epsilon, delta, loss, (one, other))
+    coverage.cases += bool(followed)
+    coverage.not_followed += not followed
+    for name, value in case.cell.items() if followed else ():
+        coverage.cells.setdefault(name, set()).add(value)
+    return None
+
+
+def _largest_loss(first: Callable[[Source], str], second: Callable[[Source], str]) -> float:
+    """The loss of a run whose numbers were chosen to lose most; any possible run would do."""
+    return float(climb_losses(first, second, 1, math.inf).max())
+
+
+def _law_of(
+    laws: dict[Any, dict[str, float] | None],
+    answer: Answer,
+    bind: Callable[[Answer], Callable[[Source], str]],
+    coverage: Coverage,
+) -> dict[str, float] | None:
+    """The output distribution, or None where it has too many paths."""
+    name = answer_fingerprint(answer)
+    if name not in laws:
+        draw, paths = bind(answer), [0]
+
+        def count_path(source: Source) -> str:
+            paths[0] += 1
+            return draw(source)
+
+        laws[name] = None
+        with suppress(NotEnumerable):
+            laws[name] = enumerate_outputs(count_path, tail=TAIL, paths=PATHS)
+        coverage.paths += paths[0]
+    return laws[name]
+
+
+def guarantee_holds_on_generated_tables(mechanism: Mechanism[Any]) -> None:
+    """The guarantee holds on generated declarations, parameters and neighbours."""
+    violation, _ = find_violation(mechanism, harness.effort)
+    require(violation is None, str(violation))
+
+
+# --- structure --------------------------------------------------------------------------------------------------------
+
+
+class _Recorder(Source):
+    """A stream of words that notes the samplers which take from it, and their scales."""
+
+    def __init__(self, seed: int) -> None:
+        self._stream, self.calls = StreamSource(seed), list[Any]()
+
+    def draw_words(self, n: int) -> RandomWords:
+        """The next n words."""
+        return self._stream.draw_words(n)
+
+
+#: Samplers that have a scale, and where it is among their arguments; the number of choices follows
+#: public candidates or private keys, and is no part of the form.
+_SCALES = {
+    "discrete_laplace": 0,
+    "discrete_gaussian": 0,
+    "geometric": 0,
+    "truncated_laplace": 0,
+    "choose_piece": 2,
+    "choose_rows": 1,
+    "permute_and_flip": 1,
+}
+
+
+def _note_calls() -> Any:
+    depth = [0]
+
+    def stand_in(real: Callable[..., Any], name: str, place: int) -> Callable[..., Any]:
+        def draw(*arguments: Any) -> Any:
+            source = arguments[-1]
+            if isinstance(source, _Recorder) and not depth[0]:
+                source.calls.append((name, str(arguments[place])))
+            depth[0] += 1
+            try:
+                return real(*arguments)
+            finally:
+                depth[0] -= 1
+
+        return draw
+
+    return replace_samplers(
+        {REAL[name]: stand_in(REAL[name], name, place) for name, place in _SCALES.items()}
+    )
+
+
+def _form_of(result: Result, calls: Sequence[Any]) -> Any:
+    rows = tuple(
+        (
+            row.key,
+            row.measure,
+            type(row.value).__name__,
+            row.half_width_95,
+            row.remark,
+        )
+        for row in result.rows
+    )
+    return tuple(calls), rows
+
+
+def _differences(one: Result, other: Result) -> Any:
+    """How far apart the whole numbers of two results are, row by row."""
+    pairs = zip(one.rows, other.rows, strict=False)
+    return tuple(
+        a.value - b.value for a, b in pairs if isinstance(a.value, int) and isinstance(b.value, int)
+    )
+
+
+def _sizes() -> Iterator[int]:
+    yield from range(ALL_SIZES + 1)
+    n = ALL_SIZES
+    while n < MAX_SIZE:
+        n = n * 3 // 2
+        yield min(n, MAX_SIZE)
+
+
+def structure_changes(
+    mechanism: Mechanism[Any], case: Case
+) -> list[tuple[int, tuple[Answer, Answer]]]:
+    """Sizes n at which the form of the result differs between tables of n and n + 1 equal units.
+
+    Raises `TypeError` for a request without a reference answer.
+    """
+    params = mechanism.Params.model_validate(dict(case.params))
+    table = case.table
+    request = mechanism.data_request(params, table)
+    rows = tiny_rows(table)[-1:]
+    nothing = (dict.fromkeys(rows[0]),)
+    answers: dict[int, Answer] = {}
+
+    def answer_of(n: int) -> Answer:
+        if n not in answers:
+            # Under replace a unit without values stands where the neighbour has one more.
+            absent = [nothing] * (table.neighbours == "replace" and n < MAX_SIZE + 1)
+            answers[n] = reference_answer(request, [*[tuple(rows)] * n, *absent])
+        return answers[n]
+
+    def form(n: int) -> Any:
+        sources = _Recorder(0), _Recorder(1)
+        results = [mechanism.draw(params, table, answer_of(n), source) for source in sources]
+        return _form_of(results[0], sources[0].calls), _differences(*results)
+
+    changes: list[tuple[int, tuple[Answer, Answer]]] = []
+    with _note_calls():
+        # Added noise makes two draws differ alike at every size; a choice does not.
+        is_additive = len({form(n)[1] for n in range(4)}) == 1
+        before = None
+        for n in _sizes():
+            now = form(n)[: 1 + is_additive]
+            if before is not None and now != before[1] and len(changes) < MAX_CHANGES:
+                low, high = before[0], n
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    if form(middle)[: 1 + is_additive] == before[1]:
+                        low = middle
+                    else:
+                        high = middle
+                changes.append((low, (answer_of(low), answer_of(high))))
+            before = n, now
+    return changes
+
+
+def structure_is_public(mechanism: Mechanism[Any]) -> None:
+    """The form of a result does not tell how many rows there are."""
+    for case in spread(generate_cases(mechanism))[: int(FORMS * harness.effort)]:
+        with suppress(TypeError):
+            for n, pair in structure_changes(mechanism, case):
+                what = f"tables of {n} and {n + 1} equal units give results of different form"
+                _audit_pair(mechanism, case, pair, what)
+
+
+def delta_covers_lone_units(mechanism: Mechanism[Any]) -> None:
+    """A unit that is alone in many groups shows with probability delta at most, also at a small
+    epsilon, where noise is fine enough to tell delta for one group from delta for all.
+    """
+    for case, pair in lone_unit_cases(mechanism):
+        _audit_pair(mechanism, case, pair, "one unit alone in six groups shows")
+
+
+def _audit_pair(
+    mechanism: Mechanism[Any], case: Case, pair: tuple[Answer, Answer], what: str
+) -> None:
+    params = mechanism.Params.model_validate(dict(case.params))
+    epsilon, delta = epsilon_delta(mechanism.event(params, case.table))
+    source = SystemSource()
+
+    def draw_from(answer: Answer) -> Callable[[], Result]:
+        return lambda: mechanism.draw(params, case.table, answer, LimitedSource(source))
+
+    draws = [draw_from(answer) for answer in pair]
+    paths = choose_paths(list_features(draw()) for draw in draws for _ in range(20))
+
+    def sampler(draw: Callable[[], Result]) -> Callable[[], Any]:
+        return lambda: make_outcome(list_features(draw()), paths)
+
+    audit = audit_with_confirmation(
+        sampler(draws[0]), sampler(draws[1]), epsilon, delta, draws=int(DRAWS * harness.effort)
+    )
+    require(audit.passed, f"{what} ({dict(case.params)}, {case.table.neighbours}): {audit}")
+
+
+GENERATED = (guarantee_holds_on_generated_tables, structure_is_public, delta_covers_lone_units)

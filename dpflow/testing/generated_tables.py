@@ -1,0 +1,298 @@
+"""Generated declarations, parameters and neighbours for the audit of one-shot mechanisms.
+
+A list of examples shows the mistakes that its author thought of. Here declarations are a product:
+both neighbouring relations, bounds around, above and below 0, and contribution bounds of the table
+that differ from those of a column. Parameters take every value of a `Literal`, an `Enum` or a flag,
+and epsilon goes from 1/1000 to 100. Neighbours are all pairs of tiny tables that the request can
+tell apart: units are projected onto what is read, and equal answers are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from itertools import combinations_with_replacement, product
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import Answer, DataRequest
+from dpflow.errors import InvalidInput
+from dpflow.testing.examples import plan_mechanism, standard_parameters
+from dpflow.testing.neighbours import UnitRows, answer_fingerprint, possible_units, reference_answer
+
+#: Bounds of a column in its own units and its step, by where they lie.
+BOUNDS: Mapping[str, tuple[int, int, str]] = {
+    "around 0": (-1, 2, "1"),
+    "above 0": (10, 13, "0.5"),
+    "below 0": (-9, -6, "1"),
+}
+#: Contribution bounds of the table and, where it has its own, of a grouping column.
+CONTRIBUTIONS: Sequence[tuple[dict[str, int], dict[str, int]]] = (
+    ({"rows": 1, "groups": 1, "rows_per_group": 1}, {}),
+    ({"rows": 2, "groups": 2, "rows_per_group": 1}, {}),
+    ({"rows": 2, "groups": 1, "rows_per_group": 2}, {}),
+    ({"rows": 2, "groups": 1, "rows_per_group": 1}, {"groups": 2}),
+    ({"rows": 2, "groups": 1, "rows_per_group": 1}, {"rows_per_group": 2}),
+    ({"rows": 2, "groups": 2, "rows_per_group": 2}, {"groups": 1, "rows_per_group": 1}),
+)
+EPSILONS = ("1", "4", "1/100", "12", "1/7", "100", "1/1000")
+#: Pairs of neighbours of one case, and units of a tiny table beside the one that differs.
+MAX_PAIRS, MAX_OTHERS = 8, 2
+#: Cases of one mechanism.
+MAX_CASES = 90
+_RELATIONS = ("add-remove", "replace")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A declaration and parameters that plan on it.
+
+    Attributes:
+        table: the declaration.
+        params: as in a release file.
+        cell: what a certificate says of it: relation, sign of the bounds, contribution bounds and
+            the values of settings.
+    """
+
+    table: Table
+    params: Mapping[str, Any]
+    cell: Mapping[str, str]
+
+
+@lru_cache(maxsize=1)
+def generate_declarations() -> tuple[tuple[Table, Mapping[str, str]], ...]:
+    """Every combination of relation, sign of bounds and contribution bounds."""
+    declared = []
+    for relation, sign, (bounds, own) in product(_RELATIONS, BOUNDS, CONTRIBUTIONS):
+        raw = _declare(relation, sign, bounds, own)
+        cell = {
+            "neighbours": relation,
+            "bounds": sign,
+            "contributions": f"{bounds} {own or ''}".strip(),
+        }
+        declared.append((Table.model_validate(raw), cell))
+    return tuple(declared)
+
+
+def _declare(
+    relation: str, sign: str, bounds: Mapping[str, int], own: Mapping[str, int]
+) -> dict[str, Any]:
+    low, high, step = BOUNDS[sign]
+    return {
+        "name": "generated",
+        "database": "generated.duckdb",
+        "privacy_unit": {"column": "user"},
+        "contribution_bounds": dict(bounds),
+        "neighbours": relation,
+        "columns": {
+            "user": {},
+            "kind": {"public_keys": ["b", "a"], **own},
+            "word": dict(own),
+            "amount": {"lower": low, "upper": high, "step": step},
+            "share": {"lower": low, "upper": high, "step": "0.5"},
+        },
+    }
+
+
+def settings_of(model: Any) -> dict[str, list[Any]]:
+    """Every value of the fields that have few: a `Literal`, an `Enum` or a flag."""
+    values: dict[str, list[Any]] = {}
+    for name, info in model.model_fields.items():
+        listed = [*_listed_values(info.annotation)]
+        if listed:
+            values[name] = listed
+    return values
+
+
+def _listed_values(annotation: Any) -> Iterator[Any]:
+    if annotation is bool:
+        yield from (False, True)
+    elif isinstance(annotation, type) and issubclass(annotation, Enum):
+        yield from (member.value for member in annotation)
+    elif get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    elif get_args(annotation):  # unions, and annotated types
+        for part in get_args(annotation):
+            if not isinstance(part, str):
+                yield from _listed_values(part)
+
+
+def generate_cases(mechanism: Mechanism[Any]) -> list[Case]:
+    """Cases that plan, the most telling ones first; empty if a required field has no standard value.
+
+    First come all epsilons on one declaration of either relation, then each value of each setting
+    on both, then everything else on all declarations at epsilons in turn, in an order whose
+    beginning has something of each part.
+    """
+    # Without a delta one run can refute a guarantee, so parameters without one come first.
+    fillings = sorted(standard_parameters(mechanism.Params), key=lambda raw: "delta" in raw)
+    changes: list[dict[str, Any]] = [
+        {name: value} for name, values in settings_of(mechanism.Params).items() for value in values
+    ]
+    declared = generate_declarations()
+    # Units of several groups show more than those of one.
+    telling = [next(one for one in declared if _is_telling(one[0], r)) for r in _RELATIONS]
+    cases: dict[str, Case] = {}
+
+    def add_case(
+        place: tuple[Table, Mapping[str, str]], change: dict[str, Any], epsilon: str
+    ) -> None:
+        table, cell = place
+        for filling in fillings:
+            raw = {**filling, **change}
+            if "epsilon" in mechanism.Params.model_fields:
+                raw["epsilon"] = epsilon
+            with suppress(InvalidInput):
+                params, _ = plan_mechanism(mechanism, table, raw)
+                described = {**cell, **{name: str(value) for name, value in change.items()}}
+                cases.setdefault(f"{cell} {params.model_dump_json()}", Case(table, raw, described))
+                return
+
+    if not fillings:
+        return []
+    for place, epsilon in product(telling, EPSILONS):
+        add_case(place, {}, epsilon)
+    for turn, (change, place) in enumerate(product(changes, telling)):
+        add_case(place, change, EPSILONS[turn % len(EPSILONS)])
+    others = spread([*product(declared, [*fillings, *changes])])
+    for turn, (place, change) in enumerate(others[: MAX_CASES - len(cases)]):
+        add_case(place, change, EPSILONS[turn % len(EPSILONS)])
+    return list(cases.values())
+
+
+def _is_telling(table: Table, relation: str) -> bool:
+    bounds = table.contribution_bounds
+    return table.neighbours == relation and (bounds.groups, bounds.per_group) == (2, 1)
+
+
+def spread(items: list[Any]) -> list[Any]:
+    """The same items in an order whose beginning has something of each part."""
+    stride = max(1, round(len(items) * 0.618))
+    while math.gcd(stride, max(len(items), 1)) != 1:
+        stride += 1
+    return [items[number * stride % len(items)] for number in range(len(items))]
+
+
+def generated_neighbours(
+    request: DataRequest, table: Table, max_pairs: int = MAX_PAIRS
+) -> list[tuple[Answer, Answer]]:
+    """Pairs of neighbouring answers, those of lone units first and the most distant of them first.
+
+    Raises `TypeError` for a request without a reference answer.
+    """
+    units = _distinct_units(request, table)
+    empty = reference_answer(request, [])
+    pairs: list[tuple[Answer, Answer]] = []
+    seen: set[frozenset[Any]] = set()
+    for others in range(MAX_OTHERS + 1):
+        listed = []
+        for shared in combinations_with_replacement(range(len(units)), others):
+            company = [units[i] for i in shared]
+            answers = [reference_answer(request, [*company, unit]) for unit in units]
+            alone = reference_answer(request, company) if company else empty
+            names = [answer_fingerprint(answer) for answer in answers]
+            if table.neighbours == "add-remove":
+                couples = [(i, alone, answer_fingerprint(alone), None) for i in range(len(units))]
+            else:
+                couples = [
+                    (i, answers[j], names[j], j) for i in range(len(units)) for j in range(i)
+                ]
+            for i, other, name, j in couples:
+                pair = frozenset((names[i], name))
+                if len(pair) == 2 and pair not in seen:
+                    seen.add(pair)
+                    distance = _distance(units[i], () if j is None else units[j])
+                    listed.append((distance, answers[i], other))
+            if len(listed) > 40 * max_pairs:
+                break
+        listed.sort(key=lambda pair: -pair[0])
+        pairs += [(one, other) for _, one, other in listed[: max_pairs - len(pairs)]]
+        # Lone units show a wrong scale; what others have matters to choices between values.
+        if others == 0:
+            pairs = pairs[: max(max_pairs // 2, 1)]
+        if len(pairs) >= max_pairs:
+            break
+    return pairs
+
+
+def _distinct_units(request: DataRequest, table: Table) -> list[UnitRows]:
+    """Units that the request tells apart when each is alone, one of each kind."""
+    rows = tiny_rows(table)
+    limit = max(
+        table.contribution_bounds.rows,
+        max(
+            (groups * rows for groups, rows in map(table.groups_and_rows, ("kind", "word", None))),
+            default=1,
+        ),
+    )
+    nothing: UnitRows = (dict.fromkeys(rows[0]),)
+    distinct: dict[Any, UnitRows] = {}
+    for unit in [*possible_units(rows, min(limit, 2)), nothing]:
+        distinct.setdefault(answer_fingerprint(reference_answer(request, [unit])), unit)
+    return list(distinct.values())
+
+
+def tiny_rows(table: Table) -> list[dict[str, Any]]:
+    """Rows at the ends of every column's domain, in grid steps; both columns at the same end or at
+    opposite ones.
+    """
+    amounts, shares = (table.column(name).grid_bounds() for name in ("amount", "share"))
+    return [
+        {"kind": kind, "word": kind, "amount": amount, "share": share}
+        for kind in "ab"
+        for amount, share in product(amounts, shares)
+    ]
+
+
+def _distance(one: UnitRows, other: UnitRows) -> int:
+    def total(unit: UnitRows, name: str, value: Any) -> int:
+        return sum(
+            1 if isinstance(row[name], str) else 1 + abs(row[name])
+            for row in unit
+            if row[name] is not None and (value is None or row[name] == value)
+        )
+
+    places = [("kind", "a"), ("kind", "b"), ("amount", None), ("share", None)]
+    return sum(abs(total(one, *place) - total(other, *place)) for place in places) + sum(
+        abs(_sum(one, name) - _sum(other, name)) for name in ("amount", "share")
+    )
+
+
+def _sum(unit: UnitRows, name: str) -> int:
+    return int(np.sum([row[name] for row in unit if row[name] is not None], dtype=np.int64))
+
+
+#: Groups that a lone unit reaches, and the delta and epsilons at which it may show.
+LONE_GROUPS, LONE_DELTA, LONE_EPSILONS = 6, "1/16", ("1/7", "2")
+
+
+def lone_unit_cases(mechanism: Mechanism[Any]) -> Iterator[tuple[Case, tuple[Answer, Answer]]]:
+    """A unit alone in each of its groups, and its absence or other groups; where keys are private
+    and a delta is a parameter.
+    """
+    if "delta" not in mechanism.Params.model_fields:
+        return
+    for relation, epsilon in product(_RELATIONS, LONE_EPSILONS):
+        bounds = {"rows": LONE_GROUPS, "groups": LONE_GROUPS, "rows_per_group": 1}
+        table = Table.model_validate(_declare(relation, "around 0", bounds, {}))
+        for filling in standard_parameters(mechanism.Params):
+            raw = {**filling, "delta": LONE_DELTA, "epsilon": epsilon, "by": "word"}
+            with suppress(InvalidInput, TypeError):
+                params, _ = plan_mechanism(mechanism, table, raw)
+                request = mechanism.data_request(params, table)
+                rows = tiny_rows(table)[0]
+                units = [
+                    tuple({**rows, "word": f"{name}-{i}"} for i in range(LONE_GROUPS))
+                    for name in ("lone", "other")
+                ]
+                other = units[1:] if relation == "replace" else []
+                pair = reference_answer(request, units[:1]), reference_answer(request, other)
+                yield Case(table, raw, {"neighbours": relation, "lone": epsilon}), pair
+                break
