@@ -53,7 +53,7 @@ PAIRS = 480
 #: Sizes of tables: all to the first number, then a geometric grid to the second.
 ALL_SIZES, MAX_SIZE = 256, 4_096
 #: Changes of form that are audited for one case.
-MAX_CHANGES = 6
+MAX_CHANGES = 4
 #: Declarations with parameters whose form is looked at, and draws of an audited change.
 FORMS, DRAWS = 4, 800
 
@@ -237,26 +237,22 @@ def _note_calls() -> Any:
     )
 
 
-def _form_of(result: Result, calls: Sequence[Any]) -> Any:
-    rows = tuple(
-        (
-            row.key,
-            row.measure,
-            type(row.value).__name__,
-            row.half_width_95,
-            row.remark,
-        )
-        for row in result.rows
-    )
-    return tuple(calls), rows
-
-
-def _differences(one: Result, other: Result) -> Any:
-    """How far apart the whole numbers of two results are, row by row."""
-    pairs = zip(one.rows, other.rows, strict=False)
-    return tuple(
-        a.value - b.value for a, b in pairs if isinstance(a.value, int) and isinstance(b.value, int)
-    )
+def _features(results: Sequence[Result], calls: Sequence[Any]) -> dict[str, Any]:
+    """The form of a result by its parts, and how far two draws of whole numbers are apart."""
+    rows = results[0].rows
+    pairs = zip(*(result.rows for result in results), strict=False)
+    return {
+        "calls": tuple(calls),
+        "keys": tuple((row.key, row.measure) for row in rows),
+        "types": tuple(type(row.value).__name__ for row in rows),
+        "errors": tuple(row.half_width_95 for row in rows),
+        "remarks": tuple(row.remark for row in rows),
+        "noise": tuple(
+            one.value - other.value
+            for one, other in pairs
+            if isinstance(one.value, int) and isinstance(other.value, int)
+        ),
+    }
 
 
 def _sizes() -> Iterator[int]:
@@ -279,36 +275,41 @@ def structure_changes(
     request = mechanism.data_request(params, table)
     rows = tiny_rows(table)[-1:]
     nothing = (dict.fromkeys(rows[0]),)
-    answers: dict[int, Answer] = {}
+    answers: dict[tuple[int, int], Answer] = {}
 
-    def answer_of(n: int) -> Answer:
-        if n not in answers:
-            # Under replace a unit without values stands where the neighbour has one more.
-            absent = [nothing] * (table.neighbours == "replace" and n < MAX_SIZE + 1)
-            answers[n] = reference_answer(request, [*[tuple(rows)] * n, *absent])
-        return answers[n]
+    def answer_of(n: int, absent: int = 0) -> Answer:
+        if (n, absent) not in answers:
+            answers[n, absent] = reference_answer(
+                request, [*[tuple(rows)] * n, *[nothing] * absent]
+            )
+        return answers[n, absent]
 
-    def form(n: int) -> Any:
+    def features(n: int) -> dict[str, Any]:
         sources = _Recorder(0), _Recorder(1)
         results = [mechanism.draw(params, table, answer_of(n), source) for source in sources]
-        return _form_of(results[0], sources[0].calls), _differences(*results)
+        return _features(results, sources[0].calls)
 
     changes: list[tuple[int, tuple[Answer, Answer]]] = []
     with _note_calls():
-        # Added noise makes two draws differ alike at every size; a choice does not.
-        is_additive = len({form(n)[1] for n in range(4)}) == 1
-        before = None
+        few = [features(n) for n in range(1, 5)]
+        # What follows the noise differs from one size to the next; what is public stays.
+        steady = [name for name in few[0] if all(one[name] == few[0][name] for one in few)]
+
+        def form(n: int) -> Any:
+            found = features(n)
+            return [found[name] for name in steady]
+
+        before = 0, form(0)
         for n in _sizes():
-            now = form(n)[: 1 + is_additive]
-            if before is not None and now != before[1] and len(changes) < MAX_CHANGES:
+            now = form(n)
+            if now != before[1] and len(changes) < MAX_CHANGES:
                 low, high = before[0], n
                 while high - low > 1:
                     middle = (low + high) // 2
-                    if form(middle)[: 1 + is_additive] == before[1]:
-                        low = middle
-                    else:
-                        high = middle
-                changes.append((low, (answer_of(low), answer_of(high))))
+                    low, high = (middle, high) if form(middle) == before[1] else (low, middle)
+                # Under replace a unit without values stands where the neighbour has one more.
+                absent = int(table.neighbours == "replace")
+                changes.append((low, (answer_of(low, absent), answer_of(high))))
             before = n, now
     return changes
 

@@ -8,6 +8,7 @@ import pytest
 
 from dpflow.testing.conformance import conformance_checks
 from dpflow.testing.examples import AnyMechanism, Example
+from dpflow.testing.generated_checks import GENERATED
 from dpflow.testing.harness import StreamSource
 from dpflow.testing.scripted_sources import ScriptedSource
 
@@ -26,7 +27,8 @@ def parametrize_with_checks(
         mechanisms: instances.
         examples: by mechanism name, for those whose parameters have no standard names.
         slow_audits: give all audits and all enumerations but one of each mechanism the mark ``slow``, which the project
-            must register. Mechanisms take turns in which of their examples stays.
+            must register, and so the generated tables of three mechanisms in four. Mechanisms take
+            turns in which of their examples stays.
     """
     cases = []
     for number, mechanism in enumerate(mechanisms):
@@ -36,6 +38,10 @@ def parametrize_with_checks(
             audits = [check for check in checks if kind in check.name]
             stays = number % len(audits) if audits else 0
             for check in audits[:stays] + audits[stays + 1 :]:
+                marks[check.name] = pytest.mark.slow
+        # Generated tables take seconds for a mechanism, and many mechanisms share their code.
+        for check in checks if slow_audits and number % 4 else ():
+            if check.name.endswith(tuple(rule.__name__ for rule in GENERATED)):
                 marks[check.name] = pytest.mark.slow
         cases += [pytest.param(c, id=c.name, marks=marks.get(c.name, ())) for c in checks]
     return pytest.mark.parametrize("check", cases)
