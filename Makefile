@@ -10,7 +10,7 @@ DBT_STAMP := .venv-dbt/.dpflow-installed
 SPARK_STAMP := .venv-spark/.dpflow-installed
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint names slow integration audit certificates release browser docs wheels compat dbt spark coverage bench experiments oracle lock clean
+.PHONY: setup demo up down test lint slow integration audit certificates release browser docs wheels compat dbt spark coverage bench experiments oracle lock clean
 
 setup: $(STAMP)
 
@@ -115,10 +115,7 @@ lint: setup
 	$(BIN)/mypy $(INTEGRATION)/dpflow_dbt
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m checks.rooms
-	$(BIN)/python -m checks.names
-
-names: setup
-	$(BIN)/python -m checks.names
+	$(BIN)/python -m checks.references
 
 lock: setup
 	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \

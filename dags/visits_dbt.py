@@ -1,4 +1,4 @@
-"""Build a dbt project whose models are private answers (`dp_release`): each is charged once, and
+"""Build a dbt project whose models are private answers (the materialisation ``dp_release``): each is charged once, and
 building it again is free.
 """
 

@@ -14,7 +14,7 @@ questions about the others are the same on both.
 
 Error: in a session of ``questions`` questions, all noise together stays within the margin with
 probability 95 %. So whoever keeps all checks gets no alarm with that probability, and an excess of
-twice the margin is found with it. The margin is public (`watch_margin`), and follows from epsilon.
+twice the margin is found with it. The margin is public (`watch_margins`), and follows from epsilon.
 
 When not to use it: to learn by how much a check is violated, or where alarms are usual (`check_rows`).
 """

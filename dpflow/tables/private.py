@@ -211,7 +211,7 @@ class PrivateTable:
         self, request: GroupMoments, secret: bytes, blocks: Sequence[str]
     ) -> dict[str, NDArray[np.float64]]:
         """Each measure of each holdout group; groups are those of `grouped_rows`. For requests that
-        `sums_exactly`.
+        `can_sum_exactly` accepts.
         """
         return self._backend.group_moments(request, secret, blocks)
 

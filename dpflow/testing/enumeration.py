@@ -1,7 +1,7 @@
 """The exact output distribution of a mechanism's own code: one run for every value of its noise.
 
-While `outputs` runs, the samplers of `dpflow.core.sampling.samplers` answer an `Enumerator` from
-their exact laws (`oracle`) instead of drawing: each run follows one path through all random
+While `enumerate_outputs` runs, the samplers of `dpflow.core.sampling.samplers` answer an `Enumerator` from
+their exact laws instead of drawing: each run follows one path through all random
 choices, and its probability is the product along the path. What is audited is everything but the
 samplers, which have their own tests: scales, thresholds, costs, clamping. Noise is truncated where
 less than ``tail`` is left of each number.

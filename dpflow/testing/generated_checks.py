@@ -13,6 +13,7 @@ and n + 1 units, these are neighbours, and both results are audited.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -47,9 +48,10 @@ from dpflow.testing.sampler_patches import REAL, replace_samplers
 PATHS, ALL_PATHS = 2_000, 12_000
 #: What an enumeration leaves out of each number, and what that may add to delta.
 TAIL, SLACK = 1e-9, 1e-5
-#: Pairs of neighbours of all cases together: work is counted, never timed, so what a check finds is
-#: a function of the code. Cases beyond it are reported as not followed.
-PAIRS = 480
+#: Pairs of neighbours of all cases together. Work is counted, so that what a check finds does not
+#: depend on how busy a machine is; a mechanism whose draws take long is stopped after so many CPU
+#: seconds all the same. Cases beyond either are reported as not followed.
+PAIRS, MAX_SECONDS = 480, 20
 #: Sizes of tables: all to the first number, then a geometric grid to the second.
 ALL_SIZES, MAX_SIZE = 256, 4_096
 #: Changes of form that are audited for one case.
@@ -99,10 +101,11 @@ def find_violation(
     mechanism: Mechanism[Any], effort: float = 1.0
 ) -> tuple[Violation | None, Coverage]:
     """The first pair of generated neighbours that breaks the guarantee, and what was compared."""
-    coverage = Coverage()
+    coverage, end = Coverage(), time.thread_time() + MAX_SECONDS * effort
     with follow_samplers():
         for case in generate_cases(mechanism):
-            if coverage.pairs >= PAIRS * effort or coverage.paths >= ALL_PATHS * effort:
+            spent = coverage.pairs >= PAIRS * effort or coverage.paths >= ALL_PATHS * effort
+            if spent or time.thread_time() > end:
                 coverage.not_followed += 1
                 continue
             violation = _compare_case(mechanism, case, coverage)
@@ -264,9 +267,10 @@ def _sizes() -> Iterator[int]:
 
 
 def structure_changes(
-    mechanism: Mechanism[Any], case: Case
+    mechanism: Mechanism[Any], case: Case, end: float = math.inf
 ) -> list[tuple[int, tuple[Answer, Answer]]]:
-    """Sizes n at which the form of the result differs between tables of n and n + 1 equal units.
+    """Sizes n at which the form of the result differs between tables of n and n + 1 equal units, as
+    far as this thread's CPU time allows before ``end``.
 
     Raises `TypeError` for a request without a reference answer.
     """
@@ -301,6 +305,8 @@ def structure_changes(
 
         before = 0, form(0)
         for n in _sizes():
+            if time.thread_time() > end:
+                break
             now = form(n)
             if now != before[1] and len(changes) < MAX_CHANGES:
                 low, high = before[0], n
@@ -316,9 +322,10 @@ def structure_changes(
 
 def structure_is_public(mechanism: Mechanism[Any]) -> None:
     """The form of a result does not tell how many rows there are."""
+    end = time.thread_time() + MAX_SECONDS / 2 * harness.effort
     for case in spread(generate_cases(mechanism))[: int(FORMS * harness.effort)]:
         with suppress(TypeError):
-            for n, pair in structure_changes(mechanism, case):
+            for n, pair in structure_changes(mechanism, case, end):
                 what = f"tables of {n} and {n + 1} equal units give results of different form"
                 _audit_pair(mechanism, case, pair, what)
 

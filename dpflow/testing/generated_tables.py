@@ -198,6 +198,7 @@ def generated_neighbours(
             answers = [reference_answer(request, [*company, unit]) for unit in units]
             alone = reference_answer(request, company) if company else empty
             names = [answer_fingerprint(answer) for answer in answers]
+            couples: list[tuple[int, Answer, Any, int | None]]
             if table.neighbours == "add-remove":
                 couples = [(i, alone, answer_fingerprint(alone), None) for i in range(len(units))]
             else:

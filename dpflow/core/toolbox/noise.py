@@ -7,7 +7,7 @@ fitted to that reach:
 - discrete Gaussian of variance D2^2/(2 rho): rho-zCDP in any dimension (Canonne, Kamath, Steinke 2020), by L2.
 
 Which is smaller depends on the vector: a unit in g groups has D1 = g D2/sqrt(g), so Gaussian noise
-pays when a unit reaches many groups or columns, and it costs a delta. `truncated` is discrete
+pays when a unit reaches many groups or columns, and it costs a delta. `dpflow.core.sampling.samplers.truncated_laplace` is discrete
 Laplace noise that never exceeds a bound: (epsilon, delta)-DP, and what makes keys private
 (`dpflow.core.toolbox.partition_selection`).
 """

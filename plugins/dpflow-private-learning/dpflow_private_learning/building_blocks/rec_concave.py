@@ -192,7 +192,7 @@ def minimum_promise(
 def recursion_rows(
     top: int, levels: int, alpha: float, epsilon: float, delta: float, beta: float
 ) -> float:
-    """`promise_needed` for a target (epsilon, delta) and failure beta of the whole run, tightly
+    """`minimum_promise` for a target (epsilon, delta) and failure beta of the whole run, tightly
     split.
     """
     d = recursion_depth(top, levels)

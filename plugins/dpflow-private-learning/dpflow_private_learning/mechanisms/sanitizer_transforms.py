@@ -1,7 +1,7 @@
 """From one sanitizer to another: fixed size, larger inputs, databases from estimates (Theorem 2.21,
 Lemma 5.1, Remark 2.18).
 
-What `reduced` and `database` compute from a sanitized column is free. `in_blocks` reads rows: each
+What `reduce_column` and `make_database` compute from a sanitized column is free. `in_blocks` reads rows: each
 block's rows go to one run of the inner mechanism, so all runs together cost what one does (parallel
 composition), as long as the block of a row does not depend on any row. Blocks are therefore drawn,
 for each unit on its own. Cut from a sorted table, one row more would move a row in every later

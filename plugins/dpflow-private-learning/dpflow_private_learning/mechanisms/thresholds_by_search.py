@@ -14,7 +14,7 @@ two: (epsilon, delta)-DP by basic composition; with ``selection: literal`` two p
 these really guarantee.
 
 Accuracy: empirical error alpha for a sample with at least 3 alpha n/4 rows of either label, from
-`warm_up_rows` on.
+the rows that ``promise`` states on.
 
 When not to use it: except for teaching; `learn_thresholds` is better at every size.
 """

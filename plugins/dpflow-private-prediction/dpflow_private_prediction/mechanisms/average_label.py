@@ -9,7 +9,7 @@ applies; drawing the label from p, or showing p, is post-processing.
 
 Its expected error is at most the average error of the models plus 1/(r epsilon), whatever the
 labels are, so with r of 2/(alpha epsilon) it is within alpha of the best function that the learner
-can find (Corollary 4.7; `planner`).
+can find (Corollary 4.7; `average_rows`).
 
 When not to use it: for labels that some function gets right nearly always: then `vote` needs fewer
 rows, because it answers like the majority and not like a model picked at random.

@@ -16,7 +16,7 @@ of them.
 
 Guarantee: one unit of k rows moves <w, x> by at most k gamma, so `noise` applies with gamma
 replaced by k gamma. Regularised: the exact minimiser moves by at most 1/(lambda n) for each row,
-under add-remove and replace, and what is computed is always within 3/(4 lambda n) of it (`descent`,
+under add-remove and replace, and what is computed is always within 3/(4 lambda n) of it (`minimise`,
 whose proof allows for rounding and needs no luck): 2.5/(lambda n), less than gamma in all. A row
 that is missing counts as one without loss, and of more than n rows a random n are taken, so n need
 not be the true number. Losses have slope at most 1 in the prediction: ``huber`` for numbers,

@@ -12,7 +12,7 @@ whatever number of rows a unit has. (Weights exp(epsilon votes_b) would cost 2 e
 
 When not to use it: with epsilon x shards well below 22, or with shards too small to learn from,
 answers are coin tosses; for labels that no classifier gets right, where a vote may be worse than
-its voters (`average`).
+its voters (`predict_average` is better).
 """
 
 from __future__ import annotations
