@@ -111,10 +111,10 @@ class StepsForgotten(SoundSum):
     def reach(self, params: SumParams, table: Table) -> int:
         column = table.bounded_column(params.column)
         assert column.lower is not None and column.upper is not None
-        peak = max(abs(Fraction(str(column.lower))), abs(Fraction(str(column.upper))))
+        peak: Fraction = max(abs(Fraction(str(end))) for end in (column.lower, column.upper))
         groups, rows = table.groups_and_rows(params.by)
         twice = 2 if table.neighbours == "replace" else 1
-        return int(groups * rows * max(1, peak) * twice)
+        return groups * rows * max(1, int(peak)) * twice
 
 
 class TableGroupsForNoise(SoundSum):
