@@ -116,7 +116,10 @@ def test_the_scheduler_has_all_of_it_and_its_tasks_survive_a_kill(
     assert state["opened"] == []
     assert all(url.endswith("/airflow.db") for url in state["engines"])  # Airflow's own
     forbidden = ("DuckDBPyConnection", "Ledger", "ThreadPool", "Executor", "Connection")
-    assert not [kind for kind in state["kinds"] if kind.endswith(forbidden)]
+    # Where a notebook kernel is installed Great Expectations imports tornado, whose dummy runs in
+    # its caller and has no thread.
+    kinds = set(state["kinds"]) - {"tornado.concurrent.DummyExecutor"}
+    assert not [kind for kind in kinds if kind.endswith(forbidden)]
     assert state["ends"] == [0, 0, -9, 0]
     ledger = Ledger(tiny.ledger)
     assert [(stored.state, stored.attempts) for stored in ledger.releases()] == [
