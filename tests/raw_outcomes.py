@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpflow.errors import DpflowError
+from dpflow.tables.access.spill import PREFIX
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,13 @@ def observe(folder: Path, action: Callable[[], Any]) -> Outcome:
 
 
 def _files(folder: Path) -> set[str]:
-    # Names in the cache's own folder are keyed digests, and it is as private as the table.
+    # Names in the cache's own folder are keyed digests, and it is as private as the table. So is the
+    # folder that DuckDB spills into, which an open connection has whatever the rows are.
     return {
         str(path.relative_to(folder))
         for path in folder.rglob("*")
         if ".partials" not in (path.suffix, path.parent.suffix)
+        and not any(part.startswith(PREFIX) for part in path.parts)
     }
 
 
