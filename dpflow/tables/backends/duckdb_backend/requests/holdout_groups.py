@@ -18,6 +18,7 @@ from dpflow.core.contract.requests import (
     GroupValues,
     UnitScores,
 )
+from dpflow.errors import PlanRefused
 from dpflow.extras import require_extra
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.arithmetic import DUCKDB, Whole, hash_remainder, place_from_zero
@@ -92,7 +93,14 @@ def moments_query(reading: RequestQuery, request: GroupMoments, secret: bytes) -
 def moment_sums(request: GroupMoments, columns: Mapping[str, Whole]) -> dict[str, Whole | str]:
     """What is added up over the rows of a group, by name: the columns x and y, their products, and as
     texts of 0 or 1 the rows themselves and those in which both columns are equal.
+
+    Raises `PlanRefused` for a measure of y where there is one column only.
     """
+    if len(columns) < 2 and {"equal", "yy", "xy"} & set(request.measures):
+        raise PlanRefused(
+            f"the measures {', '.join(request.measures)} compare two columns, and the request has one; "
+            f"name two different columns"
+        )
     needed = {"n", *request.measures} | {
         letter for name in request.measures for letter in name if len(name) == 2
     }
