@@ -16,6 +16,7 @@ from dpflow.analyst_sql.noise_intervals import ColumnIntervals, find_intervals
 from dpflow.analyst_sql.released_tables import ReleasedTable, make_tables
 from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery
 from dpflow.analyst_sql.typed_keys import KeyReader
+from dpflow.core.contract.results import NO_VALUE
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidInput, QueryFailed
 from dpflow.extras import require_extra
@@ -323,6 +324,8 @@ def compute_answer(
     ]
     sources = frozenset[tuple[int, int]]().union(*(one.sources for one in intervals))
     remarks = {number.remark for n, j in sources for number in tables[n].numbers[j]}
+    if not all(known for table in tables for filled in table.filled.values() for known in filled):
+        remarks.add(NO_VALUE)
     protected = dict.fromkeys(one.table.protection_text for one in query.list_releases())
     return SqlAnswer(
         tuple(columns),

@@ -31,6 +31,8 @@ class ReleasedColumns:
         selected: its rows were selected privately.
         cells: for each number how many cells of its release are added up in it; 0 where their noise does
             not add up.
+        hidden: for each number whether noise made it NULL in some row.
+        filled: the numbers beside which stands whether their intervals exclude 0.
     """
 
     keys: int
@@ -38,6 +40,8 @@ class ReleasedColumns:
     rows: int
     selected: bool
     cells: Sequence[int]
+    hidden: Sequence[bool]
+    filled: Sequence[int]
 
 
 @dataclass(frozen=True)

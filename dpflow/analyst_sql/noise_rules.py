@@ -28,7 +28,7 @@ from dpflow.analyst_sql.noise_relations import (
     beside,
 )
 from dpflow.analyst_sql.noise_selects import SelectRules, is_limited
-from dpflow.analyst_sql.select_query import key_column, number_column
+from dpflow.analyst_sql.select_query import filled_column, key_column, number_column
 
 #: Expressions that are looked at, at most.
 _MAX_STEPS = 20_000
@@ -169,9 +169,11 @@ class NoiseRules:
             name, source = number_column(n), (position, n)
             noise = combine([], frozenset({source}))
             if numeric:
-                noise = beside(name, None, frozenset({source}))
+                noise = beside(name, None, frozenset({source}), released.hidden[n])
             numbers.append(NoisyColumn(name, noise, source if numeric else None))
-        return Shape(keys + numbers, selected=released.selected, release=position)
+        # Beside the quotients that they decide on, for which noise may be the reason to be NULL.
+        filled = [NoisyColumn(filled_column(n), EXACT) for n in released.filled]
+        return Shape(keys + numbers + filled, selected=released.selected, release=position)
 
 
 def _unite(left: Known, right: Known) -> Known:

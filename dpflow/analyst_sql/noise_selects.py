@@ -248,7 +248,7 @@ class SelectRules(SelectSources):
         for name in ("order", "limit", "offset"):
             bare.set(name, None)
         shape = self._rules.read(unordered, self._scope)
-        if shape.chosen or shape.selected or not shape.columns[0].noise.ruled:
+        if shape.chosen or shape.selected or not shape.columns[0].noise.ruled or noise.maybe_null:
             return combine([], sources)
         item, key = select.expressions[0], order.expressions[0].this
         names = {item.alias_or_name.casefold()} - {""}

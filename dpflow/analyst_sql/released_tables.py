@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlglot import exp
@@ -17,6 +17,7 @@ from dpflow.analyst_sql.select_query import (
     SelectQuery,
     SplitQuery,
     SqlAggregate,
+    filled_column,
     key_column,
     number_column,
     release_table,
@@ -24,6 +25,7 @@ from dpflow.analyst_sql.select_query import (
 from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import NO_VALUE
 from dpflow.core.toolbox.noise import FAILURE, Noise
 from dpflow.tables.public.query_process import RowTable
 
@@ -38,6 +40,7 @@ class ReleasedTable:
 
     Attributes:
         numbers: for each aggregate the released number of each row.
+        filled: for each number that means are divided by whether its interval excludes 0, in each row.
     """
 
     name: str
@@ -45,6 +48,7 @@ class ReleasedTable:
     kinds: list[str]
     numbers: list[list[Number]]
     selected: bool
+    filled: Mapping[int, list[bool]] = field(default_factory=dict)
 
     def write_rows(self, together: int | None = None) -> RowTable:
         """Keys and numbers; with the ends of intervals that hold for as many numbers together."""
@@ -59,6 +63,8 @@ class ReleasedTable:
             spans = [find_span(number, together) for number in numbers]
             columns += [(name + LOW, "DOUBLE"), (name + HIGH, "DOUBLE"), (name + COUNT, "BIGINT")]
             values += [[low for low, _ in spans], [high for _, high in spans], [1] * len(spans)]
+        columns += [(filled_column(position), "BOOLEAN") for position in self.filled]
+        values += self.filled.values()
         if not columns:
             raise AssertionError("a release has a number")
         return RowTable(self.name, columns, values)
@@ -71,6 +77,8 @@ class ReleasedTable:
             len(self.numbers[0]) if self.numbers else 0,
             self.selected,
             [_count_cells(numbers) for numbers in self.numbers],
+            [any(number.remark == NO_VALUE for number in numbers) for numbers in self.numbers],
+            list(self.filled),
         )
 
 
@@ -84,6 +92,13 @@ def find_span(number: Number, together: int) -> tuple[float | None, float | None
     if width is None or isinstance(value, bool) or not isinstance(value, int | float):
         return None, None
     return value - width, value + width
+
+
+def _is_filled(number: Number) -> bool:
+    """Whether the interval of a number of rows excludes 0, together with that of the sum over them."""
+    lows = (find_span(number, together)[0] for together in (2, 1))
+    low = next((low for low in lows if low is not None), None)
+    return low is not None and low > 0
 
 
 def _count_cells(numbers: Sequence[Number]) -> int:
@@ -106,13 +121,18 @@ def make_tables(
 ) -> list[ReleasedTable]:
     """The tables that a query reads."""
     return [
-        _make_table(position, release, cells(release), keys)
+        _make_table(position, release, cells(release), keys, _list_divisors(query, position))
         for position, release in enumerate(query.releases)
     ]
 
 
+def _list_divisors(query: SplitQuery, position: int) -> list[int]:
+    """The numbers of a release that means are divided by."""
+    return sorted(number for release, number in query.divisors if release == position)
+
+
 def _make_table(
-    position: int, release: SelectQuery, cells: Cells, reader: KeyReader
+    position: int, release: SelectQuery, cells: Cells, reader: KeyReader, divisors: Sequence[int]
 ) -> ReleasedTable:
     rows = list(cells)
     texts = [[key[n] for key in rows] for n in range(len(release.groups))]
@@ -127,7 +147,10 @@ def _make_table(
         find_kind([number.value for number in column]) or expect_kind(one, release.table)
         for one, column in zip(release.aggregates, numbers)
     ]
-    return ReleasedTable(release_table(position), keys, kinds, numbers, find_grouping(release)[2])
+    filled = {n: list(map(_is_filled, numbers[n])) for n in divisors}
+    return ReleasedTable(
+        release_table(position), keys, kinds, numbers, find_grouping(release)[2], filled
+    )
 
 
 def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
@@ -140,6 +163,7 @@ def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
             columns.append((key_column(n), keys.find_kind(release.table, group)))
         for n, one in enumerate(release.aggregates):
             columns.append((number_column(n), expect_kind(one, release.table)))
+        columns += [(filled_column(n), "BOOLEAN") for n in _list_divisors(query, position)]
         tables.append(RowTable(release_table(position), columns, [[] for _ in columns]))
     return tables
 

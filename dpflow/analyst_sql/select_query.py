@@ -99,10 +99,12 @@ class SplitQuery:
         tree: the SELECT over released rows, as sqlglot parsed it: each aggregating SELECT over private rows reads
             the table of its release instead.
         releases: what those tables hold, by their position in the name (`release_table`).
+        divisors: release and aggregate of each number of rows or values that a mean is divided by.
     """
 
     tree: Any = field(repr=False)
     releases: tuple[SelectQuery, ...]
+    divisors: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def sql(self) -> str:
@@ -141,6 +143,11 @@ def key_column(position: int) -> str:
 def number_column(position: int) -> str:
     """A released table's column of an aggregate."""
     return f"n{position}"
+
+
+def filled_column(position: int) -> str:
+    """A released table's column that says whether the interval of a number of rows or values excludes 0."""
+    return f"f{position}"
 
 
 def make_source(position: int) -> Any:

@@ -11,6 +11,7 @@ from dpflow.analyst_sql.select_query import (
     SelectQuery,
     SplitQuery,
     SqlAggregate,
+    filled_column,
     find_sources,
     key_column,
     number_column,
@@ -18,13 +19,21 @@ from dpflow.analyst_sql.select_query import (
 
 
 def replace_means(query: SplitQuery) -> SplitQuery:
-    """The query with ``SUM(x) / COUNT(x)`` in the place of each ``AVG(x)``."""
+    """The query with ``SUM(x) / COUNT(x)`` in the place of each ``AVG(x)``, where the interval of that number
+    of values excludes 0.
+    """
     tree = query.tree.copy()
     releases = tuple(map(_replace_release, query.releases))
+    divisors: set[tuple[int, int]] = set()
     for source, position in list(find_sources(tree)):
         old, new = query.releases[position], releases[position]
         if old.aggregates == new.aggregates:
             continue
+        divisors |= {
+            (position, new.aggregates.index(_count_values(aggregate, new)))
+            for aggregate in old.aggregates
+            if aggregate.kind == "mean"
+        }
         keys = [exp.column(key_column(n)) for n in range(len(new.groups))]
         numbers = [
             exp.alias_(_write_number(aggregate, new), number_column(n))
@@ -35,7 +44,7 @@ def replace_means(query: SplitQuery) -> SplitQuery:
         inner.set("alias", None)
         select = exp.Select(expressions=[*keys, *numbers], from_=exp.From(this=inner))
         source.replace(exp.Subquery(this=select, alias=alias))
-    return SplitQuery(tree, releases)
+    return SplitQuery(tree, releases, frozenset(divisors))
 
 
 def _replace_release(query: SelectQuery) -> SelectQuery:
@@ -54,7 +63,11 @@ def _list_needed(aggregate: SqlAggregate, query: SelectQuery) -> list[SqlAggrega
 def _write_number(aggregate: SqlAggregate, query: SelectQuery) -> Any:
     positions = [query.aggregates.index(part) for part in _list_needed(aggregate, query)]
     columns = [exp.column(number_column(position)) for position in positions]
-    return columns[0] if len(columns) == 1 else exp.Div(this=columns[0], expression=columns[1])
+    if len(columns) == 1:
+        return columns[0]
+    is_filled = exp.column(filled_column(positions[1]))
+    quotient = exp.Div(this=columns[0], expression=columns[1])
+    return exp.Case(ifs=[exp.If(this=is_filled, true=quotient)])
 
 
 def _count_values(aggregate: SqlAggregate, query: SelectQuery) -> SqlAggregate:

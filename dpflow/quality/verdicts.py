@@ -77,7 +77,7 @@ def judge_checks(contract: Contract, plan: Plan, result: Result) -> list[CheckOu
         failure = float(1 - contract.confidence) / len(moments)
         tails = {m: float(release.noises[m].half_width(failure)) for m in moments}
         value, width = float(excess.evaluate(moments)), excess.half_width(tails)
-        estimate = _estimate(check, moments, release.query.columns, plan)
+        estimate = _estimate(check, moments, tails, release.query.columns, plan)
         outcomes.append(
             CheckOutcome(
                 check.name,
@@ -93,9 +93,13 @@ def judge_checks(contract: Contract, plan: Plan, result: Result) -> list[CheckOu
 
 
 def _estimate(
-    check: RowCheck, moments: Mapping[Any, int], columns: Mapping[str, CentredColumn], plan: Plan
+    check: RowCheck,
+    moments: Mapping[Any, int],
+    tails: Mapping[Any, float],
+    columns: Mapping[str, CentredColumn],
+    plan: Plan,
 ) -> float | None:
-    """The share, mean or number itself; None where nothing noisy can be divided by."""
+    """The share, mean or number itself; None where the number that it is divided by may be 0."""
     if check.check in ("rows", "units"):
         return float(moments[check.check, ""])
     if check.check == "freshness":
@@ -103,8 +107,9 @@ def _estimate(
     name = check.column if check.check == "mean" else check.computed_name
     assert name is not None
     total = moments["sum", name]
-    number = next(value for (what, _), value in moments.items() if what != "sum")
-    if number < 1:
+    counted = next(moment for moment in moments if moment[0] != "sum")
+    number = moments[counted]
+    if number <= tails[counted]:
         return None
     if check.check == "mean":
         column = plan.table.bounded_column(name)

@@ -31,6 +31,8 @@ class Row:
 
 #: The remark of a number that tells nothing of the rows.
 NO_INFORMATION = "no information: the interval spans everything that the bounds allow"
+#: The remark of a mean, variance or standard deviation that nothing is known of.
+NO_VALUE = "no value: the interval of the number of values includes 0, so there may be none"
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from dpflow.core.accounting.events import Composed, Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
-from dpflow.core.contract.results import NO_INFORMATION, ErrorBound, Result, Row
+from dpflow.core.contract.results import NO_INFORMATION, NO_VALUE, ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.moments import Measure, Moment, Noisy, Query
@@ -224,9 +224,12 @@ class MeasureMechanism(Mechanism[N]):
         for i, key in enumerate(keys):
             for m, values, errors in columns:
                 # Of released numbers alone: an empty group looks as one that the noise hides.
-                empty = query.spans_range(m, values[i], errors[i])
-                remark = NO_INFORMATION if empty else ""
-                rows.append(Row(key, self.measure_label(m), values[i], errors[i], remark))
+                value, error, remark = values[i], errors[i], ""
+                if value is None or error is None:
+                    remark = NO_VALUE
+                elif query.spans_range(m, value, error):
+                    remark = NO_INFORMATION
+                rows.append(Row(key, self.measure_label(m), value, error, remark))
         return Result(tuple(rows))
 
     def error_bound(self, params: N, table: Table) -> ErrorBound:

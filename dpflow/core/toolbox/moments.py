@@ -13,7 +13,8 @@ values, all post-processing of noisy integers:
 
     sum = s + c n     mean = c + s/n     variance = q/n + h - (s/n)^2     standard deviation = its root
 
-with n at least 1, the mean clamped to the bounds and the variance (divided by n, not n - 1) to what bounded values can have.
+where the interval of n excludes 0, else there is no value; the mean clamped to the bounds and the variance (divided by n, not
+n - 1) to what bounded values can have.
 Errors are half-widths, given half-widths (tails) of the moments, and bound the noise for whatever rows:
 |S/N - s/n| <= (|S - s| + |s/n| |N - n|)/N with N >= n minus its tail, and the same for q; |m^2 - M^2| <= |m - M| (2|m| + |m - M|).
 """
@@ -248,21 +249,26 @@ class Query:
 
     def read_measure(
         self, measure: Measure, noisy: Noisy, tails: Tails
-    ) -> tuple[list[Any], list[float]]:
-        """The measure of every group and its half-width, from noisy moments alone."""
+    ) -> tuple[list[Any], list[float | None]]:
+        """The measure of every group and its half-width, from noisy moments alone; None for both where
+        the group may have no values.
+        """
         if measure.shrinks:
             assert measure.column is not None
             name = measure.column
-            estimates = self.columns[name].read_groups(
-                measure, self._column_moments(name, noisy), self._column_moments(name, tails)
-            )
-            return estimates[0].tolist(), estimates[1].tolist()
+            own_noisy = self._column_moments(name, noisy)
+            own_tails = self._column_moments(name, tails)
+            estimates = self.columns[name].read_groups(measure, own_noisy, own_tails)
+            may_be_empty = own_noisy["n"] <= own_tails["n"]
+            groups = zip(may_be_empty.tolist(), *(of.tolist() for of in estimates), strict=True)
+            pairs = [(None, None) if empty else pair for empty, *pair in groups]
+            return [value for value, _ in pairs], [error for _, error in pairs]
         weights = self.weights(measure)
         parts = zip(*(noisy[moment].tolist() for moment in weights), strict=True)
         totals = [
             sum(int(w) * x for w, x in zip(weights.values(), part, strict=True)) for part in parts
         ]
-        errors = [self.error_bound(measure, tails)] * len(totals)
+        errors: list[float | None] = [self.error_bound(measure, tails)] * len(totals)
         if measure.column is None:
             return totals, errors
         step = self.table.bounded_column(measure.column).step
@@ -305,7 +311,7 @@ class CentredColumn:
         self, measure: Measure, noisy: Mapping[str, NDArray[np.int64]], tails: Mapping[str, float]
     ) -> tuple[Floats, Floats]:
         """Mean, variance or standard deviation of every group, and its half-width."""
-        # A noisy number of values may be zero or below, and nothing can be divided by that.
+        # A noisy number of values may be zero or below: such a group gets no value in the end.
         n = np.maximum(noisy["n"], 1).astype(np.float64)
         mean = np.clip(noisy["sum"] / n, self.low - self.centre, self.high - self.centre)
         square = noisy["square"] / n if "square" in noisy else np.zeros_like(n)
