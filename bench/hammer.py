@@ -124,7 +124,15 @@ def start(work: Callable[[], None]) -> int:
 def hammer(anvil: Anvil, dice: random.Random) -> Outcome:
     """One round on a scope of its own, checked."""
     ledger = Ledger(anvil.target, anchor=anvil.anchor, create=True, owner=True)
-    ledger.grant(anvil.scope, anvil.fits * PRICE, 0, table=None, filter="basic", principal="owner")
+    ledger.grant(
+        anvil.scope,
+        anvil.fits * PRICE,
+        0,
+        table=None,
+        filter="basic",
+        principal="owner",
+        confirm_large=True,
+    )
     begun, killed = time.perf_counter(), 0
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"

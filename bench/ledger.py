@@ -84,7 +84,7 @@ def places() -> Iterator[dict[str, tuple[str, Path]]]:
         }
         for place, anchor in found.values():
             Ledger(place, anchor=anchor, create=True).grant(
-                "bench", 10**6, 0, table=None, filter="basic", principal="bench"
+                "bench", 10**6, 0, table=None, filter="basic", principal="bench", confirm_large=True
             )
         yield found
         server.cleanup()

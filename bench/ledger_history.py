@@ -130,7 +130,15 @@ def main() -> None:
             ledgers: dict[int, Ledger] = {}
             for number, (target, anchor) in ((FEW, found[name]), (MANY, others[name])):
                 ledger = ledgers[number] = Ledger(target, anchor=anchor, create=True)
-                ledger.grant("bench", 10**6, 0, table=None, filter="basic", principal="bench")
+                ledger.grant(
+                    "bench",
+                    10**6,
+                    0,
+                    table=None,
+                    filter="basic",
+                    principal="bench",
+                    confirm_large=True,
+                )
                 fill(ledger, target, anchor, "bench", number)
             for what, action in actions().items():
                 taken = measured(ledgers, action)

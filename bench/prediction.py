@@ -198,7 +198,13 @@ def world(folder: Path, number: int) -> tuple[Ledger, Path]:
         )
     book = Ledger(folder / "ledger.sqlite", create=True)
     book.grant(
-        "bench", 10**6, "0.5", filter="renyi", table=load_table(declaration), principal="bench"
+        "bench",
+        10**6,
+        "0.5",
+        filter="renyi",
+        table=load_table(declaration),
+        principal="bench",
+        confirm_large=True,
     )
     return book, declaration
 

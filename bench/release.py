@@ -50,6 +50,7 @@ def main() -> None:
             filter="basic",
             table=load_table(place / "events.yml"),
             principal="bench",
+            confirm_large=True,
         )
 
         def ours() -> None:

@@ -183,7 +183,7 @@ def measure_release(cluster: SparkCluster, lake: Path, folder: Path) -> float:
     declaration.write_text(yaml.safe_dump(declare(lake, cluster.address)))
     table, ledger = load_table(declaration), folder / "ledger.db"
     Ledger(ledger, create=True).grant(
-        "events", 99, 0, filter="basic", table=table, principal="owner"
+        "events", 99, 0, filter="basic", table=table, principal="owner", confirm_large=True
     )
     spent, least = [0.0], float("inf")
 

@@ -138,7 +138,9 @@ def answer_by_dpflow(folder: str, report: Callable[[str, float], None]) -> None:
         declaration.write_text(yaml.safe_dump(declare(Path(folder), cluster.address)))
         ledger = Ledger(Path(scratch) / "ledger.db", create=True)
         table = load_table(declaration)
-        ledger.grant("events", 99, "1e-3", filter="basic", table=table, principal="owner")
+        ledger.grant(
+            "events", 99, "1e-3", filter="basic", table=table, principal="owner", confirm_large=True
+        )
 
         number = count()
 

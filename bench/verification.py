@@ -33,7 +33,9 @@ RELEASES, REPEATS, AT_ONCE, BAR = 4_000, 7, 50, 2.5
 def make_ledger(folder: Path, releases: int) -> Ledger:
     """A ledger with settled releases of mapped tasks: two entries for each."""
     ledger = Ledger(folder / "ledger", anchor=folder / "anchor", create=True)
-    ledger.grant("bench", 10**6, 0, table=None, filter="hybrid", principal="bench")
+    ledger.grant(
+        "bench", 10**6, 0, table=None, filter="hybrid", principal="bench", confirm_large=True
+    )
     request = {"name": "count", "mechanism": "count", "params": {"epsilon": "0.001"}, "table": "t"}
     for run in range(releases // AT_ONCE):
         asks = [

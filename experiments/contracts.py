@@ -107,7 +107,9 @@ def make_world(folder: Path) -> tuple[Ledger, list[str]]:
     ledger = Ledger(folder / "ledger.sqlite", create=True)
     table = load_table(folder / "flights.yml")
     for scope in ("metered", "watch"):
-        ledger.grant(scope, 1000, 0, filter="basic", table=table, principal="owner")
+        ledger.grant(
+            scope, 1000, 0, filter="basic", table=table, principal="owner", confirm_large=True
+        )
     return ledger, days
 
 

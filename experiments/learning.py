@@ -221,7 +221,9 @@ def _world(
             )
         table = Table.model_validate(declaration | {"database": path})
         ledger = Ledger(Path(folder) / "ledger.sqlite", create=True)
-        ledger.grant("all", 10**4, "1e-2", filter="basic", table=table, principal="owner")
+        ledger.grant(
+            "all", 10**4, "1e-2", filter="basic", table=table, principal="owner", confirm_large=True
+        )
         with duckdb.connect(str(path), read_only=True) as connection:
             yield table, ledger, connection
 

@@ -67,7 +67,13 @@ class World:
         self.table = self.declare()
         self.ledger = Ledger(folder / "ledger.sqlite", create=True)
         self.ledger.grant(
-            "visits", 10**6, "0.1", filter="basic", table=self.table, principal="owner"
+            "visits",
+            10**6,
+            "0.1",
+            filter="basic",
+            table=self.table,
+            principal="owner",
+            confirm_large=True,
         )
 
     def declare(self, **changes: Any) -> Table:

@@ -20,6 +20,7 @@ class BudgetGrantOperator(PrivacyOperator):
     :param delta: as ``epsilon`` (templated).
     :param filter: the privacy filter: basic, renyi or hybrid.
     :param tail_share: the part of delta that converts Renyi divergence; all of it by default.
+    :param confirm_large: an epsilon above 20 or a delta above 1e-3 is meant.
     :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the role behind
         it must be an owner's.
 
@@ -40,6 +41,7 @@ class BudgetGrantOperator(PrivacyOperator):
         delta: str = "0",
         filter: Literal["basic", "renyi", "hybrid"] = "basic",
         tail_share: str | None = None,
+        confirm_large: bool = False,
         ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -50,6 +52,7 @@ class BudgetGrantOperator(PrivacyOperator):
         self.delta = delta
         self.filter = filter
         self.tail_share = tail_share
+        self.confirm_large = confirm_large
         self.ledger_conn_id = ledger_conn_id
 
     @map_failures
@@ -85,6 +88,7 @@ class BudgetGrantOperator(PrivacyOperator):
                 tail_share=self.tail_share,
                 table=table,
                 principal=dag_principal(self.dag_id),
+                confirm_large=self.confirm_large,
             )
             if isinstance(outcome, GrantProposal):
                 raise LedgerUnavailable(

@@ -28,6 +28,10 @@ from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 
+ConfirmOption = Annotated[
+    bool,
+    typer.Option("--confirm-large", help="An epsilon above 20 or a delta above 1e-3 is meant."),
+]
 LedgerOption = Annotated[
     str | None,
     typer.Option(

@@ -14,11 +14,12 @@ import typer
 from dpflow.catalogue import find_catalogue
 from dpflow.cli import plan as plan_command
 from dpflow.cli import proposals
-from dpflow.cli.console import LedgerOption, open_ledger, show_table
+from dpflow.cli.console import ConfirmOption, LedgerOption, open_ledger, show_table
 from dpflow.core.accounting.amounts import exact_text, parse_exact
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
+from dpflow.ledger.books.grants import require_confirmation
 from dpflow.tables.access.column_roles import ColumnRoles, list_columns, list_tables
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.access.file_list import SUFFIX, is_list
@@ -83,6 +84,7 @@ def command(
     dag: Annotated[
         bool, typer.Option("--dag", help="Write an Airflow DAG that checks and releases it, too.")
     ] = False,
+    confirm_large: ConfirmOption = False,
     ledger: LedgerOption = None,
 ) -> None:
     """Declare a table: propose from its catalogue, ask what only its owner knows, grant, plan.
@@ -118,7 +120,7 @@ def command(
     first = _first_release(proposal, amounts, first_block)
     # Granted first: what the ledger refuses must leave no declaration behind.
     if amounts is not None:
-        _grant_budget(table, amounts, location)
+        _grant_budget(table, amounts, location, confirm_large)
     files = {folder / proposals.SCHEMA_FILE: proposals.schema_text()}
     files |= {declaration: text, listing_file: listing} | ({release: first} if first else {})
     if dag:
@@ -411,10 +413,13 @@ def _choose_first(
     return "histogram", {"by": by, "epsilon": epsilon}
 
 
-def _grant_budget(table: Table, amounts: tuple[str, str], ledger: str) -> None:
+def _grant_budget(table: Table, amounts: tuple[str, str], ledger: str, confirm_large: bool) -> None:
     """Give the table's own scope its budget, and say what that promises."""
+    # Before the ledger is made, which a refusal must not leave behind.
+    require_confirmation(*amounts, confirm_large)
+    terms: Any = {"filter": "basic", "confirm_large": confirm_large}
     book = open_ledger(ledger, create=True)
-    book.grant(table.name, *amounts, table=table, filter="basic", principal=current_principal())
+    book.grant(table.name, *amounts, table=table, principal=current_principal(), **terms)
     print(
         f"granted scope {table.name!r} epsilon {amounts[0]}, delta {amounts[1]}: everything that is released from it "
         f"together protects {table.protection_text}"

@@ -15,6 +15,7 @@ import typer
 
 from dpflow.cli import statement
 from dpflow.cli.console import (
+    ConfirmOption,
     JsonOption,
     LedgerOption,
     open_ledger,
@@ -31,6 +32,7 @@ from dpflow.engine.planning.solve import count_typical_releases
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Entry, GrantProposal, Ledger, Scope, VerificationReport
+from dpflow.ledger.books.grants import require_confirmation
 from dpflow.ledger.history.anchor import default_folder
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.tables.access.declarations import load_table
@@ -108,6 +110,7 @@ def grant(
     approvals: ApprovalsOption = None,
     require_certified: CertifiedOption = None,
     certifier: CertifiersOption = None,
+    confirm_large: ConfirmOption = False,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -122,10 +125,12 @@ def grant(
             "or --no-table for a scope of none"
         )
     # Read before the ledger is made: a mistake in the declaration must leave none behind.
+    require_confirmation(epsilon, delta, confirm_large)
     declaration = None if table is None else load_table(table)
     book = open_ledger(ledger, create=True)
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
+    terms["confirm_large"] = confirm_large
     told = book.grant(
         scope, epsilon, delta, table=declaration, principal=current_principal(), **terms
     )
@@ -212,7 +217,8 @@ def show_scopes(
 ) -> None:
     """What remains in every scope and block."""
     book = open_ledger(ledger)
-    rows = [row for name in _scope_names(book, scope) for row in book.remaining(name).rows()]
+    names = [scope] if scope is not None else [granted.scope for granted in book.scopes()]
+    rows = [row for name in names for row in book.remaining(name).rows()]
     if as_json:
         return show_json(rows)
     cells = [row | {"used": f"{row['used']:.0%}"} for row in rows]
@@ -235,7 +241,7 @@ def odometer(
 ) -> None:
     """What has been spent so far, as (epsilon, delta). A report: the promise is the grant."""
     book = open_ledger(ledger)
-    scopes = [book.scope(name) for name in _scope_names(book, scope)]
+    scopes = book.scopes() if scope is None else [book.scope(scope)]
     rows: list[dict[str, Any]] = []
     cells = []
     for s in scopes:
@@ -538,10 +544,6 @@ def _usual_anchor(file: Path) -> Path:
         raise InvalidInput(
             f"{file} is no ledger export; write one with: dpflow ledger export FILE"
         ) from None
-
-
-def _scope_names(book: Ledger, scope: str | None) -> list[str]:
-    return [scope] if scope is not None else [granted.scope for granted in book.scopes()]
 
 
 def _read_certifiers(

@@ -69,6 +69,7 @@ class Ledger(AuditedLedger):
         approvals: int | None = None,
         certified_by: Sequence[str] | None = None,
         principal: str,
+        confirm_large: bool = False,
     ) -> Scope | GrantProposal:
         """Give a scope a budget, raise it, or lower it to no less than what any of its blocks has spent.
 
@@ -85,6 +86,8 @@ class Ledger(AuditedLedger):
             certified_by: verifier keys. The scope then pays only for mechanisms that one of them has certified, as
                 they are installed where they run; so do quotas below it. None keeps what an earlier grant said, and
                 an empty list ends it.
+
+            confirm_large: an epsilon above 20 or a delta above 1e-3 is meant, else both are refused.
 
         Returns:
             The scope; or the proposal that waits. The same grant proposed again adds nothing.
@@ -103,6 +106,7 @@ class Ledger(AuditedLedger):
         checked_name("what is protected", protects, empty=True, longest=1000)
         principal = checked_principal(principal)
         terms = grants.Terms.parse_terms(filter, epsilon, delta, tail_share, certified_by)
+        grants.require_confirmation(epsilon, delta, confirm_large)
         with self._begin_writing() as writer:
             return grants.store_grant(
                 writer,

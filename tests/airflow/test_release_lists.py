@@ -149,7 +149,9 @@ def test_bounds_from_the_same_list_come_first(tiny: Tiny) -> None:
     from dpflow.tables.access.declarations import load_table
 
     table = load_table(tiny.declare(columns={"age": {}}))
-    Ledger(tiny.ledger).grant("visits", 99, "1e-6", filter="basic", table=table, principal="owner")
+    Ledger(tiny.ledger).grant(
+        "visits", 99, "1e-6", filter="basic", table=table, principal="owner", confirm_large=True
+    )
     search = count("0.1", "search") | {"mechanism": "bounds"}
     search["params"] = {"column": "age", "epsilon": "20"}
     mean = count("0.1", "mean", bounds="search") | {"mechanism": "sum"}

@@ -233,7 +233,13 @@ def test_no_forecast_takes_a_query_for_free(world: World, monkeypatch: pytest.Mo
     names["dag"].fileloc = str(file)
     assert check.execute(running) == {"planned": 1, "to_pay": 1}
     world.ledger.grant(
-        "visits", "0.25", "0.1", filter="basic", table=world.table, principal="owner"
+        "visits",
+        "0.25",
+        "0.1",
+        filter="basic",
+        table=world.table,
+        principal="owner",
+        confirm_large=True,
     )
     with pytest.raises(AirflowFailException, match="BudgetExceeded"):
         check.execute(running)

@@ -140,7 +140,15 @@ def test_private_keys_need_units(world: World) -> None:
 def test_blocks_stand_in_where(fresh: World) -> None:
     """Conditions on the block column name the blocks that are read and charged."""
     fresh.table = fresh.declare(block="day", protects="unit-block")
-    fresh.ledger.grant("days", 100, "1e-6", filter="basic", table=fresh.table, principal="owner")
+    fresh.ledger.grant(
+        "days",
+        100,
+        "1e-6",
+        filter="basic",
+        table=fresh.table,
+        principal="owner",
+        confirm_large=True,
+    )
     text = (
         "SELECT COUNT(*) FROM visits WHERE day BETWEEN '2020-01-01' AND '2020-01-03' AND age > 10"
     )

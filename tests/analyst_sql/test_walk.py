@@ -23,7 +23,17 @@ def test_three_answers_without_yaml(tmp_path: Path) -> None:
     """Public keys, private keys and a median; asked again they are free, whatever the spelling."""
     with duckdb.connect(str(tmp_path / "visits.duckdb")) as connection:
         connection.execute(ROWS)
-    owner = ("--unit", "person", "--rows", "20", "--epsilon", "30", "--delta", "1e-4")
+    owner = (
+        "--unit",
+        "person",
+        "--rows",
+        "20",
+        "--epsilon",
+        "30",
+        "--confirm-large",
+        "--delta",
+        "1e-4",
+    )
     known = ("--keys", "city=Oslo,Rome", "--groups", "city=2", "--bounds", "age=0..100")
     dpflow(tmp_path, "init", "visits.duckdb", *owner, *known)
     queries = [
@@ -55,7 +65,17 @@ def test_a_file_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     with duckdb.connect(str(tmp_path / "visits.duckdb")) as connection:
         connection.execute(ROWS)
     (tmp_path / "alias.csv").symlink_to(tmp_path / "visits.duckdb")
-    owner = ("--unit", "person", "--rows", "20", "--epsilon", "30", "--delta", "1e-4")
+    owner = (
+        "--unit",
+        "person",
+        "--rows",
+        "20",
+        "--epsilon",
+        "30",
+        "--confirm-large",
+        "--delta",
+        "1e-4",
+    )
     dpflow(tmp_path, "init", "visits.duckdb", *owner)
     before = (tmp_path / "visits.duckdb").read_bytes()
     query = ("sql", "SELECT COUNT(*) AS n FROM visits", "--epsilon", "5", "--output")
@@ -74,7 +94,17 @@ def test_a_listed_file_is_never_overwritten(tmp_path: Path) -> None:
         connection.execute(f"COPY visits TO '{source}' (FORMAT parquet)")
     dpflow(tmp_path, "load", "visits.parquet", "--in-place", "--into", "visits.files.json")
     (listed,) = tmp_path.glob("*.files.json")
-    owner = ("--unit", "person", "--rows", "20", "--epsilon", "30", "--delta", "1e-4")
+    owner = (
+        "--unit",
+        "person",
+        "--rows",
+        "20",
+        "--epsilon",
+        "30",
+        "--confirm-large",
+        "--delta",
+        "1e-4",
+    )
     dpflow(tmp_path, "init", listed.name, *owner)
     (tmp_path / "alias.csv").symlink_to(source)
     before = source.read_bytes()

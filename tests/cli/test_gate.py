@@ -52,7 +52,9 @@ def file(tiny: Tiny) -> Path:
     table = tiny.declare(
         block=None, protects="unit", contribution_bounds={"rows": 1}, columns=columns, holdout=True
     )
-    Ledger(tiny.ledger).grant("gate", 40, 0, filter="basic", table=load_table(table), principal="o")
+    Ledger(tiny.ledger).grant(
+        "gate", 40, 0, filter="basic", table=load_table(table), principal="o", confirm_large=True
+    )
     path = tiny.folder / "gate.yml"
     path.write_text(yaml.safe_dump(GATE))
     return path

@@ -576,3 +576,12 @@ def test_a_refusal_names_the_grant_that_would_pay(
     assert (after.filter.delta, after.filter.name, after.protects) == (
         before.filter.delta, before.filter.name, before.protects,
     )  # fmt: skip
+
+
+def test_a_large_grant_needs_its_flag(tiny: Tiny, run: Run) -> None:
+    """Neither `ledger grant` nor `init` gives one by a slip, and no ledger is left behind."""
+    words = ["grant", "new", "--epsilon", "21", "--no-table", "--ledger", "other.sqlite"]
+    with pytest.raises(InvalidInput, match="--confirm-large"):
+        run(*words)
+    assert not Path("other.sqlite").exists()
+    assert "21" in run(*words, "--confirm-large")

@@ -45,7 +45,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Ledger]:
     (folder / "people.yml").write_text(yaml.safe_dump(declaration))
     table = load_table(folder / "people.yml")
     ledger = Ledger(folder / "ledger.sqlite", create=True)
-    ledger.grant("people", 10**5, "0.1", table=table, filter="basic", principal="owner")
+    ledger.grant(
+        "people", 10**5, "0.1", table=table, filter="basic", principal="owner", confirm_large=True
+    )
     return folder, table, ledger
 
 

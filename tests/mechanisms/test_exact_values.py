@@ -39,7 +39,9 @@ def release(folder: Path, query: str, column: dict[str, Any], mechanism: str, **
     ledger = Ledger(book, create=not book.exists())
     name = f"{mechanism} {query} {params}"
     scope = f"data {len(name)} {hash(name)}"
-    ledger.grant(scope, 1000, "1e-3", filter="basic", table=table, principal="owner")
+    ledger.grant(
+        scope, 1000, "1e-3", filter="basic", table=table, principal="owner", confirm_large=True
+    )
     params = {"column": "v", "epsilon": 500} | params
     plan = api.plan(mechanism, table, name=name, scope=scope, **params)
     return api.release(plan, ledger).result

@@ -71,7 +71,15 @@ class World:
         self.fill()
         self.table = load_table(folder / "flights.yml")
         self.ledger = Ledger(folder / "ledger.sqlite", create=True)
-        self.ledger.grant("flights", 100, 0, filter="basic", table=self.table, principal="owner")
+        self.ledger.grant(
+            "flights",
+            100,
+            0,
+            filter="basic",
+            table=self.table,
+            principal="owner",
+            confirm_large=True,
+        )
 
     def fill(self, delay: str = "i % 30", carrier: str = "'AA'", rows: int = 1000) -> None:
         """The same rows on each of three days, except for what differs on the second."""

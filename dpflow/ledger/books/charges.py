@@ -6,6 +6,7 @@ import datetime as dt
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +23,9 @@ from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
 
 _SCOPES = Prepared(sa.select(schema.scope).order_by(schema.scope.c.name))
+
+#: A budget above these promises hardly anything, so nobody gives one by a slip of the hand.
+MAX_USUAL_EPSILON, MAX_USUAL_DELTA = Fraction(20), Fraction(1, 1000)
 
 
 @dataclass(frozen=True)
@@ -280,4 +284,6 @@ def _write_command(charge: Charge, used: Cost) -> str:
     command += f" --delta {exact_text(rule.delta)} --filter {rule.name}"
     if not is_quota:
         command += " --table DECLARATION" if scope.protects else " --no-table"
+        is_large = by_sum and total.epsilon * EPSILON_UNIT > MAX_USUAL_EPSILON
+        command += " --confirm-large" * (is_large or rule.delta > MAX_USUAL_DELTA)
     return command

@@ -48,6 +48,20 @@ def checked_scope(name: str) -> str:
     return name
 
 
+def require_confirmation(epsilon: object, delta: object, is_confirmed: bool) -> None:
+    """Raises `InvalidInput` for a budget above the usual amounts that nobody confirmed, and
+    `InvalidAmount` for one that is none.
+    """
+    amount, chance = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
+    if is_confirmed or (amount <= charges.MAX_USUAL_EPSILON and chance <= charges.MAX_USUAL_DELTA):
+        return
+    raise InvalidInput(
+        f"a budget of epsilon {float(amount):.6g}, delta {float(chance):.6g} protects hardly anybody: above epsilon 20 or "
+        f"delta 0.001 nothing keeps a person's rows from showing; grant less, or confirm it with --confirm-large "
+        f"(in Python confirm_large=True)"
+    )
+
+
 @dataclass(frozen=True)
 class Terms:
     """A grant's amounts before they meet what was granted earlier; None of ``tail_share``,

@@ -58,7 +58,15 @@ class World:
         self.fill(ROWS)
         table = self.declare()
         self.ledger = Ledger(folder / "ledger.sqlite", create=True)
-        self.ledger.grant("visits", 1000, "1e-2", filter="basic", table=table, principal="owner")
+        self.ledger.grant(
+            "visits",
+            1000,
+            "1e-2",
+            filter="basic",
+            table=table,
+            principal="owner",
+            confirm_large=True,
+        )
 
     def fill(self, sql: str) -> None:
         (self.folder / "visits.duckdb").unlink(missing_ok=True)
@@ -306,7 +314,9 @@ def test_rows_that_are_left_out_are_not_counted(
         columns={"cost": {}, "person": {"lower": 0, "upper": 6000}}, neighbours="replace"
     )
     ledger = Ledger(world.folder / "replace.sqlite", create=True)
-    ledger.grant("replace", 100, "1e-2", filter="basic", table=table, principal="owner")
+    ledger.grant(
+        "replace", 100, "1e-2", filter="basic", table=table, principal="owner", confirm_large=True
+    )
     for mechanism in ("median", "approximate_median"):
         params = {"column": "cost", "epsilon": 2, "delta": "1e-6"}
         plan = api.plan(mechanism, table, name=mechanism, scope="replace", where=where, **params)

@@ -82,7 +82,15 @@ class World:
             connection.execute(f"CREATE TABLE t AS {ROWS[rows]}")
         self.out = folder / "out.duckdb"
         self.ledger = Ledger(folder / "ledger.sqlite", create=True)
-        self.ledger.grant("all", 1000, "1e-2", filter="basic", table=self.table, principal="owner")
+        self.ledger.grant(
+            "all",
+            1000,
+            "1e-2",
+            filter="basic",
+            table=self.table,
+            principal="owner",
+            confirm_large=True,
+        )
 
     def release(self, mechanism: str, params: dict[str, Any]) -> Any:
         """One release, published."""

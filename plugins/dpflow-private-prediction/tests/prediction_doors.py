@@ -75,7 +75,9 @@ class Doors:
                 connection.execute(script)
         table = load_table(self.declaration)
         self.book = Ledger(self.ledger, create=True)
-        self.book.grant("loans", epsilon, 0, filter="basic", table=table, principal="owner")
+        self.book.grant(
+            "loans", epsilon, 0, filter="basic", table=table, principal="owner", confirm_large=True
+        )
 
     def session(self, **changes: Any) -> dict[str, Any]:
         """The session's request, with other parameters."""

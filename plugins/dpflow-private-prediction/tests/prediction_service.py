@@ -28,7 +28,13 @@ class Served:
         table = load_table(doors.declaration)
         for name, epsilon in (("ann", ann // 5), ("bob", 1)):
             doors.book.grant(
-                f"loans/{name}", epsilon, 0, filter="basic", table=table, principal="owner"
+                f"loans/{name}",
+                epsilon,
+                0,
+                filter="basic",
+                table=table,
+                principal="owner",
+                confirm_large=True,
             )
         principals = {
             "ann": {"token_sha256": ANN[1], "scope": "loans/ann", "predictions": ann},

@@ -369,7 +369,9 @@ def test_nobody_answers_from_bounds_that_another_budget_paid(
     doors = Doors(tmp_path, columns={"x": {"step": "0.01"}, "late": {"public_keys": ["no", "yes"]}})
     table = load_table(doors.declaration)
     for name, where in (("ann", "x < 0.1"), ("bob", "x > 0.1")):
-        doors.book.grant(name, 50, 0, filter="basic", table=table, principal="owner")
+        doors.book.grant(
+            name, 50, 0, filter="basic", table=table, principal="owner", confirm_large=True
+        )
         made = plan(
             "bounds", doors.declaration, name="look", scope=name, where=where, column="x", epsilon=8
         )

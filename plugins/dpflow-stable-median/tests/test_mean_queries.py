@@ -154,7 +154,7 @@ def test_the_number_of_rows_is_read_where_it_is_public(
         }
     )
     ledger = Ledger(tmp_path / "ledger.sqlite", create=True)
-    ledger.grant("s", 10_000, 0, filter="basic", table=table, principal="owner")
+    ledger.grant("s", 10_000, 0, filter="basic", table=table, principal="owner", confirm_large=True)
     request = ReleaseRequest.model_validate(
         {
             "name": "means",

@@ -151,7 +151,9 @@ def file(tiny: Tiny) -> Path:
         block=None, protects="unit", contribution_bounds={"rows": 1}, holdout=True,
         columns={"sick": bit, "guess": bit},
     )  # fmt: skip
-    Ledger(tiny.ledger).grant("gate", 40, 0, filter="basic", table=load_table(table), principal="o")
+    Ledger(tiny.ledger).grant(
+        "gate", 40, 0, filter="basic", table=load_table(table), principal="o", confirm_large=True
+    )
     path = tiny.folder / "gate.yml"
     wishes = WISHES | {"metric": "column_agreement"}
     path.write_text(yaml.safe_dump({"name": "g", "table": "visits.yml", "scope": "gate", "gate": wishes}))  # fmt: skip

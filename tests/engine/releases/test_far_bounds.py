@@ -54,7 +54,9 @@ def list_results(folder: Path, kind: str, low: int, high: int, mechanisms: dict[
             }
         )
         ledger = Ledger(folder / f"{rows}.sqlite", create=True)
-        ledger.grant("s", "1000", "0", table=declared, filter="basic", principal="o")
+        ledger.grant(
+            "s", "1000", "0", table=declared, filter="basic", principal="o", confirm_large=True
+        )
         for name, params in mechanisms.items():
             outcome = release_once(name, declared, ledger, {"column": "x"} | params)
             results.setdefault(name, set()).add(outcome)

@@ -40,7 +40,9 @@ def open_gate(tiny: Tiny, **params: Any) -> Session:
         protects="unit", contribution_bounds={"rows": 1}, columns=COLUMNS, block=None, holdout=True
     )
     declaration, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
-    ledger.grant("gate", 50, 0, filter="basic", table=declaration, principal="owner")
+    ledger.grant(
+        "gate", 50, 0, filter="basic", table=declaration, principal="owner", confirm_large=True
+    )
     given = {
         "metric": "accuracy",
         "threshold": "0.02",

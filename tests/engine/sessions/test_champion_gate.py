@@ -50,7 +50,9 @@ def table(tiny: Tiny) -> Path:
         protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True
     )
     declared = PrivateTable.load(path).declaration
-    Ledger(tiny.ledger).grant("gate", 200, 0, filter="basic", table=declared, principal="owner")
+    Ledger(tiny.ledger).grant(
+        "gate", 200, 0, filter="basic", table=declared, principal="owner", confirm_large=True
+    )
     return path
 
 

@@ -40,7 +40,9 @@ def open_gate(
         protects="unit", contribution_bounds={"rows": 1}, columns=COLUMNS, block=None, holdout=True, **table
     )  # fmt: skip
     declaration, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
-    ledger.grant("gate", 50, 0, filter="basic", table=declaration, principal="owner")
+    ledger.grant(
+        "gate", 50, 0, filter="basic", table=declaration, principal="owner", confirm_large=True
+    )
     given = {"failures": 2, "metric": "column_agreement"} | params
     planned = plan(mechanism, path, name="gate", scope="gate", **given)
     return Session.open(planned, ledger, Registry.load())

@@ -50,7 +50,9 @@ def open_gate(tiny: Tiny) -> Session:
         block=None, holdout=True,
     )  # fmt: skip
     declared, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
-    ledger.grant("gate", 40, 0, filter="basic", table=declared, principal="owner")
+    ledger.grant(
+        "gate", 40, 0, filter="basic", table=declared, principal="owner", confirm_large=True
+    )
     params = {"metric": "accuracy", "threshold": "0.05", "epsilon": "40", "queries": 20, "failures": 4}  # fmt: skip
     planned = plan("thresholdout", path, name="gate", scope="gate", **params)
     return Session.open(planned, ledger, Registry.load())

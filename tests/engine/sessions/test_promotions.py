@@ -38,7 +38,7 @@ def losses(tiny: Tiny, **more: Any) -> tuple[Session, Ledger]:
         )
     )  # fmt: skip
     ledger = Ledger(tiny.ledger)
-    ledger.grant("gate", 40, 0, filter="basic", table=table, principal="owner")
+    ledger.grant("gate", 40, 0, filter="basic", table=table, principal="owner", confirm_large=True)
     metric = {"estimator": "column_mean", "better": "lower"}
     return open_gate(tiny, ledger, **(PARAMS | {"metric": metric, "epsilon": "40"} | more)), ledger
 

@@ -72,7 +72,9 @@ def sources(tiny: Tiny) -> dict[str, Any]:
         protects="unit", contribution_bounds={"rows": 1}, columns=COLUMNS, block=None, holdout=True
     )
     declared, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
-    ledger.grant("gate", 50, 0, filter="basic", table=declared, principal="owner")
+    ledger.grant(
+        "gate", 50, 0, filter="basic", table=declared, principal="owner", confirm_large=True
+    )
     file, said = tiny.folder / "model.skops", tiny.folder / "said.duckdb"
     skops.io.dump(DecisionTreeClassifier().fit([[0.0], [1.0]], [0, 1]), file)
     with duckdb.connect(str(said)) as connection:

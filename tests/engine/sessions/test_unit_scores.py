@@ -48,7 +48,13 @@ def table(tiny: Tiny) -> Path:
         protects="unit", contribution_bounds={"rows": 30}, columns=COLUMNS, block=None, holdout=True
     )
     Ledger(tiny.ledger).grant(
-        "gate", 50, 0, filter="basic", table=SnapshotTable.load(path).declaration, principal="owner"
+        "gate",
+        50,
+        0,
+        filter="basic",
+        table=SnapshotTable.load(path).declaration,
+        principal="owner",
+        confirm_large=True,
     )
     return path
 

@@ -124,7 +124,9 @@ def submit_candidates(world: World) -> None:
     held, ledger = world.folder / "held.yml", world.folder / f"gate{number}.sqlite"
     held.write_text(world.table.read_text() + "holdout: true\n")
     table = load_table(held)
-    Ledger(ledger, create=True).grant("gate", 40, 0, filter="basic", table=table, principal="owner")
+    Ledger(ledger, create=True).grant(
+        "gate", 40, 0, filter="basic", table=table, principal="owner", confirm_large=True
+    )
     params = {"metric": "column_mean", "epsilon": "40", "groups": 250, "queries": 5}
     params |= {"failures": 2, "rho": "0.24", "alpha": "0.2"}
     gate = {"name": "scores", "mechanism": "reusable_holdout", "table": "held.yml", "scope": "gate"}

@@ -78,7 +78,9 @@ class World:
         self.bytes = tiny.database.read_bytes()
         ledger = Ledger(tiny.ledger)
         table = load_table(self.table)
-        ledger.grant("all", 1000, "1e-3", filter="basic", table=table, principal="owner")
+        ledger.grant(
+            "all", 1000, "1e-3", filter="basic", table=table, principal="owner", confirm_large=True
+        )
 
     @property
     def ledger(self) -> Ledger:

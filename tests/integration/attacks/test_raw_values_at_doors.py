@@ -69,7 +69,15 @@ class Visit:
         if path.exists():
             return Ledger(path)
         ledger = Ledger(path, create=True)
-        ledger.grant("all", 100, "1e-3", filter="basic", table=self.table, principal="owner")
+        ledger.grant(
+            "all",
+            100,
+            "1e-3",
+            filter="basic",
+            table=self.table,
+            principal="owner",
+            confirm_large=True,
+        )
         return ledger
 
 

@@ -67,7 +67,7 @@ def deployment(password_server: str, tmp_path: Path) -> Deployment:
     deployment.run_init()
     table = load_table(deployment.dags / "visits.yml")
     deployment.open_ledger().grant(
-        "visits", GRANTED, 0, filter="basic", table=table, principal="owner"
+        "visits", GRANTED, 0, filter="basic", table=table, principal="owner", confirm_large=True
     )
     return deployment
 

@@ -95,7 +95,9 @@ def test_a_decision_races_a_settle(ledger, ask):
     """Whoever comes first: a stored result and a refused decision, or a decision and a discarded
     result; never both.
     """
-    ledger.grant("flights", 100, 0, table=None, filter="basic", principal="owner")
+    ledger.grant(
+        "flights", 100, 0, table=None, filter="basic", principal="owner", confirm_large=True
+    )
     ends = set()
     with ThreadPoolExecutor(2) as pool:
         for n in range(25):
@@ -388,7 +390,9 @@ def test_sums_never_wrap_around(place, ask):
         with pytest.raises(InvalidAmount, match="from 1e-12 to 1000000"):
             Pure(amount)
     ledger = place.open()
-    ledger.grant("flights", 10**6, "1e-6", table=None, filter="hybrid", principal="owner")
+    ledger.grant(
+        "flights", 10**6, "1e-6", table=None, filter="hybrid", principal="owner", confirm_large=True
+    )
     ask.reserve(ledger, "all", "1000000")
     for n in range(3):
         with pytest.raises(BudgetExceeded, match="cannot pay"):

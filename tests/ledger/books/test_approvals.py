@@ -104,7 +104,7 @@ def test_every_later_grant_waits_too(shared, ask, more):
 def test_nobody_approves_what_came_in_its_place(shared):
     """Who approves names the entry: a proposal that was replaced meanwhile is not that one."""
     first = propose(shared, 2)
-    second = propose(shared, 200)
+    second = propose(shared, 200, confirm_large=True)
     with pytest.raises(InvalidInput, match=f"entry {first.seq} proposed"):
         shared.approve("s", first.seq, principal="bob")
     assert shared.proposals() == [second] and shared.scope("s").epsilon == 1

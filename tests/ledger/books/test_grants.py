@@ -382,3 +382,25 @@ def test_a_history_that_binds_a_charged_scope_to_another_table_does_not_verify()
     assert recheck.problems == []
     recheck.apply_entry(grant(3, "one visit"))
     assert recheck.problems == ["entry 3 binds a scope to a table after a charge"]
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "is_large"),
+    [
+        ("20", "1e-3", False),
+        ("20.000000000001", 0, True),
+        ("1", "0.001000000000000001", True),
+        (10**6, 0, True),
+        ("1", 0, False),
+    ],
+)
+def test_a_large_grant_is_confirmed(ledger, epsilon, delta, is_large):
+    """Above epsilon 20 or delta 1e-3 nothing is written unless it is meant; `quota` is bounded by it."""
+    before = ledger.history()
+    terms = {"table": None, "filter": "basic", "principal": "owner"}
+    if is_large:
+        with pytest.raises(InvalidInput, match="confirm_large=True"):
+            ledger.grant("large", epsilon, delta, **terms)
+        assert ledger.history() == before
+    granted = ledger.grant("large", epsilon, delta, confirm_large=is_large, **terms)
+    assert granted.filter.delta == Fraction(str(delta)) and ledger.verify().ok

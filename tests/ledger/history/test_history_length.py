@@ -24,7 +24,9 @@ GROWING = ("dpflow_release", "dpflow_entry", "dpflow_slot", "dpflow_answer")
 def aged(target: str, anchor: Path, number: int) -> Ledger:
     """A ledger with so many past charges."""
     ledger = Ledger(target, anchor=anchor, create=True)
-    ledger.grant("bench", 10**6, 0, table=None, filter="basic", principal="owner")
+    ledger.grant(
+        "bench", 10**6, 0, table=None, filter="basic", principal="owner", confirm_large=True
+    )
     fill(ledger, target, anchor, "bench", number)
     return ledger
 
@@ -127,7 +129,9 @@ def test_postgresql_plans_for_what_is_there(postgres, tmp_path, monkeypatch):
     """
     url = postgres()
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
-    ledger.grant("bench", 10**6, 0, table=None, filter="basic", principal="owner")
+    ledger.grant(
+        "bench", 10**6, 0, table=None, filter="basic", principal="owner", confirm_large=True
+    )
     monkeypatch.setenv("PGAPPNAME", "child")
 
     def charge_batches() -> None:

@@ -48,7 +48,7 @@ def open_gate(folder: Path, mechanism: str, where: dict[str, Any]) -> tuple[Sess
     }
     (folder / "visits.yml").write_text(yaml.safe_dump(fields | where))
     table, ledger = load_table(folder / "visits.yml"), Ledger(folder / "ledger.db", create=True)
-    ledger.grant("gate", 200, 0, filter="basic", table=table, principal="owner")
+    ledger.grant("gate", 200, 0, filter="basic", table=table, principal="owner", confirm_large=True)
     made = plan(mechanism, folder / "visits.yml", name="gate", scope="gate", **GATES[mechanism])
     return Session.open(made, ledger, Registry.load()), ledger
 
