@@ -123,7 +123,7 @@ FORGERIES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "another answer": lambda lines: batch_of(lines).update(answer='{"y":2}'),
     "one answer more": lambda lines: lines.append(batch_of(lines) | {"query": "c"}),
     "no answers": lambda lines: lines.remove(batch_of(lines)),
-    "another version": lambda lines: lines[0].update(schema="1"),
+    "another version": lambda lines: lines[0].update(schema="2"),
     "no header": lambda lines: lines.pop(0),
     "another ledger's header": lambda lines: lines[0].update(ledger="0" * 16),
     "an unknown label": lambda lines: result_of(lines).update(line="outcome"),
