@@ -20,6 +20,7 @@ from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dpflow.analyst_sql.query_plan import SqlPlan
+    from dpflow.ledger import Ledger
     from dpflow.registry import Registry
 
 
@@ -30,13 +31,16 @@ QUERY_FIELDS = (
 )
 
 
-def plan_query(arguments: Mapping[str, Any], folder: Path, registry: Registry) -> SqlPlan:
+def plan_query(
+    arguments: Mapping[str, Any], folder: Path, registry: Registry, ledger: Ledger | None = None
+) -> SqlPlan:
     """The plan of one task's query in one run, which draws for itself: stored answers of others are
     not looked for.
 
     Args:
         arguments: `QUERY_FIELDS` of the operator, with their templates filled in; ``blocks`` only if
             the operator names some.
+        ledger: whose grant says which noise the scope can pay.
 
     Raises:
         InvalidInput: a query that is refused, or that no task may ask.
@@ -52,7 +56,7 @@ def plan_query(arguments: Mapping[str, Any], folder: Path, registry: Registry) -
         options,
         [folder / table for table in arguments.get("tables") or ()],
         () if arguments.get("parameters") is None else arguments["parameters"],
-        None,
+        ledger,
         registry,
         folder,
         look_up=False,
@@ -144,7 +148,7 @@ class SqlReleaseOperator(PrivacyOperator):
         registry, folder = Registry.load(), dag_folder(context)
         ledger = open_ledger(self.ledger_conn_id, folder)
         arguments = vars(self) | {"blocks": self.list_blocks() if self.names_blocks else None}
-        plan = plan_query(arguments, folder, registry)
+        plan = plan_query(arguments, folder, registry, ledger)
         answer = answer_sql(
             plan,
             ledger,

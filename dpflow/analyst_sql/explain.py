@@ -17,12 +17,9 @@ from dpflow.analyst_sql.noise_intervals import ColumnIntervals
 from dpflow.analyst_sql.query_parts import PartPlan
 from dpflow.analyst_sql.query_plan import CHOSEN_KEYS, SqlPlan
 from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate, join_conditions
-from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import Row
 from dpflow.engine.releases.execute import check_scope, require_certified
-from dpflow.errors import TableError
 from dpflow.ledger import Ledger
-from dpflow.tables import PrivateTable
 
 _TAILS = (TAIL, 1 - TAIL)
 #: Why a mechanism answers.
@@ -40,7 +37,7 @@ def explain_sql(plan: SqlPlan, ledger: Ledger | None) -> dict[str, Any]:
     """Stages, privacy costs, errors and what is left, as JSON.
 
     Raises:
-        PlanRefused: a type that does not fit, or a scope that protects something else.
+        PlanRefused: a scope that protects something else.
         BudgetExceeded is not raised: ``forecast`` says it.
     """
     forecast, budgets = _forecast(plan, ledger)
@@ -57,9 +54,8 @@ def explain_sql(plan: SqlPlan, ledger: Ledger | None) -> dict[str, Any]:
 
 
 def _forecast(plan: SqlPlan, ledger: Ledger | None) -> tuple[str, list[dict[str, Any]]]:
-    check = _check_source(plan)
     if ledger is None:
-        return check or "no ledger yet, so no forecast", []
+        return plan.source_problem or "no ledger yet, so no forecast", []
     to_pay = plan.to_pay
     for one in to_pay:
         check_scope(one, ledger)
@@ -69,20 +65,7 @@ def _forecast(plan: SqlPlan, ledger: Ledger | None) -> tuple[str, list[dict[str,
         return "free: stored releases answer it", budgets
     events = [one.event for one in to_pay]
     refusal = ledger.check(plan.settings.scope, events, to_pay[0].charged_blocks)
-    return refusal or check or "the ledger would accept it now", budgets
-
-
-def _check_source(plan: SqlPlan) -> str:
-    """Types and names against the source's catalogue; what cannot be opened now is said."""
-    for one in plan.to_pay:
-        private = PrivateTable(one.table, one.request.where)
-        assert isinstance(one.mechanism, Mechanism)
-        statistic = one.mechanism.data_request(one.params, one.table)
-        try:
-            private.check_request(statistic, one.request.blocks)
-        except TableError as error:
-            return f"the source cannot be checked now: {error}"
-    return ""
+    return refusal or plan.source_problem or "the ledger would accept it now", budgets
 
 
 def _list_stages(plan: SqlPlan) -> Iterator[str]:

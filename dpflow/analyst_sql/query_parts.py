@@ -20,11 +20,12 @@ from dpflow.analyst_sql.source_text import Refusal, refusal_of
 from dpflow.analyst_sql.value_columns import declare_value
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.request import ReleaseRequest
-from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.errors import InvalidInput, PlanRefused, TableError, UnknownName
 from dpflow.registry import Registry
-from dpflow.tables import declare_groups
+from dpflow.tables import PrivateTable, declare_groups
 from dpflow.tables.language.nodes import Node
 
 #: Measures of `aggregates` by kind.
@@ -240,7 +241,9 @@ def price_parts(
     """Plans of all parts, which divide the price by how many aggregates each has. Raises `Refusal`."""
     plans = []
     shares = _divide_amount(price.epsilon, [len(part.measures) for part in parts], _EPSILON_STEP)
-    takes_delta = [part.mechanism not in ("histogram", "count_distinct") for part in parts]
+    # Laplace noise for public keys is pure: it has no use for a delta.
+    pure = {"histogram", "count_distinct"} | ({"aggregates"} if price.noise == "laplace" else set())
+    takes_delta = [part.mechanism not in pure for part in parts]
     deltas = _divide_amount(
         price.delta,
         [len(part.measures) * takes for part, takes in zip(parts, takes_delta)],
@@ -298,6 +301,23 @@ def plan_part(
     except PlanRefused as error:
         rule = "blocks" if "must name the blocks" in str(error) else "plan"
         raise refusal_of(error, None, rule) from None
+
+
+def find_misfit(part: QueryPart, blocks: Sequence[str]) -> Any:
+    """The part of the text whose types do not fit the source; None where it is none by itself."""
+    for query in part.queries:
+        for read, parsed in query.parsed.items():
+            nodes = [read] if isinstance(read, Node) else [read.condition, read.value]
+            for node in filter(None, nodes):
+                # Of anything it is a condition, and looks at the types inside.
+                private = PrivateTable(query.table, str(Node("IS NULL", (node,))))
+                try:
+                    private.check_request(GroupedSums(), blocks)
+                except (PlanRefused, UnknownName):
+                    return parsed
+                except TableError:
+                    return None
+    return None
 
 
 def _divide_amount(amount: Fraction, weights: Sequence[int], step: Fraction) -> list[Fraction]:

@@ -15,7 +15,13 @@ from dpflow.analyst_sql.grouping_levels import (
     add_level,
     plan_levels,
 )
-from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, list_parts, price_parts
+from dpflow.analyst_sql.query_parts import (
+    PartPlan,
+    QueryPart,
+    find_misfit,
+    list_parts,
+    price_parts,
+)
 from dpflow.analyst_sql.query_reader import read_query
 from dpflow.analyst_sql.released_tables import expect_tables
 from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery
@@ -35,12 +41,14 @@ from dpflow.analyst_sql.target_errors import find_epsilon
 from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NONE
+from dpflow.engine.planning.precheck import check_source
 from dpflow.engine.releases.execute import Receipt, release_all
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.error_boundary import errors_end_here
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
+from dpflow.ledger.books.records import path_of
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 from dpflow.tables.public.query_process import PROCESS, QueryRejected
@@ -65,6 +73,7 @@ class SqlPlan:
         columns: the names of the answer's columns.
         levels: for each level what is done for it, and why.
         unpaid: why a part is paid although a finer release is there.
+        source_problem: what kept a source of what is to pay from being checked; "" if nothing did.
     """
 
     query: SplitQuery
@@ -77,6 +86,7 @@ class SqlPlan:
     added: tuple[AddedLevel, ...] = ()
     levels: tuple[str, ...] = ()
     unpaid: tuple[str, ...] = ()
+    source_problem: str = ""
 
     def __repr__(self) -> str:
         costs = [plan.privacy_cost() for plan in self.to_pay]
@@ -115,7 +125,8 @@ def plan_sql(
     look_up: bool = True,
     asker: str = "",
 ) -> SqlPlan:
-    """Parse and plan a query; reads no row and charges nothing.
+    """Parse and plan a query, and check what is to pay against the types of its sources; reads no row
+    and charges nothing. EXPLAIN and the answer go by this plan.
 
     Args:
         look_up: look for stored releases that answer it.
@@ -128,6 +139,7 @@ def plan_sql(
     """
     source = read_source(text)
     settings = replace(read_settings(merge_options(source.options, options), folder), asker=asker)
+    settings = _fit_noise(settings, ledger)
     find_table = make_finder(tables, folder)
     registry = registry or Registry.load()
     keys = KeyReader()
@@ -152,6 +164,13 @@ def plan_sql(
         unanswered = (part for part, one in zip(planned.parts, stored) if one is None)
         reasons = (releases.explain(part) for part in unanswered)
         unpaid = [reason for reason in dict.fromkeys(reasons) if reason]
+    problem = ""
+    try:
+        problem = _check_sources([part for part, one in zip(planned.parts, stored) if one is None])
+    except Refusal as error:
+        refusal = error
+    if refusal is not None:
+        source.refuse(refusal)
     return SqlPlan(
         query,
         settings,
@@ -163,7 +182,36 @@ def plan_sql(
         planned.added,
         planned.levels,
         tuple(unpaid),
+        problem,
     )
+
+
+def _fit_noise(settings: Settings, ledger: Ledger | None) -> Settings:
+    """Noise that the scope can pay, where nobody asked for one: a filter ``basic`` pays no Gaussian
+    noise.
+    """
+    if settings.noise != "auto" or not settings.delta or ledger is None:
+        return settings
+    try:
+        filters = [ledger.scope(name).filter.name for name in path_of(settings.scope)]
+    # Without a grant the charge, or its forecast, says so.
+    except PlanRefused:
+        return settings
+    return replace(settings, noise="laplace") if "basic" in filters else settings
+
+
+def _check_sources(parts: Sequence[PartPlan]) -> str:
+    """Types against the sources' catalogues, as the releases check them before a charge: what keeps a
+    source from being opened now, or "". Raises `Refusal` at the part of the text that does not fit.
+    """
+    for part in parts:
+        try:
+            problem = check_source(part.plan)
+        except (PlanRefused, UnknownName) as error:
+            raise refusal_of(error, find_misfit(part.part, part.plan.request.blocks)) from None
+        if problem:
+            return problem
+    return ""
 
 
 class _LookUp:

@@ -84,7 +84,8 @@ class SelectReader:
         items, where, group, having, order, limit, offset, distinct, qualify, windows = clauses
         if len(items) > MAX_COLUMNS:
             raise Refusal("length", f"it has more than {MAX_COLUMNS} columns", items[-1])
-        conditions, blocks = read_where(where, self._source)
+        texts: dict[Any, Any] = {}
+        conditions, blocks = read_where(where, self._source, texts)
         levels = [list(self._read_groups(level)) for level in self._list_groups(group, items)]
         nodes = {str(node): (node, part) for level in levels for node, part in level}
         self._groups = tuple(nodes[text][0] for text in sorted(nodes))
@@ -108,7 +109,7 @@ class SelectReader:
             blocks or (),
             self._groups,
             tuple(self._numbers),
-            parsed=dict([*nodes.values(), *self._aggregates.parsed.items()]),
+            parsed={**texts, **dict(nodes.values()), **self._aggregates.parsed},
         )
         self._set_source(tree, query, [[node for node, _ in level] for level in levels])
         return tree

@@ -31,9 +31,14 @@ def split_conjunction(parsed: Any) -> Iterator[Any]:
             yield part
 
 
-def read_where(where: Any, source: PrivateRows) -> tuple[tuple[Node, ...], tuple[str, ...] | None]:
+def read_where(
+    where: Any, source: PrivateRows, parsed: dict[Node, Any] | None = None
+) -> tuple[tuple[Node, ...], tuple[str, ...] | None]:
     """What each row fulfils, with the source's own conditions, in canonical order; and the blocks that
     conditions name, None if none does. Raises `Refusal`.
+
+    Args:
+        parsed: gets the part of the text that each condition stands in.
     """
     rows = RowReader(source)
     nodes = list(source.conditions)
@@ -42,6 +47,8 @@ def read_where(where: Any, source: PrivateRows) -> tuple[tuple[Node, ...], tuple
         named = _read_blocks(part, rows)
         if named is None:
             nodes.append(rows.read(part))
+            if parsed is not None:
+                parsed.setdefault(nodes[-1], part)
             continue
         # Two conditions on blocks leave those that both name.
         blocks = tuple(sorted(set(named) if blocks is None else set(named) & set(blocks)))
@@ -55,28 +62,47 @@ def read_where(where: Any, source: PrivateRows) -> tuple[tuple[Node, ...], tuple
 
 
 def _read_blocks(part: Any, rows: RowReader) -> list[str] | None:
-    """The blocks that a condition names: ``block = 'x'``, ``block IN (...)``, or BETWEEN two dates;
-    None for any other condition.
+    """The blocks that a condition names: ``block = 'x'`` with its sides in either order, ``block IN
+    (...)``, BETWEEN two dates, or several of these connected by OR; None for any other condition.
     """
+    if isinstance(part, exp.Or):
+        sides = [_read_blocks(strip_brackets(one), rows) for one in (part.this, part.expression)]
+        return None if None in sides else [name for names in sides for name in names or ()]
     if not isinstance(part, exp.EQ | exp.In | exp.Between):
         return None
-    if not rows.is_block(strip_brackets(part.this)):
-        return None
+    column, value = strip_brackets(part.this), None
     if isinstance(part, exp.EQ):
-        values = [part.expression]
+        value = strip_brackets(part.expression)
+        if rows.is_block(value):
+            column, value = value, column
+    if not rows.is_block(column):
+        return None
+    if value is not None:
+        values = [value]
     elif isinstance(part, exp.In):
         values = list(part.expressions)
     else:
         values = [part.args["low"], part.args["high"]]
     values = [strip_brackets(value) for value in values]
-    if not values or not all(isinstance(value, exp.Literal) for value in values):
+    texts = [text for value in values if (text := _read_block(value, rows)) is not None]
+    if not values or len(texts) < len(values):
         return None
-    texts = [str(value.this) for value in values]
     if not isinstance(part, exp.Between):
         take_arguments(part, "this", "expression", "expressions")
         return texts
     take_arguments(part, "this", "low", "high")
     return _list_days(texts[0], texts[1], part)
+
+
+def _read_block(parsed: Any, rows: RowReader) -> str | None:
+    """The block that a literal names, with a type or without; None for anything else."""
+    inner = parsed.this if isinstance(parsed, exp.Cast) else parsed
+    if not isinstance(strip_brackets(inner), exp.Literal):
+        return None
+    if isinstance(parsed, exp.Literal):
+        return str(parsed.this)
+    node = rows.read(parsed)
+    return str(node.args[0]) if node.op == "text" else None
 
 
 def _list_days(first: str, last: str, part: Any) -> list[str]:

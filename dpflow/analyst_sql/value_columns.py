@@ -17,7 +17,7 @@ from dpflow.analyst_sql.select_query import SqlAggregate
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.errors import PlanRefused
 from dpflow.tables.language.intervals import bound_expression
-from dpflow.tables.language.nodes import Node
+from dpflow.tables.language.nodes import COMPARISONS, CONNECTIVES, PART_RANGES, Node
 
 #: Steps of a computed column's grid whose own step nothing says.
 STEPS = 10**6
@@ -28,6 +28,7 @@ _FLAG: dict[str, Any] = {
     "step": Fraction(1),
     "missing": Fraction(0),
 }
+_CONDITIONS = {*COMPARISONS.values(), *CONNECTIVES.values(), "NOT", "IN", "LIKE", "IS NULL"}
 _ONE, _ZERO = (Node("number", (Decimal(number),)) for number in (1, 0))
 
 
@@ -102,7 +103,7 @@ def _find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction
     used = [table.column(name) for name in sorted(node.column_names())]
     if not used:
         raise PlanRefused("it is of a constant; write the constant times COUNT(*)")
-    if any(column.holds_dates for column in used):
+    if any(table.column(name).holds_dates for name in _list_values(node)):
         raise PlanRefused(
             "a date is ranked as it is only; take out FILTER and arithmetic, or put the condition into WHERE"
         )
@@ -122,6 +123,18 @@ def _find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction
         step = Fraction(10) ** max(math.floor(math.log10(max(width, 1e-300) / STEPS)), -12)
     low, high = math.floor(Fraction(bounds.low) / step), math.ceil(Fraction(bounds.high) / step)
     return low * step, max(high, low + 1) * step, step
+
+
+def _list_values(node: Node) -> set[str]:
+    """The columns whose values go into that of an expression: not those of conditions and date parts."""
+    if node.op == "column":
+        return node.column_names()
+    if node.op in (*PART_RANGES, *_CONDITIONS):
+        return set()
+    values = node.args
+    if node.op == "CASE":
+        values = (*node.args[1::2], *node.args[len(node.args) // 2 * 2 :])
+    return {name for value in values if isinstance(value, Node) for name in _list_values(value)}
 
 
 def _find_step(node: Node, table: Table) -> Fraction | None:

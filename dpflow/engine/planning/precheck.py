@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.engine.releases.execute import check_scope, require_certified
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.errors import TableError
 from dpflow.ledger import Ledger
+from dpflow.tables import PrivateTable
 
 
 def forecast(plan: Plan, ledger: Ledger) -> str:
@@ -21,7 +24,24 @@ def forecast(plan: Plan, ledger: Ledger) -> str:
     check_scope(plan, ledger)
     require_certified(plan, ledger)
     refusal = ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)
-    return refusal or "the ledger would accept it now"
+    return refusal or check_source(plan) or "the ledger would accept it now"
+
+
+def check_source(plan: Plan) -> str:
+    """Types and names of a plan against its source's catalogue, as the release itself checks them before
+    it is charged: what keeps the source from being opened now, or "".
+
+    Raises `PlanRefused` or `UnknownName` where they do not fit.
+    """
+    if not isinstance(plan.mechanism, Mechanism):
+        return ""
+    private = PrivateTable(plan.table, plan.request.where)
+    statistic = plan.mechanism.data_request(plan.params, plan.table)
+    try:
+        private.check_request(statistic, plan.request.blocks)
+    except TableError as error:
+        return f"the source cannot be checked now: {error}"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ no parts. Types never mix, so there is no cast that could fail.
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal, InvalidOperation
@@ -127,7 +129,7 @@ class Reader:
             )
             return self._read_operator(CHOICES[kind], [first, *(others or ())], depth)
         if kind in DATE_PARTS:
-            return self._read_operator(DATE_PARTS[kind], self._take_arguments(found, "this"), depth)
+            return self._read_part(DATE_PARTS[kind], self._take_arguments(found, "this")[0], depth)
         if kind == "Anonymous" and found.name.lower() in ("bucket", "date_trunc", "datetrunc"):
             bucket = found.name.lower() == "bucket"
             return (self._read_bucket if bucket else self._read_date_trunc)(found, depth)
@@ -271,7 +273,13 @@ class Reader:
         name = EXTRACTED.get(str(part.this).upper()) if type(part).__name__ == "Var" else None
         if name is None:
             refuse_sql("literals", f"EXTRACT gives {', '.join(sorted(EXTRACTED)).lower()}")
-        return self._read_operator(name, [value], depth)
+        return self._read_part(name, value, depth)
+
+    def _read_part(self, name: str, value: Any, depth: int) -> Node:
+        node = self._read_operator(name, [value], depth)
+        if node.args[0].op == "text":
+            refuse_sql("literals", f"{name} of a constant is a number; write the number")
+        return node
 
     def _read_date_trunc(self, found: Any, depth: int) -> Node:
         _, arguments = self._take_arguments(found, "this", "expressions")
@@ -279,11 +287,20 @@ class Reader:
         units = DATE_UNITS + TIME_UNITS
         if len(nodes) != 2 or nodes[0].op != "text" or nodes[0].args[0].lower() not in units:
             refuse_sql("literals", f"date_trunc takes one of {', '.join(units)}, and a date")
+        if nodes[1].op == "text":
+            refuse_sql("literals", "date_trunc of a constant is a constant; write its value")
         return Node("date_trunc", (Node("text", (nodes[0].args[0].lower(),)), nodes[1]))
 
     def _read_cast(self, found: Any, depth: int) -> Node:
         value, kind = self._take_arguments(found, "this", "to")
         name = CAST_TYPES.get(getattr(kind.this, "name", "")) if kind is not None else None
+        # DATE '2020-01-01' and its other spellings are the literal, which takes the type of what it is
+        # compared with.
+        if name in ("DATE", "TIMESTAMP") and not kind.expressions:
+            literal = self._read_node(value, depth - 1)
+            if literal.op == "text":
+                return Node("text", (_read_moment(literal.args[0], name),))
+            return Node("CAST", (literal, name))
         if name is None or kind.expressions or kind.args.get("nested"):
             types = sorted(set(CAST_TYPES.values()))
             written = kind.sql("duckdb") if kind is not None else "nothing"
@@ -299,6 +316,25 @@ class Reader:
         if node.args[1].op != "text":
             refuse_sql("literals", "LIKE takes a literal pattern")
         return Node("NOT", (node,)) if found.args.get("negate") else node
+
+
+def _read_moment(text: str, kind: str) -> str:
+    """A date or timestamp literal in the one spelling of its value; midnight is the date alone."""
+    try:
+        if not _MOMENT.fullmatch(text):
+            raise ValueError
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        refuse_sql(
+            "literals",
+            f"{text[:40]!r} is no {kind} literal; write it like '2020-01-31' or '2020-01-31 23:59:59'",
+        )
+    if kind == "DATE" or moment.time() == dt.time():
+        return str(moment.date())
+    return moment.isoformat(" ")
+
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", re.ASCII)
 
 
 def _negate(operand: Node) -> Node:
