@@ -11,7 +11,7 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.engine.releases.execute import check_scope, require_certified
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.errors import TableError
+from dpflow.errors import MissingExtra, TableError
 from dpflow.ledger import Ledger
 from dpflow.tables import PrivateTable
 
@@ -39,7 +39,7 @@ def check_source(plan: Plan) -> str:
     statistic = plan.mechanism.data_request(plan.params, plan.table)
     try:
         private.check_request(statistic, plan.request.blocks)
-    except TableError as error:
+    except (TableError, MissingExtra) as error:
         return f"the source cannot be checked now: {error}"
     return ""
 
