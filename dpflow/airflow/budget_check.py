@@ -109,5 +109,5 @@ class BudgetCheckOperator(PrivacyOperator):
                 task_id,
                 ask.ordinal,
             )
-            for task_id, ask in list_downstream(self, context)
+            for task_id, ask in list_downstream(self, context, ledger)
         ]

@@ -26,6 +26,7 @@ from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task, span
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
+from dpflow.ledger import Ledger
 
 Context = Mapping[str, Any]
 #: Queries of one task whose plans are kept.
@@ -33,13 +34,18 @@ _MOST_QUERIES = 1000
 
 
 def read_dags(
-    path: Path, *, start: dt.datetime | None = None, every: dt.timedelta | None = None
+    path: Path,
+    *,
+    start: dt.datetime | None = None,
+    every: dt.timedelta | None = None,
+    ledger: Ledger | None = None,
 ) -> tuple[list[Job], set[Path]]:
     """The DAGs of a file or folder that charge anything, and the release files they read.
 
     Args:
         start: the first date to plan, for every DAG; by default a DAG's own start date, else now.
         every: how often to assume a DAG runs that has no timetable; by default once.
+        ledger: whose grants say which noise a query's scope can pay.
 
     Raises:
         InvalidInput: a file that cannot be imported, a template that planning cannot render.
@@ -78,7 +84,8 @@ def read_dags(
     files: set[Path] = set()
     jobs = []
     for dag in bag.dags.values():
-        tasks = tuple(task for operator in dag.tasks if (task := _read_task(dag, operator, files)))
+        read = (_read_task(dag, operator, files, ledger) for operator in dag.tasks)
+        tasks = tuple(task for task in read if task)
         if tasks:
             runs, cadence = _list_runs(dag, start, every)
             jobs.append(Job(dag.dag_id, dag.dag_id, cadence, tasks, runs, bool(dag.catchup)))
@@ -180,7 +187,7 @@ def _make_run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def _read_task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
+def _read_task(dag: Any, operator: Any, files: set[Path], ledger: Ledger | None) -> Task | None:
     """What a task asks for; None if it charges nothing."""
     # A mapped operator names its class, and the field belongs to the class.
     field = getattr(getattr(operator, "operator_class", type(operator)), "request_field", None)
@@ -194,7 +201,7 @@ def _read_task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
         note = "in a mapped task group: each of its instances charges this"
     folder = Path(dag.fileloc).parent
     if field == "sql":
-        makers = [_query_maker(dag, operator, arguments, folder) for arguments in instances]
+        makers = [_query_maker(dag, operator, arguments, folder, ledger) for arguments in instances]
     else:
         make = _contract_maker if field == "contract" else _request_maker
         makers = [
@@ -206,7 +213,9 @@ def _read_task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
     )
 
 
-def list_downstream(operator: Any, context: Context) -> list[tuple[str, PlannedRelease]]:
+def list_downstream(
+    operator: Any, context: Context, ledger: Ledger
+) -> list[tuple[str, PlannedRelease]]:
     """What the release and holdout tasks below a running task ask for in its run, by task id.
 
     Raises:
@@ -214,7 +223,8 @@ def list_downstream(operator: Any, context: Context) -> list[tuple[str, PlannedR
         charges.
     """
     relatives = operator.get_flat_relatives(upstream=False)
-    tasks = [task for below in relatives if (task := _read_task(context["dag"], below, set()))]
+    read = (_read_task(context["dag"], below, set(), ledger) for below in relatives)
+    tasks = [task for task in read if task]
     unknown = [task for task in tasks if task.note]
     # What only a run knows may be any amount: refuse, instead of checking too little.
     if unknown or not tasks:
@@ -354,7 +364,11 @@ def _contract_maker(
 
 
 def _query_maker(
-    dag: Any, operator: Any, arguments: Mapping[str, Any], folder: Path
+    dag: Any,
+    operator: Any,
+    arguments: Mapping[str, Any],
+    folder: Path,
+    ledger: Ledger | None,
 ) -> Callable[[Context], list[PlannedRelease]]:
     """As `_request_maker`, for a query: the releases that answer it in a run."""
     # Not at the top: Airflow must not be imported before `_use_temporary_home` was called.
@@ -380,7 +394,7 @@ def _query_maker(
             if len(requests) >= _MOST_QUERIES:
                 requests.clear()
             try:
-                plan = plan_query({**fields, **filled, "blocks": blocks}, folder, registry)
+                plan = plan_query({**fields, **filled, "blocks": blocks}, folder, registry, ledger)
             except InvalidInput as error:
                 raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
             requests[text] = [

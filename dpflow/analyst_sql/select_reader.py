@@ -109,7 +109,7 @@ class SelectReader:
             blocks or (),
             self._groups,
             tuple(self._numbers),
-            parsed={**texts, **dict(nodes.values()), **self._aggregates.parsed},
+            parsed=texts | dict(nodes.values()) | self._aggregates.parsed,
         )
         self._set_source(tree, query, [[node for node, _ in level] for level in levels])
         return tree

@@ -5,10 +5,12 @@ WHERE, and a more exact one, since rows that it leaves out use up no contributio
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from dpflow.analyst_sql.canonical_conditions import merge_operands
 from dpflow.analyst_sql.query_parts import is_private_node
 from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate
+from dpflow.tables.language.nodes import Node
 
 
 def move_filters(query: SelectQuery) -> SelectQuery:
@@ -29,13 +31,13 @@ def move_filters(query: SelectQuery) -> SelectQuery:
     def move(aggregate: SqlAggregate) -> SqlAggregate:
         return replace(aggregate, condition=None)
 
+    texts: dict[SqlAggregate | Node, Any] = {condition: query.parsed.get(query.aggregates[0])}
+    for part, text in query.parsed.items():
+        texts[move(part) if isinstance(part, SqlAggregate) else part] = text
     return replace(
         query,
         # Their order is that of the released table's columns.
         aggregates=tuple(map(move, query.aggregates)),
         conditions=tuple(merge_operands("AND", [*query.conditions, condition])),
-        parsed={
-            move(one) if isinstance(one, SqlAggregate) else one: parsed
-            for one, parsed in query.parsed.items()
-        },
+        parsed=texts,
     )

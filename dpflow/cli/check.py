@@ -125,7 +125,7 @@ def check_runs(
     first, last = parse_date("--since", since), parse_date("--until", until)
     wishes = Wishes(None, None, None, {}, None, {}, {})
     now, registry = dt.datetime.now(dt.UTC), Registry.load()
-    for job in read_jobs(place, wishes):
+    for job in read_jobs(place, wishes, book):
         # A release file has no date of its own to be missed.
         if not job.dag_id:
             continue

@@ -77,7 +77,7 @@ def plan_schedule(
 ) -> Forecast:
     """Read, forecast, solve if asked, and print."""
     registry = Registry.load()
-    jobs = read_jobs(place, wishes)
+    jobs = read_jobs(place, wishes, ledger)
     # Without a ledger first: a supposed grant needs to know which table charges its scope.
     first = forecast_schedule(jobs, registry, None)
     assumed = {name: _suppose_grant(name, parts, first) for name, parts in wishes.grants.items()}
@@ -98,7 +98,7 @@ def plan_schedule(
     return seen
 
 
-def read_jobs(place: Path, wishes: Wishes) -> list[Job]:
+def read_jobs(place: Path, wishes: Wishes, ledger: Ledger | None) -> list[Job]:
     """Jobs of a file or folder. A release file that a DAG reads belongs to the DAG."""
     start = wishes.start or dt.datetime.now(dt.UTC)
     if not place.exists():
@@ -111,7 +111,7 @@ def read_jobs(place: Path, wishes: Wishes) -> list[Job]:
     if place.suffix == ".py" or (place.is_dir() and any(place.rglob("*.py"))):
         from dpflow.airflow.dag_jobs import read_dags
 
-        jobs, of_dags = read_dags(place, start=wishes.start, every=wishes.every)
+        jobs, of_dags = read_dags(place, start=wishes.start, every=wishes.every, ledger=ledger)
     if place.suffix != ".py":
         files = release_files(place) if place.is_dir() else [place]
         jobs += [

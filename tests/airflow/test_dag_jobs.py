@@ -471,3 +471,17 @@ def test_what_only_a_run_knows_of_a_query_is_not_guessed(queries: World) -> None
     ((job,), _) = read_dags(queries.folder / "dags.py")
     (one,) = [task for task in job.tasks if task.name == "t"]
     assert one.asks(next(job.runs())) == [] and "unknown" in one.note
+
+
+def test_queries_are_forecast_with_noise_that_their_scope_can_pay(queries: World) -> None:
+    """The scope has a filter ``basic``, which pays no Gaussian noise; without a ledger nobody knows that."""
+    sums = ", ".join(f"SUM(age) FILTER (WHERE age > {n})" for n in range(12))
+    task = f'SqlReleaseOperator(task_id="t", sql="SELECT {sums} FROM visits", epsilon="0.5", delta="1e-6")'
+    head = SQL_DAGS.split("with DAG")[0]
+    (queries.folder / "dags.py").write_text(f'{HEAD}{head}with DAG("q", **DAILY):\n    {task}\n')
+    noises = []
+    for ledger in (None, queries.ledger):
+        ((job,), _) = read_dags(queries.folder / "dags.py", ledger=ledger)
+        (ask,) = job.tasks[0].asks(next(job.runs()))
+        noises.append(ask.request.params.get("noise"))
+    assert noises == [None, "laplace"]

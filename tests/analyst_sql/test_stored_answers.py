@@ -74,16 +74,17 @@ def test_a_smaller_error_is_paid(fresh: World) -> None:
 
 
 def test_a_basic_scope_pays_for_private_keys_with_laplace_noise(fresh: World) -> None:
-    """They need a delta, with which Gaussian noise is chosen where it is smaller; it said write noise: laplace,
-    and SQL had no word for it.
+    """They need a delta, with which Gaussian noise would be chosen where it is smaller; this filter pays
+    none, so nobody has to say noise: laplace.
     """
     text = "SELECT city, clinic, COUNT(*) FROM visits GROUP BY city, clinic"
     with pytest.raises(PlanRefused, match="noise: laplace"):
-        fresh.ask(text, epsilon=1, delta="1e-6")
+        fresh.ask(text, epsilon=1, delta="1e-6", noise="gaussian")
     assert fresh.spent() == "0"
-    answer = fresh.ask(f"-- dp: noise=laplace\n{text}", epsilon=1, delta="1e-6")
+    answer = fresh.ask(text, epsilon=1, delta="1e-6")
     assert not answer.free and fresh.spent() == "1"
     assert fresh.ask(text, epsilon=1, delta="1e-6", noise="laplace").free
+    assert fresh.ask(f"-- dp: noise=laplace\n{text}", epsilon=1, delta="1e-6").free
     with pytest.raises(InvalidInput, match="noise=laplace"):
         fresh.ask(text, epsilon=1, noise="none")
 

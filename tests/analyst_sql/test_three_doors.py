@@ -128,6 +128,18 @@ def test_the_three_doors_agree(timed: World) -> None:
     assert accepted > 25 and refused > 25
 
 
+def test_a_type_that_does_not_fit_is_marked(timed: World) -> None:
+    """At its condition, or at the aggregate whose FILTER holds it."""
+    for text, marked in (
+        ("SELECT sum(age) FROM visits WHERE age > 3 AND city = 5", "city"),
+        ("SELECT count(*) FILTER (WHERE day > 5), sum(age) FROM visits", "count"),
+        ("SELECT 1 + sum(age) FILTER (WHERE day > 5) FROM visits", "sum"),
+    ):
+        plan, explained, answer = ask_doors(timed, text)
+        assert plan == explained == answer and plan[0] == "SqlRefused"
+        assert plan[2] == (1, text.index(marked) + 1), (text, plan)
+
+
 @pytest.mark.parametrize("subject", ["day", "seen"])
 def test_one_day_is_one_canonical_query(timed: World, subject: str) -> None:
     """Each spelling, and either side, is answered by what the first one paid for."""
@@ -142,7 +154,9 @@ def test_one_day_is_one_canonical_query(timed: World, subject: str) -> None:
 def test_a_block_is_named_by_either_side(tmp_path: Path) -> None:
     """Under budgets per block: every spelling reads and charges that block, once."""
     world = World(tmp_path)
-    world.table = world.declare(block="day", columns={"age": DECLARATION["columns"]["age"]})
+    world.table = world.declare(
+        block="day", protects="unit-block", columns={"age": DECLARATION["columns"]["age"]}
+    )
     world.ledger.grant("daily", 3, 0, filter="basic", table=world.table, principal="owner")
     paid = 0
     for form, literal in itertools.product(
