@@ -51,7 +51,7 @@ TAIL, SLACK = 1e-9, 1e-5
 #: Pairs of neighbours of all cases together. Work is counted, so that what a check finds does not
 #: depend on how busy a machine is; a mechanism whose draws take long is stopped after so many CPU
 #: seconds all the same. Cases beyond either are reported as not followed.
-PAIRS, MAX_SECONDS = 480, 20
+PAIRS, MAX_SECONDS = 1_000, 20
 #: Sizes of tables: all to the first number, then a geometric grid to the second.
 ALL_SIZES, MAX_SIZE = 256, 4_096
 #: Changes of form that are audited for one case.
@@ -121,7 +121,8 @@ def _compare_case(mechanism: Mechanism[Any], case: Case, coverage: Coverage) -> 
         return None
     epsilon, delta = epsilon_delta(event)
     try:
-        pairs = generated_neighbours(mechanism.data_request(params, case.table), case.table)
+        request = mechanism.data_request(params, case.table)
+        pairs = generated_neighbours(request, case.table, case.max_pairs)
     except TypeError:  # a request without a reference answer
         coverage.not_followed += 1
         return None

@@ -18,8 +18,6 @@ from functools import lru_cache
 from itertools import combinations_with_replacement, product
 from typing import Any, Literal, get_args, get_origin
 
-import numpy as np
-
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, DataRequest
@@ -43,8 +41,9 @@ CONTRIBUTIONS: Sequence[tuple[dict[str, int], dict[str, int]]] = (
     ({"rows": 2, "groups": 2, "rows_per_group": 2}, {"groups": 1, "rows_per_group": 1}),
 )
 EPSILONS = ("1", "4", "1/100", "12", "1/7", "100", "1/1000")
-#: Pairs of neighbours of one case, and units of a tiny table beside the one that differs.
-MAX_PAIRS, MAX_OTHERS = 8, 2
+#: Pairs of neighbours of one case, those of the few cases that are looked at closely, and units of a
+#: tiny table beside the one that differs.
+MAX_PAIRS, CLOSE_PAIRS, MAX_OTHERS = 16, 200, 2
 #: Cases of one mechanism.
 MAX_CASES = 90
 _RELATIONS = ("add-remove", "replace")
@@ -59,11 +58,13 @@ class Case:
         params: as in a release file.
         cell: what a certificate says of it: relation, sign of the bounds, contribution bounds and
             the values of settings.
+        max_pairs: pairs of neighbours that are compared.
     """
 
     table: Table
     params: Mapping[str, Any]
     cell: Mapping[str, str]
+    max_pairs: int = MAX_PAIRS
 
 
 @lru_cache(maxsize=1)
@@ -142,7 +143,10 @@ def generate_cases(mechanism: Mechanism[Any]) -> list[Case]:
     cases: dict[str, Case] = {}
 
     def add_case(
-        place: tuple[Table, Mapping[str, str]], change: dict[str, Any], epsilon: str
+        place: tuple[Table, Mapping[str, str]],
+        change: dict[str, Any],
+        epsilon: str,
+        max_pairs: int = MAX_PAIRS,
     ) -> None:
         table, cell = place
         for filling in fillings:
@@ -152,13 +156,14 @@ def generate_cases(mechanism: Mechanism[Any]) -> list[Case]:
             with suppress(InvalidInput):
                 params, _ = plan_mechanism(mechanism, table, raw)
                 described = {**cell, **{name: str(value) for name, value in change.items()}}
-                cases.setdefault(f"{cell} {params.model_dump_json()}", Case(table, raw, described))
+                case = Case(table, raw, described, max_pairs)
+                cases.setdefault(f"{cell} {params.model_dump_json()}", case)
                 return
 
     if not fillings:
         return []
     for place, epsilon in product(telling, EPSILONS):
-        add_case(place, {}, epsilon)
+        add_case(place, {}, epsilon, CLOSE_PAIRS if epsilon in EPSILONS[:2] else MAX_PAIRS)
     for turn, (change, place) in enumerate(product(changes, telling)):
         add_case(place, change, EPSILONS[turn % len(EPSILONS)])
     others = spread([*product(declared, [*fillings, *changes])])
@@ -192,7 +197,7 @@ def generated_neighbours(
     pairs: list[tuple[Answer, Answer]] = []
     seen: set[frozenset[Any]] = set()
     for others in range(MAX_OTHERS + 1):
-        listed = []
+        listed: list[tuple[tuple[int, int], Answer, Answer]] = []
         for shared in combinations_with_replacement(range(len(units)), others):
             company = [units[i] for i in shared]
             answers = [reference_answer(request, [*company, unit]) for unit in units]
@@ -209,17 +214,13 @@ def generated_neighbours(
                 pair = frozenset((names[i], name))
                 if len(pair) == 2 and pair not in seen:
                     seen.add(pair)
-                    distance = _distance(units[i], () if j is None else units[j])
-                    listed.append((distance, answers[i], other))
+                    distances = _distances(units[i], () if j is None else units[j])
+                    listed.append((distances, answers[i], other))
             if len(listed) > 40 * max_pairs:
                 break
-        listed.sort(key=lambda pair: -pair[0])
-        pairs += [(one, other) for _, one, other in listed[: max_pairs - len(pairs)]]
         # Lone units show a wrong scale; what others have matters to choices between values.
-        if others == 0:
-            pairs = pairs[: max(max_pairs // 2, 1)]
-        if len(pairs) >= max_pairs:
-            break
+        room = max_pairs * (6, 6, 4)[others] // 16
+        pairs += _most_distant(spread(listed), room)
     return pairs
 
 
@@ -252,22 +253,35 @@ def tiny_rows(table: Table) -> list[dict[str, Any]]:
     ]
 
 
-def _distance(one: UnitRows, other: UnitRows) -> int:
-    def total(unit: UnitRows, name: str, value: Any) -> int:
-        return sum(
-            1 if isinstance(row[name], str) else 1 + abs(row[name])
-            for row in unit
-            if row[name] is not None and (value is None or row[name] == value)
-        )
-
-    places = [("kind", "a"), ("kind", "b"), ("amount", None), ("share", None)]
-    return sum(abs(total(one, *place) - total(other, *place)) for place in places) + sum(
-        abs(_sum(one, name) - _sum(other, name)) for name in ("amount", "share")
+def _most_distant(
+    listed: list[tuple[tuple[int, int], Answer, Answer]], room: int
+) -> list[tuple[Answer, Answer]]:
+    """The pairs that are furthest apart by their rows, and those by their values, in turns."""
+    by_rows, by_values = (
+        sorted(range(len(listed)), key=lambda i, k=k: -listed[i][0][k])  # type: ignore[misc]
+        for k in (0, 1)
     )
+    chosen = dict.fromkeys(i for pair in zip(by_values, by_rows, strict=True) for i in pair)
+    return [listed[i][1:] for i in chosen][:room]
 
 
-def _sum(unit: UnitRows, name: str) -> int:
-    return int(np.sum([row[name] for row in unit if row[name] is not None], dtype=np.int64))
+def _distances(one: UnitRows, other: UnitRows) -> tuple[int, int]:
+    """How far apart two units are in rows of each key, and in sums of each column and key."""
+
+    def rows(unit: UnitRows, key: str) -> int:
+        return sum(row["kind"] == key for row in unit)
+
+    def total(unit: UnitRows, name: str, key: str) -> int:
+        return sum(row[name] for row in unit if row["kind"] == key and row[name] is not None)
+
+    return (
+        sum(abs(rows(one, key) - rows(other, key)) for key in "ab"),
+        sum(
+            abs(total(one, name, key) - total(other, name, key))
+            for name in ("amount", "share")
+            for key in "ab"
+        ),
+    )
 
 
 #: Groups that a lone unit reaches, and the delta and epsilons at which it may show.
