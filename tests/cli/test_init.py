@@ -238,7 +238,7 @@ def test_names_that_yaml_reads_otherwise(tmp_path: Path) -> None:
     """They stay the texts that they are."""
     with duckdb.connect(str(tmp_path / "visits.duckdb")) as connection:
         connection.execute(
-            """CREATE TABLE visits AS SELECT 'a' AS "no", 1 AS "a: b, {c}", 2 AS "1", 3 AS "# x" """
+            """CREATE TABLE visits AS SELECT 'a' AS "no", 1 AS "a: b, {c}", '2' AS "1", 3 AS "# x" """
         )
     words = ("--unit", "no", "--rows", "1", "--epsilon", "1", "--keys", "1=01,yes,a: b")
     status, _, errors = init(tmp_path, *words)
