@@ -40,7 +40,7 @@ def test_the_commands_run(
     tiny.file()
     (tiny.folder / "nightly.py").write_text(NIGHTLY)
     commands = re.findall(r"^    dpflow ((?:plan|calculate) .*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 8
+    assert len(commands) == 9
     for command in commands:
         done = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
         assert done.exit_code == 0, (command, done.output)
