@@ -317,7 +317,7 @@ def test_the_audit_program_knows_periods(tmp_path: Path, clock: Clock) -> None:
         ("reserve", '"2026-W48"', '""', "not its path"),
         ("grant", '\\"tail_delta\\"', '\\"period\\":\\"day\\",\\"tail_delta\\"', "a quota"),
         ("grant", '\\"period\\":\\"week\\"', '\\"period\\":\\"year\\"', "year"),
-        ("grant", '\\"version\\":3', '\\"version\\":4', "does not know"),
+        ("grant", '\\"version\\":1', '\\"version\\":4', "does not know"),
     ):
         done = run_audit(change(kind, old, new), tmp_path)
         assert done.returncode == 1 and rule in done.stderr, (kind, done.stderr)

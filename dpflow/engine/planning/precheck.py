@@ -11,6 +11,7 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.engine.releases.execute import check_scope, require_certified
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.error_boundary import errors_end_here
 from dpflow.errors import MissingExtra, TableError
 from dpflow.ledger import Ledger
 from dpflow.tables import PrivateTable
@@ -27,6 +28,7 @@ def forecast(plan: Plan, ledger: Ledger) -> str:
     return refusal or check_source(plan) or "the ledger would accept it now"
 
 
+@errors_end_here
 def check_source(plan: Plan) -> str:
     """Types and names of a plan against its source's catalogue, as the release itself checks them before
     it is charged: what keeps the source from being opened now, or "".

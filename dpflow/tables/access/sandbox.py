@@ -381,8 +381,8 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
             with suppress(OSError):
                 file = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
             # Days and texts of timestamps must not depend on where the process runs.
-            raw.execute("SET TimeZone = 'UTC'")
-            hide_progress_bar(raw)
+            scrub_errors(lambda: raw.execute("SET TimeZone = 'UTC'"), what)
+            scrub_errors(lambda: hide_progress_bar(raw), what)
             connection = Connection(raw, what, file)
             path = sql.quote_text(str(database.absolute()))
             # Attached first: nothing can be opened afterwards, and the last line keeps it so.
