@@ -33,7 +33,7 @@ def test_a_url_that_cannot_be_told_is_refused(rest: str, tmp_path: Path) -> None
 def test_a_server_out_of_reach_is_told_without_passwords(rest: str) -> None:
     with pytest.raises(LedgerUnavailable) as refused:
         BudgetView(f"postgresql+psycopg://{rest}")
-    assert "sec" not in str(refused.value) and "@127.0.0.1:9/db cannot be used" in str(
+    assert "sec" not in str(refused.value) and "@127.0.0.1:9/db is out of reach" in str(
         refused.value
     )
 
