@@ -115,7 +115,7 @@ def test_expressions_are_what_python_computes(seed: int) -> None:
     """Random ones, at the ends of 64 bits: no error, the exact number, and within the range."""
     with duckdb.connect() as connection:
         rows = ", ".join(
-            f"({'NULL' if a is None else a}::BIGINT, {'NULL' if b is None else b}::BIGINT)"
+            f"(CAST({'NULL' if a is None else a} AS BIGINT), CAST({'NULL' if b is None else b} AS BIGINT))"
             for a, b in PAIRS
         )
         connection.execute(f"CREATE TABLE t AS SELECT * FROM (VALUES {rows}) AS v(a, b)")
