@@ -30,6 +30,7 @@ from dpflow.testing.enumeration import NotEnumerable, enumerate_outputs
 from dpflow.testing.exact_divergence import divergence
 from dpflow.testing.generated_tables import (
     Case,
+    answer_units,
     generate_cases,
     generated_neighbours,
     lone_unit_cases,
@@ -37,7 +38,7 @@ from dpflow.testing.generated_tables import (
     tiny_rows,
 )
 from dpflow.testing.harness import LimitedSource, StreamSource, epsilon_delta, require
-from dpflow.testing.neighbours import answer_fingerprint, reference_answer
+from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.outcomes import choose_paths, digest_outcome, list_features, make_outcome
 from dpflow.testing.replay import climb_losses, follow_samplers
 from dpflow.testing.replay_audit import ROUNDING
@@ -284,8 +285,8 @@ def structure_changes(
 
     def answer_of(n: int, absent: int = 0) -> Answer:
         if (n, absent) not in answers:
-            answers[n, absent] = reference_answer(
-                request, [*[tuple(rows)] * n, *[nothing] * absent]
+            answers[n, absent] = answer_units(
+                request, table, [*[tuple(rows)] * n, *[nothing] * absent]
             )
         return answers[n, absent]
 

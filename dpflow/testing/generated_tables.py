@@ -23,7 +23,13 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, DataRequest
 from dpflow.errors import InvalidInput
 from dpflow.testing.examples import plan_mechanism, standard_parameters
-from dpflow.testing.neighbours import UnitRows, answer_fingerprint, possible_units, reference_answer
+from dpflow.testing.neighbours import (
+    UnitRows,
+    answer_fingerprint,
+    index_keys,
+    possible_units,
+    reference_answer,
+)
 
 #: Bounds of a column in its own units and its step, by where they lie.
 BOUNDS: Mapping[str, tuple[int, int, str]] = {
@@ -193,15 +199,15 @@ def generated_neighbours(
     Raises `TypeError` for a request without a reference answer.
     """
     units = _distinct_units(request, table)
-    empty = reference_answer(request, [])
+    empty = answer_units(request, table, [])
     pairs: list[tuple[Answer, Answer]] = []
     seen: set[frozenset[Any]] = set()
     for others in range(MAX_OTHERS + 1):
         listed: list[tuple[tuple[int, int], Answer, Answer]] = []
         for shared in combinations_with_replacement(range(len(units)), others):
             company = [units[i] for i in shared]
-            answers = [reference_answer(request, [*company, unit]) for unit in units]
-            alone = reference_answer(request, company) if company else empty
+            answers = [answer_units(request, table, [*company, unit]) for unit in units]
+            alone = answer_units(request, table, company) if company else empty
             names = [answer_fingerprint(answer) for answer in answers]
             couples: list[tuple[int, Answer, Any, int | None]]
             if table.neighbours == "add-remove":
@@ -224,6 +230,11 @@ def generated_neighbours(
     return pairs
 
 
+def answer_units(request: DataRequest, table: Table, units: Sequence[UnitRows]) -> Answer:
+    """The exact answer on these units, whose public keys are texts."""
+    return reference_answer(request, index_keys(request, table, units))
+
+
 def _distinct_units(request: DataRequest, table: Table) -> list[UnitRows]:
     """Units that the request tells apart when each is alone, one of each kind."""
     rows = tiny_rows(table)
@@ -237,7 +248,7 @@ def _distinct_units(request: DataRequest, table: Table) -> list[UnitRows]:
     nothing: UnitRows = (dict.fromkeys(rows[0]),)
     distinct: dict[Any, UnitRows] = {}
     for unit in [*possible_units(rows, min(limit, 2)), nothing]:
-        distinct.setdefault(answer_fingerprint(reference_answer(request, [unit])), unit)
+        distinct.setdefault(answer_fingerprint(answer_units(request, table, [unit])), unit)
     return list(distinct.values())
 
 
@@ -308,6 +319,6 @@ def lone_unit_cases(mechanism: Mechanism[Any]) -> Iterator[tuple[Case, tuple[Ans
                     for name in ("lone", "other")
                 ]
                 other = units[1:] if relation == "replace" else []
-                pair = reference_answer(request, units[:1]), reference_answer(request, other)
+                pair = answer_units(request, table, units[:1]), answer_units(request, table, other)
                 yield Case(table, raw, {"neighbours": relation, "lone": epsilon}), pair
                 break

@@ -6,7 +6,7 @@ other units have; its author knows where that is most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,9 @@ from dpflow.core.contract.requests import (
     GroupValues,
     PerGroup,
     PerUnit,
-    Records,
     UnitScores,
 )
-from dpflow.testing.neighbours import Row, SmallTable, UnitRows, reference_answer
+from dpflow.testing.neighbours import SmallTable, UnitRows, index_keys, reference_answer
 
 
 @dataclass(frozen=True)
@@ -71,17 +70,3 @@ class Sides:
             swap = request.columns in self.swapped
             return PerUnit(np.array(self.values[side ^ swap], float))
         return reference_answer(request, index_keys(request, table, self.tables[side]))
-
-
-def index_keys(request: DataRequest, table: Table, units: Sequence[UnitRows]) -> SmallTable:
-    """The units as a request reads them: in `Records` a public key is its index."""
-    if not isinstance(request, Records):
-        return tuple(units)
-    public = {name: table.column(name).public_keys for name in request.columns}
-    key_index = {name: keys.index for name, keys in public.items() if keys is not None}
-
-    def index_row(row: Row) -> Row:
-        changed = {n: find(row[n]) for n, find in key_index.items() if isinstance(row[n], str)}
-        return {**row, **changed}
-
-    return tuple(tuple(map(index_row, unit)) for unit in units)

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
     DataRequest,
@@ -79,6 +80,20 @@ def reference_answer(request: DataRequest, units: Iterable[UnitRows]) -> Answer:
     raise TypeError(
         f"there is no reference answer for a {type(request).__name__}; build it by hand"
     )
+
+
+def index_keys(request: DataRequest, table: Table, units: Sequence[UnitRows]) -> SmallTable:
+    """The units as a request reads them: in `Records` a public key is its index."""
+    if not isinstance(request, Records):
+        return tuple(units)
+    public = {name: table.column(name).public_keys for name in request.columns}
+    key_index = {name: keys.index for name, keys in public.items() if keys is not None}
+
+    def index_row(row: Row) -> Row:
+        changed = {n: find(row[n]) for n, find in key_index.items() if isinstance(row[n], str)}
+        return {**row, **changed}
+
+    return tuple(tuple(map(index_row, unit)) for unit in units)
 
 
 def answer_fingerprint(answer: Answer) -> Any:

@@ -28,7 +28,7 @@ from dpflow.engine.prediction.student import (
     student_guarantee,
     teach_student,
 )  # noqa: E402
-from dpflow.engine.sessions.candidate import mlflow_file  # noqa: E402
+from dpflow.engine.sessions import mlflow_models  # noqa: E402
 from dpflow.errors import InvalidInput  # noqa: E402
 
 
@@ -84,7 +84,7 @@ def test_the_operator_registers_a_student_once(doors: Doors) -> None:
     assert tags["dpflow.epsilon"] == "20" and tags["dpflow.session"] == first["session_id"]
     assert "(20, 0)-DP for all rows of one person (add-remove) of loans" in tags["dpflow.guarantee"]
     assert json.loads(tags["dpflow.event"])["kind"] == "repeated.v1"
-    file = mlflow_file("late", "models:/late/1", uri)
+    file = mlflow_models.find_file("models:/late/1", uri)
     assert file == Path(first["student"]["file"]) and list(file.parent.iterdir()) == [file]
     corners = np.array([[0.02, 0.02, "Oslo"], [0.98, 0.98, "Rome"]], dtype=object)
     assert load(file).predict(corners).tolist() == ["no", "yes"]
