@@ -30,7 +30,7 @@ from dpflow.error_boundary import contain_errors
 from dpflow.ledger import Ledger
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
-from dpflow.tables.backends.spark_backend import spark_session
+from dpflow.tables.backends.spark_backend import spark_connection
 
 ROWS = 10_000_000
 _FILES = 8
@@ -194,7 +194,7 @@ def measure_release(cluster: SparkCluster, lake: Path, folder: Path) -> float:
         finally:
             spent[0] += time.process_time() - begin
 
-    with mock.patch.object(spark_session, "contain_errors", call_timed):
+    with mock.patch.object(spark_connection, "contain_errors", call_timed):
         for turn in range(6):
             spent[0], begin = 0.0, time.process_time()
             planned = plan(

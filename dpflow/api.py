@@ -22,7 +22,7 @@ from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from dpflow.analyst_sql.answers import SqlAnswer
-    from dpflow.analyst_sql.query_plan import SqlPlan
+    from dpflow.analyst_sql.sql_plan import SqlPlan
 
 
 def plan(

@@ -15,8 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dpflow.analyst_sql.explain import plan_lines
-from dpflow.analyst_sql.query_plan import SqlPlan
+from dpflow.analyst_sql.sql_plan import SqlPlan, plan_lines
 from dpflow.api import open_ledger, sql
 from dpflow.errors import DpflowError, InvalidInput
 

@@ -11,7 +11,7 @@ import yaml
 
 import dpflow
 from dpflow.analyst_sql.answers import SqlAnswer
-from dpflow.analyst_sql.query_plan import SqlPlan
+from dpflow.analyst_sql.sql_plan import SqlPlan
 from dpflow.core.contract.declaration import Table
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, BaseOperatorLink
 
 from dpflow.airflow.links import BudgetPageLink
+from dpflow.airflow.release_note import ReleaseNote
 from dpflow.airflow.task_context import NOT_GIVEN, AirflowFailException, read_blocks
 from dpflow.errors import DpflowError
 from dpflow.extras import require_extra
@@ -24,22 +24,6 @@ if TYPE_CHECKING:
 
 #: Airflow keeps 250 characters of a mapped task's label.
 _LONGEST_LABEL = 100
-
-
-@dataclass(frozen=True, repr=False)
-class ReleaseNote:
-    """A release, or a session, that a task has paid for or replayed, for lineage. Its repr says nothing:
-    the provider may be told to send all attributes of operators, private ones among them.
-
-    Attributes:
-        tables: the declarations that were read.
-        release: what the receipt says, as JSON.
-        output: the file and table it was published in, or None.
-    """
-
-    tables: tuple[Table, ...]
-    release: Mapping[str, Any]
-    output: tuple[Path, str] | None = None
 
 
 class PrivacyOperator(BaseOperator):

@@ -21,11 +21,11 @@ from airflow.providers.openlineage.extractors import OperatorLineage
 from openlineage.client.event_v2 import InputDataset, OutputDataset
 from openlineage.client.facet_v2 import DatasetFacet, RunFacet
 
+from dpflow.airflow.release_note import ReleaseNote
 from dpflow.engine.releases.plan import digest
 from dpflow.tables.public.named_tables import name_dataset
 
 if TYPE_CHECKING:
-    from dpflow.airflow.base_operator import ReleaseNote
     from dpflow.core.contract.declaration import Table
 
 log = logging.getLogger(__name__)

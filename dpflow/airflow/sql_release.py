@@ -19,7 +19,7 @@ from dpflow.airflow.task_context import (
 from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from dpflow.analyst_sql.query_plan import SqlPlan
+    from dpflow.analyst_sql.sql_plan import SqlPlan
     from dpflow.ledger import Ledger
     from dpflow.registry import Registry
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpflow.analyst_sql.query_parts import QueryPart, split_key
-from dpflow.analyst_sql.select_query import SqlAggregate
+from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate
 from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.results import Row
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
@@ -211,3 +211,18 @@ def error_sizes(part: QueryPart, plan: Plan) -> Mapping[str, float]:
             measure = measure.model_copy(update={"size": 10_000})
         sizes[label] = release.query.error_bound(measure, release.tails(measure))
     return sizes
+
+
+def find_cells_by_query(
+    answered: Sequence[tuple[QueryPart, Cells]],
+) -> Callable[[SelectQuery], Cells]:
+    """For a private SELECT, the released numbers of all its parts together."""
+
+    def collect_cells(query: SelectQuery) -> Cells:
+        cells: Cells = {}
+        for part, part_cells in answered:
+            for key, cell in part_cells.items() if query in part.queries else ():
+                cells.setdefault(key, {}).update(cell)
+        return cells
+
+    return collect_cells

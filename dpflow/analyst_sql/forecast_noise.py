@@ -15,16 +15,17 @@ from dpflow.analyst_sql.cells import (
     Key,
     Number,
     additive_plan,
+    find_cells_by_query,
     find_measure,
     make_width,
 )
-from dpflow.analyst_sql.grouping_levels import add_level
+from dpflow.analyst_sql.grouping_levels import AddedLevel, add_level
 from dpflow.analyst_sql.noise_intervals import ColumnIntervals, find_intervals
 from dpflow.analyst_sql.query_parts import PartPlan, find_grouping, split_key
-from dpflow.analyst_sql.query_plan import SqlPlan, find_cells_by_query
 from dpflow.analyst_sql.released_tables import make_tables
-from dpflow.analyst_sql.select_query import SelectQuery
-from dpflow.analyst_sql.stored_answers import find_cells, keep_cells
+from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery
+from dpflow.analyst_sql.stored_answers import Stored, find_cells, keep_cells
+from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.core.contract.results import Row
 
 #: More groups are not looked at, and no run takes more seconds.
@@ -50,19 +51,33 @@ class ColumnNoise:
     with_keys: tuple[int, float | None] | None
 
 
-def forecast_noise(plan: SqlPlan) -> list[ColumnNoise] | None:
+def forecast_noise(
+    query: SplitQuery,
+    keys: KeyReader,
+    parts: Sequence[PartPlan],
+    stored: Sequence[Stored | None],
+    added: Sequence[AddedLevel],
+) -> list[ColumnNoise] | None:
     """For each column of the answer; None where its groups are too many to look at, or no rule covers
-    the query.
+    the query. The arguments are those of a `dpflow.analyst_sql.sql_plan.SqlPlan`.
 
     Numbers of stored releases are as they are.
     """
-    private = any(part.part.private for part in plan.parts)
-    many = PRIVATE_KEYS + _add_limits(plan) if private else 1
-    forecasts = [_forecast(plan, keys, factor) for keys, factor in ((1, 1), (many, 1), (many, 3))]
+    private = any(part.part.private for part in parts)
+    many = PRIVATE_KEYS + min(query.count_limits(), MAX_GROUPS) if private else 1
+
+    def forecast(private_keys: int, factor: int) -> list[ColumnIntervals] | None:
+        cells = _make_cells(parts, stored, added, private_keys, factor)
+        if cells is None:
+            return None
+        tables = make_tables(query, cells, keys)
+        return find_intervals(query, tables, None, keep_noisy=True, seconds=MAX_SECONDS)
+
+    forecasts = [forecast(*numbers) for numbers in ((1, 1), (many, 1), (many, 3))]
     columns = []
     if any(one is None for one in forecasts):
         return None
-    for few, one, other in zip(*(forecast or [] for forecast in forecasts)):
+    for few, one, other in zip(*(intervals or [] for intervals in forecasts)):
         width = _find_half_width(one, other)
         if few.together == one.together:
             columns.append(ColumnNoise(few, width, None))
@@ -70,14 +85,6 @@ def forecast_noise(plan: SqlPlan) -> list[ColumnNoise] | None:
             # How many keys there are is private, and the width is one of as many.
             columns.append(ColumnNoise(few, None, (many, width)))
     return columns
-
-
-def _forecast(plan: SqlPlan, private_keys: int, factor: int) -> list[ColumnIntervals] | None:
-    cells = _make_cells(plan, private_keys, factor)
-    if cells is None:
-        return None
-    tables = make_tables(plan.query, cells, plan.keys)
-    return find_intervals(plan.query, tables, None, keep_noisy=True, seconds=MAX_SECONDS)
 
 
 def _find_half_width(*columns: ColumnIntervals) -> float | None:
@@ -96,25 +103,24 @@ def _find_half_width(*columns: ColumnIntervals) -> float | None:
     return widths.pop() if len(widths) == 1 else None
 
 
-def _add_limits(plan: SqlPlan) -> int:
-    """How many rows LIMIT leaves, at most."""
-    return min(plan.query.count_limits(), MAX_GROUPS)
-
-
 def _make_cells(
-    plan: SqlPlan, private_keys: int, factor: int
+    parts: Sequence[PartPlan],
+    stored_releases: Sequence[Stored | None],
+    added: Sequence[AddedLevel],
+    private_keys: int,
+    factor: int,
 ) -> Callable[[SelectQuery], Cells] | None:
     """Released numbers of all parts: those of stored releases, and numbers that stand for others; None of
     too many groups.
     """
     answered = []
-    for part, stored in zip(plan.parts, plan.stored):
+    for part, stored in zip(parts, stored_releases):
         query = part.part.queries[0]
         cells = find_cells(stored, query) if stored else _assume_cells(part, private_keys, factor)
         if cells is None:
             return None
         answered.append((part.part, cells))
-    for level in plan.added:
+    for level in added:
         below, cells = answered[level.source]
         answered.append((level.part, add_level(level.part, cells, below.queries[0].groups)))
     return find_cells_by_query(answered)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpflow.analyst_sql.cells import Number
 from dpflow.analyst_sql.noise_expressions import Source
-from dpflow.analyst_sql.noise_relations import RuleMissing, Shape
+from dpflow.analyst_sql.noise_relations import ReleasedNoise, RuleMissing, Shape
 from dpflow.analyst_sql.noise_rules import NoiseRules
 from dpflow.analyst_sql.released_tables import ReleasedTable, write_sum_width
 from dpflow.analyst_sql.select_query import SplitQuery, write_sql
@@ -82,24 +82,24 @@ class _Runs:
         self._keep_noisy, self._seconds = keep_noisy, seconds
         self._known: dict[int, list[list[Any]]] = {}
         self._shape: Shape | None = None
-        self._rules: NoiseRules | None = None
+        self._released: ReleasedNoise | None = None
 
     def start(self) -> Shape | None:
         """The columns of the query; None where no rule covers it."""
-        self._rules = self._make_rules(1)
-        tree, self._shape = self._rules.apply(self._query.tree)
+        self._released = self._make_released(1)
+        tree, self._shape = NoiseRules(self._released).apply(self._query.tree)
         if any(self._shape.list_ruled()):
             self._known[1] = self._run(tree, 1)
         return self._shape
 
-    def _make_rules(self, together: int) -> NoiseRules:
+    def _make_released(self, together: int) -> ReleasedNoise:
         tables = self._tables
 
         def write_width(source: Source, count: Any) -> Any:
             release, number = source
             return write_sum_width(tables[release].numbers[number][0], together, count)
 
-        return NoiseRules(
+        return ReleasedNoise(
             [table.describe() for table in tables],
             PROCESS.list_aggregates(),
             write_width,
@@ -120,13 +120,13 @@ class _Runs:
 
     def _rows_at(self, together: int) -> list[list[Any]]:
         if together not in self._known:
-            tree, _ = self._make_rules(together).apply(self._query.tree)
+            tree, _ = NoiseRules(self._make_released(together)).apply(self._query.tree)
             self._known[together] = self._run(tree, together)
         return self._known[together]
 
     def find_column(self, position: int) -> ColumnIntervals:
         """The intervals of a column."""
-        assert self._shape is not None and self._rules is not None
+        assert self._shape is not None and self._released is not None
         noise = self._shape.columns[position].noise
         choosers = self._shape.chosen
         if not noise.noisy:
@@ -137,8 +137,8 @@ class _Runs:
         start = width + _BESIDE * sum(self._shape.list_ruled()[:position])
         counts = [int(row[start + 2] or 0) for row in self._known[1]]
         together = min(
-            max(counts, default=0) + self._rules.count_numbers(choosers),
-            self._rules.count_numbers(noise.sources | choosers),
+            max(counts, default=0) + self._released.count_numbers(choosers),
+            self._released.count_numbers(noise.sources | choosers),
         )
         numbers = self.list_numbers(noise.sources)
         widened = all(n.width(together) is not None for n in numbers if n.value is not None)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sqlglot import exp
 
 from dpflow.analyst_sql.noise_expressions import EXACT, Known, Source, combine
 from dpflow.analyst_sql.parsed_parts import strip_alias
+from dpflow.analyst_sql.select_query import filled_column, key_column, number_column
 from dpflow.tables.public.query_worker import SCHEMA
 
-if TYPE_CHECKING:
-    from dpflow.analyst_sql.noise_rules import NoiseRules
-
+#: Expressions that are looked at, at most.
+_MAX_STEPS = 20_000
 MARK = " #"
 #: What stands beside a column, by the end of its name.
 LOW, HIGH, COUNT = f"{MARK}low", f"{MARK}high", f"{MARK}count"
@@ -86,15 +87,99 @@ class RuleMissing(Exception):
 Scope = Mapping[str, Shape]
 
 
-class SelectSources:
+def expose(shape: Shape, alias: Any) -> Shape:
+    """A query's columns as the query around it sees them, with those for intervals."""
+    wanted = shape.list_ruled()
+    shape.attach(wanted)
+    names = [column.name for column in shape.columns]
+    given = [one.name for one in alias.args.get("columns") or ()] if alias is not None else []
+    names[: len(given)] = given
+    if len({name.casefold() for name in names}) < len(names):
+        raise RuleMissing
+    if given:
+        beside = [n + end for n, w in zip(names, wanted) if w for end in (LOW, HIGH, COUNT)]
+        columns = [exp.to_identifier(name, quoted=True) for name in names + beside]
+        alias.set("columns", columns)
+    columns_seen = [replace(column, name=name) for column, name in zip(shape.columns, names)]
+    return Shape(columns_seen, shape.chosen, shape.selected, shape.release)
+
+
+class ReleasedNoise:
+    """What rules read of the released tables, and how far they may go.
+
+    Args:
+        releases: the released tables, by position.
+        aggregate_names: DuckDB's aggregates, in lower case.
+        sum_width: writes the half-width of a sum of cells of a number's release, by how many there are.
+        keep_noisy: conditions on noisy values are left out: the most rows that an answer may have.
+    """
+
+    def __init__(
+        self,
+        releases: Sequence[ReleasedColumns],
+        aggregate_names: frozenset[str],
+        sum_width: Callable[[Source, Any], Any],
+        keep_noisy: bool = False,
+    ) -> None:
+        self._releases, self.aggregate_names = releases, aggregate_names
+        self._sum_width, self.keep_noisy = sum_width, keep_noisy
+        self._steps = 0
+        #: All released columns: what may have decided where nothing is noise.
+        self.everything = frozenset(
+            (n, j) for n, one in enumerate(releases) for j in range(len(one.numeric))
+        )
+
+    def make_sum_width(self, source: Source) -> Callable[[Any], Any] | None:
+        """What writes the half-width of a sum of a column's numbers; None where their noise does not
+        add up.
+        """
+        if not self._releases[source[0]].cells[source[1]]:
+            return None
+        return lambda count: self._sum_width(source, count)
+
+    def count_step(self) -> None:
+        """Raise `RuleMissing` where a query takes too many steps."""
+        self._steps += 1
+        if self._steps > _MAX_STEPS:
+            raise RuleMissing
+
+    def count_numbers(self, sources: Iterable[Source]) -> int:
+        """How many released numbers columns of released tables have."""
+        return sum(self._releases[release].rows for release, _ in sources)
+
+    def read_released(self, position: int) -> Shape:
+        """The columns of a released table."""
+        released = self._releases[position]
+        keys = [NoisyColumn(key_column(n), EXACT) for n in range(released.keys)]
+        numbers = []
+        for n, numeric in enumerate(released.numeric):
+            name, source = number_column(n), (position, n)
+            noise = combine([], frozenset({source}))
+            if numeric:
+                noise = beside(name, None, frozenset({source}), released.hidden[n])
+            numbers.append(NoisyColumn(name, noise, source if numeric else None))
+        # Beside the quotients that they decide on, for which noise may be the reason to be NULL.
+        filled = [NoisyColumn(filled_column(n), EXACT) for n in released.filled]
+        return Shape(keys + numbers + filled, selected=released.selected, release=position)
+
+
+#: Reads a query inside another: its columns. Raises `RuleMissing`.
+ReadQuery = Callable[[Any, Scope], Shape]
+
+
+class SelectSources(ABC):
     """The FROM of one SELECT, and what its names mean.
 
     Args:
+        read_query: reads a query inside it.
         scope: the CTEs that it sees.
     """
 
-    def __init__(self, rules: NoiseRules, select: Any, scope: Scope) -> None:
-        self._rules, self._select, self._scope = rules, select, scope
+    def __init__(
+        self, released: ReleasedNoise, read_query: ReadQuery, select: Any, scope: Scope
+    ) -> None:
+        self._released, self._read_query = released, read_query
+        self._select, self._scope = select, scope
         self._relations: list[tuple[str, Shape | None]] = []
         #: Names that USING makes one column of.
         self._merged: set[str] = set()
@@ -106,14 +191,14 @@ class SelectSources:
         self._groups: list[tuple[Any, Known]] | None = None
         self._aliases: dict[str, Any] = {}
 
+    @abstractmethod
     def find(self, part: Any) -> Known:
         """What is known of an expression's noise."""
-        raise NotImplementedError
 
     def _choose(self, noise: Known) -> None:
         """Note that noise decided which rows these are."""
         if noise.noisy:
-            self._chosen |= noise.sources or self._rules.everything
+            self._chosen |= noise.sources or self._released.everything
 
     def _read_sources(self) -> None:
         source, joins = self._select.args.get("from_"), self._select.args.get("joins") or []
@@ -137,7 +222,7 @@ class SelectSources:
             condition = join.args.get("on")
             noise = EXACT if condition is None else self.find(condition)
             self._choose(noise)
-            if noise.noisy and self._rules.keep_noisy:
+            if noise.noisy and self._released.keep_noisy:
                 join.set("on", exp.true())
             for name in join.args.get("using") or ():
                 for column in self._list_columns("", name.name):
@@ -156,14 +241,14 @@ class SelectSources:
             if alias is not None and alias.args.get("columns"):
                 raise RuleMissing
             if relation.db == SCHEMA:
-                shape = self._rules.read_released(int(relation.name[1:]))
+                shape = self._released.read_released(int(relation.name[1:]))
             elif isinstance(relation.this, exp.Identifier):
                 # None: a recursive CTE, of which nothing is noise.
                 shape = self._scope.get(relation.name.casefold())
                 if shape is None:
                     raise RuleMissing
         elif isinstance(relation, exp.Subquery):
-            shape = self._rules.expose(self._rules.read(relation, self._scope), alias)
+            shape = expose(self._read_query(relation, self._scope), alias)
         elif isinstance(relation, exp.Values) and alias is not None:
             shape = Shape([NoisyColumn(one.name, EXACT) for one in alias.args.get("columns") or ()])
         self._relations.append((relation.alias_or_name.casefold(), shape))
@@ -240,7 +325,7 @@ class SelectSources:
             # Of a function in FROM, whose arguments are exact or its rows are chosen.
             return combine([], self._chosen) if self._chosen else EXACT
         # A row of a query around this one, or nothing that is noise.
-        return combine([], self._rules.everything)
+        return combine([], self._released.everything)
 
     def _find_cell(self, part: Any) -> Source | None:
         if not isinstance(part, exp.Column) or self._groups is not None:

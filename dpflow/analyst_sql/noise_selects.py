@@ -85,7 +85,7 @@ class SelectRules(SelectSources):
         return (
             self._release is not None
             and number_text.isdecimal()
-            and int(number_text[:18]) >= self._rules.count_numbers([(self._release, 0)])
+            and int(number_text[:18]) >= self._released.count_numbers([(self._release, 0)])
         )
 
     def _make_attach(
@@ -123,7 +123,7 @@ class SelectRules(SelectSources):
             self._choose(noise)
             if not noise.noisy:
                 kept.append(part)
-        if self._rules.keep_noisy:
+        if self._released.keep_noisy:
             tree = exp.and_(*kept, copy=False) if kept else None
             self._select.set(clause, None if tree is None else type(condition)(this=tree))
 
@@ -171,7 +171,8 @@ class SelectRules(SelectSources):
 
     def _is_aggregate(self, part: Any) -> bool:
         named = (
-            isinstance(part, exp.Anonymous) and part.name.casefold() in self._rules.aggregate_names
+            isinstance(part, exp.Anonymous)
+            and part.name.casefold() in self._released.aggregate_names
         )
         return named or isinstance(part, exp.AggFunc | exp.WithinGroup)
 
@@ -203,7 +204,7 @@ class SelectRules(SelectSources):
             return self._find_set(part)
         if isinstance(part, exp.Filter) or self._is_aggregate(part):
             return self._find_aggregate(part)
-        self._rules.count_step()
+        self._released.count_step()
         operands = [(node, self.find(node)) for node in _list_operands(part)]
         noisy = [noise for _, noise in operands if noise.noisy]
         if not noisy:
@@ -221,9 +222,9 @@ class SelectRules(SelectSources):
     def _find_subquery(self, part: Any) -> Known:
         """A value of a query in brackets; of one that noise chose, what might have been chosen."""
         inner = part.copy()
-        shape = self._rules.read(inner, self._scope)
+        shape = self._read_query(inner, self._scope)
         if len(shape.columns) != 1:
-            return combine([], self._rules.everything)
+            return combine([], self._released.everything)
         noise = shape.columns[0].noise
         sources = noise.sources | shape.chosen
         if not noise.noisy and not shape.chosen and not shape.selected:
@@ -235,7 +236,7 @@ class SelectRules(SelectSources):
             parts = [_take_column(inner, n) for n in range(1, 4)]
             low, high, count = parts
             return Known(True, sources, low, high, count, noise.maybe_null)
-        return combine([], sources or self._rules.everything)
+        return combine([], sources or self._released.everything)
 
     def _find_ranked(self, part: Any, noise: Known, sources: frozenset[Source]) -> Known:
         """``SELECT x ... ORDER BY x LIMIT 1``: the first of the lower bounds, and of the upper ones."""
@@ -247,7 +248,7 @@ class SelectRules(SelectSources):
         bare = unordered.this if isinstance(unordered, exp.Subquery) else unordered
         for name in ("order", "limit", "offset"):
             bare.set(name, None)
-        shape = self._rules.read(unordered, self._scope)
+        shape = self._read_query(unordered, self._scope)
         if shape.chosen or shape.selected or not shape.columns[0].noise.ruled or noise.maybe_null:
             return combine([], sources)
         item, key = select.expressions[0], order.expressions[0].this
@@ -268,18 +269,18 @@ class SelectRules(SelectSources):
                 clause = select.args.get(name)
                 query.set(name, None if clause is None else clause.copy())
             parts.append(exp.Subquery(this=query))
-        count = number(self._rules.count_numbers(sources))
+        count = number(self._released.count_numbers(sources))
         return Known(True, sources, parts[0], parts[1], count, noise.maybe_null)
 
     def _find_set(self, part: Any) -> Known:
         """EXISTS, IN and the like: true or false, so without bounds where noise decides."""
         parts: list[Known] = []
         for query in [node for node in part.iter_expressions() if isinstance(node, exp.Query)]:
-            shape = self._rules.read(query.copy(), self._scope)
+            shape = self._read_query(query.copy(), self._scope)
             sources = shape.chosen.union(*(column.noise.sources for column in shape.columns))
             noisy = shape.selected or any(column.noise.noisy for column in shape.columns)
             if noisy or sources:
-                parts.append(combine([], sources or self._rules.everything))
+                parts.append(combine([], sources or self._released.everything))
         for node in _list_operands(part):
             if not isinstance(node, exp.Query):
                 parts.append(self.find(node))
@@ -304,7 +305,7 @@ class SelectRules(SelectSources):
         noisy = [one for one in operands if one.noisy]
         # Which rows there are is noise: then their number, and what hangs on it, has no rule.
         if self._rows_chosen or self._selected:
-            return combine(operands, self._rows_chosen or self._rules.everything)
+            return combine(operands, self._rows_chosen or self._released.everything)
         if not noisy:
             return EXACT
         value = inner.this if isinstance(inner.this, exp.Expression) else None
@@ -362,7 +363,7 @@ class SelectRules(SelectSources):
             self._groups = groups
         if cell is None or self._release is None or cell[0] != self._release:
             return None
-        return self._rules.make_sum_width(cell)
+        return self._released.make_sum_width(cell)
 
     def _find_window(self, part: Any) -> Known:
         call = part.this
@@ -382,7 +383,7 @@ class SelectRules(SelectSources):
             around.append(self.find(call.expression.this))
         noisy = [one for one in operands if one.noisy]
         if self._chosen or self._selected:
-            return combine([*operands, *around], self._chosen or self._rules.everything)
+            return combine([*operands, *around], self._chosen or self._released.everything)
         if any(one.noisy for one in around):
             return combine([*operands, *around])
         if not noisy:

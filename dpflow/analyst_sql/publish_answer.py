@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpflow.analyst_sql.answers import SqlAnswer, check_suffix
-from dpflow.analyst_sql.query_plan import SqlPlan
+from dpflow.analyst_sql.sql_plan import SqlPlan
 from dpflow.catalogue import find_catalogue
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.request import require_public

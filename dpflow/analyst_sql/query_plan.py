@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpflow.analyst_sql.answers import Origin, SqlAnswer, compute_answer
-from dpflow.analyst_sql.cells import Cells, read_cells
+from dpflow.analyst_sql.cells import Cells, find_cells_by_query, read_cells
 from dpflow.analyst_sql.grouping_levels import (
-    AddedLevel,
     PlannedParts,
     add_level,
     plan_levels,
@@ -28,6 +27,7 @@ from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery
 from dpflow.analyst_sql.settings import Settings, make_finder, merge_options, read_settings
 from dpflow.analyst_sql.shared_filters import move_filters
 from dpflow.analyst_sql.source_text import Refusal, SourceText, read_source, refusal_of
+from dpflow.analyst_sql.sql_plan import CHOSEN_KEYS, SqlPlan
 from dpflow.analyst_sql.stored_answers import (
     Stored,
     StoredReleases,
@@ -54,64 +54,6 @@ from dpflow.tables import PrivateTable
 from dpflow.tables.public.query_process import PROCESS, QueryRejected
 
 IdentifyRun = Callable[[int], RunIdentity]
-
-#: Of private keys: the count that shows a key is the one that is released.
-CHOSEN_KEYS = (
-    "groups with few units are not shown; of those near the threshold the ones with large noise are, so "
-    "fewer than 95 % of their intervals hold"
-)
-
-
-@dataclass(frozen=True, repr=False)
-class SqlPlan:
-    """A query with what would answer it; nothing was read or charged.
-
-    Attributes:
-        stored: for each part the stored release that answers it, or None.
-        added: levels of a ROLLUP and the like that are added up from a part's answer.
-        keys: reads keys as typed values.
-        columns: the names of the answer's columns.
-        levels: for each level what is done for it, and why.
-        unpaid: why a part is paid although a finer release is there.
-        source_problem: what kept a source of what is to pay from being checked; "" if nothing did.
-    """
-
-    query: SplitQuery
-    settings: Settings
-    parts: tuple[PartPlan, ...]
-    stored: tuple[Stored | None, ...]
-    source: SourceText = field(repr=False)
-    keys: KeyReader = field(repr=False, compare=False)
-    columns: tuple[str, ...]
-    added: tuple[AddedLevel, ...] = ()
-    levels: tuple[str, ...] = ()
-    unpaid: tuple[str, ...] = ()
-    source_problem: str = ""
-
-    def __repr__(self) -> str:
-        costs = [plan.privacy_cost() for plan in self.to_pay]
-        paid = ", ".join(f"epsilon {epsilon}, delta {delta}" for epsilon, delta in costs)
-        names = ", ".join(table.name for table in self.tables)
-        return f"SqlPlan({names}: {paid or 'free'}, from scope {self.settings.scope!r})"
-
-    def explain(self, ledger: Ledger | None = None) -> dict[str, Any]:
-        """Stages, costs, noise and what is left, as JSON: `dpflow.analyst_sql.explain.explain_sql`."""
-        from dpflow.analyst_sql.explain import explain_sql
-
-        return explain_sql(self, ledger)
-
-    @property
-    def tables(self) -> list[Table]:
-        """The declared tables that it reads, each once."""
-        tables: dict[str, Table] = {}
-        for query in self.query.list_releases():
-            tables.setdefault(query.table.name, query.table)
-        return list(tables.values())
-
-    @property
-    def to_pay(self) -> list[Plan]:
-        """The plans that no stored release answers."""
-        return [part.plan for part, stored in zip(self.parts, self.stored) if stored is None]
 
 
 def plan_sql(
@@ -405,21 +347,6 @@ def answer_sql(
         )
     notes = list(dict.fromkeys(notes))
     return compute_answer(plan.query, find_cells_by_query(answered), origins, notes, plan.keys)
-
-
-def find_cells_by_query(
-    answered: Sequence[tuple[QueryPart, Cells]],
-) -> Callable[[SelectQuery], Cells]:
-    """For a private SELECT, the released numbers of all its parts together."""
-
-    def collect_cells(query: SelectQuery) -> Cells:
-        cells: Cells = {}
-        for part, part_cells in answered:
-            for key, cell in part_cells.items() if query in part.queries else ():
-                cells.setdefault(key, {}).update(cell)
-        return cells
-
-    return collect_cells
 
 
 def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:

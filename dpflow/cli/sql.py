@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from dpflow.analyst_sql.answers import SqlAnswer
-from dpflow.analyst_sql.explain import explain_sql, plan_lines
 from dpflow.analyst_sql.publish_answer import check_output, find_output, publish_answer
 from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
+from dpflow.analyst_sql.sql_plan import plan_lines
 from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
 from dpflow.cli.console import open_ledger as open_book
 from dpflow.errors import InvalidInput
@@ -84,7 +84,7 @@ def command(
     registry, book = Registry.load(), find_ledger(ledger)
     plan = plan_sql(text, options, table or (), (), book, registry)
     if plan.source.explain:
-        view = explain_sql(plan, book)
+        view = plan.explain(book)
         if as_json:
             return show_json(view)
         return show_table(

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from dpflow import load_table
 from dpflow.demo import data, report
 from dpflow.demo.airflow_client import DemoFailed
 from dpflow.demo.airflow_stage import Stage, end_leftovers, read_supervisor, running_stage
+from dpflow.demo.facts import DemoFacts
 from dpflow.demo.workspace import Workspace, create_workspace, find_workspace, lock_workspace
 from dpflow.engine import RunIdentity, make_plan, release
 from dpflow.engine.releases.request import parse_request
@@ -38,31 +38,6 @@ FIRST_DAY = dt.date(2013, 1, 1)
 ENDED = {"success", "failed"}
 #: Budget of one aircraft-day, and of one aircraft in the holdout.
 DAILY, HOLDOUT = ("2", "1e-6"), ("2", "0")
-
-
-@dataclass
-class DemoFacts:
-    """What the demo saw: the facts behind its table, its report and its tests.
-
-    ``steps`` names what is done; a step that is missing is done by ``--resume``.
-    """
-
-    days: list[str] = field(default_factory=list)
-    steps: list[str] = field(default_factory=list)
-    runs: dict[str, str] = field(default_factory=dict)
-    verdicts: list[dict[str, Any]] = field(default_factory=list)
-    branches: dict[str, str] = field(default_factory=dict)
-    rerun_same: bool = False
-    rerun_charged: bool = True
-    crash_day: str = ""
-    crash_tries: int = 0
-    crash_attempts: int = 0
-    crash_releases: int = 0
-    crash_fired: bool = False
-    refusal: str = ""
-    verified: str = ""
-    champion: str = ""
-    naive: dict[str, Any] = field(default_factory=dict)
 
 
 class Demo:

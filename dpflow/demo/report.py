@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from dpflow.demo import plots
+from dpflow.demo.facts import DemoFacts
 from dpflow.demo.workspace import Workspace
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.holdout_params import HoldoutParams
 from dpflow.mechanisms.reusable_holdout import proven_sizes
 from dpflow.tables import read_published
-
-if TYPE_CHECKING:
-    from dpflow.demo.job import DemoFacts
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 NOT_REACHED = "not reached"

@@ -62,8 +62,8 @@ def test_the_provider_extracts_tables_and_costs(tiny: Tiny) -> None:
 
 def test_a_changed_declaration_has_another_digest(tiny: Tiny) -> None:
     """And one that only moved has the same."""
-    from dpflow.airflow.base_operator import ReleaseNote
     from dpflow.airflow.lineage import make_lineage
+    from dpflow.airflow.release_note import ReleaseNote
     from dpflow.tables.access.declarations import load_table
 
     table = load_table("visits.yml", tiny.folder)

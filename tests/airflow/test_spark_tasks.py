@@ -21,7 +21,7 @@ from spark_servers import declare_source
 
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
-from dpflow.tables.backends.spark_backend import spark_session
+from dpflow.tables.backends.spark_backend import spark_connection
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -151,12 +151,12 @@ def test_a_killed_task_cancels_its_query(lake: Tiny, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch, pytest.raises(AirflowException, match="was cancelled"):
             operator.pre_execute(context(lake))
             # Canaries and checks are not asked for an answer.
-            answer = spark_session.SparkConnection.fetch
+            answer = spark_connection.SparkConnection.fetch
 
             def fetch(connection: Any, frame: Any) -> Any:
                 return (wait if connection._answering else answer)(connection, frame)
 
-            patch.setattr(spark_session.SparkConnection, "fetch", fetch)
+            patch.setattr(spark_connection.SparkConnection, "fetch", fetch)
             operator.execute(context(lake))
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -170,8 +170,8 @@ def test_progress_is_logged(
 ) -> None:
     """Of a long answer, in tens of per cent: how many tasks there are may follow from rows."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(spark_session, "_NOTE_SECONDS", 0.0)
-    connection = spark_session.SparkConnection(None, "table 'visits'")
+    monkeypatch.setattr(spark_connection, "_NOTE_SECONDS", 0.0)
+    connection = spark_connection.SparkConnection(None, "table 'visits'")
     stages = [SimpleNamespace(num_tasks=30, num_completed_tasks=n) for n in (30, 5)]
     connection.note_progress(stages, inflight_tasks=2, operation_id="x", done=False)
     assert not caplog.records

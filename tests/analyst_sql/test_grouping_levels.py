@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from sql_world import EXACT, close
 
-from dpflow.analyst_sql.explain import explain_sql
-
 if TYPE_CHECKING:
     from sql_world import World
 
@@ -50,7 +48,7 @@ def test_the_planner_compares_adding_with_paying(narrow: World) -> None:
     few = "SELECT city, COUNT(*) FROM visits GROUP BY ROLLUP (city)"
     plan = narrow.ask(f"EXPLAIN {few}", epsilon=1)
     assert len(plan.to_pay) == 1 and [level.name for level in plan.added] == ["()"]
-    view = explain_sql(plan, narrow.ledger)
+    view = plan.explain(narrow.ledger)
     noise = view["columns"][1]["noise"]
     stages = view["stages"]
     assert 'level ("city") is paid: no level is finer' in stages

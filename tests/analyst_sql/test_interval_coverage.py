@@ -18,7 +18,7 @@ from dpflow.core.contract.results import Row
 if TYPE_CHECKING:
     from sql_world import World
 
-    from dpflow.analyst_sql.query_plan import SqlPlan
+    from dpflow.analyst_sql.sql_plan import SqlPlan
 
 DRAWS = 2000
 #: Three numbers in each draw, with true values whose noise may change a sign or an order.

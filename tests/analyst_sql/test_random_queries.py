@@ -17,7 +17,8 @@ import yaml
 from sql_grammar import Grammar
 
 from dpflow.analyst_sql.cells import find_release
-from dpflow.analyst_sql.query_plan import SqlPlan, plan_sql
+from dpflow.analyst_sql.query_plan import plan_sql
+from dpflow.analyst_sql.sql_plan import SqlPlan
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupedSums, SortedValues

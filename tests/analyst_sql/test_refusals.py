@@ -159,7 +159,6 @@ def test_explain_reads_no_row_and_charges_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It opens the catalogue at most, so that types are checked; every line is there."""
-    from dpflow.analyst_sql.explain import explain_sql
 
     forbid_reads(monkeypatch)
     before = world.spent()
@@ -167,17 +166,15 @@ def test_explain_reads_no_row_and_charges_nothing(
         "EXPLAIN SELECT city, COUNT(*) AS n, MAX(age), AVG(cost) / COUNT(*) FROM visits GROUP BY city LIMIT 1",
         epsilon=1,
     )
-    view = explain_sql(plan, world.ledger)
+    view = plan.explain(world.ledger)
     assert [one["mechanism"] for one in view["releases"]] == ["aggregates", "quantiles"]
     assert [column["column"] for column in view["columns"]][1] == "n"
     assert "+-" in view["columns"][1]["noise"] and "0.99" in " ".join(view["notes"])
     assert view["forecast"] == "the ledger would accept it now" and view["budgets"]
     assert world.spent() == before
     with pytest.raises(DpflowError, match="one type"):
-        explain_sql(
-            world.ask("EXPLAIN SELECT COUNT(*) FROM visits WHERE age = 'x'", epsilon=1),
-            world.ledger,
-        )
+        plan = world.ask("EXPLAIN SELECT COUNT(*) FROM visits WHERE age = 'x'", epsilon=1)
+        plan.explain(world.ledger)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pytest
 from smallworld import forbid_reads
 from sql_world import EXACT, close
 
-from dpflow.analyst_sql.explain import explain_sql
 from dpflow.errors import BudgetExceeded, QueryStopped, SqlRefused
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ def test_explain_reads_no_row(world: World, monkeypatch: pytest.MonkeyPatch) -> 
         "SELECT 'old', COUNT(DISTINCT person), 0 FROM visits WHERE age > 47"
     )
     plan = world.ask(f"EXPLAIN {text}", epsilon=2)
-    view = explain_sql(plan, world.ledger)
+    view = plan.explain(world.ledger)
     assert view["forecast"] == "the ledger would accept it now" and "level (" in str(view["stages"])
     assert sum(Fraction(one["epsilon"]) for one in view["releases"]) == 2
     noises = [one["noise"] for one in view["columns"]]

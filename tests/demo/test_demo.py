@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dpflow.airflow.dag_jobs import read_dags
 from dpflow.demo import job
-from dpflow.demo.job import DemoFacts
+from dpflow.demo.facts import DemoFacts
 from dpflow.demo.workspace import Workspace
 from dpflow.engine.planning.report import describe_forecast
 from dpflow.engine.planning.simulate import forecast_schedule

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dpflow.core.contract.results import NO_VALUE
 from dpflow.demo import job
-from dpflow.demo.job import DemoFacts
+from dpflow.demo.facts import DemoFacts
 from dpflow.demo.supervisor import list_processes
 from dpflow.demo.workspace import Workspace
 from dpflow.tables import read_published

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dpflow.demo import job, ui
 from dpflow.demo.airflow_client import DemoFailed
-from dpflow.demo.job import DemoFacts
+from dpflow.demo.facts import DemoFacts
 from dpflow.demo.workspace import create_workspace, find_workspace, lock_workspace
 from dpflow.errors import InvalidInput
 

@@ -33,7 +33,7 @@ from dpflow import fault_points
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger import BudgetView, Ledger
 from dpflow.ledger.storage import database as connections
-from dpflow.ledger.storage.statements import PostgresTransaction
+from dpflow.ledger.storage.postgres_transaction import PostgresTransaction
 
 UNIT = Fraction("1e-6")
 

@@ -32,13 +32,9 @@ from sqlalchemy import exc
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.extras import require_extra
 from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.postgres_transaction import PostgresTransaction
 from dpflow.ledger.storage.sqlite_turns import Queue
-from dpflow.ledger.storage.statements import (
-    PostgresTransaction,
-    Read,
-    SqliteTransaction,
-    Transaction,
-)
+from dpflow.ledger.storage.statements import Read, SqliteTransaction, Transaction
 from dpflow.private_files import UntrustedPlace, make_private_folder, require_own_file
 
 if TYPE_CHECKING:

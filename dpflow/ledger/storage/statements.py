@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import operator
 import sqlite3
+from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Generator, Mapping, Sequence
 from operator import itemgetter
@@ -170,14 +170,11 @@ def prepare_lookup(
     )
 
 
-_cursor_number = itertools.count()
-
-
 def _do_nothing() -> None:
     pass
 
 
-class Transaction:
+class Transaction(ABC):
     """What runs between begin and commit."""
 
     def __init__(self, connection: Any, driver: str) -> None:
@@ -187,41 +184,47 @@ class Transaction:
         #: Called before anything is read: whoever holds changes back sends them now.
         self.before_reading: Callable[[], None] = _do_nothing
 
+    @abstractmethod
     def begin(self, statements: Sequence[str], reads: Sequence[Read] = ()) -> None:
         """Start it, and read what is needed from the first, all at once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, statement: Prepared, **parameters: Any) -> None:
         """Execute a change."""
-        raise NotImplementedError
 
+    @abstractmethod
     def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
         """Execute a change once per mapping."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_changes(self) -> None:
         """Send what waits: for whoever writes more than fits into memory."""
 
+    @abstractmethod
     def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
         """All rows."""
-        raise NotImplementedError
 
     def first(self, statement: Prepared, **parameters: Any) -> Any:
         """The first row of a few, or None."""
         rows = self.rows(statement, **parameters)
         return rows[0] if rows else None
 
+    @abstractmethod
     def stream(self, statement: Prepared, **parameters: Any) -> Generator[Any, None, None]:
         """All rows, a few at a time: for reading more than fits into memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Run one of our own constant statements."""
-        raise NotImplementedError
 
     def commit(self) -> None:
         """Make it visible to others."""
-        raise NotImplementedError
+        self.before_reading = _do_nothing
+        self._commit()
+
+    @abstractmethod
+    def _commit(self) -> None:
+        """Make it visible to others."""
 
     def rollback(self) -> None:
         """Leave nothing."""
@@ -273,6 +276,9 @@ class SqliteTransaction(Transaction):
             sql, ordered = statement.on[self._driver]
             self._cursor.executemany(sql, [*map(ordered, parameters)])
 
+    def send_changes(self) -> None:
+        """Nothing waits."""
+
     def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
         self.before_reading()
         self._cursor.execute(*statement.bind_values(self._driver, parameters))
@@ -290,8 +296,7 @@ class SqliteTransaction(Transaction):
         self._cursor.execute(sql, parameters)
         return list(self._cursor.fetchall())
 
-    def commit(self) -> None:
-        self.before_reading = _do_nothing
+    def _commit(self) -> None:
         # After some errors SQLite undoes the transaction by itself, and there is nothing to commit.
         if not self._connection.in_transaction:
             raise sqlite3.OperationalError("the transaction was rolled back")
@@ -302,80 +307,3 @@ class SqliteTransaction(Transaction):
         # A statement that was not read to its end would go on reading, and hold its locks.
         self._cursor.close()
         super().rollback()
-
-
-class PostgresTransaction(Transaction):
-    """Statements go out together, because a network is slow: those that begin it with what is read
-    ahead, and its changes with the commit or before the next read.
-
-    Args:
-        after_commit: a statement that goes out with the commit, as a transaction of its own.
-    """
-
-    def __init__(self, connection: Any, after_commit: str | None = None) -> None:
-        super().__init__(connection, "postgresql")
-        self._end = ["COMMIT", *([] if after_commit is None else [after_commit])]
-        self._waiting: list[BoundStatement] = []
-
-    def begin(self, statements: Sequence[str], reads: Sequence[Read] = ()) -> None:
-        bound = [statement.bind_values(self._driver, given) for statement, given in reads]
-        results = self._run_together([*((sql, ()) for sql in statements), *bound])
-        self.read_ahead = [
-            load(statement.row._make)
-            for (statement, _), load in zip(reads, results[len(statements) :], strict=True)
-        ]
-
-    def run(self, statement: Prepared, **parameters: Any) -> None:
-        self._waiting.append(statement.bind_values(self._driver, parameters))
-
-    def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
-        if statement.bulk is not None and len(parameters) > 1:
-            self.run(statement.bulk, rows=parameters)
-        else:
-            self._waiting += [statement.bind_values(self._driver, row) for row in parameters]
-
-    def _run_together(self, statements: Sequence[BoundStatement]) -> list[LoadRows]:
-        """What loads the rows of each statement, of all in one round trip."""
-        from dpflow.ledger.storage.postgres_pipeline import run_pipeline
-
-        if fault_points.after_statement is None:
-            return run_pipeline(self._connection, statements)
-        results = []
-        for statement in statements:
-            results += run_pipeline(self._connection, [statement])
-            fault_points.pass_statement()
-        return results
-
-    def _send_and_read(self, statement: BoundStatement, make_row: MakeRow) -> list[Any]:
-        """Send what waits, and a statement behind it; returns its rows."""
-        self.before_reading()
-        waiting, self._waiting = self._waiting, []
-        return self._run_together([*waiting, statement])[-1](make_row)
-
-    def send_changes(self) -> None:
-        self.before_reading()
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._run_together(waiting)
-
-    def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
-        return self._send_and_read(
-            statement.bind_values(self._driver, parameters), statement.row._make
-        )
-
-    def stream(self, statement: Prepared, **parameters: Any) -> Generator[Any, None, None]:
-        from psycopg import RawServerCursor
-
-        self.send_changes()
-        # Only a cursor with a name stays at the server.
-        with RawServerCursor(self._connection, f"dpflow_{next(_cursor_number)}") as cursor:
-            cursor.execute(*statement.bind_values(self._driver, parameters))
-            yield from map(statement.row._make, cursor)
-
-    def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        return self._send_and_read((sql, tuple(parameters)), tuple)
-
-    def commit(self) -> None:
-        self.before_reading = _do_nothing
-        waiting, self._waiting = self._waiting, []
-        self._run_together([*waiting, *((sql, ()) for sql in self._end)])

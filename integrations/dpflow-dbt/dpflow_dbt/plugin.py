@@ -16,7 +16,8 @@ from dbt.adapters.events.logging import AdapterLogger
 from dbt_common.exceptions import DbtRuntimeError
 
 from dpflow.analyst_sql.answers import SqlAnswer
-from dpflow.analyst_sql.query_plan import SqlPlan, answer_sql, plan_sql
+from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
+from dpflow.analyst_sql.sql_plan import SqlPlan
 from dpflow.catalogue import locate_ledger
 from dpflow.engine.releases.request import require_public
 from dpflow.errors import DpflowError, InvalidInput

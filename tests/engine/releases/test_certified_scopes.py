@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import dpflow
 from dpflow import fault_points, plan, release
-from dpflow.analyst_sql.query_plan import SqlPlan
+from dpflow.analyst_sql.sql_plan import SqlPlan
 from dpflow.cli.commands import app
 from dpflow.core.accounting.events import Pure
 from dpflow.core.accounting.privacy_filters import Filter, make_filter

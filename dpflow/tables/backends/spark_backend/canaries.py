@@ -13,7 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.errors import TableUnreadable
@@ -29,11 +29,9 @@ from dpflow.tables.backends.spark_backend.spark_columns import (
     unit_text,
     write_grid_steps,
 )
+from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
 from dpflow.tables.backends.spark_backend.spark_rendering import SparkRenderer
 from dpflow.tables.language.conditions import parse_condition
-
-if TYPE_CHECKING:
-    from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
 
 _NUMBERS = [0.0, -0.0, math.nan, math.inf, -math.inf, 0.25, -0.25, 0.75, 1e300, 5e-324, None]
 _STEPS = [

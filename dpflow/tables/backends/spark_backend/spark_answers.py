@@ -25,10 +25,11 @@ from dpflow.tables.backends.contract import BlockSeal, QueryBackend
 from dpflow.tables.backends.spark_backend import spark_groups
 from dpflow.tables.backends.spark_backend.hash_bounding import find_cell_fraction
 from dpflow.tables.backends.spark_backend.spark_columns import key_text, write_grid_steps
+from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
 from dpflow.tables.backends.spark_backend.spark_handlers import find_handler
 from dpflow.tables.backends.spark_backend.spark_joins import check_places
 from dpflow.tables.backends.spark_backend.spark_queries import SparkQuery
-from dpflow.tables.backends.spark_backend.spark_session import SparkConnection, open_session
+from dpflow.tables.backends.spark_backend.spark_session import open_session
 from dpflow.tables.backends.spark_backend.spark_sources import (
     SourceState,
     open_state,

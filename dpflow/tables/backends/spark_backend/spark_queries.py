@@ -50,12 +50,12 @@ from dpflow.tables.backends.spark_backend.spark_columns import (
     write_grid_steps,
     write_owner,
 )
+from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
 from dpflow.tables.backends.spark_backend.spark_joins import JoinedRows, find_prefix
 from dpflow.tables.backends.spark_backend.spark_rendering import (
     SparkRenderer,
     describe_computed_field,
 )
-from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
 from dpflow.tables.language.grouping import parse_row_expression
 from dpflow.tables.language.nodes import Node
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from dpflow.core.contract.spark_source import SparkSource, is_folder
 from dpflow.errors import PlanRefused, TableBusy, TableUnreadable
 from dpflow.tables.backends.spark_backend.spark_columns import quote_name
-from dpflow.tables.backends.spark_backend.spark_session import SparkConnection, read_condition
+from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection, read_condition
 
 #: Folders of table formats, which say what of the other files counts.
 _LOGS = {"_delta_log": "delta", "metadata": "iceberg", ".hoodie": "hudi"}

@@ -17,7 +17,7 @@ from checks.spark_cluster import SparkCluster, run_cluster
 from dpflow.core.contract.declaration import Table
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.sql import Field
-from dpflow.tables.backends.spark_backend import spark_columns, spark_queries, spark_session
+from dpflow.tables.backends.spark_backend import spark_columns, spark_connection, spark_queries
 from dpflow.testing.backend_relations import Content
 
 
@@ -88,7 +88,7 @@ def spark_server(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def fetch_and_cancel() -> Callable[[PrivateTable], Callable[..., Any]]:
     """Makes a connection's ``fetch`` behind which another thread cancels the table's answer."""
-    fetch = spark_session.SparkConnection.fetch
+    fetch = spark_connection.SparkConnection.fetch
 
     def cancel_table(table: PrivateTable) -> Callable[..., Any]:
         def fetch_one(self: Any, frame: Any) -> Any:

@@ -32,6 +32,7 @@ from dpflow.tables.access.declarations import load_table
 from dpflow.tables.backends.spark_backend import (
     canaries,
     spark_columns,
+    spark_connection,
     spark_queries,
     spark_session,
 )
@@ -242,7 +243,7 @@ def test_a_server_that_fails_a_canary_is_refused(
     name: str, declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever it is: every answer is a little wrong here."""
-    fetch, asked = spark_session.SparkConnection.fetch, canaries.CANARIES[name]
+    fetch, asked = spark_connection.SparkConnection.fetch, canaries.CANARIES[name]
 
     def falsify(self: Any, frame: Any) -> dict[str, Any]:
         import pyarrow as pa
@@ -261,7 +262,7 @@ def test_a_server_that_fails_a_canary_is_refused(
     monkeypatch.setattr(spark_session, "_CHECKED", {})
     identity = spark_session.Server("true to its word", True)
     monkeypatch.setattr(spark_session, "identify_server", lambda *_: identity)
-    monkeypatch.setattr(spark_session.SparkConnection, "fetch", falsify)
+    monkeypatch.setattr(spark_connection.SparkConnection, "fetch", falsify)
     error = refusal(table)
     assert isinstance(error, TableUnreadable) and name in str(error)
 
@@ -337,7 +338,7 @@ def test_an_answer_is_cancelled_between_its_queries(
     table = declare(KINDS, ONE, columns={"v": {}})
     with table.hold_open():
         table.cancel()
-        monkeypatch.setattr(spark_session.SparkConnection, "fetch", fetch_and_cancel(table))
+        monkeypatch.setattr(spark_connection.SparkConnection, "fetch", fetch_and_cancel(table))
         # Private keys are collected by a query of their own.
         with pytest.raises(TableInterrupted, match="cancelled") as raised:
             table.answer(GroupedSums("v", None), ())
@@ -477,13 +478,13 @@ def test_a_format_whose_log_goes_away_is_not_read_as_plain_files(
 ) -> None:
     """Between two questions: all files would count as rows, deleted ones too."""
     table = declare(KINDS, ONE)
-    list_files = spark_session.SparkConnection.list_files
+    list_files = spark_connection.SparkConnection.list_files
 
     def find_log(self: Any, folder: str) -> list[dict[str, Any]]:
         log = [{"path": folder, "time": 0, "length": 1}]
         return log if "_delta_log," in folder else list_files(self, folder)
 
-    monkeypatch.setattr(spark_session.SparkConnection, "list_files", find_log)
+    monkeypatch.setattr(spark_connection.SparkConnection, "list_files", find_log)
     with pytest.raises(TableBusy, match="changed while it was looked at"):
         table.answer(GroupedSums(), ())
 

@@ -12,7 +12,7 @@ import pytest
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import DpflowError, TableInterrupted
 from dpflow.tables import PrivateTable
-from dpflow.tables.backends.spark_backend import spark_session
+from dpflow.tables.backends.spark_backend import spark_connection, spark_session
 
 Declare = Callable[..., PrivateTable]
 KINDS = {"u": "INTEGER", "v": "INTEGER"}
@@ -24,13 +24,13 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The sessions that answers used, one after the other; none is kept from before."""
     monkeypatch.setattr(spark_session, "_IDLE", [])
     used: list[str] = []
-    make_interruptible = spark_session.SparkConnection.make_interruptible
+    make_interruptible = spark_connection.SparkConnection.make_interruptible
 
     def record(self: Any) -> Any:
         used.append(self._session.session_id)
         return make_interruptible(self)
 
-    monkeypatch.setattr(spark_session.SparkConnection, "make_interruptible", record)
+    monkeypatch.setattr(spark_connection.SparkConnection, "make_interruptible", record)
     yield used
     spark_session._stop_idle()
 
@@ -83,7 +83,7 @@ def test_what_failed_or_was_cancelled_is_not_kept(
 ) -> None:
     """A cancellation that comes late would meet the next query."""
     table = declare(KINDS, ROWS)
-    fetch = spark_session.SparkConnection.fetch
+    fetch = spark_connection.SparkConnection.fetch
 
     cancel = fetch_and_cancel(table)
 
@@ -91,19 +91,19 @@ def test_what_failed_or_was_cancelled_is_not_kept(
         raise TableInterrupted("no")
 
     for broken in (cancel, fail):
-        monkeypatch.setattr(spark_session.SparkConnection, "fetch", broken)
+        monkeypatch.setattr(spark_connection.SparkConnection, "fetch", broken)
         with pytest.raises(DpflowError):
             table.answer(GroupedSums(), ())
-        monkeypatch.setattr(spark_session.SparkConnection, "fetch", fetch)
+        monkeypatch.setattr(spark_connection.SparkConnection, "fetch", fetch)
         assert not spark_session._IDLE
         assert count_units(table) == 2
     assert len(set(used)) == 3
     for broken in (cancel, lambda self, _: self.run(lambda session: session.sql("no").schema)):
         # While the table is held open, and the block then ends in peace.
         with table.hold_open():
-            monkeypatch.setattr(spark_session.SparkConnection, "fetch", fetch)
+            monkeypatch.setattr(spark_connection.SparkConnection, "fetch", fetch)
             assert count_units(table) == 2
-            monkeypatch.setattr(spark_session.SparkConnection, "fetch", broken)
+            monkeypatch.setattr(spark_connection.SparkConnection, "fetch", broken)
             with pytest.raises(DpflowError):
                 count_units(table)
         assert not spark_session._IDLE

@@ -16,7 +16,7 @@ from raw_backends import PARQUET_KINDS, SparkWorld, check_on_backend, list_cases
 from raw_matrix import Case
 from spark_servers import declare_source
 
-from dpflow.tables.backends.spark_backend import spark_columns, spark_queries, spark_session
+from dpflow.tables.backends.spark_backend import spark_columns, spark_connection, spark_queries
 
 IS_CLUSTER = os.environ.get("DPFLOW_TEST_SPARK") == "cluster"
 CASES = list_cases(joined=True)
@@ -37,7 +37,7 @@ def server(spark_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(SparkWorld, "server", spark_server)
     monkeypatch.setattr(spark_queries, "find_misread", spark_columns.find_misread)
     # How far a query is depends on the clock.
-    monkeypatch.setattr(spark_session, "_NOTE_SECONDS", math.inf)
+    monkeypatch.setattr(spark_connection, "_NOTE_SECONDS", math.inf)
     yield
 
 

@@ -22,7 +22,7 @@ from dpflow.ledger import Ledger
 from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.backends.spark_backend import spark_session
-from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
+from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
 
 KINDS = {"who": "INTEGER", "town": "VARCHAR", "amount": "DOUBLE"}
 SECRET = 7_364_519

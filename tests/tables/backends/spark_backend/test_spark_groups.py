@@ -25,7 +25,7 @@ from dpflow.core.contract.requests import (
 from dpflow.errors import DpflowError, PlanRefused
 from dpflow.tables import PrivateTable
 from dpflow.tables.backends.spark_backend import hash_bounding
-from dpflow.tables.backends.spark_backend.spark_session import SparkConnection
+from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
 
 Declare = Callable[..., PrivateTable]
 KINDS = {"u": "INTEGER", "a": "VARCHAR", "b": "VARCHAR", "n": "INTEGER", "v": "DOUBLE"}

@@ -1,10 +1,11 @@
-"""EXPLAIN: how a query would be answered, what it would cost and how exact it would be. Reads no row
-and charges nothing.
+"""A planned query, and what EXPLAIN says of it: how it would be answered, what it would cost and how
+exact it would be. Reads no row and charges nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlglot import exp
@@ -13,14 +14,25 @@ from dpflow.analyst_sql.aggregate_reader import TAIL
 from dpflow.analyst_sql.answers import write_text
 from dpflow.analyst_sql.cells import find_measure, find_release, make_width
 from dpflow.analyst_sql.forecast_noise import ColumnNoise, forecast_noise
+from dpflow.analyst_sql.grouping_levels import AddedLevel
 from dpflow.analyst_sql.noise_intervals import ColumnIntervals
 from dpflow.analyst_sql.query_parts import PartPlan
-from dpflow.analyst_sql.query_plan import CHOSEN_KEYS, SqlPlan
-from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate, join_conditions
+from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery, SqlAggregate, join_conditions
+from dpflow.analyst_sql.settings import Settings
+from dpflow.analyst_sql.source_text import SourceText
+from dpflow.analyst_sql.stored_answers import Stored
+from dpflow.analyst_sql.typed_keys import KeyReader
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Row
 from dpflow.engine.releases.execute import check_scope, require_certified
+from dpflow.engine.releases.plan import Plan
 from dpflow.ledger import Ledger
 
+#: Of private keys: the count that shows a key is the one that is released.
+CHOSEN_KEYS = (
+    "groups with few units are not shown; of those near the threshold the ones with large noise are, so "
+    "fewer than 95 % of their intervals hold"
+)
 _TAILS = (TAIL, 1 - TAIL)
 #: Why a mechanism answers.
 _REASONS = {
@@ -33,24 +45,70 @@ _REASONS = {
 }
 
 
-def explain_sql(plan: SqlPlan, ledger: Ledger | None) -> dict[str, Any]:
-    """Stages, privacy costs, errors and what is left, as JSON.
+@dataclass(frozen=True, repr=False)
+class SqlPlan:
+    """A query with what would answer it; nothing was read or charged.
 
-    Raises:
-        PlanRefused: a scope that protects something else.
-        BudgetExceeded is not raised: ``forecast`` says it.
+    Attributes:
+        stored: for each part the stored release that answers it, or None.
+        added: levels of a ROLLUP and the like that are added up from a part's answer.
+        keys: reads keys as typed values.
+        columns: the names of the answer's columns.
+        levels: for each level what is done for it, and why.
+        unpaid: why a part is paid although a finer release is there.
+        source_problem: what kept a source of what is to pay from being checked; "" if nothing did.
     """
-    forecast, budgets = _forecast(plan, ledger)
-    return {
-        "stages": list(_list_stages(plan)),
-        "releases": [_describe_part(part, stored) for part, stored in zip(plan.parts, plan.stored)],
-        "columns": list(_describe_columns(plan)),
-        "protects": "; ".join(dict.fromkeys(one.protection_text for one in plan.tables)),
-        "scope": plan.settings.scope,
-        "notes": [*plan.unpaid, *_list_notes(plan)],
-        "forecast": forecast,
-        "budgets": budgets,
-    }
+
+    query: SplitQuery
+    settings: Settings
+    parts: tuple[PartPlan, ...]
+    stored: tuple[Stored | None, ...]
+    source: SourceText = field(repr=False)
+    keys: KeyReader = field(repr=False, compare=False)
+    columns: tuple[str, ...]
+    added: tuple[AddedLevel, ...] = ()
+    levels: tuple[str, ...] = ()
+    unpaid: tuple[str, ...] = ()
+    source_problem: str = ""
+
+    def __repr__(self) -> str:
+        costs = [plan.privacy_cost() for plan in self.to_pay]
+        paid = ", ".join(f"epsilon {epsilon}, delta {delta}" for epsilon, delta in costs)
+        names = ", ".join(table.name for table in self.tables)
+        return f"SqlPlan({names}: {paid or 'free'}, from scope {self.settings.scope!r})"
+
+    def explain(self, ledger: Ledger | None = None) -> dict[str, Any]:
+        """Stages, privacy costs, errors and what is left, as JSON; ``forecast`` says whether the ledger
+        would accept it.
+
+        Raises:
+            PlanRefused: a scope that protects something else.
+        """
+        forecast, budgets = _forecast(self, ledger)
+        answered = zip(self.parts, self.stored)
+        return {
+            "stages": list(_list_stages(self)),
+            "releases": [_describe_part(part, stored) for part, stored in answered],
+            "columns": list(_describe_columns(self)),
+            "protects": "; ".join(dict.fromkeys(table.protection_text for table in self.tables)),
+            "scope": self.settings.scope,
+            "notes": [*self.unpaid, *_list_notes(self)],
+            "forecast": forecast,
+            "budgets": budgets,
+        }
+
+    @property
+    def tables(self) -> list[Table]:
+        """The declared tables that it reads, each once."""
+        tables: dict[str, Table] = {}
+        for query in self.query.list_releases():
+            tables.setdefault(query.table.name, query.table)
+        return list(tables.values())
+
+    @property
+    def to_pay(self) -> list[Plan]:
+        """The plans that no stored release answers."""
+        return [part.plan for part, stored in zip(self.parts, self.stored) if stored is None]
 
 
 def _forecast(plan: SqlPlan, ledger: Ledger | None) -> tuple[str, list[dict[str, Any]]]:
@@ -109,7 +167,7 @@ def _describe_columns(plan: SqlPlan) -> Iterator[dict[str, Any]]:
     """Each column with its noise; ``half_width_95`` is that of every interval of it, None where it hangs on
     what is released.
     """
-    forecasts = forecast_noise(plan)
+    forecasts = forecast_noise(plan.query, plan.keys, plan.parts, plan.stored, plan.added)
     everything = ColumnIntervals(
         True,
         frozenset(
