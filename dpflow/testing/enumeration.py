@@ -40,6 +40,9 @@ WIDEST = 1000
 EARLY = 1 / 8
 #: where it would take so many times as long as it may. Later paths can be shorter, but not by so much.
 HOPELESS = 8
+#: Choices of one path, and paths, between two looks at the clock, which can cost more than a choice.
+PICKS_PER_CLOCK, PATHS_PER_CLOCK = 64, 16
+TIME_IS_OVER = "the time for the enumeration is over"
 
 
 class NotEnumerable(Exception):
@@ -60,9 +63,9 @@ class Enumerator(Source):
 
     def pick_item(self, items: Sequence[tuple[int, float]]) -> int:
         """The next choice among integers and their probabilities: a list that is made once."""
-        if time.thread_time() > self.end:
-            raise NotEnumerable("the time for the enumeration is over")
         step = len(self.sizes)
+        if step % PICKS_PER_CLOCK == PICKS_PER_CLOCK - 1 and time.thread_time() > self.end:
+            raise NotEnumerable(TIME_IS_OVER)
         # Beyond the script the first alternative, which makes the order depth-first.
         if step == len(self.path):
             self.path.append(0)
@@ -125,7 +128,7 @@ def enumerate_outputs(
     begun = time.thread_time()
     early, end = begun + seconds * EARLY, begun + seconds
     with follow_laws():
-        for _ in range(paths):
+        for number in range(paths):
             source = Enumerator(path, tail, end)
             outcome = draw(source)
             law[outcome] += source.weight
@@ -133,10 +136,12 @@ def enumerate_outputs(
             if following is None:
                 return dict(law)
             path = following
-            if early < time.thread_time():
+            if number % PATHS_PER_CLOCK == 0 and (now := time.thread_time()) > early:
+                if now > end:
+                    raise NotEnumerable(TIME_IS_OVER)
                 if source.progress < EARLY / HOPELESS:
                     raise NotEnumerable("the time for the enumeration would not do")
-                early = math.inf
+                early = end
     raise NotEnumerable(f"more than {paths} paths; take a larger epsilon or fewer groups")
 
 

@@ -109,13 +109,15 @@ def find_violation(
             if spent or time.thread_time() > end:
                 coverage.not_followed += 1
                 continue
-            violation = _compare_case(mechanism, case, coverage)
+            violation = _compare_case(mechanism, case, coverage, end)
             if violation is not None:
                 return violation, coverage
     return None, coverage
 
 
-def _compare_case(mechanism: Mechanism[Any], case: Case, coverage: Coverage) -> Violation | None:
+def _compare_case(
+    mechanism: Mechanism[Any], case: Case, coverage: Coverage, end: float
+) -> Violation | None:
     params = mechanism.Params.model_validate(dict(case.params))
     event = mechanism.event(params, case.table)
     if isinstance(event, Unprotected):
@@ -134,6 +136,8 @@ def _compare_case(mechanism: Mechanism[Any], case: Case, coverage: Coverage) -> 
     laws: dict[Any, dict[str, float] | None] = {}
     followed = 0
     for one, other in pairs:
+        if followed and time.thread_time() > end:
+            break
         loss = ""
         try:
             if delta:
@@ -325,7 +329,7 @@ def structure_changes(
 def structure_is_public(mechanism: Mechanism[Any]) -> None:
     """The form of a result does not tell how many rows there are."""
     end = time.thread_time() + MAX_SECONDS / 2 * harness.effort
-    for case in spread(generate_cases(mechanism))[: int(FORMS * harness.effort)]:
+    for case in spread(generate_cases(mechanism))[: max(1, int(FORMS * harness.effort))]:
         with suppress(TypeError):
             for n, pair in structure_changes(mechanism, case, end):
                 what = f"tables of {n} and {n + 1} equal units give results of different form"

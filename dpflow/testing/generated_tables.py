@@ -131,7 +131,8 @@ def _listed_values(annotation: Any) -> Iterator[Any]:
                 yield from _listed_values(part)
 
 
-def generate_cases(mechanism: Mechanism[Any]) -> list[Case]:
+@lru_cache(maxsize=1)
+def generate_cases(mechanism: Mechanism[Any]) -> Sequence[Case]:
     """Cases that plan, the most telling ones first; empty if a required field has no standard value.
 
     First come all epsilons on one declaration of either relation, then each value of each setting
@@ -183,7 +184,7 @@ def _is_telling(table: Table, relation: str) -> bool:
     return table.neighbours == relation and (bounds.groups, bounds.per_group) == (2, 1)
 
 
-def spread(items: list[Any]) -> list[Any]:
+def spread(items: Sequence[Any]) -> list[Any]:
     """The same items in an order whose beginning has something of each part."""
     stride = max(1, round(len(items) * 0.618))
     while math.gcd(stride, max(len(items), 1)) != 1:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import pytest
 
 from dpflow.testing.conformance import conformance_checks
 from dpflow.testing.examples import AnyMechanism, Example
 from dpflow.testing.generated_checks import GENERATED
-from dpflow.testing.harness import StreamSource
+from dpflow.testing.harness import Check, StreamSource, spend_effort
 from dpflow.testing.scripted_sources import ScriptedSource
 
 #: Checks that take seconds an example: black-box audits and enumerations.
 LONG = (": guarantee_survives_audit [", ": guarantee_holds_exactly [")
+#: Part of the effort of a check of generated tables that its sample takes.
+SAMPLE = 1 / 16
 
 
 def parametrize_with_checks(
     mechanisms: Iterable[AnyMechanism],
     examples: Mapping[str, Sequence[Example]] | None = None,
     slow_audits: bool = False,
+    slow: Sequence[str] = (),
 ) -> pytest.MarkDecorator:
     """Parametrize a test over ``check``, one case per mechanism, check and example.
 
@@ -27,8 +31,9 @@ def parametrize_with_checks(
         mechanisms: instances.
         examples: by mechanism name, for those whose parameters have no standard names.
         slow_audits: give all audits and all enumerations but one of each mechanism the mark ``slow``, which the project
-            must register, and so the generated tables of three mechanisms in four. Mechanisms take
-            turns in which of their examples stays.
+            must register. Mechanisms take turns in which of their examples stays. Of the generated
+            tables a sample stays: those with the most telling declarations.
+        slow: names of rules whose checks all get this mark.
     """
     cases = []
     for number, mechanism in enumerate(mechanisms):
@@ -39,12 +44,20 @@ def parametrize_with_checks(
             stays = number % len(audits) if audits else 0
             for check in audits[:stays] + audits[stays + 1 :]:
                 marks[check.name] = pytest.mark.slow
-        # Generated tables take seconds for a mechanism, and many mechanisms share their code.
-        for check in checks if slow_audits and number % 4 else ():
+        for check in checks[:] if slow_audits else ():
             if check.name.endswith(tuple(rule.__name__ for rule in GENERATED)):
+                marks[check.name] = pytest.mark.slow
+                checks.append(Check(f"{check.name} [sample]", partial(_run_sample, check)))
+        for check in checks:
+            if any(f": {rule} [" in check.name for rule in slow):
                 marks[check.name] = pytest.mark.slow
         cases += [pytest.param(c, id=c.name, marks=marks.get(c.name, ())) for c in checks]
     return pytest.mark.parametrize("check", cases)
+
+
+def _run_sample(check: Check) -> None:
+    with spend_effort(SAMPLE):
+        check.run()
 
 
 @pytest.fixture

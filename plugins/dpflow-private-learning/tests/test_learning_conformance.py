@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
 from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
-from dpflow.testing.conformance import Check, conformance_checks
+from dpflow.testing.harness import Check
+from dpflow.testing.pytest_plugin import parametrize_with_checks
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import EXAMPLES  # noqa: E402
@@ -22,14 +20,7 @@ MECHANISMS = dpflow_register_mechanisms()
 SAMPLED = ("guarantee_survives_audit", "guarantee_holds_exactly", "error_bound_holds")
 
 
-def cases() -> Iterator[Any]:
-    for mechanism in MECHANISMS:
-        for check in conformance_checks(mechanism, EXAMPLES[mechanism.name]):
-            marks = [pytest.mark.slow] if any(name in check.name for name in SAMPLED) else []
-            yield pytest.param(check, id=check.name, marks=marks)
-
-
-@pytest.mark.parametrize("check", cases())
+@parametrize_with_checks(MECHANISMS, EXAMPLES, slow_audits=True, slow=SAMPLED)
 def test_mechanism_conforms(check: Check) -> None:
     """The mechanism keeps the rule that the check's docstring states."""
     check.run()
