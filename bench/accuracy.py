@@ -27,7 +27,7 @@ from bench.timing import show
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 ROUNDS = 8
 DRAWS = 100  # of noise in each round

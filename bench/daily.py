@@ -22,7 +22,7 @@ from bench.events import REGIONS, make
 from bench.timing import show
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 DAYS, ROWS = 30, 10_000_000
 REQUEST = GroupedSums("region", REGIONS, 3, 2, (("amount", 0),))

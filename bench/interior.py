@@ -15,7 +15,7 @@ from bench.timing import show, wall_and_cpu
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 ROWS = 10_000_000
 GAUSS = "sqrt(-2 * ln(1 - random())) * cos(2 * pi() * random())"

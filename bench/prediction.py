@@ -29,7 +29,7 @@ from dpflow_private_prediction.mechanisms.vote import PredictVote, VoteParams
 from dpflow_private_prediction.mechanisms.walk import PredictWalk, WalkParams
 
 from bench.timing import medians, show
-from dpflow import plan, predictions
+from dpflow import open_predictions, plan
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import RecordArrays
 from dpflow.core.sampling.randomness import SystemSource
@@ -116,7 +116,7 @@ def voting() -> None:
     with tempfile.TemporaryDirectory(prefix="dpflow-bench-") as name:
         book, declaration = world(Path(name), 20_000)
         made = plan("predict_vote", declaration, name="bench", scope="bench", **VOTE)
-        session = predictions(made, book)
+        session = open_predictions(made, book)
         session.learn_models()
         models = session._learned.models
         rng, table = np.random.default_rng(1), load_table(declaration)

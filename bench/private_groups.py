@@ -46,7 +46,7 @@ def release_by_dpflow(
     from dpflow.core.contract.declaration import Table
     from dpflow.core.sampling.randomness import SystemSource
     from dpflow.mechanisms.private_aggregates import PrivateAggregates, PrivateAggregatesParams
-    from dpflow.tables import PrivateTable
+    from dpflow.tables.private import PrivateTable
 
     declared = {
         "name": "ratings",

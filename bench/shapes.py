@@ -23,7 +23,7 @@ from bench.tables import sql
 from bench.timing import show, wall_and_cpu
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import DataRequest, GroupedSums
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 ROWS, UNITS, KEYS, SUMS, DAYS = 10_000_000, 1_000_000, 4_000_000, 10, 365
 

@@ -28,9 +28,9 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import DataRequest, GroupedSums, SortedValues
 from dpflow.error_boundary import contain_errors
 from dpflow.ledger import Ledger
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.backends.spark_backend import spark_connection
+from dpflow.tables.private import PrivateTable
 
 ROWS = 10_000_000
 _FILES = 8

@@ -27,7 +27,7 @@ from bench.events import REGIONS, SECTORS, make
 from bench.timing import show, wall_and_cpu
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import DataRequest, GroupedSums, SortedValues
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 ROWS = 10_000_000
 CLAMPED = "least(greatest(amount, 0), 200)"

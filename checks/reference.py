@@ -306,12 +306,17 @@ def operators_page() -> str:
 
 
 def python_page() -> str:
-    """Every public name of `dpflow` with its signature and docstring."""
+    """The map of `dpflow`, then each public name with its signature and docstring; errors have a page."""
     import dpflow
 
-    parts = ["# Python\n\n", NOTE, "All names are imported from `dpflow`.\n\n"]
-    for name in sorted(dpflow.__all__):
+    parts = ["# Python\n\n", NOTE, docstring_text(dpflow)]
+    parts.append(
+        "All names are imported from `dpflow`; every error is on [its own page](errors.md).\n\n"
+    )
+    for name in dpflow.__all__:
         thing = getattr(dpflow, name)
+        if inspect.isclass(thing) and issubclass(thing, dpflow.DpflowError):
+            continue
         parts.append(f"## {name}\n\n")
         parts.append(signature_block(name, thing))
         parts.append(docstring_text(thing))

@@ -1,7 +1,9 @@
 """Rules of the rooms that import contracts cannot say; ``python -m checks.rooms`` fails if one is broken.
 
 - core does no I/O: no file, no environment, no clock, no generator of its own.
-- only tables opens a private source: nobody else imports DuckDB.
+- only tables opens a private source: nothing else imports DuckDB or Spark.
+- only tables and the engine use the reader of private rows; analysts, plugins and doors take declarations.
+- only tables and the ledger run statements on a database.
 - only fail_closed draws: nobody else makes the source of noise for a release.
 - a query of private rows is written in one room: the backend that runs it, above how a file is read.
 - arithmetic over row values is written in one module, which knows that it cannot overflow.
@@ -67,30 +69,84 @@ def find_input_output(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, "np.random"
 
 
-def find_connections(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Imports of DuckDB, also by a name in a call, and its URLs."""
+#: Packages whose connections read private tables.
+DRIVERS = frozenset(
+    "_duckdb adbc_driver_duckdb adbc_driver_manager databricks duckdb duckdb_engine duckdb_sqlalchemy ibis pyspark".split()  # noqa: SIM905
+)
+
+
+def list_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each imported module and each imported name by its whole path; also modules named in a call."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module or ""]
+            names = [f"{node.module}.{name.name}" for name in node.names]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
             "import_module",
             "__import__",
         ):
             names = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
-        yield from (
-            (node.lineno, f"import {name}")
-            for name in names
-            if name.split(".")[0] in ("duckdb", "_duckdb")
-        )
+        yield from ((node.lineno, name) for name in names)
+
+
+def find_connections(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Imports of DuckDB and Spark, also by a name in a call, and DuckDB's URLs."""
+    for line, name in list_imports(tree):
+        if name.split(".")[0] in DRIVERS:
+            yield line, f"import {name}"
+    for node in ast.walk(tree):
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
             and node.value.startswith("duckdb://")
         ):
             yield node.lineno, node.value
+
+
+#: Modules that read private rows, or lend a connection to them.
+READER_MODULES = tuple(
+    f"dpflow.tables.{name}"
+    for name in ("private", "snapshot", "backends.discovery", "backends.contract", "access.sandbox")
+)
+#: The same under the names by which other modules may have imported them.
+READERS = frozenset({"PrivateTable", "SnapshotTable", "find_backend", "open_list"})
+
+
+def find_readers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Imports and names of what reads private rows."""
+    for line, name in list_imports(tree):
+        if name.startswith(READER_MODULES) or name.split(".")[-1] in READERS:
+            yield line, f"import {name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in READERS:
+            yield node.lineno, node.attr
+
+
+#: Methods that run a statement, on whatever object.
+RUNS = frozenset(
+    "exec_driver_sql execute executemany executescript fetch_arrays fetch_rows from_query read_sql read_sql_query".split()  # noqa: SIM905
+)
+#: Objects whose methods ``sql`` and ``query`` run a statement.
+CONNECTION = re.compile(r"(con|conn|connection|cursor|database|db|session|spark)(\(.*\))?$", re.I)
+
+
+def find_runs(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Calls that run a statement on a database, or open one."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func).split(".")[-1]
+        if name in ("create_engine", "connect"):
+            yield node.lineno, f"{name}()"
+        if not isinstance(node.func, ast.Attribute):
+            continue
+        # A method of a base class, as of Airflow's operators, runs nothing.
+        on_itself = node.args and ast.unparse(node.args[0]) == "self"
+        on_connection = name in ("query", "sql") and CONNECTION.search(ast.unparse(node.func.value))
+        if (name in RUNS and not on_itself) or on_connection:
+            yield node.lineno, f".{name}()"
 
 
 def find_system_sources(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -101,18 +157,32 @@ def find_system_sources(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 #: How statements begin; the words of SQL in capitals, for sentences begin so, too.
-STATEMENT = re.compile(
-    r"\(?(SELECT|WITH|INSERT INTO|CREATE|COPY|DELETE FROM|UPDATE|ATTACH) |.*[ )](FROM|GROUP BY|ORDER BY|JOIN) \(?$"
+BEGINNING = re.compile(
+    r"\s*\(?(SELECT|WITH|INSERT INTO|CREATE|COPY|DELETE FROM|UPDATE|ATTACH|DESCRIBE|SUMMARIZE|PRAGMA)\s"
+    r"|\s*\(?select\s.*\sfrom\s",
+    re.DOTALL,
 )
+STATEMENT = re.compile(rf"{BEGINNING.pattern}|.*[ )](FROM|GROUP BY|ORDER BY|JOIN) \(?$", re.DOTALL)
 
 
 def find_statements(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Texts that are put together to statements; docstrings and texts without a part are none."""
+    """Texts that are statements, and parts that are put together to one; docstrings are none."""
+    texts = set[int]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            texts.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            texts |= {id(part) for part in node.values}
             parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
             if any(STATEMENT.match(str(part)) for part in parts):
                 yield node.lineno, "a statement put together"
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in texts
+            and BEGINNING.match(node.value)
+        ):
+            yield node.lineno, "a statement"
 
 
 #: Arithmetic in SQL beside an operand: a part that is put in (here §), a name, a number or a bracket.
@@ -160,15 +230,38 @@ RULES = (
     ),
     Rule(
         "only tables opens a private source",
-        ("dpflow", "plugins"),
+        ("dpflow", "plugins", "integrations"),
         find_connections,
         {
             "dpflow/tables": "the room that may",
         },
     ),
     Rule(
+        "only tables and the engine use the reader of private rows",
+        ("dpflow", "plugins", "integrations", "dags"),
+        find_readers,
+        {
+            "dpflow/tables": "where it is",
+            "dpflow/engine": "charges before it reads",
+            "dpflow/testing/backend_bounds.py": "checks of backends on tables of their own",
+            "dpflow/testing/backend_checks.py": "checks of backends on tables of their own",
+            "dpflow/testing/backend_relations.py": "checks of backends on tables of their own",
+        },
+    ),
+    Rule(
+        "only tables and the ledger run statements",
+        ("dpflow", "plugins", "integrations"),
+        find_runs,
+        {
+            "dpflow/tables": "reads private rows and public files",
+            "dpflow/ledger": "the ledger's own database",
+            "dpflow/fault_points.py": "passes the ledger's statements on",
+            "integrations/dpflow-dbt/dpflow_dbt/plugin.py": "dbt's own file, where answers are stored",
+        },
+    ),
+    Rule(
         "only fail_closed draws",
-        ("dpflow", "plugins"),
+        ("dpflow", "plugins", "integrations"),
         find_system_sources,
         {
             "dpflow/engine/fail_closed.py": "the guard around every draw",
@@ -179,9 +272,10 @@ RULES = (
     ),
     Rule(
         "queries of private rows stand in the backend that runs them",
-        ("dpflow", "plugins"),
+        ("dpflow", "plugins", "integrations"),
         find_statements,
         {
+            "integrations/dpflow-dbt/dpflow_dbt/plugin.py": "dbt's own file, where answers are stored",
             "dpflow/tables/backends/duckdb_backend": "DuckDB's statements over private rows",
             "dpflow/tables/backends/spark_backend": "Spark's expressions over private rows",
             "dpflow/tables/access": "how DuckDB opens files, and what it is asked of its catalogue",

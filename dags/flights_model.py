@@ -55,7 +55,7 @@ with DAG(
         """Fit candidates on the training weeks; returns what each claims."""
         from analyst import Climber, fit_candidates
 
-        from dpflow.tables import open_rows
+        from dpflow import open_rows
 
         training, models = (
             open_rows(HERE / "tables" / "flights_training.yml"),

@@ -1,12 +1,13 @@
-"""The Python entry points: plan and release in two calls."""
+"""The Python entry points. All take declarations; what reads rows is opened inside, after the charge."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from dpflow.catalogue import locate_ledger
+from dpflow.core.accounting.amounts import Amount
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.prediction.session import PredictionSession
 from dpflow.engine.releases.execute import Receipt
@@ -15,26 +16,30 @@ from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.released_bounds import insert_bounds
 from dpflow.engine.releases.request import Publish, parse_request
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.sessions.session import Session
+from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from dpflow.analyst_sql.answers import SqlAnswer
     from dpflow.analyst_sql.sql_plan import SqlPlan
 
+#: An open ledger, its file or URL, or None for DPFLOW_LEDGER or that of ``dpflow.yml``.
+LedgerPlace = Ledger | Path | str | None
+
 
 def plan(
     mechanism: str,
-    table: PrivateTable | Table | Path | str,
+    table: Table | Path | str,
     *,
     name: str,
     scope: str | None = None,
     blocks: Sequence[str] = (),
     where: str | None = None,
     bounds: Sequence[str] = (),
-    ledger: Ledger | None = None,
+    ledger: LedgerPlace = None,
     revision: int = 1,
     publish: Publish | None = None,
     registry: Registry | None = None,
@@ -44,8 +49,7 @@ def plan(
 
     Args:
         mechanism: a registered name, e.g. ``"histogram"``.
-        table: a private table, a declaration, or a declaration's name in ``dpflow.yml`` or its
-            path.
+        table: a declaration, its name in ``dpflow.yml``, or the path of its file.
         name: which release this is; the same name, revision and content again is free.
         scope: which budget pays; that of ``dpflow.yml`` if left out.
         blocks: the blocks it reads, for a table that protects per block.
@@ -53,15 +57,13 @@ def plan(
         that fulfil it are read.
         bounds: names of settled searches for bounds, which the plan takes from the ledger
         (`dpflow.engine.releases.released_bounds`).
-        ledger: where these searches are; nothing else is read from it.
+        ledger: where these searches are; nothing else is read from it, and nothing without ``bounds``.
         publish: where the result is copied to; the output of ``dpflow.yml`` if left out.
         params: the mechanism's parameters, e.g. ``by="carrier", epsilon="0.5"``.
 
     Raises:
         InvalidInput: anything that can be known to be wrong without data.
     """
-    if isinstance(table, PrivateTable):
-        table = table.declaration
     if not isinstance(table, Table):
         table = load_table(table)
     fields: dict[str, Any] = {
@@ -79,16 +81,17 @@ def plan(
     fields |= {} if publish is None else {"publish": publish}
     # Paths are taken from the working directory.
     request = parse_request(fields, Path())
+    book = open_ledger(ledger) if bounds else None
     return make_plan(
-        request, registry or Registry.load(), insert_bounds(request, ledger, table=table)
+        request, registry or Registry.load(), insert_bounds(request, book, table=table)
     )
 
 
-def open_ledger(ledger: Ledger | Path | str | None = None) -> Ledger:
-    """The ledger that is given, or DPFLOW_LEDGER, or that of ``dpflow.yml``; it must exist.
+def open_ledger(ledger: LedgerPlace = None) -> Ledger:
+    """An open ledger, or the one at a place: DPFLOW_LEDGER or that of ``dpflow.yml`` if left out.
 
     Raises:
-        InvalidInput: nobody says where the ledger is, or there is none.
+        InvalidInput: no place is named, or no ledger is there.
     """
     if isinstance(ledger, Ledger):
         return ledger
@@ -96,22 +99,9 @@ def open_ledger(ledger: Ledger | Path | str | None = None) -> Ledger:
     return Ledger(location, anchor=anchor)
 
 
-def predictions(
-    plan: Plan, ledger: Ledger | None = None, *, run_identity: RunIdentity | None = None
-) -> PredictionSession:
-    """Open (and charge, whole) or resume the session of predictions that a plan describes; ask it
-    with ``predict``.
-
-    Raises:
-        BudgetExceeded: the scope cannot pay for all of its predictions; nothing was read.
-        PlanRefused: the plan is for something else.
-    """
-    return PredictionSession.open(plan, open_ledger(ledger), run_identity=run_identity)
-
-
 def release(
     plan: Plan,
-    ledger: Ledger | None = None,
+    ledger: LedgerPlace = None,
     *,
     run_identity: RunIdentity | None = None,
     spend_again: bool = False,
@@ -132,64 +122,125 @@ def release(
     )
 
 
+def open_session(
+    plan: Plan,
+    ledger: LedgerPlace = None,
+    *,
+    run_identity: RunIdentity | None = None,
+    registry: Registry | None = None,
+) -> Session:
+    """Charge a whole session, or resume it; ask it with `Session.ask`, or candidates with `ModelGate`.
+
+    Args:
+        ledger: where its scope has a grant; DPFLOW_LEDGER or that of ``dpflow.yml`` if left out.
+
+    Raises:
+        BudgetExceeded: the scope cannot pay; nothing was read.
+        PlanRefused: the plan is a one-shot release, or partitions its data into other groups than the
+            first session did.
+        SessionClosed: a gate on the same data is open.
+    """
+    return Session.open(
+        plan, open_ledger(ledger), registry or Registry.load(), run_identity=run_identity
+    )
+
+
+def open_predictions(
+    plan: Plan, ledger: LedgerPlace = None, *, run_identity: RunIdentity | None = None
+) -> PredictionSession:
+    """Charge all predictions of a plan, or resume their session; ask it with
+    `PredictionSession.predict`.
+
+    Args:
+        ledger: where its scope has a grant; DPFLOW_LEDGER or that of ``dpflow.yml`` if left out.
+
+    Raises:
+        BudgetExceeded: the scope cannot pay for all predictions; nothing was read.
+        PlanRefused: the plan is for something else.
+    """
+    return PredictionSession.open(plan, open_ledger(ledger), run_identity=run_identity)
+
+
+class SqlOptions(TypedDict, total=False):
+    """Options of a query, which its leading comment may give instead: ``-- dp: epsilon=0.5``."""
+
+    epsilon: Amount | None
+    delta: Amount | None
+    error: str | None
+    rows: int | None
+    scope: str | None
+    blocks: Sequence[str] | None
+    revision: int | None
+    min_units: int | None
+    noise: str | None
+
+
 def sql(
     text: str,
     *,
-    epsilon: object | None = None,
-    delta: object | None = None,
-    error: str | None = None,
-    rows: int | None = None,
-    scope: str | None = None,
-    blocks: Sequence[str] | None = None,
-    revision: int | None = None,
-    min_units: int | None = None,
-    noise: str | None = None,
-    tables: Sequence[PrivateTable | Table | Path | str] = (),
+    tables: Sequence[Table | Path | str] = (),
     parameters: Mapping[str, Any] | Sequence[Any] = (),
-    ledger: Ledger | Path | str | None = None,
+    ledger: LedgerPlace = None,
     registry: Registry | None = None,
-) -> SqlAnswer | SqlPlan:
-    """Answer a SELECT over a declared table: charge, draw, settle, and compute the answer from what
-    was released. The same query again is free, also in another spelling; with EXPLAIN before it
-    only its plan is made.
+    **options: Unpack[SqlOptions],
+) -> SqlAnswer:
+    """Answer a SELECT over declared tables: charge, draw, settle, and compute the answer from what
+    was released. The same query again is free, also in another spelling.
 
     Options may also stand in a leading comment of the query, such as ``-- dp: epsilon=0.5``; one
     that is given twice is an error.
 
     Args:
+        tables: declarations, or their files; those of ``dpflow.yml`` if left out.
+        parameters: values of ``$name``, ``$1`` or ``?``; each stays one literal.
+        ledger: where the scope has a grant; DPFLOW_LEDGER or that of ``dpflow.yml`` if left out.
         epsilon, delta: what may be spent.
         error: instead of epsilon: the half-width at 95 % that every number may have, ``"100"`` or
             ``"5%"``.
-        rows: with ``error``: how many rows a group is taken to have.
+        rows: with ``error``: assumed rows per group.
         scope: which budget pays; that of ``dpflow.yml`` if left out.
         blocks: the blocks that are read; WHERE may name them, too.
-        revision: a number that nobody used pays for a new draw; if left out, the newest stored
-            answer whose errors are small enough is taken.
+        revision: an unused number pays for a new draw; if left out, the newest stored answer whose
+            errors are small enough is taken.
         min_units: units that a private key needs to be shown.
         noise: ``"laplace"``, which a scope with filter ``basic`` can pay, or ``"gaussian"``; what makes
             errors smaller if left out.
-        tables: declarations, or their files; those of ``dpflow.yml`` if left out.
-        parameters: values of ``$name``, ``$1`` or ``?``; each stays one literal.
-        ledger: as `open_ledger` takes it.
 
     Raises:
         SqlRefused: outside of what can be answered; it has the rule, the place and the nearest query.
         BudgetExceeded: the scope cannot pay; nothing was read.
+        InvalidInput: the query begins with EXPLAIN, which `plan_sql` answers; or an option is wrong.
     """
     # It brings a parser, which nobody else needs to wait for.
-    from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
+    from dpflow.analyst_sql.query_plan import answer_sql
 
-    options = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "error": error,
-        "rows": rows,
-        "scope": scope,
-        "blocks": [blocks] if isinstance(blocks, str) else blocks,
-        "revision": revision,
-        "min_units": min_units,
-        "noise": noise,
-    }
-    registry, book = registry or Registry.load(), open_ledger(ledger)
-    plan = plan_sql(text, options, tables, parameters, book, registry)
-    return plan if plan.source.explain else answer_sql(plan, book, registry)
+    book, registry = open_ledger(ledger), registry or Registry.load()
+    planned = plan_sql(
+        text, tables=tables, parameters=parameters, ledger=book, registry=registry, **options
+    )
+    if planned.source.explain:
+        raise InvalidInput(
+            "EXPLAIN asks for a plan, and sql answers; call plan_sql, or drop EXPLAIN"
+        )
+    return answer_sql(planned, book, registry)
+
+
+def plan_sql(
+    text: str,
+    *,
+    tables: Sequence[Table | Path | str] = (),
+    parameters: Mapping[str, Any] | Sequence[Any] = (),
+    ledger: LedgerPlace = None,
+    registry: Registry | None = None,
+    **options: Unpack[SqlOptions],
+) -> SqlPlan:
+    """Plan what `sql` would answer, with its cost and errors; reads no row and charges nothing. EXPLAIN
+    before the query may stay.
+
+    Takes the arguments of `sql` and raises the same, without `BudgetExceeded`.
+    """
+    from dpflow.analyst_sql.query_plan import plan_sql as plan_query
+
+    return plan_query(
+        text, options, tables, parameters, open_ledger(ledger), registry or Registry.load()
+    )

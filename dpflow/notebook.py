@@ -15,8 +15,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dpflow.analyst_sql.answers import SqlAnswer
+from dpflow.analyst_sql.source_text import read_source
 from dpflow.analyst_sql.sql_plan import SqlPlan, plan_lines
-from dpflow.api import open_ledger, sql
+from dpflow.api import open_ledger, plan_sql, sql
 from dpflow.errors import DpflowError, InvalidInput
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -31,10 +33,14 @@ def run_cell(line: str, cell: str, variables: dict[str, Any]) -> Any:
             f"%%dpsql takes the name of a variable, and {name[:40]!r} is none; options go into the first line of the "
             "cell, such as -- dp: epsilon=0.5"
         )
-    answer = sql(cell, parameters=_list_parameters(cell, variables))
-    if isinstance(answer, SqlPlan):
+    parameters = _list_parameters(cell, variables)
+    answer: SqlAnswer | SqlPlan
+    if read_source(cell).explain:
+        answer = plan_sql(cell, parameters=parameters)
         for what, text in plan_lines(answer.explain(open_ledger())):
             print(f"{what:24} {text}")
+    else:
+        answer = sql(cell, parameters=parameters)
     if name:
         variables[name] = answer
     return answer

@@ -23,8 +23,8 @@ from dpflow.quality.contract_run import plan_contract
 from dpflow.quality.verdicts import judge_checks
 from dpflow.quality.watch import plan_session
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.harness import StreamSource
 from experiments.report import Experiment, Found, bound
 

@@ -29,7 +29,7 @@ from dpflow.demo.data import extract_flights
 from dpflow.engine.releases.plan import Plan
 from dpflow.errors import DpflowError
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.harness import StreamSource
 from experiments import evidence_judges as judges
 from experiments.report import Bound, Experiment, Found

@@ -16,7 +16,7 @@ from dpflow_interior_point.theory import public_columns
 from dpflow.core.contract.declaration import Table
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.demo.data import extract_flights
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 from experiments.report import Bound, Experiment, Found, bound
 
 DATA = Path(__file__).parent / "data"

@@ -13,7 +13,7 @@ import pytest
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 DAYS = [f"2013-01-0{day}" for day in range(1, 6)]
 

@@ -26,7 +26,7 @@ from dpflow.core.contract.requests import (
     UnitScores,
 )
 from dpflow.errors import DpflowError
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.reference_sums import grid_value
 
 SECRET, GROUPS = b"0123456789abcdef", 3

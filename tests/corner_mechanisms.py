@@ -15,7 +15,7 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
 from dpflow.errors import DpflowError
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.examples import (
     EXAMPLE_TABLE,
     Example,

@@ -11,7 +11,7 @@ from random_conditions import NUMBERS, TRUTHS, RandomConditions
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import PlanRefused
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 #: Each row has a power of 2, so that a sum tells the rows. Times lie within the calendar, of which all engines have
 #: every value.

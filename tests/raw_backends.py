@@ -21,9 +21,9 @@ from raw_matrix import KINDS, Case, World, ask, running_cases
 from raw_outcomes import distance
 from spark_servers import declare_source
 
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.file_list import SUFFIX
 from dpflow.tables.loading.list_files import list_files
+from dpflow.tables.private import PrivateTable
 
 #: Types whose raw values DuckDB does not write to Parquet, or does not load from there.
 UNWRITTEN = {

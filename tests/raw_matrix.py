@@ -39,9 +39,9 @@ from dpflow.core.contract.requests import (
     ValueCounts,
 )
 from dpflow.errors import DpflowError
-from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import PackedRows
+from dpflow.tables.private import PrivateTable
 
 #: Names of the types.
 KINDS = {one.name: one for one in TYPES}

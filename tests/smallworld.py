@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dpflow.ledger import Ledger
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 DECLARATION: dict[str, Any] = {
     "name": "visits",

@@ -11,6 +11,7 @@ import yaml
 
 import dpflow
 from dpflow.analyst_sql.answers import SqlAnswer
+from dpflow.analyst_sql.source_text import read_source
 from dpflow.analyst_sql.sql_plan import SqlPlan
 from dpflow.core.contract.declaration import Table
 from dpflow.ledger import Ledger
@@ -83,7 +84,8 @@ class World:
 
     def ask(self, text: str, **options: Any) -> Any:
         options = {"scope": "visits", "tables": [self.table], "ledger": self.ledger} | options
-        answer = dpflow.sql(text, **options)
+        door = dpflow.plan_sql if read_source(text).explain else dpflow.sql
+        answer = door(text, **options)
         assert isinstance(answer, SqlAnswer | SqlPlan)
         return answer
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, Groups, SortedValues, ValueCounts
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends.duckdb_backend.requests import cached_blocks
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.neighbours import answer_fingerprint
 
 DAYS = ("2013-01-01", "2013-01-02", "2013-01-03")

@@ -57,9 +57,9 @@ class PrivacyOperator(BaseOperator):
         """Cancel what is asked of private tables, also on a cluster. What was charged stays so, and the next
         try goes on with it.
         """
-        from dpflow.tables import PrivateTable
+        from dpflow.tables import cancel_reads
 
-        PrivateTable.cancel_all()
+        cancel_reads()
         super().on_kill()
 
     def keep_blocks(self, blocks: Any) -> None:

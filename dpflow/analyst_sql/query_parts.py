@@ -25,7 +25,7 @@ from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidInput, PlanRefused, TableError, UnknownName
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable, declare_groups
+from dpflow.tables import check_request, declare_groups
 from dpflow.tables.language.nodes import Node
 
 #: Measures of `aggregates` by kind.
@@ -310,9 +310,9 @@ def find_misfit(part: QueryPart, blocks: Sequence[str]) -> Any:
             nodes = [read] if isinstance(read, Node) else [read.condition, read.value]
             for node in filter(None, nodes):
                 # Of anything it is a condition, and looks at the types inside.
-                private = PrivateTable(query.table, str(Node("IS NULL", (node,))))
+                condition = str(Node("IS NULL", (node,)))
                 try:
-                    private.check_request(GroupedSums(), blocks)
+                    check_request(query.table, condition, GroupedSums(), blocks)
                 except (PlanRefused, UnknownName):
                     return parsed
                 except TableError:

@@ -50,7 +50,6 @@ from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import path_of
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
 from dpflow.tables.public.query_process import PROCESS, QueryRejected
 
 IdentifyRun = Callable[[int], RunIdentity]
@@ -59,7 +58,7 @@ IdentifyRun = Callable[[int], RunIdentity]
 def plan_sql(
     text: str,
     options: Mapping[str, Any],
-    tables: Sequence[PrivateTable | Table | Path | str] = (),
+    tables: Sequence[Table | Path | str] = (),
     parameters: Mapping[str, Any] | Sequence[Any] = (),
     ledger: Ledger | None = None,
     registry: Registry | None = None,

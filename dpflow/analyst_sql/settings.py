@@ -18,7 +18,6 @@ from dpflow.catalogue import find_catalogue
 from dpflow.core.accounting.amounts import Delta, Epsilon, parse_exact
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidAmount, InvalidInput, UnknownName
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 
 _EPSILON: TypeAdapter[Fraction] = TypeAdapter(Epsilon)
@@ -178,7 +177,7 @@ def _read_target(options: Mapping[str, str]) -> Target | None:
 
 
 def make_finder(
-    tables: Sequence[PrivateTable | Table | Path | str], folder: Path | None = None
+    tables: Sequence[Table | Path | str], folder: Path | None = None
 ) -> Callable[[str], Table]:
     """What finds a declared table by the name that SQL has for it, in any case.
 
@@ -186,9 +185,8 @@ def make_finder(
         tables: declarations, or their files; those of ``dpflow.yml`` if there are none.
     """
     loaded: dict[str, Table] = {}
-    for one in tables:
-        table = one.declaration if isinstance(one, PrivateTable) else one
-        table = table if isinstance(table, Table) else load_table(table, folder or Path())
+    for named in tables:
+        table = named if isinstance(named, Table) else load_table(named, folder or Path())
         if table.name.casefold() in loaded:
             raise InvalidInput(
                 f"two tables are called {table.name!r}; give one of them another name"

@@ -15,7 +15,7 @@ from typing import Any
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.result_fields import read_key
 from dpflow.errors import DpflowError
-from dpflow.tables import PrivateTable, declare_groups
+from dpflow.tables import column_types, declare_groups
 from dpflow.tables.language.nodes import Node
 
 _WHOLE, _DECIMAL = re.compile(r"-?[0-9]+"), re.compile(r"-?[0-9]+\.[0-9]+")
@@ -74,7 +74,7 @@ def _find_type(table: Table, group: Node) -> str | None:
     """What the catalogue calls a grouping expression's type; None if it cannot be asked now."""
     try:
         declared, name = declare_groups(table, str(group))
-        return PrivateTable(declared).column_types()[name]
+        return column_types(declared)[name]
     except DpflowError:
         return None
 

@@ -8,6 +8,7 @@ import datetime as dt
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +27,7 @@ from dpflow.errors import DpflowError, InvalidInput
 from dpflow.extras import DISTRIBUTION
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables import check_schema
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.public.public_file import OLDEST_READER, storage_version
 
@@ -163,7 +164,7 @@ def _check_table(name: str, table: Table | DpflowError) -> Iterator[ProjectFindi
     if isinstance(table, DpflowError):
         yield ProjectFinding(subject, "wrong", str(table))
         return
-    refusal = _refusal(PrivateTable(table).check_schema)
+    refusal = _refusal(partial(check_schema, table))
     if refusal is not None:
         yield ProjectFinding(subject, "wrong", refusal)
         return

@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack
 
 from dpflow import fault_points
 from dpflow.core.accounting import amounts
+from dpflow.core.accounting.amounts import Amount
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.periods import Period, select_current
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
@@ -58,14 +59,14 @@ class Ledger(AuditedLedger):
     def grant(
         self,
         scope: str,
-        epsilon: object,
-        delta: object,
+        epsilon: Amount,
+        delta: Amount,
         *,
         table: Table | None,
         filter: FilterName = "hybrid",
         protects: str = "",
         blocks: bool = False,
-        tail_share: object | None = None,
+        tail_share: Amount | None = None,
         approvals: int | None = None,
         certified_by: Sequence[str] | None = None,
         principal: str,
@@ -122,11 +123,11 @@ class Ledger(AuditedLedger):
     def quota(
         self,
         scope: str,
-        epsilon: object,
-        delta: object,
+        epsilon: Amount,
+        delta: Amount,
         *,
         filter: FilterName | None = None,
-        tail_share: object | None = None,
+        tail_share: Amount | None = None,
         approvals: int | None = None,
         certified_by: Sequence[str] | None = None,
         period: Period | Literal["never"] | None = None,
@@ -206,7 +207,7 @@ class Ledger(AuditedLedger):
             spent = select_current(granted.filter.period, costs, day) or [("", Cost())]
             return Remaining(granted, tuple(spent), day)
 
-    def odometer(self, scope: str, *, delta: object | None = None) -> dict[str, Guarantee | None]:
+    def odometer(self, scope: str, *, delta: Amount | None = None) -> dict[str, Guarantee | None]:
         """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the
         grant.
 

@@ -1,8 +1,9 @@
 """Private and published DuckDB tables; the only importer of duckdb.
 
-`PrivateTable` executes a mechanism's declarative requests on bounded contributions with integer
-arithmetic, read-only and sandboxed. `publish` copies settled results into an output table, once. No
-error of this package holds a value of a row.
+`dpflow.tables.private.PrivateTable`, the reader of private rows, is for this package and the engine. It
+executes a mechanism's declarative requests on bounded contributions with integer arithmetic, read-only
+and sandboxed. `publish` copies settled results into an output table, once. No error of this package holds
+a value of a row.
 """
 
 from dpflow.tables.backends.server_addresses import add_address_finder
@@ -15,12 +16,11 @@ from dpflow.tables.loading.sources import (
     ObjectSource,
     ParquetSource,
 )
-from dpflow.tables.private import PrivateTable
 from dpflow.tables.public.open_rows import open_rows
 from dpflow.tables.public.predictions import PredictionTable, read_predictions
 from dpflow.tables.public.publish import PublishedRelease, publish, published_ids, read_published
 from dpflow.tables.public.query_points import publish_answers, read_points
-from dpflow.tables.snapshot import SnapshotTable
+from dpflow.tables.source_checks import cancel_reads, check_request, check_schema, column_types
 
 __all__ = [
     "CsvFormat",
@@ -29,11 +29,13 @@ __all__ = [
     "ObjectSource",
     "ParquetSource",
     "PredictionTable",
-    "PrivateTable",
     "PublishedRelease",
-    "SnapshotTable",
     "add_address_finder",
     "build_database",
+    "cancel_reads",
+    "check_request",
+    "check_schema",
+    "column_types",
     "declare_columns",
     "declare_groups",
     "load_rows",

@@ -1,5 +1,5 @@
-"""A private table: answers declarative requests with exact, bounded integers, and checks beforehand
-that it can.
+"""The internal reader of private rows: answers declarative requests with exact, bounded integers, and
+checks beforehand that it can. Only this package and the engine, which charges first, may use it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
-from dpflow.tables.access.declarations import load_table
 from dpflow.tables.backends import BlockSeal, find_backend
 from dpflow.tables.backends.duckdb_backend.requests import holdout_groups
 from dpflow.tables.language import conditions, expressions
@@ -66,10 +64,8 @@ class PrivateTable:
         self._backend = find_backend(declaration.backend)(declaration, self._where, seal)
         _TABLES.add(self)
 
-    @classmethod
-    def load(cls, path: Path | str) -> PrivateTable:
-        """The table that a YAML declaration describes. Raises `InvalidDeclaration`."""
-        return cls(load_table(path))
+    def __repr__(self) -> str:
+        return "internal reader of private rows; use dpflow.release / dpflow.sql"
 
     @property
     def where(self) -> str | None:

@@ -22,7 +22,7 @@ from dpflow.core.contract.requests import (
     SortedValues,
     UnboundedValues,
 )
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.backend_relations import Bench
 from dpflow.testing.harness import require
 from dpflow.testing.reference_sums import (

@@ -27,7 +27,7 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
 )
 from dpflow.errors import PlanRefused, TableUnreadable
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.backend_bounds import BOUND_RULES
 from dpflow.testing.backend_relations import (
     CONDITION_ROWS,

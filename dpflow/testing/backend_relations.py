@@ -12,8 +12,8 @@ from typing import Any
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, CellGrid, DataRequest, UnboundedValues
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends import QueryBackend, find_backend
+from dpflow.tables.private import PrivateTable
 
 #: Columns with their types, as DuckDB names them, and rows as texts; None is NULL.
 Content = tuple[Mapping[str, str], Sequence[Sequence[str | None]]]

@@ -18,7 +18,7 @@ from smallworld import DECLARATION
 
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.count import Count
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 if TYPE_CHECKING:
     from smallworld import Tiny

@@ -51,7 +51,7 @@ def task(day, kill):
     from dpflow.engine import RunIdentity, load_request, make_plan, release
     from dpflow.ledger import Ledger
     from dpflow.registry import Registry
-    from dpflow.tables import PrivateTable
+    from dpflow.tables.private import PrivateTable
     matrix = np.random.default_rng(0).normal(size=(400, 20))
     LogisticRegression().fit(matrix, matrix[:, 0] > 0)
     assert np.linalg.svd(matrix @ matrix.T)[1].shape == (400,)

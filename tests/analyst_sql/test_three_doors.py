@@ -17,7 +17,7 @@ from sql_world import DECLARATION, World, close
 
 import dpflow
 from dpflow.analyst_sql.sql_plan import SqlPlan
-from dpflow.errors import DpflowError, SqlRefused
+from dpflow.errors import DpflowError, InvalidInput, SqlRefused
 
 DAY = "2020-01-03"
 #: Spellings of one day, all of them one literal.
@@ -83,7 +83,7 @@ def ask_doors(world: World, text: str, **options: Any) -> list[Any]:
     } | options
     said: list[Any] = []
     try:
-        plan = dpflow.sql(f"EXPLAIN {text}", **options)
+        plan = dpflow.plan_sql(f"EXPLAIN {text}", **options)
         assert isinstance(plan, SqlPlan)
         said.append("accepted")
         forecast = plan.explain(world.ledger)["forecast"]
@@ -171,8 +171,8 @@ def test_a_block_is_named_by_either_side(tmp_path: Path) -> None:
     (budget,) = [row for row in world.ledger.remaining("daily").rows() if row["block"]]
     assert (budget["block"], budget["epsilon_left"]) == (DAY, "1")
     union = "SELECT count(*) FROM visits WHERE day = '2020-01-01' OR DATE '2020-01-02' = day"
-    plan = dpflow.sql(
-        f"EXPLAIN {union}", scope="daily", tables=[world.table], epsilon=1, ledger=world.ledger
+    plan = dpflow.plan_sql(
+        union, scope="daily", tables=[world.table], epsilon=1, ledger=world.ledger
     )
     assert plan.parts[0].plan.request.blocks == ("2020-01-01", "2020-01-02")
 
@@ -198,8 +198,8 @@ def test_auto_takes_noise_that_the_scope_can_pay(tmp_path: Path) -> None:
             explained,
             answer,
         )
-        plan = dpflow.sql(
-            f"EXPLAIN {text}",
+        plan = dpflow.plan_sql(
+            text,
             scope=name,
             tables=[world.table],
             epsilon="0.5",
@@ -221,3 +221,24 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
     assert "there is no file" in explained and answer[0] == "TableUnreadable"
     made = dpflow.plan("count", world.table, scope="visits", name="x", epsilon="1")
     assert forecast(made, world.ledger).startswith("the source cannot be checked now")
+
+
+def test_sql_answers_and_plan_sql_plans(tmp_path: Path) -> None:
+    """Each has one kind of result: EXPLAIN is refused by `dpflow.sql` before a charge, and the other plans with or
+    without it.
+    """
+    world = World(tmp_path)
+    options = {"scope": "visits", "tables": [world.table], "ledger": world.ledger, "epsilon": 1}
+    text = "SELECT count(*) FROM visits"
+    with pytest.raises(InvalidInput, match="call plan_sql"):
+        dpflow.sql(f"EXPLAIN {text}", **options)
+    plans = [dpflow.plan_sql(query, **options) for query in (text, f"EXPLAIN {text}")]
+    assert [type(plan) for plan in plans] == [dpflow.SqlPlan] * 2
+    assert plans[0].explain(world.ledger) == plans[1].explain(world.ledger)
+    assert world.spent() == "0"
+    # A path in place of an open ledger, and a path in place of a declaration.
+    places = {"ledger": tmp_path / "ledger.sqlite", "tables": [tmp_path / "visits.yml"]}
+    answer = dpflow.sql(text, **options | places)
+    assert isinstance(answer, dpflow.SqlAnswer) and world.spent() == "1"
+    with pytest.raises(dpflow.UnknownName, match="epsilom"):
+        dpflow.sql(text, **options, epsilom=1)

@@ -19,7 +19,7 @@ from dpflow.cli import app
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -44,7 +44,7 @@ def file(tiny: Tiny) -> Path:
     table = tiny.declare(
         block=None, protects="unit", contribution_bounds={"rows": 1}, columns=columns
     )
-    declared = PrivateTable.load(table).declaration
+    declared = load_table(table)
     Ledger(tiny.ledger).grant("ages", 2, 0, filter="basic", table=declared, principal="owner")
     path = tiny.folder / "ages.yml"
     path.write_text(yaml.safe_dump(SESSION))

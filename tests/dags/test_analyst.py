@@ -19,8 +19,9 @@ from dpflow.engine.sessions.candidate import Submission, load_candidate
 from dpflow.errors import PlanRefused
 from dpflow.mechanisms.holdout_params import HoldoutParams
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
-from dpflow.tables import PrivateTable, open_rows
+from dpflow.tables import open_rows
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.private import PrivateTable
 
 DAGS = Path(__file__).parents[2] / "dags"
 TABLES = ("flights", "flights_training", "flights_holdout")
@@ -78,7 +79,7 @@ def gate() -> HoldoutParams:
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_has_what_its_declaration_says(world: World, name: str) -> None:
     """Declared columns exist in the built file, with types that can be used."""
-    PrivateTable.load(world.table(name)).check_schema()
+    PrivateTable(load_table(world.table(name))).check_schema()
 
 
 def test_only_the_training_table_is_open(world: World) -> None:

@@ -28,7 +28,7 @@ from dpflow.mechanisms.private_aggregates import (
     PrivateAggregatesParams,
     selection_threshold,
 )
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 MECHANISM = PrivateAggregates()
 SHOWN = Approximate(LEAST_EPSILON, Fraction(1, 10))

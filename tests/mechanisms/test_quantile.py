@@ -18,7 +18,7 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
 from dpflow.mechanisms.quantile import Quantiles, QuantilesParams, cost_pieces
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.audit import refutes_probability
 from dpflow.testing.examples import plan_mechanism
 

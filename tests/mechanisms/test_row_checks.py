@@ -28,7 +28,8 @@ from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, UnknownName
 from dpflow.mechanisms.watch_rows import WatchRows
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable, declare_columns
+from dpflow.tables import declare_columns
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.exact_checks import compare_exactly
 from dpflow.testing.examples import Example
 

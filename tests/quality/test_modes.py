@@ -35,8 +35,8 @@ from dpflow.quality.suggest import suggest_bounds
 from dpflow.quality.verdicts import decide_excess, judge_checks
 from dpflow.quality.watch import compare_costs, plan_session
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.harness import StreamSource
 from tests.smallworld import forbid_reads
 

@@ -10,8 +10,8 @@ import duckdb
 import pytest
 
 from dpflow.core.contract.declaration import Table
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import PackedRows
+from dpflow.tables.private import PrivateTable
 
 Maker = Callable[..., PrivateTable]
 

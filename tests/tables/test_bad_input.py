@@ -23,7 +23,7 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
 )
 from dpflow.errors import TableUnreadable
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 REQUESTS = [
     GroupedSums(None, None, 1, 2, (("v", 0),)),

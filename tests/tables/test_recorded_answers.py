@@ -21,7 +21,7 @@ from dpflow.core.contract.requests import (
     Records,
     SortedValues,
 )
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 ROWS = """
 CREATE TYPE mood AS ENUM ('sad', 'ok');

@@ -14,7 +14,7 @@ from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import MissingExtra, TableError
 from dpflow.ledger import Ledger
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 
 def forecast(plan: Plan, ledger: Ledger) -> str:

@@ -37,7 +37,7 @@ from dpflow.error_boundary import errors_end_here
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger, SessionRecord
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 #: In place of models: learning failed, and whether it would fail again may depend on rows.
 _FAILED: Final = object()

@@ -37,7 +37,8 @@ from dpflow.ledger import Ledger, ReleaseCharge, ReleaseRecord, Reservation, Sco
 from dpflow.ledger.books.data_claims import JOINED
 from dpflow.ledger.books.records import path_of
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable, PublishedRelease, publish
+from dpflow.tables import PublishedRelease, publish
+from dpflow.tables.private import PrivateTable
 
 if TYPE_CHECKING:
     import pandas

@@ -33,7 +33,8 @@ from dpflow.engine.releases.request import ReleaseRequest, require_public
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable, declare_columns, declare_groups
+from dpflow.tables import declare_columns, declare_groups
+from dpflow.tables.private import PrivateTable
 
 #: Where a plan has no number for the error.
 IN_RESULT = "depends on the rows; part of the result"

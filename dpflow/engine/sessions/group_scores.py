@@ -24,7 +24,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import Estimator, Metric, Rows, Subject
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
 from dpflow.engine.sessions.row_scores import copy_rows, order_rows, score_halves
-from dpflow.tables import PrivateTable, SnapshotTable
+from dpflow.tables.private import PrivateTable
+from dpflow.tables.snapshot import SnapshotTable
 
 
 def group_values(

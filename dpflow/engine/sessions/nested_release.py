@@ -33,7 +33,7 @@ from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.errors import BudgetExceeded, InvalidDeclaration, PlanRefused
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 #: Where a session's state holds what is left of its reserve, once some of it is spent.
 STATE = "inside"

@@ -43,7 +43,7 @@ from dpflow.engine.sessions.unit_scores import mean_shares, require_row_scores, 
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.registry import Registry
-from dpflow.tables import SnapshotTable
+from dpflow.tables.snapshot import SnapshotTable
 
 #: Which function of a candidate gives the columns that an estimator in SQL reads of it.
 _SAYS = {"candidate.prediction": "predict", "candidate.score": "score", "candidate.rival": "rival"}

@@ -45,7 +45,8 @@ from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger, SessionRecord
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable, SnapshotTable
+from dpflow.tables.private import PrivateTable
+from dpflow.tables.snapshot import SnapshotTable
 
 Q = TypeVar("Q", EstimatorQuery, Submission)
 

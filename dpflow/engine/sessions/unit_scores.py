@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dpflow.core.contract.estimators import Estimator, Subject
 from dpflow.engine.sessions.row_scores import order_rows, score_halves, score_part
 from dpflow.errors import PlanRefused
-from dpflow.tables import SnapshotTable
+from dpflow.tables.snapshot import SnapshotTable
 
 #: Scores of rows are rounded to this part of their range, and added up as integers: a sum of floats
 #: depends on the order.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from dpflow.core.accounting import amounts
-from dpflow.core.accounting.amounts import DELTA_UNIT, exact_text, to_units_down
+from dpflow.core.accounting.amounts import DELTA_UNIT, Amount, exact_text, to_units_down
 from dpflow.core.accounting.periods import PERIODS, Period, select_current
 from dpflow.core.accounting.privacy_filters import (
     Cost,
@@ -48,7 +48,7 @@ def checked_scope(name: str) -> str:
     return name
 
 
-def require_confirmation(epsilon: object, delta: object, is_confirmed: bool) -> None:
+def require_confirmation(epsilon: Amount, delta: Amount, is_confirmed: bool) -> None:
     """Raises `InvalidInput` for a budget above the usual amounts that nobody confirmed, and
     `InvalidAmount` for one that is none.
     """
@@ -79,9 +79,9 @@ class Terms:
     def parse_terms(
         cls,
         name: FilterName,
-        epsilon: object,
-        delta: object,
-        tail_share: object | None,
+        epsilon: Amount,
+        delta: Amount,
+        tail_share: Amount | None,
         certified_by: Sequence[str] | None = None,
         period: Period | Literal["never"] | None = None,
     ) -> Terms:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from dpflow import CsvFormat, CsvSource, Ledger, load_rows, load_table
 from dpflow.demo.data import extract_flights
-from dpflow.ledger import Ledger
-from dpflow.tables import CsvFormat, CsvSource, load_rows
-from dpflow.tables.access.declarations import load_table
 
 HERE = Path(__file__).parent
 COLUMNS = {

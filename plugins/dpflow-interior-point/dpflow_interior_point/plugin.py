@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpflow import hookimpl
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.hookspecs import hookimpl
 from dpflow_interior_point.mechanisms.interior_point import ApproximateMedian, InteriorPoint
 from dpflow_interior_point.mechanisms.seeded_median import SeededMedian
 from dpflow_interior_point.mechanisms.single_stages import EstimateFirstMoment, FindInteriorPoint

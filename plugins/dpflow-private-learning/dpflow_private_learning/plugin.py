@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpflow import hookimpl
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.hookspecs import hookimpl
 from dpflow_private_learning.mechanisms.learn_class import LearnClass, LearnSemiPrivate
 from dpflow_private_learning.mechanisms.learn_from_sanitizer import LearnFromSanitizer
 from dpflow_private_learning.mechanisms.learn_label_private import LearnLabelPrivate

@@ -22,7 +22,7 @@ from dpflow.core.contract.requests import SortedValues
 from dpflow.engine.releases.request import Publish
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 NUMBER, REGISTRY = count(), dpflow.Registry.load()
 ONE: dict[str, Any] = {"column": "x", "epsilon": "1"}

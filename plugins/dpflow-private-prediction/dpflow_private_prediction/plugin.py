@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from dpflow import hookimpl
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.prediction import PredictionMechanism
-from dpflow.hookspecs import hookimpl
 from dpflow_private_prediction.mechanisms.average_label import PredictAverage
 from dpflow_private_prediction.mechanisms.average_value import PredictValue
 from dpflow_private_prediction.mechanisms.linear import PredictLinear

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).parent))
 from prediction_doors import Doors, written  # noqa: E402, F401
 
-from dpflow import plan, predictions  # noqa: E402
+from dpflow import open_predictions, plan  # noqa: E402
 from dpflow.cli import app  # noqa: E402
 
 
@@ -155,7 +155,7 @@ def test_python_opens_the_same_kind_of_session(doors: Doors) -> None:
     made = plan(
         "predict_vote", doors.declaration, name="py", scope="loans", **doors.session()["params"]
     )
-    session = predictions(made, doors.book)
+    session = open_predictions(made, doors.book)
     assert session.predict([[0.9, 0.9, "Oslo"]]) == session.predict(
         {"x": [0.9], "y": [0.9], "town": ["Oslo"]}
     )
@@ -190,7 +190,7 @@ def test_every_mechanism_answers_what_is_right(
     apart.
     """
     doors = Doors(tmp_path, epsilon=1000)
-    session = predictions(
+    session = open_predictions(
         plan(mechanism, doors.declaration, name="py", scope="loans", epsilon="50", **params),
         doors.book,
     )

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from prediction_doors import Doors  # noqa: E402
 
-from dpflow import plan, predictions  # noqa: E402
+from dpflow import open_predictions, plan  # noqa: E402
 from dpflow.errors import InvalidInput  # noqa: E402
 
 SHARDED = {"features": ["x", "y", "town"], "label": "late", "shards": 30}
@@ -66,7 +66,7 @@ def test_odd_rows_are_answered(
             predictions=3,
             **kind,
         )
-        session = predictions(made, doors.book)
+        session = open_predictions(made, doors.book)
         answers = session.predict([point, [0.1, 0.9, "Rome"][: len(point)]])
         assert all(answer is not None for answer in answers), rows
         assert session.predictions_left == 1
@@ -89,7 +89,7 @@ def test_odd_points_charge_nothing(tmp_path: Path, point: list[Any], said: str) 
     either.
     """
     doors = Doors(tmp_path)
-    session = predictions(
+    session = open_predictions(
         plan(
             "predict_vote",
             doors.declaration,

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).parent))
 from prediction_doors import Doors, written  # noqa: E402, F401
 
-from dpflow import plan, predictions  # noqa: E402
+from dpflow import open_predictions, plan  # noqa: E402
 from dpflow.cli import app  # noqa: E402
 from dpflow.engine.prediction.student import (
     Student,
@@ -97,7 +97,7 @@ def test_a_student_learns_more_from_more_points(tmp_path: Path) -> None:
     rng, right = np.random.default_rng(3), {}
     made = plan("predict_vote", doors.declaration, name="pool", scope="loans", **doors.session(
         epsilon="0.1", predictions=1000, shards=60)["params"])  # fmt: skip
-    session = predictions(made, doors.book)
+    session = open_predictions(made, doors.book)
     assert doors.spent() == "100"
     points = [[float(x), float(y), "Oslo"] for x, y in rng.random((1000, 2))]
     codes, answers = session.encode(points).codes, session.predict(points)
@@ -192,7 +192,7 @@ def test_answers_that_teach_nothing_are_said_to(doors: Doors) -> None:
     made = plan(
         "predict_vote", doors.declaration, name="pool", scope="loans", **doors.session()["params"]
     )
-    session = predictions(made, doors.book)
+    session = open_predictions(made, doors.book)
     codes = session.encode([[0.1, 0.1, "Oslo"], [0.9, 0.9, None]]).codes
     student = parse_student({"folder": "s"}, doors.folder)
     with pytest.raises(InvalidInput, match="cannot learn from these 2 answers"):

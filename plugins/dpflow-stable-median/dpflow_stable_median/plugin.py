@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpflow import hookimpl
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.interactive import InteractiveMechanism
-from dpflow.hookspecs import hookimpl
 from dpflow_stable_median.mechanisms.effective_rounds import EffectiveRounds
 from dpflow_stable_median.mechanisms.mean_queries import MeanQueries
 from dpflow_stable_median.mechanisms.multiplicative_weights import MultiplicativeWeights

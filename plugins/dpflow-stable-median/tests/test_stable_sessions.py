@@ -414,7 +414,7 @@ def test_blocks_are_inside_the_groups(tmp_path: Any) -> None:
     import duckdb
 
     from dpflow.core.contract.requests import GroupValues
-    from dpflow.tables import PrivateTable
+    from dpflow.tables.private import PrivateTable
 
     with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
         connection.execute("CREATE TABLE t AS SELECT i AS person, i AS v FROM range(500) t(i)")

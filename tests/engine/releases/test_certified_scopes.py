@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 import dpflow
 from dpflow import fault_points, plan, release
-from dpflow.analyst_sql.sql_plan import SqlPlan
 from dpflow.cli.commands import app
 from dpflow.core.accounting.events import Pure
 from dpflow.core.accounting.privacy_filters import Filter, make_filter
@@ -98,10 +97,11 @@ def run_contract_file(tiny: Tiny, ledger: Ledger) -> None:
 def ask_sql(tiny: Tiny, ledger: Ledger, explain: bool = False) -> None:
     text = "SELECT count(*) FROM visits WHERE day = '2020-01-01'"
     table = load_table(tiny.declare(columns=DECLARATION["columns"] | {"day": {}}))
-    asked = f"EXPLAIN {text}" if explain else text
-    told = dpflow.sql(asked, tables=[table], ledger=ledger, scope="visits", epsilon="0.25")
-    if isinstance(told, SqlPlan):
-        told.explain(ledger)
+    options = {"tables": [table], "ledger": ledger, "scope": "visits", "epsilon": "0.25"}
+    if explain:
+        dpflow.plan_sql(text, **options).explain(ledger)
+    else:
+        dpflow.sql(text, **options)
 
 
 def watch(tiny: Tiny, ledger: Ledger) -> Session:

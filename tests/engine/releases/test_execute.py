@@ -36,7 +36,8 @@ from dpflow.errors import (
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.count import Count
 from dpflow.registry import BUILT_INS, Registry
-from dpflow.tables import PrivateTable, published_ids, read_published
+from dpflow.tables import published_ids, read_published
+from dpflow.tables.private import PrivateTable
 
 if TYPE_CHECKING:
     from smallworld import Tiny

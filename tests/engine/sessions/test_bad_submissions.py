@@ -17,7 +17,7 @@ from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -39,7 +39,7 @@ def open_gate(tiny: Tiny, **params: Any) -> Session:
     path = tiny.declare(
         protects="unit", contribution_bounds={"rows": 1}, columns=COLUMNS, block=None, holdout=True
     )
-    declaration, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
+    declaration, ledger = load_table(path), Ledger(tiny.ledger)
     ledger.grant(
         "gate", 50, 0, filter="basic", table=declaration, principal="owner", confirm_large=True
     )

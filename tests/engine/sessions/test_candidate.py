@@ -22,7 +22,10 @@ from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.holdout_params import ClaimQuery
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable, SnapshotTable, read_predictions
+from dpflow.tables import read_predictions
+from dpflow.tables.access.declarations import load_table
+from dpflow.tables.private import PrivateTable
+from dpflow.tables.snapshot import SnapshotTable
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -41,7 +44,7 @@ def gate(tiny: Tiny) -> Session:
     table = tiny.declare(
         protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None
     )
-    declared = PrivateTable.load(table).declaration
+    declared = load_table(table)
     Ledger(tiny.ledger).grant("gate", 8, 0, filter="basic", table=declared, principal="owner")
     planned = plan("reusable_holdout", table, name="gate", scope="gate", **PARAMS)
     return Session.open(planned, Ledger(tiny.ledger), Registry.load())
@@ -267,7 +270,7 @@ def test_no_row_tells_two_zeros_apart(tiny: Tiny) -> None:
         table = tiny.declare(
             protects="unit", contribution_bounds={"rows": 1}, columns={"age": bounds}, block=None
         )
-        _, rows = PrivateTable.load(table).grouped_rows(GroupValues(1, ("age",)), b"k", ())
+        _, rows = PrivateTable(load_table(table)).grouped_rows(GroupValues(1, ("age",)), b"k", ())
         assert not np.signbit(rows["age"]).any()
 
 

@@ -16,7 +16,7 @@ from dpflow.engine.sessions.holdout_gate import judge, judge_all, review_champio
 from dpflow.errors import InvalidInput, NotPublished
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ def table(tiny: Tiny) -> Path:
     path = tiny.declare(
         protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True
     )
-    declared = PrivateTable.load(path).declaration
+    declared = load_table(path)
     Ledger(tiny.ledger).grant(
         "gate", 200, 0, filter="basic", table=declared, principal="owner", confirm_large=True
     )

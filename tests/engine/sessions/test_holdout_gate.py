@@ -23,8 +23,8 @@ from dpflow.engine.sessions.holdout_gate import (
 from dpflow.errors import InvalidInput, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.private import PrivateTable
 
 if TYPE_CHECKING:
     from smallworld import Tiny

@@ -15,7 +15,7 @@ from dpflow.engine.sessions.model_promotion import TAGS, Promoter
 from dpflow.errors import InvalidInput, NotPublished
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ def open_gate(tiny: Tiny) -> Session:
         protects="unit", contribution_bounds={"rows": 1}, columns={"sick": bit, "a": bit},
         block=None, holdout=True,
     )  # fmt: skip
-    declared, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
+    declared, ledger = load_table(path), Ledger(tiny.ledger)
     ledger.grant(
         "gate", 40, 0, filter="basic", table=declared, principal="owner", confirm_large=True
     )

@@ -17,7 +17,7 @@ from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ def sources(tiny: Tiny) -> dict[str, Any]:
     path = tiny.declare(
         protects="unit", contribution_bounds={"rows": 1}, columns=COLUMNS, block=None, holdout=True
     )
-    declared, ledger = PrivateTable.load(path).declaration, Ledger(tiny.ledger)
+    declared, ledger = load_table(path), Ledger(tiny.ledger)
     ledger.grant(
         "gate", 50, 0, filter="basic", table=declared, principal="owner", confirm_large=True
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from smallworld import forbid_reads
 
-from dpflow import Session, fault_points, plan, release
+from dpflow import Session, fault_points, open_session, plan, release
 from dpflow.core.accounting.events import ZCDP
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import (
@@ -28,7 +28,8 @@ from dpflow.errors import (
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.above_threshold import AboveThreshold
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
+from dpflow.tables.private import PrivateTable
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -206,7 +207,7 @@ def gate(tiny: Tiny) -> Session:
         columns={"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}},
     )
     Ledger(tiny.ledger).grant(
-        "gate", 4, 0, filter="basic", table=PrivateTable.load(table).declaration, principal="owner"
+        "gate", 4, 0, filter="basic", table=load_table(table), principal="owner"
     )
     params = {
         "groups": 400,
@@ -278,3 +279,12 @@ def test_a_session_claims_what_is_proven_for_sessions(
     monkeypatch.setattr(AboveThreshold, "event", lambda *_: ZCDP(Fraction(1, 10)))
     with pytest.raises(PluginError, match=r"states zcdp\.v1"):
         opened(tiny)
+
+
+def test_a_session_is_opened_by_the_ledgers_place(tiny: Tiny) -> None:
+    """`open_session` takes a path or an open ledger, and resumes what `Session.open` charged."""
+    session = opened(tiny)
+    for place in (tiny.ledger, str(tiny.ledger), Ledger(tiny.ledger)):
+        again = open_session(session.plan, place)
+        assert isinstance(again, Session) and again.id == session.id
+    assert spent(tiny) == ["0.25"]

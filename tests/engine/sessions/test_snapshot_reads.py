@@ -13,8 +13,9 @@ from dpflow.core.contract.requests import CountedSums, GroupedSums, GroupValues
 from dpflow.engine.sessions.group_scores import group_values
 from dpflow.errors import TableBusy
 from dpflow.registry import Registry
-from dpflow.tables import SnapshotTable, read_predictions
+from dpflow.tables import read_predictions
 from dpflow.tables.access import sandbox
+from dpflow.tables.snapshot import SnapshotTable
 
 if TYPE_CHECKING:
     from smallworld import Tiny

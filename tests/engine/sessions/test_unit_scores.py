@@ -18,7 +18,7 @@ from dpflow.engine.sessions.unit_scores import mean_shares
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import SnapshotTable
+from dpflow.tables.snapshot import SnapshotTable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -56,7 +56,7 @@ def ask_query(world: World) -> None:
     """The query in Python and on the command line, and its plan."""
     number = next(world._numbers) + 1
     options = {"scope": "all", "revision": number, "tables": [world.table], "ledger": world.ledger}
-    print(dpflow.sql(f"EXPLAIN {QUERY}", epsilon="0.01", **options))
+    print(dpflow.plan_sql(QUERY, epsilon="0.01", **options))
     print(dpflow.sql(QUERY, epsilon="0.01", **options))
 
 

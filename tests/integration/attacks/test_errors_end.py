@@ -143,7 +143,7 @@ def ask_predictions(world: World) -> None:
     planned = world.plan(
         "predict_vote", features=["age", "city"], label="sick", predictions=2, shards=30
     )
-    api.predictions(planned, world.ledger).predict([[30, "Oslo"]])
+    api.open_predictions(planned, world.ledger).predict([[30, "Oslo"]])
 
 
 def check_contract(world: World) -> None:

@@ -20,7 +20,7 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.sampling.samplers import discrete_gaussian, discrete_laplace
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 Make = Callable[..., PrivateTable]
 

@@ -182,7 +182,7 @@ def judge_candidates(visit: Visit) -> Any:
 def learned(visit: Visit) -> Any:
     """A session of predictions, of which the raw column is a feature."""
     params = {"features": [visit.x, "v"], "label": "y", "predictions": 5, "shards": 5}
-    session = api.predictions(visit.plan("predict_vote", **params, epsilon="5"), visit.ledger)
+    session = api.open_predictions(visit.plan("predict_vote", **params, epsilon="5"), visit.ledger)
     point = [visit.table.column(visit.x).public_keys or (1,)][0][0]
     session.learn_models()
     return len(session.predict([[point, 0.5]])), session.predictions_left

@@ -16,7 +16,7 @@ from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import DpflowError, PlanRefused
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.audit import refutes_probability
 
 PUBLIC = ("a", "b", "c")

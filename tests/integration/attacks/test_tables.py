@@ -14,8 +14,8 @@ import pytest
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import DpflowError, TableUnreadable
-from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
+from dpflow.tables.private import PrivateTable
 
 SECRET = "hunter2-secret-value"
 COUNT = GroupedSums(None, None, 1, 1, (("v", 0),))

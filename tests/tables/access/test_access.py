@@ -22,8 +22,8 @@ from dpflow.core.contract.requests import (
     SortedValues,
 )
 from dpflow.errors import InvalidInput, PlanRefused, TableBusy, TableUnreadable
-from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
+from dpflow.tables.private import PrivateTable
 
 COUNT = GroupedSums(None, None, 1, 100)
 DAYS = "CREATE TABLE data AS SELECT i AS u, DATE '2013-01-01' + (i % 3)::INT AS d, i AS v FROM range(30) t(i)"

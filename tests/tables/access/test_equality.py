@@ -14,9 +14,9 @@ import pytest
 
 from dpflow.core.contract.requests import CellGrid, GroupedSums, UnboundedValues
 from dpflow.errors import PlanRefused, TableUnreadable
-from dpflow.tables import PrivateTable
 from dpflow.tables.access import sql
 from dpflow.tables.backends.spark_backend.spark_columns import describe_field, key_text, name_type
+from dpflow.tables.private import PrivateTable
 
 Maker = Callable[..., PrivateTable]
 COUNT = GroupedSums(None, None, 1, 100)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpflow import Ledger, PrivateTable, load_table, plan, release
+from dpflow import Ledger, load_table, plan, release
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
@@ -27,6 +27,7 @@ from dpflow.tables.access import file_list, sandbox
 from dpflow.tables.access.file_list import FileList, open_list
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.loading.list_files import list_files
+from dpflow.tables.private import PrivateTable
 from dpflow.testing import backend_checks
 from dpflow.testing.backend_relations import Content
 

@@ -10,11 +10,11 @@ import yaml
 
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, TableUnreadable
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.loading.csv_files import CsvFormat
 from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.loading.source_names import open_source
+from dpflow.tables.private import PrivateTable
 
 DECLARATION = {
     "name": "visits",

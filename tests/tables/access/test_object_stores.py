@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from page_runner import inside, run_main
 
-from dpflow import PrivateTable
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, MissingExtra, TableBusy, TableUnreadable
@@ -24,6 +23,7 @@ from dpflow.tables.loading.csv_files import CsvFormat
 from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.source_names import find_sources, open_source
+from dpflow.tables.private import PrivateTable
 
 DAYS = ("2026-01-01", "2026-01-02")
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
-from dpflow.tables import PrivateTable
 from dpflow.tables.access import sql
 from dpflow.tables.language import conditions, expressions
 from dpflow.tables.language.nodes import Node
 from dpflow.tables.language.rendering import DuckDBRenderer
+from dpflow.tables.private import PrivateTable
 
 COUNT = GroupedSums(None, None, 1, 100)
 NAMES = ["i", "big", "huge", "dec", "f", "txt", "en", "flag", "day", "ts", "tz", "id"]

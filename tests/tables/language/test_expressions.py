@@ -18,7 +18,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import SqlEstimator
 from dpflow.core.contract.requests import GroupEstimates, GroupValues
 from dpflow.errors import PlanRefused, UnknownName
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 COLUMNS: dict[str, Any] = {
     "label": {"lower": 0, "upper": 1},

@@ -21,8 +21,9 @@ from dpflow.core.contract.declaration import Table, combine_keys
 from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, UnboundedValues
 from dpflow.core.toolbox.noise import group_sensitivity
 from dpflow.errors import PlanRefused, UnknownName
-from dpflow.tables import PrivateTable, declare_groups
+from dpflow.tables import declare_groups
 from dpflow.tables.access import sql
+from dpflow.tables.private import PrivateTable
 
 ROWS = """
 CREATE TABLE data AS SELECT * FROM (VALUES

@@ -14,7 +14,6 @@ from typing import Any
 import duckdb
 import pytest
 
-from dpflow import PrivateTable
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
@@ -29,6 +28,7 @@ from dpflow.tables.loading.sources import (
     expand_files,
     parquet_columns,
 )
+from dpflow.tables.private import PrivateTable
 
 VISITS = {"person": "VARCHAR", "city": "VARCHAR", "age": "INTEGER"}
 GOOD = "person,city,age\np1,Oslo,3\np2,,4\n\np3,Rome,\n"

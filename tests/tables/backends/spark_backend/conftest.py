@@ -15,9 +15,9 @@ from spark_servers import declare_source
 
 from checks.spark_cluster import SparkCluster, run_cluster
 from dpflow.core.contract.declaration import Table
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.sql import Field
 from dpflow.tables.backends.spark_backend import spark_columns, spark_connection, spark_queries
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.backend_relations import Content
 
 

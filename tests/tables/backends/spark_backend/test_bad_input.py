@@ -27,7 +27,6 @@ from dpflow.errors import (
     TableInterrupted,
     TableUnreadable,
 )
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.backends.spark_backend import (
     canaries,
@@ -39,6 +38,7 @@ from dpflow.tables.backends.spark_backend import (
 from dpflow.tables.backends.spark_backend.spark_columns import describe_field, holds_text
 from dpflow.tables.backends.spark_backend.spark_rendering import SparkRenderer
 from dpflow.tables.language.rendering import Renderer
+from dpflow.tables.private import PrivateTable
 
 Declare = Callable[..., PrivateTable]
 SECRET = "s3cr3t"

@@ -22,8 +22,8 @@ from spark_servers import declare_source
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, KeySets, Records, SortedValues
 from dpflow.errors import PlanRefused
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends.spark_backend import hash_bounding
+from dpflow.tables.private import PrivateTable
 
 KINDS = {"u": "INTEGER", "k": "VARCHAR", "v": "DOUBLE", "d": "DATE"}
 KEYS = ("it's", "a;t1:b", "ü")

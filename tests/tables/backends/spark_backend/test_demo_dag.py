@@ -22,8 +22,9 @@ from dpflow.demo.workspace import Workspace, create_workspace, find_example_dags
 from dpflow.engine import make_plan
 from dpflow.engine.releases.request import parse_request
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable, build_database, read_published
+from dpflow.tables import build_database, read_published
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.private import PrivateTable
 
 __all__ = ["airflow_database"]
 pytestmark = pytest.mark.slow

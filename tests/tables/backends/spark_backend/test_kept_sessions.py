@@ -11,8 +11,8 @@ import pytest
 
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import DpflowError, TableInterrupted
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends.spark_backend import spark_connection, spark_session
+from dpflow.tables.private import PrivateTable
 
 Declare = Callable[..., PrivateTable]
 KINDS = {"u": "INTEGER", "v": "INTEGER"}

@@ -13,7 +13,7 @@ import pytest
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import CellGrid, UnboundedValues
 from dpflow.errors import PlanRefused, TableUnreadable
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 Declare = Callable[..., PrivateTable]
 VALUES = {

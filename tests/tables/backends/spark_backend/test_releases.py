@@ -19,10 +19,10 @@ from dpflow.core.contract.results import NONE
 from dpflow.engine.releases.plan import Plan
 from dpflow.errors import InvalidDeclaration, PlanRefused, TableBusy, TableError
 from dpflow.ledger import Ledger
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.backends.spark_backend import spark_session
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
+from dpflow.tables.private import PrivateTable
 
 KINDS = {"who": "INTEGER", "town": "VARCHAR", "amount": "DOUBLE"}
 SECRET = 7_364_519

@@ -23,9 +23,9 @@ from dpflow.core.contract.requests import (
     UnitScores,
 )
 from dpflow.errors import DpflowError, PlanRefused
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends.spark_backend import hash_bounding
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
+from dpflow.tables.private import PrivateTable
 
 Declare = Callable[..., PrivateTable]
 KINDS = {"u": "INTEGER", "a": "VARCHAR", "b": "VARCHAR", "n": "INTEGER", "v": "DOUBLE"}

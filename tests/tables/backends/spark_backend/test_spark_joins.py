@@ -18,8 +18,8 @@ from dpflow.core.contract.spark_source import SparkSource
 from dpflow.engine.releases.execute import data_names
 from dpflow.errors import PlanRefused, TableBusy, TableUnreadable
 from dpflow.ledger import Ledger
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
+from dpflow.tables.private import PrivateTable
 
 TOWN = {"relation": "towns", "name": "town", "kind": "dimension", "on": {"k": "code"}}
 PERSON = {"relation": "people", "name": "person", "kind": "unit", "on": {"u": "id"}, "rows": 2}

@@ -25,9 +25,9 @@ from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import DpflowError, PlanRefused, SessionClosed, TableBusy, TableUnreadable
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.backends.spark_backend import spark_session
+from dpflow.tables.private import PrivateTable
 
 pytestmark = pytest.mark.skipif(
     "DPFLOW_TEST_SPARK" in os.environ, reason="the formats' jars are not on the cluster"

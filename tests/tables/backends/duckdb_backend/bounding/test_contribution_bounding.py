@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues
 from dpflow.errors import PlanRefused
-from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
@@ -27,6 +26,7 @@ from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     truncate_values,
 )
 from dpflow.tables.backends.duckdb_backend.requests.unbounded_values import keep
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.neighbours import answer_fingerprint
 
 HEAVY = """CREATE TABLE data AS SELECT 1 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 9 AS v FROM range(10000) t(i)

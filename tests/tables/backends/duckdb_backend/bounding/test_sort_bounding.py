@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from dpflow.core.contract.declaration import Column
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import TableUnreadable
-from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch, sort_bounding, sorted_runs
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import (
@@ -31,6 +30,7 @@ from dpflow.tables.backends.duckdb_backend.bounding.sorted_runs import choose_me
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import Truncation, Value
 from dpflow.tables.backends.duckdb_backend.requests import sums
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.neighbours import answer_fingerprint
 
 ROWS = st.lists(

@@ -9,8 +9,8 @@ import pytest
 from cached_tables import ROWS, again
 
 from dpflow.core.contract.requests import GroupedSums, SortedValues
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends.duckdb_backend.requests.handlers import HANDLERS
+from dpflow.tables.private import PrivateTable
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from cached_tables import CUT, DAYS, REQUESTS, again, folder, seal, write
 
 from dpflow.core.contract.requests import GroupedSums, SortedValues
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import Truncation
 from dpflow.tables.backends.duckdb_backend.requests import cached_blocks
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.neighbours import answer_fingerprint
 
 

@@ -201,7 +201,7 @@ DRIVER = """
 import hashlib, hmac, json, os, signal, sys
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.neighbours import answer_fingerprint
 WATCHED = ("requests/partial_cache.py", "requests/cached_blocks.py")
 

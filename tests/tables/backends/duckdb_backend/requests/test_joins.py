@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import PlanRefused, TableUnreadable
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 DIMENSION = {"relation": "towns", "name": "town", "kind": "dimension", "on": {"k": "code"}}
 PERSON = {"relation": "people", "name": "person", "kind": "unit", "on": {"u": "id"}, "rows": 1}

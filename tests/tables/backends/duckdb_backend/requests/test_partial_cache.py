@@ -16,8 +16,8 @@ import pytest
 from cached_tables import CHANGES, DAYS, REQUESTS, ROWS, again, damage, folder, seal, write
 
 from dpflow.core.contract.requests import GroupedSums
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends.duckdb_backend.requests import partial_cache
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.neighbours import answer_fingerprint
 
 

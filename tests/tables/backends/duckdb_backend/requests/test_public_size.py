@@ -12,7 +12,7 @@ from dpflow.core.contract.requests import (
     SortedValues,
     UnboundedValues,
 )
-from dpflow.tables import PrivateTable
+from dpflow.tables.private import PrivateTable
 
 CREATE = (
     "CREATE TABLE data (u INTEGER, v INTEGER NOT NULL, w INTEGER, f DOUBLE NOT NULL)",

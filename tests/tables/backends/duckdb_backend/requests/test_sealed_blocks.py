@@ -27,9 +27,9 @@ from cached_tables import (
 
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import NotSealed
-from dpflow.tables import PrivateTable
 from dpflow.tables.backends.duckdb_backend.requests import cached_blocks
 from dpflow.tables.backends.duckdb_backend.requests.handlers import HANDLERS
+from dpflow.tables.private import PrivateTable
 from dpflow.testing.neighbours import answer_fingerprint
 
 

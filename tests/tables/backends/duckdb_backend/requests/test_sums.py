@@ -11,10 +11,10 @@ import pytest
 from dpflow.core.contract.declaration import Column
 from dpflow.core.contract.requests import GroupedSums, Groups
 from dpflow.errors import PlanRefused, TableUnreadable
-from dpflow.tables import PrivateTable
 from dpflow.tables.access import sql
 from dpflow.tables.backends.duckdb_backend.requests import sums
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
+from dpflow.tables.private import PrivateTable
 
 BASIC = """CREATE TABLE data AS SELECT * FROM (VALUES
     (1, 'a', 3.0), (1, 'a', 4.0), (1, 'b', 99.0), (2, 'a', -5.0), (2, 'zzz', 1.0), (3, NULL, 1.0), (NULL, 'b', 2.0)

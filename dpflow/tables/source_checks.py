@@ -1,0 +1,44 @@
+"""Questions about a private table that the catalogue of its source answers. No row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import DataRequest
+from dpflow.tables.private import PrivateTable
+
+
+def column_types(table: Table) -> Mapping[str, str]:
+    """The types of the declared columns, as the source names them. Raises `TableUnreadable` or `TableBusy`."""
+    return PrivateTable(table).column_types()
+
+
+def check_schema(table: Table) -> None:
+    """Check every declared column against the source's catalogue.
+
+    Raises:
+        TableUnreadable: file, relation or column missing, or a type that cannot be used.
+        TableBusy: another process is writing the file.
+    """
+    PrivateTable(table).check_schema()
+
+
+def check_request(
+    table: Table, where: str | None, request: DataRequest, blocks: Sequence[str]
+) -> None:
+    """Check a request on the rows that fulfil ``where`` against the source's catalogue.
+
+    Raises:
+        TableUnreadable, TableBusy: as `check_schema`.
+        PlanRefused, UnknownName: the request does not fit the declaration or the types.
+        NotSealed: blocks are sealed, and the place for them cannot be used.
+    """
+    PrivateTable(table, where).check_request(request, blocks)
+
+
+def cancel_reads() -> None:
+    """Stop every read of a private table in this process: each raises `TableInterrupted`, which is
+    retryable.
+    """
+    PrivateTable.cancel_all()
