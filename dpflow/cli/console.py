@@ -40,6 +40,13 @@ LedgerOption = Annotated[
         help="SQLite file or postgresql+psycopg:// URL of the ledger; DPFLOW_LEDGER, or that of dpflow.yml, if left out.",
     ),
 ]
+ReasonOption = Annotated[str, typer.Option(help="Why; kept in the history.")]
+KeysOption = Annotated[
+    list[str] | None,
+    typer.Option("--key", help="Verifier key of a witness who may have signed; may be repeated."),
+]
+#: With these a cell of a spreadsheet is a formula.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -213,3 +220,22 @@ def parse_point(name: str, text: str) -> int | dt.datetime:
             f"{name} is {text[:80]!r}; give an entry's number, or a date or time such as "
             "2026-01-31 or 2026-01-31T12:00+01:00"
         ) from None
+
+
+def read_text(file: Path) -> str:
+    """The text of a file that the user names. Raises `InvalidInput` if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError):
+        raise InvalidInput(f"{file} cannot be read; name a file that is there") from None
+
+
+def spreadsheet_cells(cells: Iterable[object]) -> list[object]:
+    """The cells of a CSV line; a text that a spreadsheet would run as a formula gets an apostrophe.
+
+    Names and reasons in a history are anybody's words.
+    """
+    return [
+        f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_STARTS) else cell
+        for cell in cells
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, fields
@@ -13,17 +12,21 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dpflow.cli import statement
+from dpflow.cli import checkpoints, statement
 from dpflow.cli.console import (
     ConfirmOption,
     JsonOption,
+    KeysOption,
     LedgerOption,
+    ReasonOption,
     open_ledger,
     open_output,
     parse_point,
+    read_text,
     require_place,
     show_json,
     show_table,
+    spreadsheet_cells,
 )
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.amounts import short_text as short
@@ -34,7 +37,6 @@ from dpflow.errors import InvalidInput
 from dpflow.ledger import Entry, GrantProposal, Ledger, Scope, VerificationReport
 from dpflow.ledger.books.grants import require_confirmation
 from dpflow.ledger.history.anchor import default_folder
-from dpflow.ledger.history.checkpoint import Signer
 from dpflow.tables.access.declarations import load_table
 
 app = typer.Typer(
@@ -44,6 +46,9 @@ app = typer.Typer(
 )
 app.command("statement")(statement.write_statement)
 app.command("reconcile")(statement.reconcile_ledger)
+app.command("checkpoint")(checkpoints.sign_checkpoint)
+app.command("key")(checkpoints.make_key)
+app.command("recover")(checkpoints.recover)
 
 ScopeArgument = Annotated[str, typer.Argument(help="A scope, such as flights or flights/team-a.")]
 ScopeFilter = Annotated[str | None, typer.Argument(help="One scope; all if left out.")]
@@ -81,11 +86,6 @@ SinceOption = Annotated[
     typer.Option(
         help="From an entry's number on, or from a date or time, such as 2026-01-31; UTC without a zone."
     ),
-]
-ReasonOption = Annotated[str, typer.Option(help="Why; kept in the history.")]
-KeysOption = Annotated[
-    list[str] | None,
-    typer.Option("--key", help="Verifier key of a witness who may have signed; may be repeated."),
 ]
 
 
@@ -303,7 +303,7 @@ def history(
         rows.writerow(field.name for field in fields(Entry))
         for entry in entries:
             text = json.dumps(entry.body, ensure_ascii=False)
-            rows.writerow((entry.to_json() | {"body": text}).values())
+            rows.writerow(spreadsheet_cells((entry.to_json() | {"body": text}).values()))
     else:
         columns = ("seq", "at", "kind", "scope", "principal", "release_id")
         show_table("history", columns, ([getattr(e, c) for c in columns] for e in entries))
@@ -329,77 +329,8 @@ def verify(
         report = open_ledger(ledger).failures()
         show_json(asdict(report)) if as_json else print(report)
         sys.exit(bool(report.failures))
-    note = None if since is None else _read_text(since)
+    note = None if since is None else read_text(since)
     _show_verification(open_ledger(ledger).verify(since=note, keys=key or ()), as_json)
-
-
-@app.command()
-def checkpoint(
-    key: Annotated[
-        Path | None,
-        typer.Option(help="A witness's private key; the owner's, in the anchor, if left out."),
-    ] = None,
-    ledger: LedgerOption = None,
-) -> None:
-    """Verify everything, then print a signed note of how far the history goes and what was spent.
-
-    Keep it elsewhere: mail it, commit it, put it into an object store.
-    """
-    signer = None if key is None else Signer.parse(_read_text(key))
-    print(open_ledger(ledger).checkpoint(signer), end="")
-
-
-@app.command("key")
-def make_key(
-    file: Annotated[
-        Path | None,
-        typer.Argument(help="Where a witness's new private key goes; none: show the owner's."),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Whose key it is, such as example.org/nightly.")
-    ] = None,
-    ledger: LedgerOption = None,
-) -> None:
-    """Print the verifier key of the owner, or make a key pair for a witness and print its verifier
-    key.
-    """
-    if file is None:
-        print(open_ledger(ledger).signer.public_text)
-        return
-    signer = Signer.create(name or "")
-    try:
-        with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
-            stream.write(signer.private_text)
-    except OSError as error:
-        raise InvalidInput(f"{file} cannot be made ({error.strerror}); name a new file") from None
-    print(signer.public_text)
-
-
-@app.command()
-def reanchor(reason: ReasonOption, ledger: LedgerOption = None) -> None:
-    """Accept the history as it is after the anchor's high-water mark was lost."""
-    open_ledger(ledger).reanchor(reason=reason, principal=current_principal())
-    print("the history is accepted as it is, and its newest entry is the mark")
-
-
-@app.command()
-def recover(
-    reason: ReasonOption,
-    checkpoint: Annotated[Path | None, typer.Option(help="The newest checkpoint.")] = None,
-    key: KeysOption = None,
-    ledger: LedgerOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Go on after entries were lost and cannot come back. Scopes that they may have charged are closed until
-    granted again.
-    """
-    note = None if checkpoint is None else _read_text(checkpoint)
-    closed = open_ledger(ledger).recover(
-        reason=reason, principal=current_principal(), checkpoint=note, keys=key or ()
-    )
-    if as_json:
-        return show_json({"closed": closed})
-    print(f"recovered; closed until granted again: {', '.join(closed) or 'none'}")
 
 
 @app.command()
@@ -484,7 +415,7 @@ def write_report(
         name: None if text is None else parse_point(name, text)
         for name, text in (("since", since), ("until", until))
     }
-    notes = [_read_text(file) for file in checkpoint or ()]
+    notes = [read_text(file) for file in checkpoint or ()]
     page = open_ledger(ledger).report(scope, **points, checkpoints=notes, keys=key or ())
     if file is None:
         print(page, end="")
@@ -526,13 +457,6 @@ def import_(
     with file.open(encoding="utf-8", errors="replace") as stream:
         book.import_(stream, principal=current_principal())
     _show_verification(book.verify(), as_json)
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeError):
-        raise InvalidInput(f"{file} cannot be read; name a file that is there") from None
 
 
 def _usual_anchor(file: Path) -> Path:

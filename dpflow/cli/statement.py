@@ -21,6 +21,7 @@ from dpflow.cli.console import (
     parse_point,
     show_json,
     show_table,
+    spreadsheet_cells,
 )
 from dpflow.engine.releases.reconcile import reconcile
 from dpflow.ledger import StatementLine
@@ -74,7 +75,7 @@ def write_statement(
         text = json.dumps(stated.to_json(), ensure_ascii=False, indent=2) + "\n"
     else:
         buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows(stated.csv_rows())
+        csv.writer(buffer, lineterminator="\n").writerows(map(spreadsheet_cells, stated.csv_rows()))
         text = buffer.getvalue()
     if file is None:
         print(text, end="")

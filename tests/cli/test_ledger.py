@@ -585,3 +585,35 @@ def test_a_large_grant_needs_its_flag(tiny: Tiny, run: Run) -> None:
         run(*words)
     assert not Path("other.sqlite").exists()
     assert "21" in run(*words, "--confirm-large")
+
+
+def test_an_owner_says_what_was_lost(tiny: Tiny, run: Run) -> None:
+    """One verb for a lost mark and for lost entries; without the answer nothing happens."""
+    charge(tiny, "one")
+    mark = Ledger(tiny.ledger).anchor_folder / "mark"
+    with pytest.raises(InvalidInput, match="say what was lost: --lost mark or --lost database"):
+        run("recover", "--reason", "r")
+    with pytest.raises(InvalidInput, match="mark is there"):
+        run("recover", "--lost", "mark", "--reason", "r")
+    with pytest.raises(InvalidInput, match="nothing is missing"):
+        run("recover", "--lost", "database", "--reason", "r")
+    mark.unlink()
+    with pytest.raises(InvalidInput, match="use --lost database"):
+        run("recover", "--lost", "mark", "--checkpoint", tiny.ledger, "--reason", "r")
+    assert run("recover", "--lost", "mark", "--reason", "r", "--json") == {
+        "lost": "mark",
+        "closed": [],
+    }
+    assert "recover" not in run("verify")
+
+
+def test_a_spreadsheet_runs_no_text_of_the_history(
+    tiny: Tiny, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is anybody's words: as a cell it stays text."""
+    monkeypatch.setenv("DPFLOW_PRINCIPAL", "=1+1")
+    run("resolve", charge(tiny, "=2+2"), "--reason", "r")
+    for words in (["history", "--format", "csv"], ["statement", "visits", "--format", "csv"]):
+        cells = [cell for row in csv.reader(run(*words).splitlines()) for cell in row]
+        assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
+        assert {"'=1+1", "'=2+2"} & set(cells)

@@ -302,7 +302,7 @@ class AuditedLedger(SealedDatabase):
         with self._database.begin_writing() as transaction:
             if self._find_mark() is not None:
                 raise InvalidInput(
-                    "the high-water mark is there; if it knows entries that are gone, see dpflow ledger recover"
+                    "the high-water mark is there; if it knows entries that are gone, see dpflow ledger recover --lost database"
                 )
             trace, expected, problems = self._verify_within(transaction, marked=False)
             if problems:

@@ -264,7 +264,7 @@ def recover_state(
     if ahead is None and marked is not None and marked[0] <= trace.head[0]:
         raise InvalidInput(
             "nothing is missing: neither the mark nor a checkpoint knows more than the history; "
-            "if only the mark is lost, run dpflow ledger reanchor"
+            "if only the mark is lost, run dpflow ledger recover --lost mark"
         )
     state = writer.state
     scopes, spent = [], []

@@ -228,7 +228,7 @@ class Anchor:
         self.stored_key()
         return LedgerCorrupt(
             f"the high-water mark is missing from {self.folder}, so nobody can tell whether entries were dropped; "
-            f"restore it, or accept the history as it is: dpflow ledger reanchor --reason TEXT"
+            f"restore it, or accept the history as it is: dpflow ledger recover --lost mark"
         )
 
     def explain_failure(self, error: OSError) -> DpflowError:

@@ -180,9 +180,13 @@ def test_a_mark_that_is_missing_is_refused(ledger, place, ask, loss):
     record = mark.read_bytes()
     mark.unlink() if loss == "deleted" else mark.write_bytes(b"")
     for opened in (ledger, place.open()):
-        with pytest.raises(LedgerCorrupt, match="mark is missing.*dpflow ledger reanchor"):
+        with pytest.raises(
+            LedgerCorrupt, match="mark is missing.*dpflow ledger recover --lost mark"
+        ):
             ask.reserve(opened, "another")
-        with pytest.raises(LedgerCorrupt, match="mark is missing.*dpflow ledger reanchor"):
+        with pytest.raises(
+            LedgerCorrupt, match="mark is missing.*dpflow ledger recover --lost mark"
+        ):
             opened.remaining("flights")
     assert not ledger.verify().ok
     mark.write_bytes(record)
