@@ -4,13 +4,15 @@ table, and answered exactly.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from corner_tables import KINDS, Corner, Store, corner_rows, declare_corner
+from corner_tables import FORMS, Corner, Form, Store
 
 from dpflow.core.contract.declaration import MAX_MAGNITUDE, Column
 from dpflow.core.contract.requests import (
@@ -81,37 +83,52 @@ class Question:
     where: str | None = None
 
 
-def audit_corner(corner: Corner, store: Store, part: int | None = None) -> Findings:
+def audit_corner(
+    corner: Corner, store: Store, part: int | None = None, form: str = "own"
+) -> Findings:
     """Ask every question of every table of a corner.
 
     Args:
         part: only three tables and a few questions, others for each number.
+        form: one of `FORMS`. Where sums are cached, each question is asked twice.
     """
-    tables, questions = list(corner.tables()), list(list_questions(corner))
+    where_it_is = FORMS[form]
+    tables, questions = list(corner.tables()), list(list_questions(corner, where_it_is))
+    if where_it_is.cached != "off":
+        questions = [question for question in questions if "sums" in question.name]
     if part is not None:
         tables = [tables[0], tables[1 + part % (len(tables) - 1)], tables[-1]]
         questions = questions[part % PARTS :: PARTS]
-    columns = {**KINDS, "x": corner.kind, "y": corner.kind}
-    places = store({f"t{i}": (columns, corner_rows(values)) for i, values in enumerate(tables)})
+    relations = {}
+    for i, values in enumerate(tables):
+        own, other = where_it_is.relations(corner, values)
+        relations |= {f"t{i}": own} | ({} if other is None else {f"o{i}": other})
+    places = store(relations)
     findings = Findings()
     outcomes: dict[str, Counter[str]] = {}
     for i, values in enumerate(tables):
-        declaration = declare_corner(corner, places[f"t{i}"])
-        steps = [grid_value(number, declaration.column("x")) for _, number in values]
+        declaration = where_it_is.declare(corner, places[f"t{i}"], f"o{i}")
+        column = declaration.column(f"{where_it_is.prefix}x")
+        steps = [grid_value(number, column) for _, number in values]
         by_condition: dict[str | None, list[Question]] = {}
         for question in questions:
             by_condition.setdefault(question.where, []).append(question)
-        for where, asked_together in by_condition.items():
-            private = PrivateTable(declaration, where)
+        times = 1 if where_it_is.cached == "off" else 2
+        for where, asked_together in list(by_condition.items()) * times:
+            private = PrivateTable(declaration, where, _seal if times > 1 else None)
             with private.hold_open():
                 for question in asked_together:
-                    words = f"{corner.name}: {[text for text, _ in values]}"
+                    words = f"{corner.name}: {form}: {[text for text, _ in values]}"
                     outcome = _ask_question(question, private, steps, findings, words)
                     outcomes.setdefault(question.name, Counter())[outcome] += 1
     for name, counted in outcomes.items():
         if len(counted) > 1:
-            findings.problems.append(f"{corner.name}: {name}: outcomes {dict(counted)}")
+            findings.problems.append(f"{corner.name}: {form}: {name}: outcomes {dict(counted)}")
     return findings
+
+
+def _seal(data: bytes) -> str:
+    return hashlib.blake2b(data, key=SECRET).hexdigest()
 
 
 def _ask_question(
@@ -132,99 +149,102 @@ def _ask_question(
     return "answered"
 
 
-def list_questions(corner: Corner) -> Iterator[Question]:
+def list_questions(corner: Corner, form: Form) -> Iterator[Question]:
     """Every kind of request, on a corner's column."""
     low, high = corner.low, corner.high
+    x, y = f"{form.prefix}x", f"{form.prefix}y"
+
+    def plain(name: str, request: Any, compare: Callable[[Any, Steps], str]) -> Question:
+        def ask(table: PrivateTable, steps: Steps) -> str:
+            return compare(table.answer(request, form.blocks), steps)
+
+        return Question(name, _checker(request, form), ask)
+
+    def rename(text: str) -> str:
+        return re.sub(r"\b([xy])\b", rf"{form.prefix}\1", text)
+
     for centre in dict.fromkeys((low, high, (low + high) // 2)):
-        yield _ask_sums(f"sums around {centre}", GroupedSums(values=(("x", centre),)), centre)
-        squares = GroupedSums(squares=(("x", centre, 5),))
-        yield _ask_sums(f"squares around {centre}", squares, centre, 5)
+        summed = GroupedSums(values=((x, centre),))
+        yield plain(f"sums around {centre}", summed, _sum_comparison(x, centre))
+        squares = GroupedSums(squares=((x, centre, 5),))
+        yield plain(f"sums of squares around {centre}", squares, _sum_comparison(x, centre, 5))
     middle = (low + high) // 2
-    both = {"values": (("x", middle), ("y", low)), "squares": (("x", middle, 0),)}
+    both = {"values": ((x, middle), (y, low)), "squares": ((x, middle, 0),)}
     for name, request in {
-        "grouped": GroupedSums("k", ("a", "b"), values=(("x", low),)),
-        "grouped, of one group": GroupedSums("k", ("a", "b"), 1, values=(("x", high),)),
-        "by private key": GroupedSums("p", None, 1, values=(("x", low),)),
-        "of several rows": GroupedSums(rows_per_group=3, values=(("x", middle),)),
+        "grouped": GroupedSums("k", ("a", "b"), values=((x, low),)),
+        "grouped, of one group": GroupedSums("k", ("a", "b"), 1, values=((x, high),)),
+        "by private key": GroupedSums("p", None, 1, values=((x, low),)),
+        "of several rows": GroupedSums(rows_per_group=3, values=((x, middle),)),
         "of several columns": GroupedSums(**both),
     }.items():
-        yield _ask_totals(f"sums {name}", request)
-    for name, request in {
-        "values": SortedValues("x", 1),
-        "values, 3 rows": SortedValues("x", 3),
-        "values, many rows": SortedValues("x", 2000),
-        "values by key": SortedValues("x", 2, "k", ("a", "b"), 1),
+        yield plain(f"sums {name}", request, _total_comparison(request))
+    for name, values in {
+        "values": SortedValues(x, 1),
+        "values, 3 rows": SortedValues(x, 3),
+        "values, many rows": SortedValues(x, 2000),
+        "values by key": SortedValues(x, 2, "k", ("a", "b"), 1),
     }.items():
-        yield Question(name, _checker(request), _asker(request, _compare_values))
-    yield Question(
-        "records",
-        _checker(Records(("x", "y"), 2)),
-        _asker(Records(("x", "y"), 2), _compare_records),
-    )
-    yield Question("key sets", _checker(KeySets("p")), _asker(KeySets("p"), lambda *_: ""))
+        yield plain(name, values, _compare_values)
+    yield plain("records", Records((x, y), 2), _record_comparison((x, y)))
+    yield plain("key sets", KeySets("p"), lambda *_: "")
     for name, unbounded in {
-        "open": UnboundedValues("x"),
-        "open by key": UnboundedValues("x", "k", ("a", "b"), 1, 2),
+        "open": UnboundedValues(x),
+        "open by key": UnboundedValues(x, "k", ("a", "b"), 1, 2),
     }.items():
-        yield Question(name, _checker(unbounded), _ask_open(unbounded))
-    groups = GroupValues(GROUPS, ("x", "y"))
+        yield Question(name, _checker(unbounded, form), _ask_open(unbounded))
+    groups = GroupValues(GROUPS, (x, y))
     yield Question(
         "group values",
-        _checker(groups),
+        _checker(groups, form),
         lambda t, _: _bad_numbers(t, t.grouped_rows(groups, SECRET, ())[1]),
     )
-    scores = UnitScores(("x",))
     yield Question(
-        "unit scores", _checker(scores), lambda t, _: _bad_numbers(t, t.unit_rows(("x",), ())[1])
+        "unit scores",
+        _checker(UnitScores((x,)), form),
+        lambda t, _: _bad_numbers(t, t.unit_rows((x,), ())[1]),
     )
     for measures in (("n", "x", "xx"), ("n", "xy", "yy", "equal")):
-        yield _ask_moments(GroupMoments(GROUPS, ("x", "y"), measures))
+        yield _ask_moments(GroupMoments(GROUPS, (x, y), measures), form)
     for text in EXPRESSIONS:
-        yield _ask_estimate(text)
+        yield _ask_estimate(rename(text), form)
     for condition in CONDITIONS:
-        counted = GroupedSums()
-        yield Question(
-            f"where {condition}", _checker(counted), _asker(counted, lambda *_: ""), condition
-        )
+        counted = plain(f"sums where {condition}", GroupedSums(), lambda *_: "")
+        yield replace(counted, where=rename(condition))
 
 
-def _checker(request: Any) -> Callable[[PrivateTable], None]:
-    return lambda table: table.check_request(request)
-
-
-def _asker(
-    request: Any, compare: Callable[[Any, Steps], str]
-) -> Callable[[PrivateTable, Steps], str]:
-    return lambda table, steps: compare(table.answer(request, ()), steps)
+def _checker(request: Any, form: Form) -> Callable[[PrivateTable], None]:
+    return lambda table: table.check_request(request, form.blocks)
 
 
 def _saturate(total: int) -> int:
     return min(max(total, -MAX_MAGNITUDE), MAX_MAGNITUDE)
 
 
-def _ask_sums(name: str, request: GroupedSums, centre: int, half: int | None = None) -> Question:
+def _sum_comparison(x: str, centre: int, half: int | None = None) -> Callable[[Any, Steps], str]:
+    """Compares a sum around a centre, or a sum of squares less ``half`` each."""
+
     def compare(groups: Any, steps: Steps) -> str:
         present = [value for value in steps if value is not None]
         terms = [v - centre if half is None else (v - centre) ** 2 - half for v in present]
         moment = "sum" if half is None else "square"
-        got = [groups.rows[0], groups.units[0], groups.moment(moment, "x")[0]]
+        got = [groups.rows[0], groups.units[0], groups.moment(moment, x)[0]]
         expected = [len(steps), len(steps), _saturate(sum(terms))]
         return "" if list(map(int, got)) == expected else f"{got}, not {expected}"
 
-    return Question(name, _checker(request), _asker(request, compare))
+    return compare
 
 
-def _ask_totals(name: str, request: GroupedSums) -> Question:
-    """Sums by group, whose total is compared."""
+def _total_comparison(request: GroupedSums) -> Callable[[Any, Steps], str]:
+    """Compares the total of sums by group."""
+    (x, centre), *_ = request.values
 
     def compare(groups: Any, steps: Steps) -> str:
         present = [value for value in steps if value is not None]
-        (_, centre), *_ = request.values
-        got = sum(map(int, groups.sums["x"])), sum(map(int, groups.counts["x"]))
+        got = sum(map(int, groups.sums[x])), sum(map(int, groups.counts[x]))
         expected = sum(value - centre for value in present), len(present)
         return "" if got == expected else f"{got}, not {expected}"
 
-    return Question(name, _checker(request), _asker(request, compare))
+    return compare
 
 
 def _compare_values(answer: Any, steps: Steps) -> str:
@@ -235,10 +255,13 @@ def _compare_values(answer: Any, steps: Steps) -> str:
     return "" if got == expected else f"{dict(got)}, not {dict(expected)}"
 
 
-def _compare_records(answer: Any, steps: Steps) -> str:
-    expected = sorted((value, value) for value in steps if value is not None)
-    got = sorted(zip(*(answer.columns[name].tolist() for name in ("x", "y"))))
-    return "" if got == expected else f"{got}, not {expected}"
+def _record_comparison(columns: Sequence[str]) -> Callable[[Any, Steps], str]:
+    def compare(answer: Any, steps: Steps) -> str:
+        expected = sorted((value, value) for value in steps if value is not None)
+        got = sorted(zip(*(answer.columns[name].tolist() for name in columns)))
+        return "" if got == expected else f"{got}, not {expected}"
+
+    return compare
 
 
 def _ask_open(request: UnboundedValues) -> Callable[[PrivateTable, Steps], str]:
@@ -269,16 +292,16 @@ def _bad_numbers(table: PrivateTable, columns: Mapping[str, Any]) -> str:
     return ""
 
 
-def _ask_moments(request: GroupMoments) -> Question:
+def _ask_moments(request: GroupMoments, form: Form) -> Question:
     def check(table: PrivateTable) -> None:
         if not table.can_sum_exactly(request):
             raise DpflowError("moments are not asked of these bounds")
-        table.check_request(request)
+        table.check_request(request, form.blocks)
 
     def ask(table: PrivateTable, steps: Steps) -> str:
         answer = table.group_moments(request, SECRET, ())
         present = [value for value in steps if value is not None]
-        size = float(table.declaration.column("x").step)
+        size = float(table.declaration.column(request.columns[0]).step)
         totals = {"n": len(present), "equal": len(present), "x": sum(present) * size}
         for name in {*totals} & {*request.measures}:
             if not np.isclose(answer[name].sum(), totals[name]):
@@ -288,11 +311,11 @@ def _ask_moments(request: GroupMoments) -> Question:
     return Question(f"moments {request.measures}", check, ask)
 
 
-def _ask_estimate(text: str) -> Question:
+def _ask_estimate(text: str, form: Form) -> Question:
     request = GroupEstimates(GROUPS, text)
 
     def ask(table: PrivateTable, steps: Steps) -> str:
         numbers = table.group_estimates(request, SECRET, ())
         return "" if numbers.shape == (GROUPS,) else f"{numbers}"
 
-    return Question(text, _checker(request), ask)
+    return Question(text, _checker(request, form), ask)

@@ -195,32 +195,75 @@ def all_corners() -> tuple[Corner, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def declare_corner(corner: Corner, place: Mapping[str, Any], rows: int = 1) -> Table:
-    """A table with the corner as its column ``x``, a unit, and keys."""
-    return Table.model_validate(
-        {
+@dataclass(frozen=True)
+class Form:
+    """Where a declaration has the corner's columns ``x`` and ``y``.
+
+    Attributes:
+        join: the kind of join that brings them; "" if they are the table's own.
+        cached: whether and how sums of blocks are cached.
+    """
+
+    join: str = ""
+    cached: str = "off"
+
+    @property
+    def prefix(self) -> str:
+        """What stands before both names in a declaration."""
+        return "o." if self.join else ""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The blocks that requests name."""
+        return () if self.cached == "off" else (DAY,)
+
+    def declare(self, corner: Corner, place: Mapping[str, Any], joined: str) -> Table:
+        """A table with the corner's columns, a unit, and keys. ``joined`` is the other relation."""
+        join = {"relation": joined, "name": "o", "kind": self.join, "on": {"u": "u"}}
+        declared: dict[str, Any] = {
             "name": "t",
             "privacy_unit": {"column": "u"},
-            "contribution_bounds": {"rows": rows},
+            "contribution_bounds": {"rows": 1},
+            "block": "b",
             "columns": {
-                "x": corner.column,
+                f"{self.prefix}x": corner.column,
                 "k": {"public_keys": ["a", "b"]},
                 "p": {},
-                "y": corner.column,
+                f"{self.prefix}y": corner.column,
             },
-            **place,
         }
-    )
+        if self.join:
+            declared["joins"] = [join | ({"rows": 1} if self.join == "unit" else {})]
+        if self.cached != "off":
+            declared |= {"protects": "unit-block", "cached_partials": self.cached}
+        return Table.model_validate(declared | dict(place))
+
+    def relations(
+        self, corner: Corner, values: Sequence[tuple[str | None, Number]]
+    ) -> tuple[Content, Content | None]:
+        """The rows of a table, each of a unit of its own, and of the other relation: units and private
+        keys are at the ends of a BIGINT.
+        """
+        units = (str(2**63 - 1), str(-(2**63)), "0")
+        kinds = {"u": "BIGINT", "k": "VARCHAR", "p": "BIGINT", "b": "DATE"}
+        pair = {"x": corner.kind, "y": corner.kind}
+        rows: list[list[str | None]]
+        rows = [[units[i], "ab"[i % 2], units[-i], DAY] for i in range(len(values))]
+        texts = [[text, text] for text, _ in values]
+        if not self.join:
+            return (kinds | pair, [[*row, *two] for row, two in zip(rows, texts)]), None
+        other = [[units[i], *two] for i, two in enumerate(texts)]
+        return (kinds, rows), ({"u": "BIGINT"} | pair, other)
 
 
-#: Columns of every relation beside ``x`` and ``y``.
-KINDS = {"u": "BIGINT", "k": "VARCHAR", "p": "BIGINT"}
-
-
-def corner_rows(values: Sequence[tuple[str | None, Number]]) -> list[list[str | None]]:
-    """Rows of a relation, each of a unit of its own: units and private keys at the ends of a BIGINT."""
-    units = (str(2**63 - 1), str(-(2**63)), "0")
-    return [[units[i], "ab"[i % 2], units[-i], text, text] for i, (text, _) in enumerate(values)]
+DAY = "2020-01-01"
+FORMS = {
+    "own": Form(),
+    "dimension": Form("dimension"),
+    "unit join": Form("unit"),
+    "checked partials": Form(cached="checked"),
+    "sealed partials": Form(cached="sealed"),
+}
 
 
 class DuckDBStore:
@@ -253,7 +296,7 @@ class ParquetStore:
                 connection.execute(f"COPY {name} TO '{file}' (FORMAT parquet)")
                 listed = place / f"{name}.files.json"
                 list_files([file], place, name, listed)
-                fields[name] = {"database": listed}
+                fields[name] = {"database": listed, "relation": name}
         return fields
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from corner_audit import audit_corner
-from corner_tables import Corner, DuckDBStore, ParquetStore, Store, all_corners
+from corner_tables import FORMS, Corner, DuckDBStore, ParquetStore, Store, all_corners
 
 CORNERS = all_corners()
+ENDS = [c for c in CORNERS if c.kind in ("BIGINT", "UBIGINT") and c.high - c.low == 1000]
 STORES: dict[str, Callable[[Path], Store]] = {"table": DuckDBStore, "files": ParquetStore}
 
 
@@ -22,10 +23,18 @@ def test_a_part_of_all_corners(number: int, tmp_path: Path) -> None:
 
 def test_listed_files_have_corners_too(tmp_path: Path) -> None:
     """The same of Parquet files, at two ends."""
-    ends = [c for c in CORNERS if c.kind in ("BIGINT", "UBIGINT") and c.high - c.low == 1000]
     store = ParquetStore(tmp_path)
-    for part, corner in enumerate(ends[:2]):
+    for part, corner in enumerate(ENDS[:2]):
         assert audit_corner(corner, store, part).problems == []
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "own"])
+def test_joins_and_cached_sums_have_corners_too(form: str, tmp_path: Path) -> None:
+    """The same of columns of a join, and of sums that are cached, at two ends."""
+    store, first = DuckDBStore(tmp_path), list(FORMS).index(form)
+    for part in (first, first + 3):
+        findings = audit_corner(ENDS[part % len(ENDS)], store, part, form)
+        assert findings.problems == [] and findings.answered > 0
 
 
 @pytest.mark.slow
@@ -34,3 +43,11 @@ def test_listed_files_have_corners_too(tmp_path: Path) -> None:
 def test_every_corner(corner: Corner, store: str, tmp_path: Path) -> None:
     """All questions of tables of no row, of each value alone, and of two and three."""
     assert audit_corner(corner, STORES[store](tmp_path)).problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "own"])
+@pytest.mark.parametrize("corner", CORNERS[::6], ids=lambda corner: corner.name)
+def test_every_form(corner: Corner, form: str, tmp_path: Path) -> None:
+    """The same of every sixth corner, in a join and where sums are cached."""
+    assert audit_corner(corner, DuckDBStore(tmp_path), form=form).problems == []

@@ -75,7 +75,8 @@ def concept_matrix(
     rules: Named | tuple[Mapping[str, Any], ...], low: int, end: int
 ) -> NDArray[np.bool_]:
     """The class as a matrix, one row a concept and one column a point low..low+end."""
-    points = low + np.arange(end + 1)
+    # NumPy finds the type: values may lie above the end of a signed number.
+    points = np.array([low + i for i in range(end + 1)])
     listed: list[Rule]
     if rules == "points":
         listed = [PointRule(int(v)) for v in points]

@@ -40,11 +40,15 @@ class ParquetFolders:
         self.folder, self.server, self._numbers = folder, server, itertools.count()
 
     def __call__(self, relations: Mapping[str, Content]) -> dict[str, Any]:
+        return self.store(relations)["data"]
+
+    def store(self, relations: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
+        """Where a declaration finds each relation; all are in one folder."""
         place = self.folder / str(next(self._numbers))
         for name, (columns, rows) in relations.items():
             (place / name).mkdir(parents=True)
             self.write(place / name / "part-0.parquet", columns, rows)
-        return {"source": declare_source(self.server, place / "data")}
+        return {name: {"source": declare_source(self.server, place / name)} for name in relations}
 
     def write(
         self, file: Path, columns: Mapping[str, str], rows: Sequence[Sequence[str | None]]

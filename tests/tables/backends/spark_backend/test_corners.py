@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from corner_audit import audit_corner
+from corner_mechanisms import audit_mechanism, list_mechanisms
 from corner_tables import Corner, Store, all_corners
-
-from dpflow.testing.backend_relations import Content
 
 #: Types that Spark has, without times, whose ends servers read in several ways.
 KINDS = ("TINYINT", "INTEGER", "BIGINT", "DECIMAL(18,9)", "DOUBLE", "BOOLEAN")
 CORNERS = tuple(corner for corner in all_corners() if corner.kind in KINDS)
+ENDS = [c for c in CORNERS if c.kind == "BIGINT" and c.high - c.low == 1000]
+MECHANISMS = list_mechanisms()
+#: One for each kind of request.
+PART = ("count", "quantile", "sanitize_blocks", "find_interior_point", "key_union")
 
 
 @pytest.fixture
-def store(folders: Callable[..., dict[str, Any]]) -> Store:
+def store(folders: Any) -> Store:
     """A folder of files for each relation."""
-
-    def make(relations: Mapping[str, Content]) -> Mapping[str, Mapping[str, Any]]:
-        return {name: folders({"data": content}) for name, content in relations.items()}
-
-    return make
+    made: Store = folders.store
+    return made
 
 
 @pytest.mark.parametrize("part", range(2))
 def test_a_part_of_all_corners(part: int, store: Store) -> None:
     """Of a narrow range at each end of a BIGINT a ninth of the questions."""
-    ends = [c for c in CORNERS if c.kind == "BIGINT" and c.high - c.low == 1000]
-    findings = audit_corner(ends[part], store, 2 * part)
+    findings = audit_corner(ENDS[part], store, 2 * part)
     assert findings.problems == []
+
+
+@pytest.mark.parametrize("name", PART)
+def test_a_draw_at_one_end_never_fails(name: str, store: Store) -> None:
+    """Nor does a row decide the class of its outcome."""
+    corner = ENDS[PART.index(name) % 2]
+    findings = audit_mechanism(MECHANISMS[name], corner, store, most=1, seconds=0.2)
+    assert findings.problems == [] and findings.answered + findings.refused == 3
 
 
 @pytest.mark.slow
@@ -39,3 +45,19 @@ def test_a_part_of_all_corners(part: int, store: Store) -> None:
 def test_every_corner(corner: Corner, store: Store) -> None:
     """All questions of tables of no row, of each value alone, and of two and three."""
     assert audit_corner(corner, store).problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["dimension", "unit join"])
+@pytest.mark.parametrize("corner", ENDS, ids=lambda corner: corner.name)
+def test_every_form(corner: Corner, form: str, store: Store) -> None:
+    """The same of columns of a join."""
+    assert audit_corner(corner, store, form=form).problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+@pytest.mark.parametrize("corner", CORNERS[::12], ids=lambda corner: corner.name)
+def test_no_draw_fails_at_a_corner(name: str, corner: Corner, store: Store) -> None:
+    """Every mechanism with all its examples."""
+    assert audit_mechanism(MECHANISMS[name], corner, store).problems == []

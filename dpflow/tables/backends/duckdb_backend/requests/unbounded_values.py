@@ -72,9 +72,9 @@ def keep(truncation: Truncation, unique: bool, *, doubles: bool = True) -> str:
     if doubles:
         present += " AND NOT isnan(v0)"
     if unique:
-        return f"CREATE TEMP VIEW kept AS SELECT code, {h('unit')}, v0 AS x FROM ({present})"
+        return f"CREATE OR REPLACE TEMP VIEW kept AS SELECT code, {h('unit')}, v0 AS x FROM ({present})"
     cells = collect_values(present, truncation, h(truncation.unit, "code"))
-    return f"CREATE TEMP TABLE kept AS SELECT code, h, unnest(vs) AS x FROM ({cells})"
+    return f"CREATE OR REPLACE TEMP TABLE kept AS SELECT code, h, unnest(vs) AS x FROM ({cells})"
 
 
 def statement(reading: RequestQuery, request: UnboundedValues) -> str:
