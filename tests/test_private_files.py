@@ -38,7 +38,7 @@ def test_all_is_private_under_any_umask(tmp_path, no_umask):
     assert {mode(file) for file in anchor.iterdir()} == {0o600}
 
 
-@pytest.mark.parametrize("name", ["key.new", "wrap", "sign", "mark"])
+@pytest.mark.parametrize("name", ["key.new", "wrap", "sign", "notes", "mark"])
 @pytest.mark.parametrize("plant", ["file", "link"])
 def test_no_key_is_written_into_what_was_there(tmp_path, name, plant):
     """A file that all may read, or a link to another file, waits in the folder."""

@@ -317,7 +317,10 @@ def verify(
     key: KeysOption = None,
     failures: Annotated[
         bool,
-        typer.Option("--failures", help="Only list draws that failed unexpectedly, for the owner."),
+        typer.Option(
+            "--failures",
+            help="Only list draws that failed unexpectedly; needs the owner's key, sign in the anchor.",
+        ),
     ] = False,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,

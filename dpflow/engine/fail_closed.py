@@ -30,7 +30,7 @@ def draw_or_none(draw: Callable[[Source], T], none: T, failures: list[str] | Non
             stored.
         none: what the caller stores for a failure; it says nothing of rows or noise.
         failures: where the failure is named. Rows decide whether there is one, so it goes nowhere but
-            into the ledger's encrypted note (`dpflow.ledger.history.cipher.Cipher.add_note`).
+            into the ledger's note to its owner (`dpflow.ledger.history.owner_notes`).
 
     Raises:
         TableError, LedgerError: a retryable one, as the tables or the ledger raised it.

@@ -58,7 +58,8 @@ class AuditedLedger(SealedDatabase):
 
     def failures(self) -> FailureReport:
         """Draws that failed although nothing should have made them fail: settled as "none", and told
-        here alone. Rows may have decided it, so it is for the owner's eyes. Reads every result.
+        here alone. Rows may have decided it, so it needs the owner's signing key, ``sign`` in the anchor.
+        Reads every result. Raises `LedgerCorrupt` without that key.
         """
         with self._database.begin_reading() as transaction:
             return read_failures(transaction, self._cipher)

@@ -1,7 +1,8 @@
 """Draws that failed although nothing should have made them fail, for the owner alone.
 
-Every settlement and every answer has an encrypted note of one length. It says how the draw failed, or
-nothing. Rows may decide whether a draw fails, so no entry, page, metric or log says so.
+Every settlement and every answer has a note of one length, sealed to the owner's signing key. It says
+how the draw failed, or nothing. Rows may decide whether a draw fails, so no entry, page, metric or log
+says so, and no process that only spends can read it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.audit import verify
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, open_answer
-from dpflow.ledger.history.cipher import Cipher
+from dpflow.ledger.history import owner_notes
+from dpflow.ledger.history.cipher import SALT, Cipher
 from dpflow.ledger.storage.statements import Transaction
 
 
@@ -33,7 +35,7 @@ class FailureReport:
         failures: draws that failed. Each is a defect of dpflow or a plugin: that its answer is "none"
             may have told something of one row.
         read: notes that were read.
-        unreadable: notes under another anchor's key, as after an import, and results without one.
+        unreadable: notes sealed to another key, as after an import, and results without one.
     """
 
     failures: tuple[Failure, ...]
@@ -55,12 +57,17 @@ class FailureReport:
 
 
 def read_failures(transaction: Transaction, cipher: Cipher) -> FailureReport:
-    """Read the note of every result and answer. Raises `LedgerCorrupt` where one is damaged."""
+    """Read the note of every result and answer.
+
+    Raises:
+        LedgerCorrupt: a result is damaged, or the owner's signing key is not in the anchor.
+    """
     failures, read, unreadable = [], 0, 0
+    signing_key = cipher.anchor.stored_key("sign")
     keys = cipher.read_many()
     for release_id, query, salted in _list_salted(transaction, keys):
         try:
-            note = cipher.read_note(salted)
+            note = owner_notes.open_note(salted[SALT : SALT + owner_notes.SEALED_NOTE], signing_key)
         except LedgerCorrupt:
             unreadable += 1
             continue

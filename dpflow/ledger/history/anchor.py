@@ -6,8 +6,9 @@ seal, cannot take an entry away that the mark has seen, and cannot read what is 
 other storage that has locks, where those who spend can read the keys and write the mark.
 
 Its files: ``key`` seals entries and makes commitments, ``wrap`` encrypts the keys of results and
-answers and can be rotated, ``sign`` signs the owner's checkpoints (nobody who only spends needs
-it), ``mark`` is the high-water mark.
+answers and can be rotated, ``sign`` signs the owner's checkpoints and opens notes to the owner (nobody
+who only spends needs it), ``notes`` is the public key that seals these notes, ``mark`` is the
+high-water mark.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
+from dpflow.ledger.history import owner_notes
 from dpflow.private_files import (
     UntrustedPlace,
     forbid_public_writing,
@@ -37,7 +39,6 @@ Seen = tuple[int, str]  # an entry's number and hash
 #: What comes before the first entry.
 NOTHING: Seen = 0, "0" * 64
 _LONGEST = 512  # bytes of a record
-_SECRETS = ("wrap", "sign")  # beside the key
 _OLD = "wrap.old"  # while a rotation is not complete
 
 
@@ -89,8 +90,10 @@ class Anchor:
                     half.unlink(missing_ok=True)
                     return
                 self._secret = key or secrets.token_bytes(32)
-                for name in _SECRETS:
-                    write_private(self.folder / name, secrets.token_bytes(32))
+                wrap, sign = secrets.token_bytes(32), secrets.token_bytes(32)
+                notes = owner_notes.public_key(sign)
+                for name, data in (("wrap", wrap), ("sign", sign), ("notes", notes)):
+                    write_private(self.folder / name, data)
                 write_private(Path(self.place), self.mark_record(*NOTHING))
                 _write_flushed(file, self._secret)
                 # The key comes last: where there is a key, all else is there.

@@ -24,6 +24,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
+from dpflow.ledger.history import owner_notes
 from dpflow.ledger.history.anchor import Anchor
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns, prepare_insert
@@ -39,8 +40,6 @@ _REWRAP = Prepared(
 #: Hexadecimal digits of salt before the text.
 SALT = 32
 _NONCE = 12  # bytes, drawn for every message
-#: Bytes of a note, and characters of its ciphertext: the same for every note, the empty one too.
-NOTE, SEALED_NOTE = 254, 376
 _quote = json.encoder.encode_basestring_ascii
 
 
@@ -120,27 +119,19 @@ class Cipher:
         return cipher
 
     def add_note(self, text: str, note: str) -> str:
-        """A text behind fresh salt and a note to the owner, which is encrypted once more: its length is
-        that of every note, and an export does not show it.
+        """A text behind fresh salt and a note to the owner, sealed to the owner's key: its length is that
+        of every note, and whoever reads the text cannot read it.
 
         Args:
             note: how the draw failed, or "" if it did not.
         """
-        plain = note.encode("ascii", "replace")[:NOTE].ljust(NOTE)
-        return secrets.token_hex(SALT // 2) + _encrypt(self._note_key(), plain, ["note"]) + text
+        sealed = owner_notes.seal_note(note, self._note_key)
+        return secrets.token_hex(SALT // 2) + sealed + text
 
-    def read_note(self, salted: str) -> str:
-        """The note before a text that `add_note` gave; "" for none.
-
-        Raises:
-            LedgerCorrupt: it was written under another anchor, or before there were notes.
-        """
-        sealed = salted[SALT : SALT + SEALED_NOTE]
-        return _decrypt(self._note_key(), sealed, ["note"]).decode().rstrip()
-
+    @functools.cached_property
     def _note_key(self) -> bytes:
-        # Of the ledger's own key, which no rotation renews: old notes stay readable.
-        return bytes.fromhex(self.anchor.commitment(b"", "note"))
+        # No rotation renews it: old notes stay readable.
+        return self.anchor.stored_key("notes")
 
     def make_key(self, release_id: str, version: int) -> DataKey:
         """A new key, nowhere stored yet."""

@@ -201,7 +201,7 @@ def test_the_anchor_of_a_sqlite_ledger_is_in_the_state_directory(tmp_path, monke
     ledger = Ledger(tmp_path / "l" / "ledger.sqlite", create=True)
     (folder,) = (tmp_path / "state" / "dpflow").iterdir()
     assert ledger.anchor_folder == folder
-    assert {file.name for file in folder.iterdir()} == {"key", "wrap", "sign", "mark"}
+    assert {file.name for file in folder.iterdir()} == {"key", "wrap", "sign", "notes", "mark"}
     assert folder.stat().st_mode & 0o077 == 0 and [*(tmp_path / "l").glob("*anchor*")] == []
     del ledger
     (tmp_path / "l").rename(tmp_path / "moved")
@@ -214,7 +214,7 @@ def test_the_anchor_of_a_sqlite_ledger_is_in_the_state_directory(tmp_path, monke
 def test_an_anchor_that_was_half_made_is_made_again(tmp_path, monkeypatch):
     """A death while it is made leaves no key, and what is made then is whole."""
     names = []
-    for stop in range(1, 6):
+    for stop in range(1, 7):
         folder, left = tmp_path / str(stop), iter([False] * (stop - 1) + [True])
 
         def dies(*arguments: Any, left=left) -> None:
@@ -228,7 +228,7 @@ def test_an_anchor_that_was_half_made_is_made_again(tmp_path, monkeypatch):
         names.append((folder / "key").exists())
         Anchor(folder).create()
         assert Anchor(folder).read_mark() == marks.NOTHING
-    assert names == [False, False, False, False, True]
+    assert names == [False, False, False, False, False, True]
 
 
 def test_two_copies_at_once_do_not_both_pay(tmp_path, ask, monkeypatch):

@@ -1,4 +1,4 @@
-"""How a draw failed is told to the owner alone: in a note of one length, in every settlement."""
+"""How a draw failed is told to the owner alone: in a sealed note of one length, in every settlement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger import Ledger
-from dpflow.ledger.history.cipher import SALT, SEALED_NOTE, strip_salt
+from dpflow.ledger.history.cipher import SALT, strip_salt
+from dpflow.ledger.history.owner_notes import SEALED_NOTE, open_note, seal_note
 
 NOTES = ("", "x", "OutOfRangeException at sums.py:12", "é" * 300, "y" * 5000)
 
@@ -34,8 +35,32 @@ def test_every_note_has_one_length(ledger, place, ask):
     assert len(entries) == len(NOTES) and len(set(entries)) == 1
     salted = ledger._cipher.add_note('{"value": 7}', NOTES[4])
     assert len(salted) == SALT + SEALED_NOTE + 12 and strip_salt(salted) == '{"value": 7}'
+    sign, sealed = (place.anchor / "sign").read_bytes(), salted[SALT : SALT + SEALED_NOTE]
+    assert open_note(sealed, sign) == NOTES[4][:234]
     with pytest.raises(LedgerCorrupt):
-        ledger._cipher.read_note(salted[1:])
+        open_note(salted[:SEALED_NOTE], sign)
+
+
+def test_who_spends_cannot_read_notes(ledger, place, ask):
+    """Without `sign` everything goes on but the report, and no other file of the anchor opens a note."""
+    owners = (place.anchor / "sign").read_bytes()
+    (place.anchor / "sign").unlink()
+    spender = place.open()
+    spender.settle(ask.reserve(spender, "bad"), {"value": None}, failure="Telltale")
+    with pytest.raises(LedgerCorrupt, match="sign is not in"):
+        spender.failures()
+    salted = spender._cipher.add_note("{}", "Telltale")
+    sealed = salted[SALT : SALT + SEALED_NOTE]
+    for file in place.anchor.iterdir():
+        if len(file.read_bytes()) == 32:
+            with pytest.raises(LedgerCorrupt):
+                open_note(sealed, file.read_bytes())
+    assert open_note(sealed, owners) == "Telltale"
+    # Equal notes have no equal ciphertext.
+    public_half = (place.anchor / "notes").read_bytes()
+    assert seal_note("", public_half) != seal_note("", public_half)
+    (place.anchor / "sign").write_bytes(owners)
+    assert [one.error for one in place.open().failures().failures] == ["Telltale"]
 
 
 def test_the_note_is_nowhere_but_in_the_owners_report(ledger, place, ask):
