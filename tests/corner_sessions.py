@@ -18,7 +18,7 @@ from unittest.mock import patch
 from corner_audit import EXPRESSIONS, Findings
 from corner_tables import FORMS, Corner, Store
 
-from dpflow import Ledger, Session, api, plan
+from dpflow import Ledger, Session, open_predictions, plan
 from dpflow.core.contract.declaration import Table
 from dpflow.engine import fail_closed
 from dpflow.engine.prediction import session as predictions
@@ -157,7 +157,7 @@ def _visit(door: Door, table: Table, corner: Corner, home: Path) -> Iterator[Any
 
 
 def _predict(planned: Any, ledger: Ledger, corner: Corner) -> Any:
-    session = api.predictions(planned, ledger)
+    session = open_predictions(planned, ledger)
     session.learn_models()
     ends = (corner.low * corner.step, corner.high * corner.step)
     points = [[end] * len(planned.params.features) for end in ends]
