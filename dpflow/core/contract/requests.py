@@ -415,7 +415,7 @@ class OpenColumn(ABC):
     microseconds since 1970-01-01 (UTC). Types of which a double holds every value are arrays of
     doubles, and so are timestamps, rounded down to a double beyond 2^53 microseconds (the years
     1684 to 2255 are exact). BIGINT and wider integers, and decimals of more than 15 digits, are
-    arrays of integers, of 64 bits or of Python's; UHUGEINT ends at 2^127 - 1.
+    arrays of integers, of 64 bits or of Python's.
 
     Attributes:
         rows: values in each group. Secret.

@@ -6,9 +6,11 @@ range they are widened first (DuckDB: BIGINT, HUGEINT; Spark: BIGINT, DECIMAL(38
 it, the plan is refused, before anything is charged. So no value of a row makes a query fail, and none
 wraps. NULL stays NULL, except in `coalesce`, and in `least` and `greatest`, which pass over it.
 
-Ranges come from types, declared bounds and the clamps written here, never from rows. Whole numbers enter
-by `Dialect.column` (a column that another query clamped), `Dialect.read` (the full range of a type),
-`Dialect.round_double` and the draws below. Arithmetic of DOUBLEs gives infinities and NaN and never
+Ranges come from types, declared bounds and the clamps written here. Whole numbers enter by
+`Dialect.column` (a column that another query clamped), `Dialect.read` (the full range of a type),
+`Dialect.round_double` and the draws below. One range is read from rows: that of the numbers of units and
+private keys, which is theirs in the file as it is held open. It chooses how wide an integer is, and every
+number of 64 bits has one. Arithmetic of DOUBLEs gives infinities and NaN and never
 fails, except for a division by 0: whoever divides takes out zeros first.
 
 Differences of dates enter in the same way: as a number of days or microseconds, within the range of
@@ -53,7 +55,7 @@ RANGES = {
     f"{sign}{name}": (0, 2**bits - 1) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     for name, bits in (("tinyint", 8), ("smallint", 16), ("integer", 32), ("bigint", 64))
     for sign in ("", "u")
-} | {"hugeint": (-(2**127), 2**127 - 1), "uhugeint": (0, 2**128 - 1), "boolean": (0, 1)}
+} | {"hugeint": (-(2**127), 2**127 - 1), "boolean": (0, 1)}
 
 
 class Dialect:
@@ -67,16 +69,13 @@ class Dialect:
 
     def read(self, sql: str, kind: str) -> Whole:
         """A column of a stored type of whole numbers or truth values, as it is stored: any value of
-        that type, and of 128 bits the nearest within +-(2^127 - 1).
+        that type, and instead of -2^127 the next one.
         """
         low, high = RANGES[kind]
         # By a CASE, for least and greatest pass over NULL.
         if kind == "hugeint":
             low, end = HUGEINT.low, self.literal(HUGEINT.low, HUGEINT)
             sql = f"CASE WHEN {sql} < {end} THEN {end} ELSE {sql} END"
-        elif kind == "uhugeint":
-            high, end = HUGEINT.high, f"CAST('{HUGEINT.high}' AS UHUGEINT)"
-            sql = f"CASE WHEN {sql} > {end} THEN {end} ELSE {sql} END"
         read_as = self.type_of(low, high)
         return Whole(self, f"CAST({sql} AS {read_as.name})", low, high, read_as)
 

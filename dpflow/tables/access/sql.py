@@ -43,12 +43,12 @@ _WHOLE = {
     "uinteger",
     "boolean",
 }
-_WIDE = {"ubigint", "hugeint", "uhugeint"}
+_WIDE = {"ubigint", "hugeint"}
 _FLOATS = {"float", "double"}
 _TIMES = {"timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"}
 # No integer of ours holds the upper half of a UHUGEINT: it can be a key, and no value.
-_VALUES = (_WHOLE | _WIDE | _FLOATS | _TIMES | {"decimal", "date"}) - {"uhugeint"}
-_KEYS = _WHOLE | _WIDE | _TIMES | {"decimal", "date", "time", "uuid", "varchar", "enum"}
+_VALUES = _WHOLE | _WIDE | _FLOATS | _TIMES | {"decimal", "date"}
+_KEYS = _WHOLE | _WIDE | _TIMES | {"uhugeint", "decimal", "date", "time", "uuid", "varchar", "enum"}
 
 _DAY = 86_400_000_000  # microseconds
 _FIRST = "290309-12-22 (BC) 00:00:00"  # of what DuckDB writes as a date and time
@@ -397,7 +397,7 @@ def _from_float(column: Field, declared: Column) -> Whole:
 def _from_exact(column: Field, declared: Column) -> Whole:
     low, high = declared.grid_bounds()
     kind = DUCKDB.type_of(low, high)
-    if column.kind in _WHOLE | {"ubigint", "hugeint"} and declared.step == 1:
+    if column.kind in _WHOLE | _WIDE and declared.step == 1:
         return DUCKDB.read(column.sql, column.kind).clamp(low, high).to(kind)
     _, divisor = _exact_steps(column, 0, 0)
     ratio = 1 / (divisor * declared.step)

@@ -147,7 +147,7 @@ def test_what_no_type_holds_is_refused() -> None:
 
 
 def test_every_stored_type_is_read_whole() -> None:
-    """At both ends; the least HUGEINT as the next one, the largest UHUGEINT as the largest HUGEINT."""
+    """At both ends; the least HUGEINT as the next one."""
     with duckdb.connect() as connection:
         for kind, (low, high) in RANGES.items():
             if kind == "boolean":
@@ -155,7 +155,7 @@ def test_every_stored_type_is_read_whole() -> None:
             for end in (low, high):
                 value = DUCKDB.read(f"CAST('{end}' AS {kind})", kind)
                 ((got,),) = connection.execute(f"SELECT {value}").fetchall()
-                assert got == min(max(end, HUGEINT.low), HUGEINT.high)
+                assert got == max(end, HUGEINT.low)
                 ((got,),) = connection.execute(f"SELECT {DUCKDB.read('NULL', kind)}").fetchall()
                 assert got is None
         for text, days in (
