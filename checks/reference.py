@@ -107,12 +107,13 @@ def default_text(field: Any) -> str:
 def declaration_models() -> list[type[BaseModel]]:
     """The models of a declaration, outermost first."""
     from dpflow.core.contract import declaration as d
+    from dpflow.core.contract.contribution import ContributionBounds
     from dpflow.core.contract.spark_source import SparkSource
 
     return [
         d.Table,
         d.PrivacyUnit,
-        d.ContributionBounds,
+        ContributionBounds,
         d.Column,
         d.Join,
         SparkSource,

@@ -378,13 +378,12 @@ class RowsByKey(NoisyRows):
         return Pure(params.epsilon)
 
     def data_request(self, params: Any, table: Any) -> GroupedSums:
-        groups, rows = table.groups_and_rows(params.by)
+        groups, rows_per_group, rows = table.bounds_for(params.by)
         keys = table.column(params.by).public_keys
-        return GroupedSums(by=params.by, keys=keys, groups=groups, rows_per_group=rows)
+        return GroupedSums(params.by, keys, groups, rows_per_group, rows=rows)
 
     def draw(self, params: Any, table: Any, answer: Any, source: Any) -> Result:
-        groups, rows = table.groups_and_rows(params.by)
-        scale = 2 * groups * rows / params.epsilon
+        scale = 2 * table.bounds_for(params.by).rows / params.epsilon
         noise = discrete_laplace(scale, len(answer.keys), source)
         listed = [
             Row(key, "count", int(n) + int(x)) for key, n, x in zip(answer.keys, answer.rows, noise)

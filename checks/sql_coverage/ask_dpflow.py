@@ -10,9 +10,9 @@ from typing import Any
 from sqlglot import exp, parse_one
 
 from dpflow.analyst_sql.query_plan import plan_sql
+from dpflow.core.contract.contribution import ContributionBounds
 from dpflow.core.contract.declaration import (
     Column,
-    ContributionBounds,
     Join,
     PrivacyUnit,
     Table,

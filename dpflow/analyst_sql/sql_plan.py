@@ -136,8 +136,8 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
             of_blocks = f", blocks {', '.join(query.blocks)}" if query.blocks else ""
             yield f"read {query.table.name}{of_blocks}{f' where {where}' if where else ''}"
         by = part.part.params.get("by")
-        groups, rows = part.part.table.groups_and_rows(by)
-        reach = f"{groups} groups, {rows} rows in each" if by is not None else f"{rows} rows"
+        bounds = part.part.table.bounds_for(by)
+        reach = bounds.describe() if by is not None else f"{bounds.rows} rows"
         names = ", ".join(map(str, part.part.measures))
         yield (
             f"bound contributions: one {query.table.privacy_unit.column} counts with {reach}; "

@@ -53,8 +53,8 @@ def describe_table(table: Table) -> dict[str, Any]:
         "source": table.place if table.source else f"{table.database}: {table.relation_name}",
         "protects": table.protection_text,
         "rows without a unit": missing,
-        "rows of one unit that count": bounds.rows,
-        "groups one unit reaches": f"{bounds.groups}, with {bounds.per_group} rows in each",
+        "rows of one unit that count": f"{bounds.rows}, in all groups together",
+        "groups one unit reaches": f"{bounds.groups}, with at most {bounds.per_group} rows in each",
         "blocks": table.block
         and f"{table.block} ({'a budget each' if table.protects == 'unit-block' else 'one budget'})",
         "joins": ", ".join(f"{join.name} ({join.relation}, {join.kind})" for join in table.joins),
@@ -66,13 +66,10 @@ def describe_table(table: Table) -> dict[str, Any]:
 def describe_column(table: Table, name: str) -> dict[str, Any]:
     """What may be done with one declared column, in words, by head of the list."""
     column = table.columns[name]
-    groups, rows = table.groups_and_rows(name)
     return {
         "bounds": _describe_bounds(column),
         "public keys": _describe_keys(column),
-        "a unit reaches": f"{groups} group{'s'[: groups > 1]}, {rows} row{'s'[: rows > 1]} each"
-        if column.lower is None
-        else "",
+        "a unit reaches": table.bounds_for(name).describe() if column.lower is None else "",
         "note": "public" if column.public else "",
     }
 

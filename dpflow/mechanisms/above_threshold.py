@@ -56,12 +56,8 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
 
     def _make_engine(self, params: AboveThresholdParams, table: Table) -> Engine:
         # A query may be grouped by any column, so the session is charged for the largest bound.
-        rows = [
-            table.contribution_bounds.rows,
-            table.contribution_bounds.per_group,
-            *(c.rows_per_group or 1 for c in table.columns.values()),
-        ]
-        return Engine(params.epsilon / params.failures, max(rows), params.failures)
+        rows = table.contribution_bounds.rows
+        return Engine(params.epsilon / params.failures, rows, params.failures)
 
     def event(self, params: AboveThresholdParams, table: Table) -> Event:
         """One sparse-vector guarantee for the whole session, however many answers are "above"."""
@@ -80,7 +76,7 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
             return GroupedSums(rows_per_group=table.contribution_bounds.rows)
         if query.key not in table.public_keys(query.by):
             raise UnknownName(f"public key of {query.by}", query.key, table.public_keys(query.by))
-        return GroupedSums(query.by, (query.key,), 1, table.groups_and_rows(query.by)[1])
+        return GroupedSums(query.by, (query.key,), 1, table.bounds_for(query.by).rows_per_group)
 
     def answer(
         self,

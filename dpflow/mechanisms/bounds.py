@@ -82,11 +82,10 @@ class Bounds(Mechanism[BoundsParams]):
         return ("",) if params.by is None else table.public_keys(params.by)
 
     def _bin_sensitivity(self, params: BoundsParams, table: Table) -> Sensitivity:
-        groups, rows = table.groups_and_rows(params.by)
-        bins = min(groups, len(self._group_keys(params, table))) * (
-            2 if table.neighbours == "replace" else 1
-        )
-        return Sensitivity(bins * rows, bins * rows**2)
+        bounds = table.bounds_for(params.by).narrow(len(self._group_keys(params, table)))
+        # All rows of a group may lie in one bin, and a replaced unit's in another one.
+        sides = 2 if table.neighbours == "replace" else 1
+        return Sensitivity(sides * bounds.rows, sides * bounds.squares)
 
     def _choose_noise(self, params: BoundsParams, table: Table) -> tuple[int, Noise]:
         """The lower threshold, and its noise."""
@@ -111,9 +110,8 @@ class Bounds(Mechanism[BoundsParams]):
     def data_request(self, params: BoundsParams, table: Table) -> UnboundedValues:
         """The values as they are: the column needs no declared bounds."""
         table.column(params.column)
-        groups, rows = table.groups_and_rows(params.by)
         return UnboundedValues(
-            params.column, params.by, self._group_keys(params, table), groups, rows
+            params.column, params.by, self._group_keys(params, table), *table.bounds_for(params.by)
         )
 
     def draw(

@@ -150,7 +150,7 @@ class Cdf(Mechanism[CdfParams]):
 
     def _rows_and_changes(self, table: Table) -> tuple[int, int]:
         """R and D of the module's guarantee."""
-        rows = table.groups_and_rows(None)[1]
+        rows = table.contribution_bounds.rows
         return rows, rows * (2 if table.neighbours == "replace" else 1)
 
     def _sizes(self, params: CdfParams, table: Table, rows: int) -> Sizes:
@@ -171,7 +171,7 @@ class Cdf(Mechanism[CdfParams]):
 
     def data_request(self, params: CdfParams, table: Table) -> UnboundedValues:
         """The values as they are: the column needs no declared bounds."""
-        return UnboundedValues(params.column, rows_per_group=table.groups_and_rows(None)[1])
+        return UnboundedValues(params.column, rows_per_group=table.contribution_bounds.rows)
 
     def draw(self, params: CdfParams, table: Table, answer: OpenColumn, source: Source) -> Result:
         """The number of rows, the cells, and how many rows lie below each of their edges."""

@@ -139,9 +139,7 @@ class KeyUnion(Mechanism[KeyUnionParams]):
         noise.
         """
         moved = 2 if table.neighbours == "replace" else 1
-        return split_rounds(
-            moved, table.groups_and_rows(params.by)[0], params.epsilon, params.delta
-        )
+        return split_rounds(moved, table.bounds_for(params.by).groups, params.epsilon, params.delta)
 
     def event(self, params: KeyUnionParams, table: Table) -> Event:
         """(epsilon, delta)-DP, or the zCDP that the rounds add up to. Raises `PlanRefused` if too
@@ -154,7 +152,7 @@ class KeyUnion(Mechanism[KeyUnionParams]):
 
     def data_request(self, params: KeyUnionParams, table: Table) -> KeySets:
         """For each unit a uniform choice of at most g distinct keys."""
-        return KeySets(params.by, table.groups_and_rows(params.by)[0])
+        return KeySets(params.by, table.bounds_for(params.by).groups)
 
     def draw(self, params: KeyUnionParams, table: Table, answer: Sets, source: Source) -> Result:
         """Three rounds of noisy weights; a key leaves as soon as its weight reaches the threshold."""
@@ -173,7 +171,7 @@ class KeyUnion(Mechanism[KeyUnionParams]):
         """No numbers leave; the note says how many units a key needs."""
         last = self.plan_rounds(params, table)[-1].threshold
         alone = math.ceil(last / UNIT)
-        full = math.ceil(last / key_weight(table.groups_and_rows(params.by)[0]))
+        full = math.ceil(last / key_weight(table.bounds_for(params.by).groups))
         note = f"no numbers leave; a key needs about {alone} units that have nothing else, {full} that have as many as they may"
         return ErrorBound({}, note)
 

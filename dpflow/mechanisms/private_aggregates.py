@@ -184,8 +184,8 @@ def selection_threshold(
 ) -> tuple[Moment, int]:
     """The moment whose noisy value selects a key, and from which value on."""
     moment = next(one for one in _SELECTING if one in release.noises)
-    groups, rows = table.groups_and_rows(params.by)
-    most = 1 if moment[0] == "units" else rows
+    groups, rows_per_group, _ = table.bounds_for(params.by)
+    most = 1 if moment[0] == "units" else rows_per_group
     failure = selection_delta(params, release.law) / groups
     noise = release.noises[moment].event
     tail = (

@@ -26,6 +26,7 @@ from pydantic import AfterValidator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import Event
+from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
@@ -68,8 +69,11 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
             table, params.by, self._count_bound(params, table), params.epsilon, params.delta, law
         )
 
+    def _bounds(self, params: PrivateHistogramParams, table: Table) -> GroupBounds:
+        return table.bounds_for(params.by).narrow(None, 1 if params.of == "units" else None)
+
     def _count_bound(self, params: PrivateHistogramParams, table: Table) -> int:
-        return 1 if params.of == "units" else table.groups_and_rows(params.by)[1]
+        return self._bounds(params, table).rows_per_group
 
     def event(self, params: PrivateHistogramParams, table: Table) -> Event:
         """The guarantee of the selection rule with the lowest threshold."""
@@ -77,9 +81,8 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
 
     def data_request(self, params: PrivateHistogramParams, table: Table) -> GroupedSums:
         """Counts of every key in the rows, after contribution bounding; the keys are private."""
-        return GroupedSums(
-            params.by, None, table.groups_and_rows(params.by)[0], self._count_bound(params, table)
-        )
+        groups, rows_per_group, rows = self._bounds(params, table)
+        return GroupedSums(params.by, None, groups, rows_per_group, rows=rows)
 
     def draw(
         self, params: PrivateHistogramParams, table: Table, answer: Answer, source: Source

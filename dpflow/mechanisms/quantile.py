@@ -175,14 +175,14 @@ class _Quantiles(Mechanism[P]):
 
     def plan_draws(self, params: P, table: Table) -> Draws:
         """What the privacy cost buys."""
-        groups = min(table.groups_and_rows(params.by)[0], len(self.group_keys(params, table)))
+        groups = table.bounds_for(params.by).narrow(len(self.group_keys(params, table))).groups
         # Groups that a unit does not reach have the same rows on both sides.
         changed = groups * len(self.list_quantiles(params))
         return Draws(changed, choice_epsilon(params.epsilon, params.delta, changed))
 
     def _sensitivity(self, p: Fraction, params: P, table: Table) -> int:
         """D of the module's guarantee."""
-        groups, rows = table.groups_and_rows(params.by)
+        groups, rows, _ = table.bounds_for(params.by)
         peak = max(p.numerator, p.denominator - p.numerator)
         if table.neighbours == "add-remove":
             return rows * peak
@@ -194,8 +194,9 @@ class _Quantiles(Mechanism[P]):
 
     def data_request(self, params: P, table: Table) -> SortedValues:
         table.bounded_column(params.column)
-        groups, rows = table.groups_and_rows(params.by)
-        return SortedValues(params.column, rows, params.by, self.group_keys(params, table), groups)
+        groups, rows_per_group, rows = table.bounds_for(params.by)
+        keys = self.group_keys(params, table)
+        return SortedValues(params.column, rows_per_group, params.by, keys, groups, rows)
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         column = table.bounded_column(params.column)

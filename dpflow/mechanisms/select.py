@@ -39,6 +39,7 @@ from pydantic import Field, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import BoundedRange, Event, Pure, Repeated
+from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
@@ -97,8 +98,11 @@ class _Select(Mechanism[P]):
     def _choice_count(self, params: P) -> int:
         return params.k if isinstance(params, TopKParams) else 1
 
+    def _bounds(self, params: P, table: Table) -> GroupBounds:
+        return table.bounds_for(params.by).narrow(None, 1 if params.of == "units" else None)
+
     def _score_step(self, params: P, table: Table) -> int:
-        return 1 if params.of == "units" else table.groups_and_rows(params.by)[1]
+        return self._bounds(params, table).rows_per_group
 
     def plan_choices(self, params: P, table: Table) -> Choices:
         """How each of the choices is made. Raises `PlanRefused` if there are fewer keys than are
@@ -125,11 +129,9 @@ class _Select(Mechanism[P]):
         return self.plan_choices(params, table).event
 
     def data_request(self, params: P, table: Table) -> GroupedSums:
+        groups, rows_per_group, rows = self._bounds(params, table)
         return GroupedSums(
-            params.by,
-            table.public_keys(params.by),
-            table.groups_and_rows(params.by)[0],
-            self._score_step(params, table),
+            params.by, table.public_keys(params.by), groups, rows_per_group, rows=rows
         )
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:

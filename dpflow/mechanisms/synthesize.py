@@ -282,7 +282,7 @@ class Synthesize(Mechanism[SynthesizeParams]):
         return cells
 
     def _spending(self, params: SynthesizeParams, table: Table) -> Spending:
-        rho, rows = rho_for(params.epsilon, params.delta), table.groups_and_rows(None)[1]
+        rho, rows = rho_for(params.epsilon, params.delta), table.contribution_bounds.rows
         spending = split_rho(rho, len(params.columns), rows, table.neighbours == "replace")
         if max(spending.singles, spending.pairs) > MAX_SCALE**2:
             raise PlanRefused(
@@ -301,7 +301,7 @@ class Synthesize(Mechanism[SynthesizeParams]):
 
     def data_request(self, params: SynthesizeParams, table: Table) -> Records:
         """The columns' rows, each unit truncated once for all marginals."""
-        return Records(params.columns, table.groups_and_rows(None)[1])
+        return Records(params.columns, table.contribution_bounds.rows)
 
     def draw(
         self, params: SynthesizeParams, table: Table, answer: RecordArrays, source: Source

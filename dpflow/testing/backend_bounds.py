@@ -58,6 +58,10 @@ class Case:
             for _ in range(rng.randrange(1, 40))
         ]
         self.groups, self.per_group = rng.randrange(1, 4), rng.randrange(1, 4)
+        # In every other case the bounds on groups bind by themselves.
+        self.per_group += (number + 1) % 2
+        most = self.groups * self.per_group
+        self.total = None if number % 2 else rng.randrange(self.groups, max(most, self.groups + 1))
         self.table = bench.table(
             {"u": "INTEGER", "k": "VARCHAR", "v": "INTEGER"},
             [(str(u), self.keys[k], None if v is None else str(v)) for u, k, v in self.rows],
@@ -98,11 +102,16 @@ def sums_are_bounded(bench: Bench) -> None:
     """Sums are the reference's; a unit keeps its groups, and rows in each."""
     for number in range(5):
         case = Case(bench, number)
-        request = GroupedSums("k", case.listed, case.groups, case.per_group, (("v", 0),))
+        values = (("v", 0),)
+        request = GroupedSums(
+            "k", case.listed, case.groups, case.per_group, values, rows=case.total
+        )
         fractions = case.fractions()
         if fractions is not None:
             answer = case.answer(request)
-            expected = bounded_sums(case.plain, case.groups, case.per_group, (LOW, HIGH), fractions)
+            expected = bounded_sums(
+                case.plain, case.groups, case.per_group, (LOW, HIGH), fractions, case.total
+            )
             for code in range(len(case.keys)):
                 got = PlainSums(
                     int(answer.rows[code]), int(answer.units[code]),
@@ -121,6 +130,10 @@ def _require_bounds(answer: Any, case: Case) -> None:
     require(int(answer.units.sum()) == kept, "a unit keeps as many groups as it may, or has")
     most = case.per_group * answer.units
     require(bool((answer.rows <= most).all()), "rows of a group are bounded")
+    least_rows, most_rows = _count_kept(case.plain, case)
+    require(
+        least_rows <= int(answer.rows.sum()) <= most_rows, "rows of all groups together are bounded"
+    )
     counts, sums = answer.counts["v"], answer.sums["v"]
     require(bool((counts <= answer.rows).all()), "values are no more than rows")
     require(
@@ -142,6 +155,7 @@ def values_are_bounded(bench: Bench) -> None:
             "keys": case.listed,
             "groups": case.groups,
             "rows_per_group": case.per_group,
+            "rows": case.total,
         }
         for request, rows in (
             (SortedValues("v", **bounds), case.present),
@@ -156,7 +170,7 @@ def values_are_bounded(bench: Bench) -> None:
                 )
                 require(got <= there, f"case {number}: {got} has values that no row has")
                 if nonce and fractions is not None:
-                    want = bounded_values(rows, case.groups, case.per_group, fractions)
+                    want = bounded_values(rows, case.groups, case.per_group, fractions, case.total)
                     require(got == want, f"case {number}, {request}: {got} must be {want}")
 
 
@@ -180,9 +194,10 @@ def _count_kept(rows: Sequence[PlainRow], case: Case) -> tuple[int, int]:
     for row in rows:
         by_unit[row.unit][row.code] += 1
     sizes = [sorted(min(n, case.per_group) for n in one.values()) for one in by_unit.values()]
+    total = case.total or len(rows)
     return (
-        sum(sum(one[: case.groups]) for one in sizes),
-        sum(sum(one[-case.groups :]) for one in sizes),
+        sum(min(sum(one[: case.groups]), total) for one in sizes),
+        sum(min(sum(one[-case.groups :]), total) for one in sizes),
     )
 
 

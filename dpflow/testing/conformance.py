@@ -30,6 +30,8 @@ from dpflow.core.contract.requests import (
     KeySets,
     SortedValues,
     UnboundedValues,
+    group_limit,
+    row_limit,
 )
 from dpflow.errors import InvalidInput
 from dpflow.testing.exact_checks import (
@@ -232,6 +234,12 @@ def request_is_within_bounds(mechanism: AnyMechanism, example: Example) -> None:
             require(
                 1 <= request.rows_per_group <= most,
                 f"rows_per_group must be at most {most} by the declaration",
+            )
+            groups = 1 if request.by is None else group_limit(request) or len(request.keys or ())
+            total = row_limit(request) or groups * request.rows_per_group
+            require(
+                1 <= total <= bounds.rows,
+                f"a unit's rows in all groups must be at most {bounds.rows}; pass rows of bounds_for",
             )
         if isinstance(request, GroupedSums | SortedValues | UnboundedValues | KeySets):
             require(

@@ -34,6 +34,7 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
     UnitScores,
     ValueCounts,
+    row_limit,
 )
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput
@@ -511,15 +512,12 @@ def _neighbouring_values(
 ) -> list[tuple[Answer, Answer]]:
     """One unit more with all its values at one end, or moved, beside no, outer and even values."""
     pairs: list[tuple[Answer, Answer]] = []
-    first = np.arange(len(request.keys)) < request.groups
+    first = _full_groups(request, len(request.keys))
     for base in ([], [low, high] * 3, list(range(low, high + 1))):
         sides = [(high, first)] + [
             (low, order) for order in (first, first[::-1])[: len(first)] if replace
         ]
-        tables = [
-            [base + [end] * request.rows_per_group * bool(at) for at in order]
-            for end, order in sides
-        ]
+        tables = [[base + [end] * int(rows) for rows in order] for end, order in sides]
         # Under add-remove the neighbour is the table without the unit.
         tables += [[base] * len(first)] * (not replace)
         one, *others = (make_histogram(request, *groups) for groups in tables)
@@ -527,28 +525,36 @@ def _neighbouring_values(
     return pairs
 
 
+def _full_groups(
+    request: GroupedSums | SortedValues, keys: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A unit's rows in each of so many groups: as many full groups as its bounds allow, and a rest."""
+    groups = min(keys, request.groups)
+    total = row_limit(request) or groups * request.rows_per_group
+    rows = np.arange(groups) * -request.rows_per_group + total
+    return np.pad(np.clip(rows, 0, request.rows_per_group), (0, keys - groups))
+
+
 def _neighbouring_groups(
     request: GroupedSums, table: Table, replace: bool
 ) -> list[tuple[Answer, Answer]]:
-    keys, reach, rows = keys_of(request), request.groups, request.rows_per_group
-    first = np.arange(len(keys)) < reach
+    keys = keys_of(request)
+    first = _full_groups(request, len(keys))
     # Under replace the new unit's groups are as far from the old one's as there are any.
     last = first[::-1]
     private = request.by is not None and request.keys is None
 
-    def with_unit(base: int, where: Any, end: int) -> Groups:
-        """``base`` rows in every group, and a unit whose values are all at the lower (0) or upper
-        (1) bound.
+    def with_unit(base: int, rows: Any, end: int) -> Groups:
+        """``base`` rows in every group, and a unit with so many rows in each, whose values are all at
+        the lower (0) or upper (1) bound.
         """
         ends = {
             column: table.column(column).grid_bounds()[end] - centre
             for column, centre in request.values
         }
-        sums = {column: 3 * base + rows * value * where for column, value in ends.items()}
-        squares = {
-            c: 9 * base + rows * (ends[c] ** 2 - half) * where for c, _, half in request.squares
-        }
-        return make_groups(request, keys, base + rows * where, sums, squares, base + where)
+        sums = {column: 3 * base + value * rows for column, value in ends.items()}
+        squares = {c: 9 * base + (ends[c] ** 2 - half) * rows for c, _, half in request.squares}
+        return make_groups(request, keys, base + rows, sums, squares, base + (rows > 0))
 
     pairs: list[tuple[Answer, Answer]] = [
         (with_unit(base, first, end), with_unit(base, last * replace, 1 - end))
@@ -557,9 +563,11 @@ def _neighbouring_groups(
     ]
     # Private keys: the neighbours may show keys that the other table does not have at all.
     if private:
-        shared, lone = ("shared",), tuple(f"lone-{i}" for i in range(reach))
-        theirs = tuple(f"other-{i}" for i in range(reach * replace))
-        rows_of, units_of = ([[200, *[n] * len(own)] for own in (lone, theirs)] for n in (rows, 1))
+        own_rows = [int(rows) for rows in _full_groups(request, request.groups) if rows]
+        shared, lone = ("shared",), tuple(f"lone-{i}" for i in range(len(own_rows)))
+        theirs = tuple(f"other-{i}" for i in range(len(own_rows) * replace))
+        rows_of = [[200, *own_rows[: len(own)]] for own in (lone, theirs)]
+        units_of = [[200, *[1] * len(own)] for own in (lone, theirs)]
         pairs.append(
             (
                 make_groups(request, shared + lone, rows_of[0], units=units_of[0]),

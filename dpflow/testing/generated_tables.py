@@ -239,16 +239,9 @@ def answer_units(request: DataRequest, table: Table, units: Sequence[UnitRows]) 
 def _distinct_units(request: DataRequest, table: Table) -> list[UnitRows]:
     """Units that the request tells apart when each is alone, one of each kind."""
     rows = tiny_rows(table)
-    limit = max(
-        table.contribution_bounds.rows,
-        max(
-            (groups * rows for groups, rows in map(table.groups_and_rows, ("kind", "word", None))),
-            default=1,
-        ),
-    )
     nothing: UnitRows = (dict.fromkeys(rows[0]),)
     distinct: dict[Any, UnitRows] = {}
-    for unit in [*possible_units(rows, min(limit, 2)), nothing]:
+    for unit in [*possible_units(rows, min(table.contribution_bounds.rows, 2)), nothing]:
         distinct.setdefault(answer_fingerprint(answer_units(request, table, [unit])), unit)
     return list(distinct.values())
 

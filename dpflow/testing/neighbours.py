@@ -29,6 +29,8 @@ from dpflow.core.contract.requests import (
     SortedValues,
     UnboundedValues,
     ValueCounts,
+    group_limit,
+    row_limit,
 )
 from dpflow.testing.column_in_memory import ArrayColumn
 
@@ -129,8 +131,12 @@ def answer_fingerprint(answer: Answer) -> Any:
 def _bound_contributions(
     request: GroupedSums | SortedValues | UnboundedValues, unit: UnitRows
 ) -> Iterator[tuple[str, Row]]:
-    """The rows of one unit that count, with their group."""
+    """The rows of one unit that count, with their group: of each group the first comes before any
+    second one.
+    """
     rows_taken: Counter[str] = Counter()
+    kept: list[tuple[bool, str, Row]] = []
+    groups = group_limit(request) or len(request.keys or ("",))
     # A key outside the public ones takes no room: bounding comes after the filter, as in SQL.
     for row in unit:
         key = "" if request.by is None else row[request.by]
@@ -139,11 +145,14 @@ def _bound_contributions(
         )
         if (
             is_listed
-            and (key in rows_taken or len(rows_taken) < request.groups)
+            and (key in rows_taken or len(rows_taken) < groups)
             and rows_taken[key] < request.rows_per_group
         ):
+            kept.append((key in rows_taken, key, row))
             rows_taken[key] += 1
-            yield key, row
+    kept.sort(key=lambda one: one[0])
+    for _, key, row in kept[: row_limit(request)]:
+        yield key, row
 
 
 def _sum_groups(request: GroupedSums, units: Iterable[UnitRows]) -> Groups:

@@ -63,6 +63,7 @@ def bounded_sums(
     rows_per_group: int,
     bounds: tuple[int, int],
     fractions: Fractions | None = None,
+    total_rows: int | None = None,
 ) -> dict[int, PlainSums]:
     """Per group the sums after every unit was brought within its bounds.
 
@@ -71,21 +72,25 @@ def bounded_sums(
         rows_per_group: rows R that it keeps of a group; more of them count as R times their mean.
         bounds: the column's bounds in grid steps.
         fractions: numbers of cells; None where no bound may bind.
+        total_rows: rows that it keeps of all groups together; None for any number.
     """
     cells: dict[str, dict[int, list[int | None]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         cells[row.unit][row.code].append(row.value)
     answer: dict[int, PlainSums] = {}
     for unit, by_code in cells.items():
-        for code in choose_groups(unit, list(by_code), groups, fractions):
+        codes = choose_groups(unit, list(by_code), groups, fractions)
+        sizes = {code: min(len(by_code[code]), rows_per_group) for code in codes}
+        for code, kept in share_rows(unit, sizes, total_rows, fractions).items():
             values = [value for value in by_code[code] if value is not None]
-            total = _rescale(unit, code, values, rows_per_group, bounds, fractions)
+            most = kept if kept < sizes[code] else rows_per_group
+            total = _rescale(unit, code, values, most, bounds, fractions)
             before = answer.get(code, PlainSums())
             answer[code] = PlainSums(
-                before.rows + min(len(by_code[code]), rows_per_group),
+                before.rows + kept,
                 before.units + 1,
                 before.total + total,
-                before.count + min(len(values), rows_per_group),
+                before.count + min(len(values), most),
             )
     return answer
 
@@ -99,6 +104,23 @@ def choose_groups(
     if fractions is None:
         raise BoundsBind(f"a unit has {len(codes)} groups and keeps {groups}")
     return sorted(codes, key=lambda code: (fractions(unit, code, ()), code))[:groups]
+
+
+def share_rows(
+    unit: str, sizes: dict[int, int], total: int | None, fractions: Fractions | None
+) -> dict[int, int]:
+    """How many rows count in each group of a unit that keeps ``total`` in all: one, and then those with
+    the least numbers are filled up.
+    """
+    if total is None or sum(sizes.values()) <= total:
+        return sizes
+    if fractions is None:
+        raise BoundsBind(f"a unit has {sum(sizes.values())} rows and keeps {total}")
+    spare, kept = total - len(sizes), {}
+    for code in sorted(sizes, key=lambda code: (fractions(unit, code, ()), code)):
+        kept[code] = 1 + min(sizes[code] - 1, spare)
+        spare -= kept[code] - 1
+    return kept
 
 
 def choose_places(
@@ -118,7 +140,11 @@ def choose_places(
 
 
 def bounded_values(
-    rows: Iterable[PlainRow], groups: int, rows_per_group: int, fractions: Fractions | None = None
+    rows: Iterable[PlainRow],
+    groups: int,
+    rows_per_group: int,
+    fractions: Fractions | None = None,
+    total_rows: int | None = None,
 ) -> Counter[tuple[int, int]]:
     """How often each value is in each group after every unit was brought within its bounds.
 
@@ -131,9 +157,11 @@ def bounded_values(
             cells[row.unit][row.code].append(row.value)
     answer: Counter[tuple[int, int]] = Counter()
     for unit, by_code in cells.items():
-        for code in choose_groups(unit, list(by_code), groups, fractions):
+        codes = choose_groups(unit, list(by_code), groups, fractions)
+        sizes = {code: min(len(by_code[code]), rows_per_group) for code in codes}
+        for code, kept in share_rows(unit, sizes, total_rows, fractions).items():
             values = sorted(by_code[code])
-            ranks = choose_places(unit, code, len(values), rows_per_group, fractions)
+            ranks = choose_places(unit, code, len(values), kept, fractions)
             answer.update((code, values[index - 1]) for index in ranks)
     return answer
 

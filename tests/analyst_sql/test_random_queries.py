@@ -188,7 +188,7 @@ def measure_moves(plan: Plan, twins: tuple[Table, Table], nonce: int) -> None:
     """The exact statistics of two neighbours are no further apart than the plan's noise is for."""
     request, full = exact_statistic(plan, twins[0].database, nonce)
     _, less = exact_statistic(plan, twins[1].database, nonce)
-    groups, rows = plan.table.groups_and_rows(request.by)
+    groups, rows, _ = plan.table.bounds_for(request.by)
     if isinstance(request, SortedValues):
         keys = request.keys if request.by is not None else ("",)
         moves = [_count_moves(a, b) for a, b in zip(full.split(len(keys)), less.split(len(keys)))]

@@ -67,7 +67,7 @@ def test_options_make_everything(folder: Path) -> None:
     assert "epsilon 1" in output and "dpflow release visits_first.yml" in output
     table = load_table(folder / "visits.yml")
     assert table.columns["city"].public_keys == ("Oslo", "Rome")
-    assert table.groups_and_rows("city") == (2, 2)
+    assert table.bounds_for("city") == (2, 2, 4)
     assert table.columns["age"].grid_bounds() == (0, 120)
     assert table.columns["adult"].public_keys == ("false", "true")  # the type says so
     catalogue = load_catalogue(folder / "dpflow.yml")

@@ -110,7 +110,7 @@ def worst(table: Table, params: PrivateAggregatesParams, lower: int = 0) -> floa
     """
     release = MECHANISM.choose_release(params, table)[0]
     select, threshold = selection_threshold(params, table, release)
-    groups, rows = table.groups_and_rows("k")
+    groups, rows, _ = table.bounds_for("k")
     far = {m: release.query.sensitivity(m).l1 // groups for m in release.noises}
     found = 0.0
     for own in range(groups + 1):

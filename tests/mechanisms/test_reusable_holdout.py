@@ -20,7 +20,7 @@ from dpflow.core.accounting.events import (
     from_json,
     to_json,
 )
-from dpflow.core.contract.declaration import ContributionBounds
+from dpflow.core.contract.contribution import ContributionBounds
 from dpflow.core.contract.interactive import State
 from dpflow.core.contract.requests import GroupedUnits, PerGroup
 from dpflow.core.sampling.randomness import Source, SystemSource

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from dpflow.core.accounting.events import Approximate, Pure, SparseVector, Unprotected
-from dpflow.core.contract.declaration import ContributionBounds, Table
+from dpflow.core.contract.contribution import ContributionBounds
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import PerUnit
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.core.toolbox.mean_test import (

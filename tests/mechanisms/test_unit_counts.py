@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.core.contract.declaration import ContributionBounds
+from dpflow.core.contract.contribution import ContributionBounds
 from dpflow.core.contract.requests import GroupedUnits, PerGroup, PerUnit
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox.unit_counts import remember_needs

@@ -86,7 +86,9 @@ class ForgetsMoves(Quantile):
     """As if a replaced unit could not leave one group for another."""
 
     def _sensitivity(self, p: Fraction, params: Any, table: Table) -> int:
-        return table.groups_and_rows(params.by)[1] * max(p.numerator, p.denominator - p.numerator)
+        return table.bounds_for(params.by).rows_per_group * max(
+            p.numerator, p.denominator - p.numerator
+        )
 
 
 @pytest.mark.parametrize(

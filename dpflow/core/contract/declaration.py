@@ -28,6 +28,7 @@ from pydantic import (
     model_validator,
 )
 
+from dpflow.core.contract.contribution import ContributionBounds, GroupBounds
 from dpflow.core.contract.spark_source import SparkSource
 from dpflow.core.contract.strict_models import Exact, Strict, read_quoted_date
 from dpflow.errors import PlanRefused, UnknownName
@@ -216,34 +217,6 @@ class PrivacyUnit(Strict):
 
     column: str
     missing: Literal["drop", "one-unit"] = "drop"
-
-
-class ContributionBounds(Strict):
-    """How much one privacy unit may contribute to one statistic. What is above is truncated, by a
-    draw over the unit's own rows only.
-
-    Attributes:
-        rows: rows of one unit that count.
-        groups: groups that one unit may reach.
-        rows_per_group: rows of one unit that count in one group; ``rows`` if left out.
-    """
-
-    example = "{rows: 3}"
-
-    rows: Annotated[int, Field(ge=1, le=10**9)]
-    groups: Annotated[int, Field(ge=1, le=10**6)] = 1
-    rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
-
-    @model_validator(mode="after")
-    def _check_rows(self) -> ContributionBounds:
-        if self.per_group > self.rows:
-            raise ValueError("rows_per_group cannot be above rows")
-        return self
-
-    @property
-    def per_group(self) -> int:
-        """Rows one unit may have in one group."""
-        return self.rows_per_group or self.rows
 
 
 def plain_relation(relation: str) -> str:
@@ -559,16 +532,14 @@ class Table(Strict):
             )
         return keys
 
-    def groups_and_rows(self, by: str | None) -> tuple[int, int]:
-        """Groups one unit may reach, and rows it may have in each, when rows are grouped by a
-        column or not at all.
-        """
+    def bounds_for(self, by: str | None) -> GroupBounds:
+        """What one unit may contribute when rows are grouped by a column, or not at all."""
+        bounds = self.contribution_bounds
         if by is None:
-            return 1, self.contribution_bounds.rows
+            return GroupBounds(1, bounds.rows, bounds.rows)
         column = self.column(by)
-        return (
-            column.groups or self.contribution_bounds.groups,
-            column.rows_per_group or self.contribution_bounds.per_group,
+        return GroupBounds.combine(
+            column.groups or bounds.groups, column.rows_per_group or bounds.per_group, bounds.rows
         )
 
     def stored_form(self) -> dict[str, Any]:

@@ -28,7 +28,9 @@ class GroupedSums:
     in grid steps.
 
     Before anything is added up each unit is brought down to ``groups`` groups (a uniform choice of
-    its own) and to ``rows_per_group`` rows R in each. Values are clamped to their declared bounds,
+    its own), to ``rows_per_group`` rows in each, and to ``rows`` rows in all: each of its groups
+    keeps one, and the groups are filled up in a random order of its own. R is what a group then
+    has. Values are clamped to their declared bounds,
     rounded to the grid and shifted by the column's offset (a grid integer, so that a sum is around
     a centre). Of m rows a unit counts min(m, R) in a group; of m values, min(m, R) and, for m > R,
     R times their mean, rounded to an integer at random without bias: the expectation of taking R of
@@ -43,6 +45,7 @@ class GroupedSums:
         values: value columns with their centre in grid steps.
         squares: some of these columns with their centre c and an h: asks for the sum of (x - c)^2 -
         h too.
+        rows: rows one unit may have in all groups together; None for ``groups`` x ``rows_per_group``.
     """
 
     by: str | None = None
@@ -51,6 +54,7 @@ class GroupedSums:
     rows_per_group: int = 1
     values: tuple[tuple[str, int], ...] = ()
     squares: tuple[tuple[str, int, int], ...] = ()
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class SortedValues:
         by: the grouping column, or None for one group.
         keys: its public keys, in output order.
         groups: groups one unit may reach.
+        rows: rows one unit may have in all groups, as in `GroupedSums`.
     """
 
     column: str
@@ -78,6 +83,7 @@ class SortedValues:
     by: str | None = None
     keys: tuple[str, ...] = ("",)
     groups: int = 1
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +184,7 @@ class UnboundedValues:
         keys: its public keys, in output order.
         groups: groups one unit may reach.
         rows_per_group: rows one unit may have in one group.
+        rows: rows one unit may have in all groups, as in `GroupedSums`.
     """
 
     column: str
@@ -185,6 +192,7 @@ class UnboundedValues:
     keys: tuple[str, ...] = ("",)
     groups: int = 1
     rows_per_group: int = 1
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -198,6 +206,21 @@ class KeySets:
 
     by: str
     groups: int = 1
+
+
+def group_limit(request: GroupedSums | SortedValues | UnboundedValues) -> int | None:
+    """Groups that a unit keeps; None where there are no more keys."""
+    groups = min(request.groups, request.rows or request.groups)
+    if request.by is None or (request.keys is not None and len(request.keys) <= groups):
+        return None
+    return groups
+
+
+def row_limit(request: GroupedSums | SortedValues | UnboundedValues) -> int | None:
+    """Rows that a unit keeps in all groups together; None where its other bounds allow no more."""
+    groups = 1 if request.by is None else group_limit(request) or len(request.keys or ())
+    most = groups * request.rows_per_group
+    return None if request.rows is None or request.rows >= most else request.rows
 
 
 DataRequest = (

@@ -134,7 +134,7 @@ class Query:
         """The moment that is the number of rows: of private groups with one row of a unit each, that
         of units, for which one noisy number serves.
         """
-        single = self.private and self.table.groups_and_rows(self.by)[1] == 1
+        single = self.private and self.table.bounds_for(self.by).rows_per_group == 1
         return ("units" if single else "rows", "")
 
     def count_moment(self, name: str) -> Moment:
@@ -171,7 +171,7 @@ class Query:
         """How far one unit moves a moment over all groups."""
         what, name = moment
         low, high = self.columns[name].term_range(what) if what in ("sum", "square") else (0, 1)
-        most = 1 if what == "units" else self.table.groups_and_rows(self.by)[1]
+        most = 1 if what == "units" else self.table.bounds_for(self.by).rows_per_group
         return group_sensitivity(
             self.table,
             self.by,
@@ -183,7 +183,7 @@ class Query:
 
     def data_request(self) -> GroupedSums:
         """All moments in one scan."""
-        moments, (groups, most) = self.moments, self.table.groups_and_rows(self.by)
+        moments, bounds = self.moments, self.table.bounds_for(self.by)
         sums = tuple((name, grid.centre) for name, grid in self.columns.items())
         squares = tuple(
             (name, g.centre, g.half)
@@ -192,8 +192,16 @@ class Query:
         )
         # A unit counts once, so its further rows need not be read.
         if moments == (("units", ""),):
-            most = 1  # a unit's further rows change nothing
-        return GroupedSums(self.by, self.group_keys, groups, most, sums, squares)
+            bounds = bounds.narrow(None, 1)
+        return GroupedSums(
+            self.by,
+            self.group_keys,
+            bounds.groups,
+            bounds.rows_per_group,
+            sums,
+            squares,
+            bounds.rows,
+        )
 
     def error_bound(self, measure: Measure, tails: Tails) -> float:
         """Its half-width in its own unit; that of a mean or variance in a group of the declared

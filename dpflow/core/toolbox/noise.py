@@ -22,6 +22,7 @@ from statistics import NormalDist
 
 from dpflow.core.accounting import renyi
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
+from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.sampling.noisy_values import Exact, add_gaussian, add_laplace
 from dpflow.core.sampling.randomness import Source
@@ -51,11 +52,14 @@ def group_sensitivity(
     """Reach of per-group sums of terms from [low, high], of which a unit brings at most ``most`` to
     a group.
 
-    Add-remove: a unit brings up to g groups, each moved by at most most x max(|low|, |high|).
-    Replace: it also takes away as many. A group that it leaves or enters moves by that much; one
-    that it stays in moves by most x width at most, the width being that of [low, high] with 0. Of K
-    public keys at least 2 g - K are stayed in. L1 is largest with the fewest of these; squared L2
-    is linear in their number, hence largest at one of the ends.
+    A unit brings a_i <= m terms to group i and C of them in all (`GroupBounds`). Add-remove: sums
+    move by at most a_i max(|low|, |high|). Both norms are largest where a fills floor(C/m) groups
+    and has the rest in one more.
+
+    Replace: it also takes b_i terms away. With [l, h] the range with 0, p the larger and q the
+    smaller of |l| and h, group i moves by at most p max(a_i, b_i) + q min(a_i, b_i). L1 is largest
+    with the least overlap: of K public keys floor(K/2) have mostly a's terms and the rest b's. The
+    square is convex in a and in b, hence largest at two vectors of that form.
 
     Args:
         table: contribution bounds and neighbours.
@@ -64,17 +68,49 @@ def group_sensitivity(
         low, high: ends of a term; a term may be missing, which counts as 0.
         most: terms of one unit in one group.
     """
-    peak, width = max(abs(low), abs(high)), max(high, 0) - min(low, 0)
+    peak, minor = max(abs(low), abs(high)), min(max(high, 0), max(-low, 0))
     size = 1 if by is None else keys
-    groups = (
-        table.groups_and_rows(by)[0] if size is None else min(table.groups_and_rows(by)[0], size)
-    )
+    bounds = table.bounds_for(by).narrow(size)
+    # Who counts more terms than rows has no use for the bound on all rows.
+    more = GroupBounds(bounds.groups, most, bounds.groups * most)
+    bounds = more if most > bounds.rows_per_group else bounds.narrow(size, most)
     if table.neighbours == "add-remove":
-        return Sensitivity(groups * most * peak, groups * (most * peak) ** 2)
-    # Private keys may all be other ones, so no group need be stayed in.
-    stayed = 0 if size is None else max(0, 2 * groups - size)
-    squares = (most**2 * (n * width**2 + 2 * (groups - n) * peak**2) for n in (stayed, groups))
-    return Sensitivity(most * (stayed * width + 2 * (groups - stayed) * peak), max(squares))
+        return Sensitivity(bounds.rows * peak, bounds.squares * peak**2)
+    apart = 2 * bounds.rows
+    if size is not None:
+        room = (size // 2, size - size // 2)
+        apart = sum(min(bounds.rows, keys * bounds.rows_per_group) for keys in room)
+    return Sensitivity(
+        peak * apart + minor * (2 * bounds.rows - apart),
+        _replaced_squares(bounds, size, peak, minor),
+    )
+
+
+def _replaced_squares(bounds: GroupBounds, size: int | None, peak: int, minor: int) -> int:
+    """The largest sum of (p max(a_i, b_i) + q min(a_i, b_i))^2 over two units' numbers of terms, each
+    of full groups and one with the rest, for every way in which the rests can meet.
+    """
+    most = bounds.rows_per_group
+    full, rest = divmod(bounds.rows, most)
+    width, single = (peak + minor) * most, peak * most
+    # What the rests add, how many full groups of either side they meet, and further groups they take.
+    rests = [((peak + minor) ** 2 * rest**2, 0, 0, 1)]
+    mixed, alone = (single + minor * rest) ** 2, (peak * rest) ** 2
+    for ours in (0, 1):
+        for theirs in (0, 1):
+            met = ours + theirs
+            rests.append((met * mixed + (2 - met) * alone, ours, theirs, 2 - met))
+    totals = []
+    for added, ours, theirs, further in rests if rest else [(0, 0, 0, 0)]:
+        # Groups that both fill: at least as many as have no room elsewhere.
+        shared = 0 if size is None else max(0, 2 * full + further - size)
+        largest = full - max(ours, theirs)
+        if shared <= largest:
+            totals += [
+                added + both * width**2 + (2 * (full - both) - ours - theirs) * single**2
+                for both in (shared, largest)
+            ]
+    return max(totals)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class SelectionRule:
         With ``law`` only rules of this noise; Gaussian noise then states its zCDP, which some
         filters charge less for.
         """
-        moved, groups = group_sensitivity(table, by, None, 0, 1, most), table.groups_and_rows(by)[0]
+        moved, groups = group_sensitivity(table, by, None, 0, 1, most), table.bounds_for(by).groups
         rules = (
             []
             if law == "gaussian"

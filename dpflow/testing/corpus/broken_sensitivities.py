@@ -43,7 +43,7 @@ class SoundSum(Mechanism[SumParams]):
         """How far one unit moves all sums together."""
         low, high = table.bounded_column(params.column).grid_bounds()
         keys = None if params.by is None else len(table.public_keys(params.by))
-        rows = table.groups_and_rows(params.by)[1]
+        rows = table.bounds_for(params.by).rows_per_group
         return group_sensitivity(table, params.by, keys, low, high, rows).l1
 
     def event(self, params: SumParams, table: Table) -> Event:
@@ -55,9 +55,10 @@ class SoundSum(Mechanism[SumParams]):
     def data_request(self, params: SumParams, table: Table) -> GroupedSums:
         """Clamped sums after contribution bounding."""
         table.bounded_column(params.column).grid_bounds()
-        groups, rows = table.groups_and_rows(params.by)
+        groups, rows_per_group, rows = table.bounds_for(params.by)
         keys = None if params.by is None else table.public_keys(params.by)
-        return GroupedSums(params.by, keys, groups, rows, ((params.column, 0),))
+        values = ((params.column, 0),)
+        return GroupedSums(params.by, keys, groups, rows_per_group, values, rows=rows)
 
     def draw(self, params: SumParams, table: Table, answer: Any, source: Source) -> Result:
         """Noise on each sum."""
@@ -74,8 +75,11 @@ class WidthForPeak(SoundSum):
 
     def reach(self, params: SumParams, table: Table) -> int:
         low, high = table.bounded_column(params.column).grid_bounds()
-        groups, rows = table.groups_and_rows(params.by)
-        return groups * rows * (high - low) * (2 if table.neighbours == "replace" else 1)
+        return (
+            table.bounds_for(params.by).rows
+            * (high - low)
+            * (2 if table.neighbours == "replace" else 1)
+        )
 
 
 class UpperForPeak(SoundSum):
@@ -83,8 +87,11 @@ class UpperForPeak(SoundSum):
 
     def reach(self, params: SumParams, table: Table) -> int:
         _, high = table.bounded_column(params.column).grid_bounds()
-        groups, rows = table.groups_and_rows(params.by)
-        return groups * rows * abs(high) * (2 if table.neighbours == "replace" else 1)
+        return (
+            table.bounds_for(params.by).rows
+            * abs(high)
+            * (2 if table.neighbours == "replace" else 1)
+        )
 
 
 class LowerForPeak(SoundSum):
@@ -92,8 +99,11 @@ class LowerForPeak(SoundSum):
 
     def reach(self, params: SumParams, table: Table) -> int:
         low, _ = table.bounded_column(params.column).grid_bounds()
-        groups, rows = table.groups_and_rows(params.by)
-        return groups * rows * max(1, abs(low)) * (2 if table.neighbours == "replace" else 1)
+        return (
+            table.bounds_for(params.by).rows
+            * max(1, abs(low))
+            * (2 if table.neighbours == "replace" else 1)
+        )
 
 
 class PeakForReplace(SoundSum):
@@ -101,8 +111,7 @@ class PeakForReplace(SoundSum):
 
     def reach(self, params: SumParams, table: Table) -> int:
         low, high = table.bounded_column(params.column).grid_bounds()
-        groups, rows = table.groups_and_rows(params.by)
-        return groups * rows * max(abs(low), abs(high))
+        return table.bounds_for(params.by).rows * max(abs(low), abs(high))
 
 
 class StepsForgotten(SoundSum):
@@ -112,16 +121,15 @@ class StepsForgotten(SoundSum):
         column = table.bounded_column(params.column)
         assert column.lower is not None and column.upper is not None
         peak: Fraction = max(abs(Fraction(str(end))) for end in (column.lower, column.upper))
-        groups, rows = table.groups_and_rows(params.by)
         twice = 2 if table.neighbours == "replace" else 1
-        return groups * rows * max(1, int(peak)) * twice
+        return table.bounds_for(params.by).rows * max(1, int(peak)) * twice
 
 
 class TableGroupsForNoise(SoundSum):
     """Reads as many groups as the column declares; its noise is for as many as the table does."""
 
     def reach(self, params: SumParams, table: Table) -> int:
-        groups, _ = table.groups_and_rows(params.by)
+        groups = table.bounds_for(params.by).groups
         fewer = 1 if params.by is None else table.contribution_bounds.groups
         whole = super().reach(params, table)
         return -(-whole * min(fewer, groups) // groups)
@@ -131,7 +139,7 @@ class TableRowsForNoise(SoundSum):
     """Reads the rows per group of the column; its noise is for those of the table."""
 
     def reach(self, params: SumParams, table: Table) -> int:
-        _, rows = table.groups_and_rows(params.by)
+        rows = table.bounds_for(params.by).rows_per_group
         fewer = rows if params.by is None else table.contribution_bounds.per_group
         return -(-super().reach(params, table) * min(fewer, rows) // rows)
 
@@ -140,14 +148,14 @@ class OneGroup(SoundSum):
     """Forgets that a unit reaches several groups."""
 
     def reach(self, params: SumParams, table: Table) -> int:
-        return -(-super().reach(params, table) // table.groups_and_rows(params.by)[0])
+        return -(-super().reach(params, table) // table.bounds_for(params.by).groups)
 
 
 class OneRow(SoundSum):
     """Forgets that a unit has several rows in a group."""
 
     def reach(self, params: SumParams, table: Table) -> int:
-        return -(-super().reach(params, table) // table.groups_and_rows(params.by)[1])
+        return -(-super().reach(params, table) // table.bounds_for(params.by).rows_per_group)
 
 
 class ChoiceParams(Params):
@@ -169,7 +177,7 @@ class SoundChoice(Mechanism[ChoiceParams]):
         """How far one unit moves a difference of two scores: its rows up, and under replace as many
         down elsewhere.
         """
-        rows = table.groups_and_rows(params.by)[1]
+        rows = table.bounds_for(params.by).rows_per_group
         return rows * (2 if table.neighbours == "replace" else 1)
 
     def scores(self, answer: Any) -> Any:
@@ -183,8 +191,9 @@ class SoundChoice(Mechanism[ChoiceParams]):
 
     def data_request(self, params: ChoiceParams, table: Table) -> GroupedSums:
         """Rows by key."""
-        groups, rows = table.groups_and_rows(params.by)
-        return GroupedSums(params.by, table.public_keys(params.by), groups, rows)
+        groups, rows_per_group, rows = table.bounds_for(params.by)
+        keys = table.public_keys(params.by)
+        return GroupedSums(params.by, keys, groups, rows_per_group, rows=rows)
 
     def draw(self, params: ChoiceParams, table: Table, answer: Any, source: Source) -> Result:
         """One key."""
@@ -199,7 +208,7 @@ class AddRemoveRate(SoundChoice):
     """Takes the rate of add-remove where units are replaced."""
 
     def spread(self, params: ChoiceParams, table: Table) -> int:
-        return table.groups_and_rows(params.by)[1]
+        return table.bounds_for(params.by).rows_per_group
 
 
 class DoubledScores(SoundChoice):

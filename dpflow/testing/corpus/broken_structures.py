@@ -246,7 +246,7 @@ class DeltaForOneKey(PrivateHistogram):
 
     def _selection_rule(self, params: Any, table: Table) -> SelectionRule:
         rule = super()._selection_rule(params, table)
-        groups = table.groups_and_rows(params.by)[0]
+        groups = table.bounds_for(params.by).groups
         generous = params.delta * groups * (2 if table.neighbours == "replace" else 1)
         wide = SelectionRule.lowest_threshold(
             table,

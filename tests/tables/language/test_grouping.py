@@ -114,7 +114,7 @@ def test_declared_expressions_are_columns(make: Any) -> None:
     table.check_schema()
     sums = table.answer(GroupedSums("late", ("true",), 9, 9, (("wait", 0),)), ())
     assert sums.sums["wait"].tolist() == [34 + 50 + 60]
-    assert table.declaration.groups_and_rows("route")[0] == 2
+    assert table.declaration.bounds_for("route").groups == 2
     chosen = PrivateTable(table.declaration, "late AND wait < 60")
     assert int(chosen.answer(GroupedSums(rows_per_group=9), ()).rows[0]) == 2
     assert table.column_types()["late"] == "BOOLEAN"

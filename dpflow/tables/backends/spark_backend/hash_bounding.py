@@ -12,7 +12,7 @@ names, or where the input has a secret, it is SHA-256.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
@@ -29,6 +29,8 @@ from dpflow.tables.access.arithmetic import (
     least,
 )
 
+#: More groups than a declaration allows a unit.
+MAX_GROUPS = 2**20
 #: Bits of a cell's number: a double holds it exactly.
 _BITS = 52
 #: Of XXH64, as Spark's function has it.
@@ -144,6 +146,7 @@ class UnitBounds:
         nonce: what the choice is a function of.
         by: the column of the group: ``code``, its place among listed keys, or ``group_key``, the key itself
             as a text or BIGINT, where places would depend on other units' rows.
+        total: rows that it keeps in all groups together; None where the other bounds allow no more.
     """
 
     owners: tuple[str, ...]
@@ -151,6 +154,7 @@ class UnitBounds:
     rows: int
     nonce: int
     by: str = "code"
+    total: int | None = None
 
     def gather(self, rows: Any) -> Any:
         """The rows with all of a unit in one partition. So Spark moves rows once: by cells, each cell's sums would
@@ -164,17 +168,39 @@ class UnitBounds:
         Args:
             rows: with the columns ``owners`` and ``by``, as `gather` puts them.
         """
-        if self.groups is None:
+        if self.groups is None and self.total is None:
             return rows
         number = write_cell_number(self.nonce, self.owners, self.by)
         window = f"PARTITION BY {', '.join(self.owners)} ORDER BY chosen_by, {self.by}"
         ranked = rows.selectExpr("*", f"{number} AS chosen_by")
         ranked = ranked.selectExpr("*", f"dense_rank() OVER ({window}) AS chosen_as")
-        return ranked.where(f"chosen_as <= {self.groups}")
+        return ranked if self.groups is None else ranked.where(f"chosen_as <= {self.groups}")
+
+    def limit_cells(self, cells: Any) -> Any:
+        """Cells with ``kept``, how many of their rows count where a unit's rows in all groups are bounded:
+        one, and then its groups are filled up in the order in which they are kept.
+        """
+        if self.total is None:
+            return cells
+        further = least(SPARK.column("n", 1, MAX_ROWS), self.rows) - 1
+        window = f"PARTITION BY {', '.join(self.owners)}"
+        earlier = f"{window} ORDER BY chosen_as ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
+        earlier_rows = SPARK.sum_rows(further, MAX_GROUPS)
+        used = replace(earlier_rows, sql=f"{earlier_rows} OVER ({earlier})")
+        reached = SPARK.column(f"count(*) OVER ({window})", 0, MAX_ROWS)
+        spare = SPARK.number(self.total) - reached - coalesce(used, 0)
+        return cells.selectExpr("*", f"{greatest(least(spare, further), 0) + 1} AS kept")
 
     def keep_rows(self, rows: Any, order: Sequence[str]) -> Any:
         """At most R rows of each group that their unit keeps; ``order`` as for `keep_places`."""
-        return self.keep_places(self.keep_groups(self.gather(rows)), order)
+        places = self.keep_places(self.keep_groups(self.gather(rows)), order)
+        if self.total is None:
+            return places
+        # Of each group the first row, before any second one.
+        turns = "CASE WHEN drawn_as = 1 THEN 0 ELSE 1 END, chosen_as, drawn_as"
+        window = f"PARTITION BY {', '.join(self.owners)} ORDER BY {turns}"
+        ranked = places.selectExpr("*", f"row_number() OVER ({window}) AS kept_as")
+        return ranked.where(f"kept_as <= {self.total}")
 
     def keep_places(self, rows: Any, order: Sequence[str]) -> Any:
         """At most R rows of each unit and group. Rows have no identity on Spark: a row is its values
@@ -200,7 +226,7 @@ class UnitBounds:
         """
         grouped = self.gather(rows).groupBy(*self.owners, self.by)
         cells = grouped.agg(*_cell_sums(columns))
-        kept = self.keep_groups(cells)
+        kept = self.limit_cells(self.keep_groups(cells))
         bounded = kept.selectExpr(self.by, *self.bounded_columns(columns))
         return bounded.groupBy(self.by).agg(*self._group_sums(columns))
 
@@ -221,8 +247,14 @@ class UnitBounds:
             outputs += [f"{count} AS kept{i}", f"{total} AS total{i}"]
         return outputs
 
+    @property
+    def _most(self) -> Whole:
+        """Rows that count in a cell."""
+        return SPARK.number(self.rows) if self.total is None else SPARK.column("kept", 1, self.rows)
+
     def _keep(self, count: str) -> Whole:
-        return least(SPARK.column(count, 0, MAX_ROWS), self.rows)
+        limits = [self.rows] if self.total is None else [self._most, self.rows]
+        return least(SPARK.column(count, 0, MAX_ROWS), *limits)
 
     def _mean_sum(self, i: int, column: SummedColumn) -> Whole:
         """The sum of a cell's values above the lower bound, or of more than R values R times their
@@ -247,7 +279,7 @@ class UnitBounds:
         number = write_cell_number(self.nonce, self.owners, self.by, f"{i}L")
         extra = least(SPARK.random_below(bits_fraction(number, _BITS), size), size - 1)
         # Of no more than R values nothing is rounded.
-        extra = choose([(f"{count} > {self.rows}L", extra)], SPARK.number(0))
+        extra = choose([(f"{count} > {self._most}", extra)], SPARK.number(0))
         rounded = least((rest * bounded + extra) // size, self.rows)
         return least(least(quotient, column.reach) * bounded + rounded, bounded * column.reach)
 

@@ -53,9 +53,7 @@ def keep_values(reading: SparkQuery, request: UnboundedValues) -> KeptValues:
     rows = rows.where("v IS NOT NULL")
     if column.is_float:
         rows = rows.where("NOT isnan(v)")
-    bounds = reading.bounds(
-        None if len(keys) <= request.groups else request.groups, request.rows_per_group
-    )
+    bounds = reading.grouped_bounds(request)
     bounded = bounds.keep_rows(rows, ["v"])
     # Of a unit and group, and fresh: which values are in a sample is decided by units alone.
     number = write_cell_number(reading.sample_nonce, reading.owners, "code", "'sample'")

@@ -20,7 +20,10 @@ from dpflow.core.contract.requests import (
     Records,
     Sets,
     SortedValues,
+    UnboundedValues,
     ValueCounts,
+    group_limit,
+    row_limit,
     spread_groups,
 )
 from dpflow.errors import PlanRefused, TableUnreadable
@@ -257,6 +260,13 @@ class SparkQuery:
         """How units are truncated; ``by`` as there."""
         return UnitBounds(self.owners, groups, rows, self.nonce, by)
 
+    def grouped_bounds(
+        self, request: GroupedSums | SortedValues | UnboundedValues, by: str = "code"
+    ) -> UnitBounds:
+        """How a grouped request's units are truncated; ``by`` as there."""
+        groups, total = group_limit(request), row_limit(request)
+        return UnitBounds(self.owners, groups, request.rows_per_group, self.nonce, by, total)
+
     def public_size(self, unit_rows: int) -> PublicSize | None:
         """At most how many rows an ungrouped answer has, where units are replaced."""
         if self.table.neighbours != "replace":
@@ -388,8 +398,7 @@ def answer_sums(reading: SparkQuery, request: GroupedSums) -> Groups:
     if request.by is not None and request.keys is None:
         return _answer_private_sums(reading, request, request.by, outputs, columns)
     keys = ("",) if request.by is None or request.keys is None else request.keys
-    groups = None if len(keys) <= request.groups else request.groups
-    bounds = reading.bounds(groups, request.rows_per_group)
+    bounds = reading.grouped_bounds(request)
     rows = reading.with_codes(request.by, keys, outputs)
     arrays = reading.connection.fetch(bounds.add_up(rows, columns))
     sums = {name: as_int64(array) for name, array in arrays.items()}
@@ -405,7 +414,7 @@ def _answer_private_sums(
 ) -> Groups:
     """Of the keys that somebody keeps, in one reading: no list of keys is fetched before."""
     rows, private = reading.with_private_keys(by, outputs)
-    bounds = reading.bounds(request.groups, request.rows_per_group, private.column)
+    bounds = reading.grouped_bounds(request, private.column)
     arrays = private.fetch(bounds.add_up(rows, columns))
     keys, indexes, codes = private.number(arrays)
     order = np.argsort(codes)
@@ -428,8 +437,7 @@ def answer_values(reading: SparkQuery, request: SortedValues) -> ValueCounts:
     steps = write_grid_steps(reading.column(request.column), declared)
     keys = ("",) if request.by is None else request.keys
     rows = reading.with_codes(request.by, keys, [f"{steps} AS v"]).where("v IS NOT NULL")
-    groups = None if len(keys) <= request.groups else request.groups
-    bounds = reading.bounds(groups, request.rows_per_group)
+    bounds = reading.grouped_bounds(request)
     bounded = bounds.keep_rows(rows, ["v"])
     arrays = reading.connection.fetch(bounded.groupBy("code", "v").count())
     codes, values = as_int64(arrays["code"]), as_int64(arrays["v"])

@@ -92,8 +92,9 @@ def column_request(params: OpenColumnParams, table: Table) -> UnboundedValues:
     table.column(params.column)
     # one group without a name, or one for each public key
     keys = ("",) if params.by is None else table.public_keys(params.by)
-    groups, rows = table.groups_and_rows(params.by)
-    return UnboundedValues(params.column, params.by, keys, min(groups, len(keys)), rows)
+    return UnboundedValues(
+        params.column, params.by, keys, *table.bounds_for(params.by).narrow(len(keys))
+    )
 
 
 def approximate_event(params: OpenColumnParams) -> Approximate:

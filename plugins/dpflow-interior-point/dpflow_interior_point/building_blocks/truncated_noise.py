@@ -3,8 +3,8 @@
 Definition: eta has weight exp(-a |x|) on [-R, R]; on the integers for counts, which is the form
 that is drawn, continuous in the paper's form, which is only compared with.
 
-Guarantee. Let one neighbour move m lots of coordinates, each by at most k in total, with a m k <=
-epsilon, and let M(s) be the mass of the last s of the support, Pr[eta > R - s]. Where both
+Guarantee. Let one neighbour move m lots of coordinates, each by at most k in total and all of them
+by L <= m k, with a L <= epsilon, and let M(s) be the mass of the last s of the support, Pr[eta > R - s]. Where both
 densities are positive their ratio is at most e^epsilon. The rest has mass 1 - prod (1 - M(|s_i|));
 M is superadditive, so it is at most 1 - (1 - M(k))^m, reached when each lot is one coordinate. So
 (epsilon, delta)-DP holds exactly if that is at most delta. With q = e^-a and d = 1 - (1 -
@@ -62,7 +62,13 @@ class TruncatedNoiseLaw:
 # The event, the error bound and every draw ask for the same noise.
 @lru_cache(maxsize=256)
 def count_noise(
-    epsilon: Fraction, delta: Fraction, rows: int, *, exchange: bool, groups: int = 1
+    epsilon: Fraction,
+    delta: Fraction,
+    rows: int,
+    *,
+    exchange: bool,
+    groups: int = 1,
+    total: int | None = None,
 ) -> TruncatedNoiseLaw:
     """The least noise that makes a histogram (epsilon, delta)-DP.
 
@@ -71,14 +77,16 @@ def count_noise(
         rows: the most by which one neighbour changes one count.
         exchange: whether it can raise counts and lower others, or only one of both.
         groups: counts that it can raise (and, with ``exchange``, as many that it can lower).
+        total: the most by which it raises all of them together; None for ``groups`` x ``rows``.
 
     Raises:
         InvalidAmount: delta outside (0, 1/2].
         PlanRefused: noise beyond 2^50.
     """
     _check_delta(delta)
-    moved = groups * (2 if exchange else 1)
-    scale = Fraction(moved * rows) / epsilon
+    sides = 2 if exchange else 1
+    moved = groups * sides
+    scale = Fraction(sides * (groups * rows if total is None else total)) / epsilon
     # The sampler takes no larger scale: refused in the plan, not after the charge.
     if scale > MAX_SCALE:
         raise PlanRefused(

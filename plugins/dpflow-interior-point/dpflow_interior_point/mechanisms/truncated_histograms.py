@@ -50,7 +50,14 @@ class _CostParams(Params):
     def noise_for(self, table: Table, request: GroupedSums | UnboundedValues) -> TruncatedNoiseLaw:
         """Noise for counts of which a unit reaches the request's groups, with its rows in each."""
         rows, exchange = request.rows_per_group, table.neighbours == "replace"
-        return count_noise(self.epsilon, self.delta, rows, exchange=exchange, groups=request.groups)
+        return count_noise(
+            self.epsilon,
+            self.delta,
+            rows,
+            exchange=exchange,
+            groups=request.groups,
+            total=request.rows,
+        )
 
 
 class TruncatedCountParams(_CostParams):
@@ -77,11 +84,10 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     def data_request(self, params: TruncatedCountParams, table: Table) -> GroupedSums:
         """Row counts by public key, or of the whole table."""
         keys = None if params.by is None else table.public_keys(params.by)
-        groups, rows = table.groups_and_rows(params.by)
         # A unit cannot reach more groups than there are keys.
-        return GroupedSums(
-            params.by, keys, groups if keys is None else min(groups, len(keys)), rows
-        )
+        size = 1 if keys is None else len(keys)
+        groups, rows_per_group, rows = table.bounds_for(params.by).narrow(size)
+        return GroupedSums(params.by, keys, groups, rows_per_group, rows=rows)
 
     def draw(
         self, params: TruncatedCountParams, table: Table, answer: Answer, source: Source
@@ -142,7 +148,8 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
         table.column(params.column)
         if params.exponent is not None:
             return UnboundedValues(params.column, rows_per_group=table.contribution_bounds.rows)
-        return GroupedSums(params.column, None, *table.groups_and_rows(params.column))
+        groups, rows_per_group, rows = table.bounds_for(params.column)
+        return GroupedSums(params.column, None, groups, rows_per_group, rows=rows)
 
     def draw(
         self, params: StabilityHistogramParams, table: Table, answer: Answer, source: Source

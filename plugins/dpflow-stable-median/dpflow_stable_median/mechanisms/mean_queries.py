@@ -132,7 +132,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         if query.key not in table.public_keys(query.by):
             raise UnknownName(f"public key of {query.by}", query.key, table.public_keys(query.by))
         # One key, so a unit reaches one group.
-        return CountedSums(query.by, (query.key,), 1, table.groups_and_rows(query.by)[1])
+        return CountedSums(query.by, (query.key,), 1, table.bounds_for(query.by).rows_per_group)
 
     def _sum_range(self, query: MeanQuery, table: Table) -> tuple[Fraction, Fraction, int]:
         """(lower end, unit of the integer sum, the most one unit's rows can add)."""
@@ -140,7 +140,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
             column = table.bounded_column(query.column)
             low, high = column.grid_bounds()
             return low * column.step, column.step, table.contribution_bounds.rows * (high - low)
-        return Fraction(0), Fraction(1), table.groups_and_rows(query.by)[1]
+        return Fraction(0), Fraction(1), table.bounds_for(query.by).rows_per_group
 
     def _noise_scale(self, params: MeanParams, query: MeanQuery, table: Table) -> Fraction:
         return scale_for(self._sum_range(query, table)[2], params.epsilon)
@@ -168,7 +168,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
             most,
             table.contribution_bounds.rows
             if query.column is not None
-            else table.groups_and_rows(query.by)[1],
+            else table.bounds_for(query.by).rows_per_group,
         )
         # clamping to possible values is post-processing
         known = learn_units(answer.whole, None, None, 0.0, source)

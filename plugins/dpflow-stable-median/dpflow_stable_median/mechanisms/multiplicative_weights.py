@@ -149,11 +149,9 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         )
 
     def _sparse_vector(self, params: WeightsParams, table: Table) -> Engine:
-        groups, rows = table.groups_and_rows(params.by)
+        rows = table.bounds_for(params.by).narrow(len(table.public_keys(params.by))).rows
         updates = self._update_count(params, table)
-        return Engine(
-            _step_epsilon(params.epsilon, params.delta, updates), FINE * groups * rows, updates
-        )
+        return Engine(_step_epsilon(params.epsilon, params.delta, updates), FINE * rows, updates)
 
     def event(self, params: WeightsParams, table: Table) -> Event:
         """(epsilon, delta) of the session, or a pure sparse vector with delta 0."""
@@ -206,7 +204,8 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
             raise InvalidInput(
                 f"column {params.by!r} has {len(keys)} public keys; give one number for each, in their order"
             )
-        return CountedSums(params.by, keys, *table.groups_and_rows(params.by))
+        groups, rows_per_group, rows = table.bounds_for(params.by)
+        return CountedSums(params.by, keys, groups, rows_per_group, rows=rows)
 
     def answer(
         self,

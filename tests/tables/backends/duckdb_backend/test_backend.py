@@ -82,6 +82,15 @@ class Unbounded(DuckDBBackend):
             yield answer
 
 
+class Overall(DuckDBBackend):
+    """Bounds a unit's rows in each group, and not in all groups together."""
+
+    name = "overall"
+
+    def answer(self, request: Any, blocks: Any, nonce: int | None = None) -> Any:
+        return super().answer(replace(request, rows=None), blocks, nonce)
+
+
 def loosen(request: Any) -> Any:
     """The same with its last bound one higher."""
     bound = next(name for name in ("rows_per_group", "rows", "groups") if hasattr(request, name))
@@ -139,6 +148,7 @@ BROKEN = [
     *((Unbounded, rule) for rule in BY_NONCE),
     *((bad, rule) for bad in (Forgetful, Careless) for rule in (*BY_NONCE, JOINED)),
     (Careless, backend_bounds.holdout_groups_are_exact),
+    (Overall, backend_bounds.sums_are_bounded),
 ]
 
 

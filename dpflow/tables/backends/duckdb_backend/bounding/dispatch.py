@@ -78,7 +78,8 @@ def bounded_values(
     source: RowSource, truncation: Truncation, value: Value, codes: NumberedColumn
 ) -> tuple[NDArray[np.int64], ...]:
     """Codes, values and multiplicities."""
-    words = _pack_rows(source, truncation, codes)
+    # The sorted form chooses cell by cell; a bound over a unit's cells is for SQL.
+    words = None if truncation.total else _pack_rows(source, truncation, codes)
     if words is not None:
         # Any numbering will do: a unit's number only brings its rows together.
         layout = words if words.units_fit() else words.rank_units()
@@ -86,7 +87,7 @@ def bounded_values(
             lambda: layout.histogram(part for (part,) in _read_words(source, layout))
         )
     # One group needs one aggregate per unit; keyed draws are only in the general form.
-    single = truncation.keys == 1 and truncation.salt is None
+    single = truncation.keys == 1 and truncation.salt is None and truncation.total is None
 
     def query(rows: str, _: bool) -> str:
         if single:

@@ -148,17 +148,16 @@ class UnitGroupCells:
         if truncation.groups is not None:
             starts = run_starts(self.unit)
             selection = choose_members(starts, len(self.unit), truncation.groups, draws)
-        most, counts, sums = truncation.per_group, [], []
+        unit = self.unit[selection]
+        rows: Integers = np.minimum(self.rows[selection], truncation.per_group)
+        most: Integers | int = truncation.per_group
+        if truncation.total is not None:
+            rows = most = limit_total(unit, rows, truncation.total, draws)
+        counts, sums = [], []
         for count, total in zip(self.counts, self.sums, strict=True):
             counts.append(np.minimum(count[selection], most))
             sums.append(rescale_sums(total[selection], count[selection], most, draws))
-        return UnitGroupCells(
-            self.unit[selection],
-            self.code[selection],
-            np.minimum(self.rows[selection], most),
-            tuple(counts),
-            tuple(sums),
-        )
+        return UnitGroupCells(unit, self.code[selection], rows, tuple(counts), tuple(sums))
 
 
 @dataclass(frozen=True)
@@ -279,8 +278,8 @@ class PackedRows:
 
     @property
     def _groups_matter(self) -> bool:
-        """Whether a choice is made among a unit's cells, so that these have to lie side by side."""
-        return self.truncation.groups is not None
+        """Whether a choice is made among all of a unit's cells, so that these have to lie side by side."""
+        return self.truncation.groups is not None or self.truncation.total is not None
 
     def cells_query(self, rows: str) -> str:
         """The cells of a rows query, with the numbers of units as they are, in no order."""
@@ -588,13 +587,36 @@ def _is_large(words: Integers) -> bool:
     return len(words) > LARGE * sorted_runs.CHUNK
 
 
+def limit_total(
+    units: Integers, rows: Integers, total: int, draws: np.random.Generator
+) -> Integers:
+    """Rows that count in each cell where a unit has ``total`` in all: one, and then the unit's cells
+    are filled up in a random order.
+
+    Args:
+        units: the unit of each cell; a unit's cells stand side by side, and are ``total`` at most.
+        rows: how many rows may count in each cell; at least 1.
+    """
+    starts = run_starts(units)
+    runs = number_runs(starts, len(units))
+    order = np.lexsort([draws.random(len(units)), runs])
+    further = rows[order] - 1
+    before = np.cumsum(further) - further
+    sizes = np.diff(starts, append=len(units))
+    spare = total - sizes[runs] - (before - before[starts][runs] if len(starts) else before)
+    kept = np.empty_like(rows)
+    kept[order] = 1 + np.clip(spare, 0, further)
+    return kept
+
+
 def rescale_sums(
-    totals: Integers, counts: Integers, most: int, draws: np.random.Generator
+    totals: Integers, counts: Integers, most: Integers | int, draws: np.random.Generator
 ) -> Integers:
     """Sums of ``counts`` values as those of at most ``most``: that many times the mean, rounded at random without bias."""
     large = np.flatnonzero(counts > most)
     if len(large):
         count = counts[large]
+        most = most if isinstance(most, int) else most[large]
         whole, rest = np.divmod(totals[large], count)
         totals = totals.copy()
         # A uniform of [0, count) before the floor makes the expectation rest * most / count.

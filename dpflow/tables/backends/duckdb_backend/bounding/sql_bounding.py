@@ -105,6 +105,7 @@ class Truncation:
         values: its value columns.
         per_group: rows a unit keeps in one group.
         groups: groups a unit keeps, or None if by plan there are no more.
+        total: rows a unit keeps in all groups together, or None if its other bounds allow no more.
         keys: how many public keys there are (1 without grouping), or None for private ones.
         unit: what a contribution belongs to: ``unit``, or ``unit, part`` where each block is
         protected by itself.
@@ -121,6 +122,7 @@ class Truncation:
     unit: str = "unit, part"
     most_rows: int = MAX_ROWS
     salt: int | None = None
+    total: int | None = None
 
     def random_number(self, *columns: str) -> str:
         """A number from [0, 1) for each unit and part, and each value of further columns."""
@@ -146,7 +148,10 @@ class Truncation:
                 +-2^62 there, once. Clamped twice, the parts' sum would differ from the whole's, and a row that
                 makes parts out of a whole would move it.
         """
-        if self.groups is None:
+        if self.total is not None:
+            sums = self.limit_total(self.sums_query(), self._bound_count("n", self.per_group))
+            cells = self._bound_cells(sums, DUCKDB.column("kept", 1, self.per_group))
+        elif self.groups is None:
             cells = self.cells_query()
         elif self.fit_in_words():
             cells = self.choose_least_words()
@@ -171,19 +176,48 @@ class Truncation:
         """One row per unit and group within the bound on its rows: ``code``, ``n`` rows, per value
         ``m0`` and ``s0`` (above low).
         """
-        bounded = [f"{self._bound_count('n')} AS n"]
+        return self._bound_cells(self.sums_query(), DUCKDB.number(self.per_group))
+
+    def limit_total(self, cells: str, size: Whole) -> str:
+        """Cells of the groups that each unit keeps, and as ``kept`` how many of its rows count in each:
+        one, and then the groups are filled up in a random order until ``total`` rows are used.
+
+        Args:
+            cells: one row per unit and group.
+            size: how many rows may count in a cell; at least 1.
+        """
+        assert self.total is not None
+        window = f"PARTITION BY {self.unit}"
+        ranked = (
+            f"SELECT *, row_number() OVER ({window} ORDER BY r, code) AS rank "
+            f"FROM (SELECT *, {self.random_number('code')} AS r FROM ({cells}))"
+        )
+        if self.groups is not None:
+            ranked = f"SELECT * FROM ({ranked}) WHERE rank <= {self.groups}"
+        further = size - 1
+        earlier = f"{window} ORDER BY rank ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
+        earlier_rows = DUCKDB.sum_rows(further)
+        used = replace(earlier_rows, sql=f"{earlier_rows} OVER ({earlier})")
+        reached = DUCKDB.column(f"count(*) OVER ({window})", 0, MAX_ROWS)
+        spare = DUCKDB.number(self.total) - reached - coalesce(used, 0)
+        kept = (greatest(least(spare, further), 0) + 1).to(BIGINT)
+        return f"SELECT * EXCLUDE (r, rank), {kept} AS kept FROM ({ranked})"
+
+    def _bound_cells(self, cells: str, most: Whole) -> str:
+        """Cells of unbounded sums, each within a bound on its rows."""
+        bounded = [f"{self._bound_count('n', most)} AS n"]
         for i, value in enumerate(self.values):
             if value.optional:
-                bounded.append(f"{self._bound_count(f'm{i}')} AS m{i}")
+                bounded.append(f"{self._bound_count(f'm{i}', most)} AS m{i}")
             total = self._pack_value(i).total(f"s{i}", self.most_rows)
             count = DUCKDB.column(self._count_column(i), 0, self.most_rows)
             random = self.random_number("code", str(i))
-            scaled = _rescale_sum(total, count, value.span, self.per_group, random)
+            scaled = _rescale_sum(total, count, value.span, most, random)
             bounded.append(f"{scaled} AS s{i}")
-        return f"SELECT {self.unit}, code, {', '.join(bounded)} FROM ({self.sums_query()})"
+        return f"SELECT {self.unit}, code, {', '.join(bounded)} FROM ({cells})"
 
-    def _bound_count(self, column: str) -> Whole:
-        return least(DUCKDB.column(column, 0, self.most_rows), self.per_group)
+    def _bound_count(self, column: str, most: Whole | int) -> Whole:
+        return least(DUCKDB.column(column, 0, self.most_rows), most)
 
     def sums_query(self) -> str:
         """The same before it is bounded: all rows of each unit and group."""
@@ -323,7 +357,7 @@ class _Packing:
         return [f"{(word >> self.top).to(BIGINT)} AS n", *counts, f"{low & mask} AS s{i}"]
 
 
-def _rescale_sum(total: Whole, count: Whole, span: int, most: int, random: str) -> Whole:
+def _rescale_sum(total: Whole, count: Whole, span: int, most: Whole, random: str) -> Whole:
     """At most ``most`` times the mean of a cell's values, rounded at random without bias; the bound
     holds in any case.
     """
@@ -333,7 +367,7 @@ def _rescale_sum(total: Whole, count: Whole, span: int, most: int, random: str) 
     scaled = least(total // size, span) * most + rest
     cell_sum = choose([(f"{count} <= {most}", total)], scaled)
     # The random number may be rounded up to the count, so the bound is stated once more.
-    bounded = least(cell_sum, most * span)
+    bounded = least(cell_sum, most * span, most.high * span)
     return bounded.to(DUCKDB.type_of(bounded.low, bounded.high))
 
 
@@ -409,13 +443,17 @@ def collect_values(present: str, truncation: Truncation, *outputs: str) -> str:
         present = place_rows(present, f"{unit}, code", "v0")
     if truncation.salt is not None or most > MOST_PACKED:
         random = truncation.random_number("code", "place")
-        present = _limit_rows(present, f"{unit}, code", most, random, "v0")
-        picked = "list(v0)"
+        present = _limit_rows(present, f"{unit}, code", most, random, "v0", "drawn")
+        picked = "list(v0 ORDER BY drawn)" if truncation.total else "list(v0)"
     else:
         picked = choose_values(most)
     # Groups are chosen last: one in which a unit has no value takes no place.
     columns = ", ".join([unit, "code", *outputs, f"{picked} AS vs"])
     cells = f"SELECT {columns} FROM ({present}) GROUP BY {unit}, code"
+    if truncation.total is not None:
+        # The lists are in the order of their draws, so that each beginning is a random choice.
+        cells = truncation.limit_total(cells, DUCKDB.column("len(vs)", 1, most))
+        return f"SELECT * REPLACE (vs[:kept] AS vs) FROM ({cells})"
     if truncation.groups is None:
         return cells
     random = truncation.random_number("code")
@@ -483,16 +521,20 @@ def number_units(rows: str) -> str:
     )
 
 
-def _limit_rows(query: str, partition: str, most: int, random: str, then: str) -> str:
+def _limit_rows(
+    query: str, partition: str, most: int, random: str, then: str, place: str = ""
+) -> str:
     """At most so many rows of each partition, at random.
 
     Args:
+        place: name of a column with the place of each row in the order of the draws; none if empty.
         then: columns that decide where random numbers are equal. Without them the order of rows
             would, which other units' rows have a part in, and a keyed draw were no function of rows.
     """
     randomized = f"SELECT *, {random} AS r FROM ({query})"
     ranked = f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY r, {then}) AS rank FROM ({randomized})"
-    return f"SELECT * EXCLUDE (r, rank) FROM ({ranked}) WHERE rank <= {most}"
+    kept = f", rank AS {place}" if place else ""
+    return f"SELECT * EXCLUDE (r, rank){kept} FROM ({ranked}) WHERE rank <= {most}"
 
 
 def _saturate(total: Whole) -> Whole:

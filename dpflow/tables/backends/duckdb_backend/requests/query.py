@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import Join, Table
-from dpflow.core.contract.requests import GroupedSums, SortedValues, UnboundedValues
+from dpflow.core.contract.requests import (
+    GroupedSums,
+    SortedValues,
+    UnboundedValues,
+    group_limit,
+)
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.arithmetic import MAX_ROWS, place_from_zero
@@ -207,7 +212,7 @@ class RequestQuery:
         rows = self.select_rows(
             ["keys.code AS code", *outputs], join=self.join_keys(self.column(request.by))
         )
-        return rows, None if len(request.keys) <= request.groups else request.groups
+        return rows, group_limit(request)
 
     def of_block(self, block: str, salt: int) -> RequestQuery:
         """The same of one block, truncated by draws that its rows decide."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import Column
-from dpflow.core.contract.requests import SortedValues, ValueCounts
+from dpflow.core.contract.requests import SortedValues, ValueCounts, row_limit
 from dpflow.tables.access import sql
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import NumberedColumn
@@ -39,7 +39,14 @@ def truncate_request(reading: RequestQuery, request: SortedValues) -> tuple[Trun
     rows, groups = reading.in_groups(request, [output])
     size, unit = len(request.keys), reading.protected_columns
     return Truncation(
-        rows, (value,), request.rows_per_group, groups, size, unit, salt=reading.salt
+        rows,
+        (value,),
+        request.rows_per_group,
+        groups,
+        size,
+        unit,
+        salt=reading.salt,
+        total=row_limit(request),
     ), value
 
 

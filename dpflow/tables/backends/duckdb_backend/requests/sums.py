@@ -7,7 +7,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.requests import GroupedSums, Groups, spread_groups
+from dpflow.core.contract.requests import (
+    GroupedSums,
+    Groups,
+    group_limit,
+    row_limit,
+    spread_groups,
+)
 from dpflow.tables.access import sql
 from dpflow.tables.access.arithmetic import DUCKDB
 from dpflow.tables.access.sandbox import as_int64
@@ -67,16 +73,15 @@ def truncate_request(
         rows = reading.select_rows([f"{code} AS code", *outputs], where=[f"{by.sql} IS NOT NULL"])
     else:
         rows = reading.select_rows(["keys.code AS code", *outputs], join=reading.join_keys(by))
-    # Nobody can reach more groups than there are, so there is nothing to choose.
-    groups = None if size is not None and size <= request.groups else request.groups
     return Truncation(
         rows,
         tuple(values),
         request.rows_per_group,
-        groups,
+        group_limit(request),
         size,
         reading.protected_columns,
         salt=reading.salt,
+        total=row_limit(request),
     )
 
 

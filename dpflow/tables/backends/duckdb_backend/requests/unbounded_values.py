@@ -32,6 +32,7 @@ from dpflow.core.contract.requests import (
     OpenColumn,
     PublicSize,
     UnboundedValues,
+    row_limit,
 )
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.arithmetic import (
@@ -89,6 +90,7 @@ def statement(reading: RequestQuery, request: UnboundedValues) -> str:
         len(request.keys),
         reading.protected_columns,
         salt=reading.salt,
+        total=row_limit(request),
     )
     return keep(truncation, reading.has_unique_units(), doubles=not sql.has_exact_integers(column))
 

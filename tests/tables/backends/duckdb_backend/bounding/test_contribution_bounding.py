@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpflow.core.contract.declaration import Column, Table
-from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues
+from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, UnboundedValues
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
@@ -55,6 +55,33 @@ def test_a_heavy_unit_moves_sums_by_its_limits_only(make: Any, groups: int, rows
     assert answer.sums["v"].sum() == 5 + 9 * groups * rows
     assert answer.units.sum() == 5 + groups
     assert answer.rows.max() <= 5 + rows
+
+
+@pytest.mark.parametrize(
+    ("groups", "rows", "total"), [(2, 3, 4), (3, 7, 20), (2, 1500, 2000), (3, 3, 2)]
+)
+def test_a_heavy_unit_has_its_rows_in_all_groups_together(
+    make: Any, groups: int, rows: int, total: int
+) -> None:
+    """Ten thousand rows count as ``total``, some in each of the groups, in sums as in values."""
+    private, keys = make(HEAVY), ("a", "b", "c", "d")
+    by_key = np.zeros(3)
+    for _ in range(40):
+        request = GroupedSums("k", keys, groups, rows, (("v", 0),), rows=total)
+        answer = private.answer(request, ())
+        assert answer.rows.sum() == 5 + total and answer.sums["v"].sum() == 5 + 9 * total
+        assert answer.units.sum() == 5 + min(groups, total)
+        assert (answer.rows - [5, 0, 0, 0]).max() <= rows
+        by_key += (answer.rows - [5, 0, 0, 0])[:3]
+        if groups != 3:
+            break
+    # The order in which groups are filled up is fair; in 40 turns no key is far from its third.
+    assert groups != 3 or total == 2 or by_key.min() > 0.8 * by_key.mean()
+    values = private.answer(SortedValues("v", rows, "k", keys, groups, total), ())
+    assert values.counts.sum() == 5 + total
+    assert values.counts[values.values == 9].max() <= rows
+    with private.open_answer(UnboundedValues("v", "k", keys, groups, rows, total), ()) as column:
+        assert column.rows.sum() == 5 + total and column.rows.max() <= 5 + rows
 
 
 def test_unknown_and_null_keys_take_no_room(make: Any) -> None:
