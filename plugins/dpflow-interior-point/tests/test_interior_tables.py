@@ -18,6 +18,7 @@ import duckdb
 import numpy as np
 import pytest
 import yaml
+from dpflow_interior_point.building_blocks.row_counts import LARGEST_ALPHA
 from dpflow_interior_point.building_blocks.stage_costs import RowCounts
 from dpflow_interior_point.mechanisms.interior_point import (
     ApproximateMedian,
@@ -533,3 +534,28 @@ def test_the_plan_says_how_many_rows_it_needs() -> None:
     assert 900 < rows < 1300
     assert Fraction(plan.privacy_cost()[0]) == 1
     assert isinstance(Registry.load().find_mechanism("approximate_median").citation, str)
+
+
+def test_why_an_alpha_is_what_it_is() -> None:
+    """What is said of it is true: at a larger number of rows it is smaller only if the rows decide."""
+    table = Table.model_validate(
+        {
+            "name": "visits",
+            "database": "visits.duckdb",
+            "privacy_unit": {"column": "person"},
+            "contribution_bounds": {"rows": 1},
+            "columns": {"person": {}, "cost": {}},
+        }
+    )
+    for epsilon in ("0.1", "1", "10"):
+        params = ApproximateMedianParams.model_validate(
+            {"column": "cost", "epsilon": epsilon, "delta": "1e-6"}
+        )
+        method = Method.from_params(params, table, size_is_public=True)
+        for size in (100, 72_000, 719_500):
+            alpha, why = method.alpha_for(size), method.explain_alpha(size)
+            assert ("at any number of rows" in why) == (
+                alpha < LARGEST_ALPHA and method.alpha_for(10**9) == alpha
+            )
+            assert why.startswith("the largest") == (alpha == LARGEST_ALPHA)
+            assert (str(size) in why) == ("at any number" not in why)
