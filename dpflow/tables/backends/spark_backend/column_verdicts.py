@@ -138,7 +138,7 @@ def spread_codes(missing: int, bad: int, size: int) -> NDArray[np.int64]:
 
 
 def _fold_fields(source: OpenSource) -> dict[str, Field]:
-    fields = read_fields(source.connection, source.rows)
+    fields = read_fields(source.connection, source.states[""])
     return {name.casefold(): field for name, field in fields.items()}
 
 

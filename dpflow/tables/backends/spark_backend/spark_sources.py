@@ -21,6 +21,7 @@ from dpflow.core.contract.spark_source import SparkSource, is_folder
 from dpflow.errors import PlanRefused, TableBusy, TableUnreadable
 from dpflow.tables.backends.spark_backend.spark_columns import quote_name
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection, read_condition
+from dpflow.tables.backends.spark_backend.verified_columns import find_verified
 
 #: Folders of table formats, which say what of the other files counts.
 _LOGS = {"_delta_log": "delta", "metadata": "iceberg", ".hoodie": "hudi"}
@@ -38,6 +39,7 @@ class SourceState:
         find_identity: what differs when these rows may differ, as of now.
         identity: the same when it was opened.
         location: the folder.
+        verified: columns of which the server read every value in this state.
         list_files: what tells its files of rows from all others, wherever links lead: name, time and length.
     """
 
@@ -46,6 +48,7 @@ class SourceState:
     identity: bytes
     location: str
     list_files: Callable[[], frozenset[tuple[str, int, int]]]
+    verified: frozenset[str] = frozenset()
 
 
 def open_state(connection: SparkConnection, source: SparkSource) -> SourceState:
@@ -60,7 +63,9 @@ def open_state(connection: SparkConnection, source: SparkSource) -> SourceState:
     else:
         rows, find_identity, location = finder.open_catalogue_table(source.table)
     list_files = partial(finder.list_row_files, location)
-    return SourceState(rows, find_identity, find_identity(), location, list_files)
+    identity = find_identity()
+    verified = find_verified(connection, source, identity)
+    return SourceState(rows, find_identity, identity, location, list_files, verified)
 
 
 class _Finder:
