@@ -36,7 +36,7 @@ class Plugin(BasePlugin):
     """Stores private answers; made by dbt-duckdb from ``plugins: [{module: dpflow_dbt}]``.
 
     Its ``config`` in ``profiles.yml`` may name the ``ledger``, the ``tables`` (declarations) and the
-    ``folder`` in which the search for ``dpflow.yml`` begins; the dbt project's own if left out.
+    ``folder`` in which the search for ``dpflow.yml`` begins; the folder where dbt runs if left out.
     """
 
     def initialize(self, plugin_config: dict[str, Any]) -> None:
