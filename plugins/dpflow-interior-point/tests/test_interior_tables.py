@@ -138,21 +138,28 @@ def test_every_private_system_answers_by_name(world: World) -> None:
 def test_the_front_door_finds_the_median_without_bounds(
     world: World, kind: str, value: str
 ) -> None:
-    """`median` on an undeclared range plans approximate_median, says why and how many rows it
-    needs, and answers as it does.
+    """`median` that must be certain plans approximate_median, says why and how many rows it needs, and
+    answers as it does.
     """
     world.fill(
         f"CREATE TABLE visits AS SELECT i AS person, CAST({value} AS {kind}) AS cost FROM range(6000) t(i)"
     )
     table = world.declare(columns={"cost": {}})
     plan = api.plan(
-        "median", table, name="m", scope="visits", column="cost", epsilon=2, delta="1e-6"
+        "median",
+        table,
+        name="m",
+        scope="visits",
+        column="cost",
+        epsilon=2,
+        delta="1e-6",
+        certain=True,
     )
     described = plan.describe()
     assert described["mechanism"].startswith("approximate_median")
-    assert "declares no bounds" in described["note"]
+    assert "certain: true was asked for" in described["note"]
     assert re.search(r"about \d+ rows are needed", described["note"])
-    found = world.release("median")
+    found = world.release("median", certain=True)
     assert found["", "status"] in ("ok", "ok_atom")
     with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
         inside = f"CAST('{found['', 'median']}' AS {kind}) BETWEEN quantile_disc(cost, 0.25) AND quantile_disc(cost, 0.75)"
@@ -318,8 +325,8 @@ def test_rows_that_are_left_out_are_not_counted(
     ledger.grant(
         "replace", 100, "1e-2", filter="basic", table=table, principal="owner", confirm_large=True
     )
-    for mechanism in ("median", "approximate_median"):
-        params = {"column": "cost", "epsilon": 2, "delta": "1e-6"}
+    for mechanism, more in (("median", {"certain": True}), ("approximate_median", {})):
+        params = {"column": "cost", "epsilon": 2, "delta": "1e-6"} | more
         plan = api.plan(mechanism, table, name=mechanism, scope="replace", where=where, **params)
         found = {row.measure: row.value for row in api.release(plan, ledger).result.rows}
         assert 600 <= found["median"] <= 1800
