@@ -222,7 +222,7 @@ def _check_table(
 ) -> _Checked:
     if not isinstance(plan.mechanism, Mechanism):
         raise PlanRefused(
-            f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session"
+            f"{plan.mechanism.name} is a session, not a release; open it with dpflow ask, a gate, or dpflow.open_session"
         )
     check_scope(plan, ledger)
     private = PrivateTable(
