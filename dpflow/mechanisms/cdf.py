@@ -69,6 +69,8 @@ SEARCHING = Fraction(2, 5)  #: of epsilon, for the search
 MOST_LEVELS, MOST_CELLS = 7, 4096
 #: The remark of a quantile that no released count bounds on one side.
 NO_END = "no bound: the rows beyond the outermost edge may hold it"
+#: The remark of a quantile whose interval supports no value.
+ONLY_A_BOUND = "no value: only a bound is known"
 DOUBLINGS = 12  #: of the width of cells beyond the outermost points
 #: Years 1 to 9999, in days and in microseconds since 1970-01-01: what a text can write.
 _TIMES = {
@@ -407,8 +409,13 @@ def _search_range(column: Column, answer: OpenColumn, time: str) -> tuple[float,
 
 def _quantile_rows(distribution: Distribution, p: Fraction) -> list[Row]:
     estimate = distribution.quantile(p)
-    nothing = estimate.low is None and estimate.high is None
-    rows = [Row("", f"quantile {p}", estimate.value, remark=NO_INFORMATION if nothing else "")]
+    if estimate.value is not None:
+        low, high = distribution.rank_of(estimate.value)
+        remark = f"its rank is between {100 * low:.3g} % and {100 * high:.3g} % of the rows"
+    else:
+        nothing = estimate.low is None and estimate.high is None
+        remark = NO_INFORMATION if nothing else ONLY_A_BOUND
+    rows = [Row("", f"quantile {p}", estimate.value, remark=remark)]
     for end, value in (("at least", estimate.low), ("at most", estimate.high)):
         rows.append(Row("", f"quantile {p} {end}", value, remark=NO_END if value is None else ""))
     return rows
