@@ -20,7 +20,13 @@ from dpflow.engine import (
     release_all,
 )
 from dpflow.engine.releases.republish import read_settled
-from dpflow.engine.releases.result_table import make_table, require_file_kind, write_tables
+from dpflow.engine.releases.result_table import (
+    PRINTED,
+    list_printed_rows,
+    make_table,
+    require_file_kind,
+    write_tables,
+)
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
@@ -90,8 +96,7 @@ def _show_receipt(receipt: Receipt) -> None:
 
 
 def _print_result(title: str, result: Result) -> None:
-    rows = ((r.key, r.measure, r.value, r.half_width_95, r.remark) for r in result.rows)
-    show_table(title, ("key", "measure", "value", "95 % half-width", "remark"), rows)
+    show_table(title, PRINTED, list_printed_rows(result))
     # A document has no rows: it is shown as the JSON that it is.
     if result.document:
         show_json(dict(result.document))

@@ -54,7 +54,7 @@ from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.distribution import DOCUMENT, SHARE_BELOW, Distribution
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import CellGrid, OpenColumn, UnboundedValues
-from dpflow.core.contract.results import NO_INFORMATION, ErrorBound, Result, Row
+from dpflow.core.contract.results import NO_INFORMATION, ErrorBound, Result, Row, ValueRange
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import FAILURE, require_scale
@@ -225,6 +225,10 @@ class Cdf(Mechanism[CdfParams]):
             for key, share, half in edge_shares
         ]
         return Result((*quantiles, *below), {DOCUMENT: about})
+
+    def value_ranges(self, params: CdfParams, table: Table) -> dict[str, ValueRange]:
+        """Shares are between 0 and 1."""
+        return {SHARE_BELOW: ValueRange(0, 1)}
 
     def error_bound(self, params: CdfParams, table: Table) -> ErrorBound:
         """What a share below an edge is off by, for some numbers of rows, all edges at once."""

@@ -28,7 +28,7 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
         f"WHERE release = of_release AND mechanism = '{MECHANISM}'"
     )
     edges = (
-        f"WITH e AS MATERIALIZED (SELECT {_number('group_key')} AS k, value AS v, half_width_95 AS h, "
+        f"WITH e AS MATERIALIZED (SELECT {_number('group_key')} AS k, raw_value AS v, half_width_95 AS h, "
         f"{_is_exact('group_key', 'k')} AS exact FROM {name} WHERE measure = '{SHARE_BELOW}' AND mechanism = '{MECHANISM}' "
         f"AND (release_id = of_release OR release_id = ({latest})))"
     )

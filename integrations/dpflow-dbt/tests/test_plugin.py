@@ -104,7 +104,7 @@ def test_a_model_is_charged_once_for_its_id_and_its_query(project: Project) -> N
     first = project.store()
     assert [row[0] for row in first] == ["Oslo", "Rome"]
     names = [one[0] for one in project.published.execute('FROM main."a b" LIMIT 0').description]
-    assert names[:4] == ["city", "n", "n_low", "n_high"]
+    assert names[:4] == ["city", "n", "n_noise_low", "n_noise_high"]
     assert names[4] == 'Mean "age' and names[-1] == "released_at"
     spelling = MODEL.lower().replace('"mean ""age"', '"Mean ""age"') + " limit 2"
     for sql, options in ((MODEL, {}), (spelling, {}), (MODEL, {"epsilon": "0.25"})):
