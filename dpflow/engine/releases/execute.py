@@ -28,9 +28,10 @@ from dpflow.core.contract.results import NONE, UNLIMITED, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.releases.certificates import CERTIFICATES, SHIPPED, list_certifiers
-from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.plan import Plan, fit_plan
 from dpflow.engine.releases.result_table import ResultTable, make_table
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger, ReleaseCharge, ReleaseRecord, Reservation, Scope
@@ -174,6 +175,8 @@ def release_all(
         DpflowError: as `release`. Before the first receipt nothing was charged, unless the error
         is retryable.
     """
+    filters = ScopeFilters(ledger)
+    planned = [(fit_plan(plan, registry, filters), run) for plan, run in planned]
     if not planned:
         return
     with ExitStack() as open_tables:
