@@ -35,7 +35,7 @@ class Released:
     what the query computes.
 
     ``noisy``: it, or the choice of its row, depends on noise. ``clipped``: value or interval reached
-    outside the range.
+    outside the range. ``raw_value``: as it was computed, for sums over rows.
     """
 
     value: Any
@@ -43,6 +43,7 @@ class Released:
     high: float | None = None
     noisy: bool = False
     clipped: bool = False
+    raw_value: Any = None
 
 
 #: What is said of a column's noise: it has none, intervals hold it, or no sound rule covers it.
@@ -127,23 +128,26 @@ class SqlAnswer:
         """Rows without intervals."""
         return [tuple(cell.value for cell in row) for row in self.values]
 
-    def list_columns(self, intervals: bool = False) -> list[tuple[str, str, list[Any]]]:
+    def list_columns(
+        self, intervals: bool = False, raw: bool = False
+    ) -> list[tuple[str, str, list[Any]]]:
         """Names, types and values; with ``_noise_low`` and ``_noise_high`` beside each column that has
-        an interval, if asked for.
+        an interval, and ``_raw_value`` beside each noisy number, if asked for.
         """
         listed = []
         for position, column in enumerate(self.columns):
             cells = [row[position] for row in self.values]
             values = [cell.value for cell in cells]
             if column.kind == "DOUBLE":
-                values = [None if value is None else float(value) for value in values]
+                values = list(map(_as_float, values))
             listed.append((column.name, column.kind, values))
+            beside: list[tuple[str, list[Any]]] = []
             if intervals and column.confidence is not None:
-                for end, values in (
-                    ("low", [cell.low for cell in cells]),
-                    ("high", [cell.high for cell in cells]),
-                ):
-                    listed.append((f"{column.name}_noise_{end}", "DOUBLE", values))
+                beside += [("noise_low", [cell.low for cell in cells])]
+                beside += [("noise_high", [cell.high for cell in cells])]
+            if raw and column.interval != "exact" and column.kind in ("BIGINT", "DOUBLE"):
+                beside += [("raw_value", [_as_float(cell.raw_value) for cell in cells])]
+            listed += [(f"{column.name}_{name}", "DOUBLE", of_rows) for name, of_rows in beside]
         return listed
 
     def to_pandas(self, intervals: bool = False) -> pandas.DataFrame:
@@ -267,6 +271,10 @@ class SqlAnswer:
         return write_html(f"{self.describe()}; protects {self.protects}", heads, lines)
 
 
+def _as_float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
 def _plain_values(values: Sequence[Any]) -> list[Any]:
     """Values as frames take them: maps and lists are JSON."""
     return [json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v for v in values]
@@ -359,7 +367,7 @@ def _clip_value(
     if not isinstance(value, int | float):
         return Released(value, noisy=noisy)
     number = clip_number(value, span, limits)
-    return Released(number.value, number.noise_low, number.noise_high, noisy, number.clipped)
+    return Released(number.value, number.noise_low, number.noise_high, noisy, number.clipped, value)
 
 
 def run_query(tables: Sequence[ReleasedTable], query: SplitQuery) -> QueryResult:

@@ -73,6 +73,7 @@ def test_a_run_pays_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ("n", "BIGINT"),
         ("n_noise_low", "DOUBLE"),
         ("n_noise_high", "DOUBLE"),
+        ("n_raw_value", "DOUBLE"),
         ("middle", "BIGINT"),
         ("block", "VARCHAR"),
         ("run", "VARCHAR"),
