@@ -35,7 +35,7 @@ class Released:
     what the query computes.
 
     ``noisy``: it, or the choice of its row, depends on noise. ``clipped``: value or interval reached
-    outside the range. ``raw_value``: as it was computed, for sums over rows.
+    outside the range. ``raw_value`` and ``raw_span``: both as they were computed, for sums over rows.
     """
 
     value: Any
@@ -44,6 +44,7 @@ class Released:
     noisy: bool = False
     clipped: bool = False
     raw_value: Any = None
+    raw_span: tuple[float, float] | None = None
 
 
 #: What is said of a column's noise: it has none, intervals hold it, or no sound rule covers it.
@@ -364,10 +365,11 @@ def compute_answer(
 def _clip_value(
     value: Any, span: tuple[float, float] | None, limits: ValueRange, noisy: bool
 ) -> Released:
-    if not isinstance(value, int | float):
-        return Released(value, noisy=noisy)
-    number = clip_number(value, span, limits)
-    return Released(number.value, number.noise_low, number.noise_high, noisy, number.clipped, value)
+    number = clip_number(value, span, limits) if isinstance(value, int | float) else None
+    if number is None:
+        return Released(value, None, None, noisy, False, value)
+    low, high = number.noise_low, number.noise_high
+    return Released(number.value, low, high, noisy, number.clipped, value, span)
 
 
 def run_query(tables: Sequence[ReleasedTable], query: SplitQuery) -> QueryResult:
