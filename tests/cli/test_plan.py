@@ -98,7 +98,11 @@ def test_a_supposed_grant_says_which_noise_is_forecast(tiny: Tiny, plan: Run) ->
     """Of a release file and of a query: Laplace under basic, whose delta stays 0; Gaussian under renyi."""
     tiny.declare(
         columns={
-            "city": {"groups": 60, "public_keys": [f"c{n}" for n in range(60)]},
+            "city": {
+                "groups": 60,
+                "rows_per_group": 1,
+                "public_keys": [f"c{n}" for n in range(60)],
+            },
             "age": {"lower": 0, "upper": 120},
         },
         contribution_bounds={"rows": 60},

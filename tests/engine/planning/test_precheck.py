@@ -30,7 +30,7 @@ def test_noise_that_is_left_to_choose_is_what_the_scope_can_pay(tiny: Tiny, mech
     write; ``auto`` takes Laplace noise at every door, whether or not the plan knew the ledger.
     """
     given, delta = CHOOSING[mechanism]
-    cities: dict[str, Any] = {"groups": 60}
+    cities: dict[str, Any] = {"groups": 60, "rows_per_group": 1}
     if not mechanism.startswith("private"):
         cities["public_keys"] = [f"c{n}" for n in range(60)]
     tiny.declare(
@@ -60,7 +60,9 @@ def test_noise_that_is_left_to_choose_is_what_the_scope_can_pay(tiny: Tiny, mech
 def test_a_scope_that_holds_gaussian_noise_gets_it(tiny: Tiny) -> None:
     """Control: under renyi the better noise is chosen as before, unless a scope above is basic."""
     tiny.declare(
-        columns={"city": {"groups": 60, "public_keys": [f"c{n}" for n in range(60)]}},
+        columns={
+            "city": {"groups": 60, "rows_per_group": 1, "public_keys": [f"c{n}" for n in range(60)]}
+        },
         contribution_bounds={"rows": 60},
     )
     ledger = Ledger(tiny.ledger)

@@ -269,7 +269,10 @@ def test_every_scope_pays_a_search(world: Tiny) -> None:
     """
     params = {"column": "age", "by": "city", "epsilon": "0.2"}
     world.declare(
-        columns=OPEN | {"city": {"public_keys": [f"c{n}" for n in range(60)], "groups": 60}},
+        columns=OPEN
+        | {
+            "city": {"public_keys": [f"c{n}" for n in range(60)], "groups": 60, "rows_per_group": 1}
+        },
         contribution_bounds={"rows": 60},
     )
     request = SEARCH | {"params": params | {"delta": "1e-7"}}

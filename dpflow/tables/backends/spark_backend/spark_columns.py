@@ -28,6 +28,7 @@ from dpflow.tables.access.arithmetic import (
     spark_decimal_units,
     sum_parities,
 )
+from dpflow.tables.access.parquet_texts import name_text_type
 from dpflow.tables.access.sql import Field
 
 #: Spark's types by their names, as the kinds that the declared language knows.
@@ -76,11 +77,7 @@ def name_type(column: Any) -> str:
     """The name of the type of a column of Spark's schema. That of a text which Spark does not compare as
     bytes is in its metadata, where a reader takes it for a plain one.
     """
-    declared = str(column.metadata.get("__CHAR_VARCHAR_TYPE_STRING", ""))
-    if declared.startswith("char("):
-        return declared
-    kind = str(column.dataType.simpleString())
-    return f"collated {kind}" if "__COLLATIONS" in column.metadata else kind
+    return name_text_type(column.metadata) or str(column.dataType.simpleString())
 
 
 def describe_field(name: str, kind: str) -> Field:

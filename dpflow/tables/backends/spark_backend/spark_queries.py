@@ -348,7 +348,11 @@ def read_fields(connection: SparkConnection, state: SourceState) -> dict[str, Fi
     if connection.is_apache_spark:
         return fields
     stored = connection.find_stored_types(state.rows, [quote_name(name) for name in fields])
-    return {name: find_misread(field, kind) for (name, field), kind in zip(fields.items(), stored)}
+    fields = {
+        name: find_misread(field, kind) for (name, field), kind in zip(fields.items(), stored)
+    }
+    texts = state.text_types
+    return fields | {name: describe_field(name, texts[name]) for name in texts if name in fields}
 
 
 def check_query(reading: SparkQuery, rows: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -432,3 +433,38 @@ def test_canaries_find_what_they_are_asked_for(
             {"SparkRenderer": SparkRenderer}.get(owner, spark_columns), attribute, fault
         )
         assert not canaries.CANARIES[name](connection)
+
+
+def test_texts_that_only_spark_knows_to_compare_are_refused_on_another_server(
+    spark_server: str, tmp_path: Path
+) -> None:
+    """Sail takes a collated text and a padded one of Spark's files for plain ones. Columns that nobody
+    reads stand in no way.
+    """
+    fields = [
+        {"name": "u", "type": "string", "metadata": {"__COLLATIONS": {"u": "spark.UTF8_LCASE"}}},
+        {"name": "c", "type": "string", "metadata": {"__CHAR_VARCHAR_TYPE_STRING": "char(4)"}},
+        {"name": "p", "type": "string", "metadata": {}},
+    ]
+    note = {"org.apache.spark.sql.parquet.row.metadata": json.dumps({"fields": fields})}
+    rows = pa.table({"u": ["P7", "p7"], "c": ["a   ", "b   "], "p": ["1", "2"]})
+    (tmp_path / "a b").mkdir()
+    pq.write_table(rows.replace_schema_metadata(note), tmp_path / "a b" / "part-0.parquet")
+
+    def declare_unit(column: str, **fields: Any) -> PrivateTable:
+        given = {
+            "name": "visits",
+            "source": declare_source(spark_server, tmp_path / "a b"),
+            "privacy_unit": {"column": column},
+            "contribution_bounds": {"rows": 3},
+            "columns": {},
+        }
+        return PrivateTable(Table.model_validate(given | fields))
+
+    assert "'u' is a COLLATED STRING and cannot be a unit on Spark" in str(
+        refusal(declare_unit("u"))
+    )
+    assert "'c' is a CHAR(4) and cannot be a unit on Spark" in str(refusal(declare_unit("c")))
+    grouped = declare_unit("p", columns={"c": {"public_keys": ["a"]}})
+    assert "'c' is a CHAR(4)" in str(refusal(grouped, GroupedSums("c", ("a",))))
+    declare_unit("p").check_request(GroupedSums())
