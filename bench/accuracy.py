@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from bench.events import make
 from bench.tables import CLAMPED, ROWS, table
 from bench.timing import show
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable

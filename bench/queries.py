@@ -12,8 +12,9 @@ from pathlib import Path
 
 from bench.timing import show
 from dpflow.analyst_sql.query_plan import plan_sql
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import ContributionBounds
-from dpflow.core.contract.declaration import Column, PrivacyUnit, Table
+from dpflow.core.contract.declaration import PrivacyUnit, Table
 from dpflow.core.toolbox import aggregate
 from dpflow.engine.releases.plan import make_plan
 from dpflow.registry import Registry

@@ -107,14 +107,16 @@ def default_text(field: Any) -> str:
 def declaration_models() -> list[type[BaseModel]]:
     """The models of a declaration, outermost first."""
     from dpflow.core.contract import declaration as d
-    from dpflow.core.contract.contribution import ContributionBounds
+    from dpflow.core.contract.columns import Column
+    from dpflow.core.contract.contribution import ContributionBounds, PeriodLimits
     from dpflow.core.contract.spark_source import SparkSource
 
     return [
         d.Table,
         d.PrivacyUnit,
         ContributionBounds,
-        d.Column,
+        Column,
+        PeriodLimits,
         d.Join,
         SparkSource,
         d.RequiredCertificates,

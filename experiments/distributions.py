@@ -76,9 +76,7 @@ def ask_cdf(values: Values, epsilon: Fraction, source: Source, table: Table = TA
     params = mechanism.Params.model_validate({"column": "x", "epsilon": str(epsilon)})
     column = kind((values.astype(float),), len(values))
     found = Distribution.from_result(mechanism.draw(params, table, column, source))
-    answers = map(found.quantile, DECILES)
-    # Where only a bound is known, that is the best guess.
-    return [float(next((x for x in (a.value, a.low, a.high) if x is not None), 0)) for a in answers]
+    return [float(found.quantile(p).value or 0) for p in DECILES]
 
 
 def ask_cdf_in_range(values: Values, epsilon: Fraction, source: Source) -> list[float]:

@@ -205,11 +205,7 @@ def deciles(result: Result, connection: duckdb.DuckDBPyConnection) -> float:
     found = Distribution.from_result(result)
     errors = []
     for p in np.arange(1, 10) / 10:
-        answer = found.quantile(float(p)).value
-        if answer is None:
-            errors.append(max(p, 1 - p))
-            continue
-        value = float(answer)
+        value = float(found.quantile(float(p)).value)
         low, high = (
             np.searchsorted(values, value, side) / len(values) for side in ("left", "right")
         )

@@ -10,13 +10,9 @@ from typing import Any
 from sqlglot import exp, parse_one
 
 from dpflow.analyst_sql.query_plan import plan_sql
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import ContributionBounds
-from dpflow.core.contract.declaration import (
-    Column,
-    Join,
-    PrivacyUnit,
-    Table,
-)
+from dpflow.core.contract.declaration import Join, PrivacyUnit, Table
 from dpflow.errors import SqlRefused
 from dpflow.registry import Registry
 

@@ -19,6 +19,7 @@ from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate, join_cond
 from dpflow.analyst_sql.source_text import Refusal, refusal_of
 from dpflow.analyst_sql.value_columns import declare_value
 from dpflow.core.accounting.amounts import exact_text
+from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.engine.releases.plan import Plan, make_plan
@@ -237,6 +238,7 @@ def price_parts(
     registry: Registry,
     revision: int = 1,
     asker: str = "",
+    bounds: RequestedBounds | None = None,
 ) -> list[PartPlan]:
     """Plans of all parts, which divide the price by how many aggregates each has. Raises `Refusal`."""
     plans = []
@@ -265,7 +267,7 @@ def price_parts(
             cost["min_units"] = price.min_units
         if price.noise != "auto" and part.mechanism in ("aggregates", "private_aggregates"):
             cost["noise"] = price.noise
-        plans.append(plan_part(part, cost, scope, registry, revision, asker))
+        plans.append(plan_part(part, cost, scope, registry, revision, asker, bounds))
     return plans
 
 
@@ -283,6 +285,7 @@ def plan_part(
     registry: Registry,
     revision: int,
     asker: str = "",
+    bounds: RequestedBounds | None = None,
 ) -> PartPlan:
     """The plan of one part at a cost. Raises `Refusal`."""
     query = part.queries[0]
@@ -295,6 +298,7 @@ def plan_part(
             params={**part.params, **cost},
             blocks=query.blocks,
             where=part.where,
+            contribution_bounds=bounds,
             revision=revision,
         )
         return PartPlan(part, make_plan(request, registry, part.table))

@@ -16,7 +16,9 @@ from dpflow.analyst_sql.query_parts import Price
 from dpflow.analyst_sql.source_text import OPTIONS, add_option
 from dpflow.catalogue import find_catalogue
 from dpflow.core.accounting.amounts import Delta, Epsilon, parse_exact
+from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidAmount, InvalidInput, UnknownName
 from dpflow.tables.access.declarations import load_table
 
@@ -48,6 +50,7 @@ class Settings:
         blocks: those that options name.
         revision: None: any stored answer may serve, and a new one is the first.
         name: of the view in the published file; None: none is made.
+        bounds: contribution bounds of this query, in place of the declared ones.
         asker: whose stored answers may serve, such as a dbt model's; empty: those of all people.
     """
 
@@ -61,6 +64,7 @@ class Settings:
     min_units: int
     noise: str = "auto"
     asker: str = ""
+    bounds: RequestedBounds | None = None
 
     def price(self, epsilon: Fraction) -> Price:
         """What may be spent."""
@@ -119,7 +123,19 @@ def read_settings(options: Mapping[str, str], folder: Path | None = None) -> Set
         options.get("name"),
         _read_whole(options, "min_units") or 1,
         _read_noise(options),
+        bounds=_read_bounds(options),
     )
+
+
+def _read_bounds(options: Mapping[str, str]) -> RequestedBounds | None:
+    names = {"groups": "groups", "rows_per_group": "rows_per_group", "rows_per_unit": "rows"}
+    requested = {field: _read_whole(options, name) for name, field in names.items()}
+    if not any(requested.values()):
+        return None
+    try:
+        return RequestedBounds.model_validate(requested)
+    except ValidationError as error:
+        raise InvalidInput(f"bounds of this query: {describe_problems(error)}") from None
 
 
 def _read_noise(options: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NoReturn
 
-from sqlglot import exp
+from sqlglot import TokenType, exp, tokenize
 from sqlglot.errors import SqlglotError
 
 from dpflow.errors import InvalidInput, PlanRefused, SqlRefused
@@ -24,13 +24,10 @@ MOST_TEXT = 20_000
 #: Options that a leading comment may give.
 OPTIONS = (
     *("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "name", "min_units"),
-    "noise",
+    *("noise", "groups", "rows_per_group", "rows_per_unit"),
 )
-
-_COMMENT = re.compile(r"\s*--[ \t]*dp:(?P<options>[^\n]*)", re.IGNORECASE)
-_BLANK = re.compile(r"\s+|--[^\n]*|/\*.*?\*/", re.DOTALL)
-_EXPLAIN = re.compile(r"explain\b(?P<analyze>\s+analyze\b)?", re.IGNORECASE)
-_OPTION = re.compile(r"\s*(?P<name>\w+)\s*=\s*(?P<value>'[^']*'|[^,\s]+)\s*")
+#: What a comment with options begins with.
+_MARK = "dp:"
 
 
 class Refusal(Exception):
@@ -174,19 +171,44 @@ def read_source(text: str) -> SourceText:
             nearest=None,
         )
     options: dict[str, str] = {}
-    rest, start = text, 0
+    rest, words = text, []
+    # The tokenizer takes what stands behind EXPLAIN for one text, so it is read again without it.
+    for word in ("explain", "analyze"):
+        tokens = _tokenize(rest, text)
+        if tokens and tokens[0].text.casefold() == word:
+            words.append(word)
+            rest = _blank(rest, tokens[0].start, tokens[0].end + 1)
+        else:
+            break
+    tokens = _tokenize(rest, text)
+    start, before = 0, rest[: tokens[0].start if tokens else 0]
     # Options may stand below a title: ignored ones would charge another scope than they name.
-    while match := _COMMENT.match(rest, start) or _BLANK.match(rest, start):
-        if match.re is _COMMENT:
-            for name, value in _parse_options(match["options"]):
+    for comment in tokens[0].comments if tokens else ():
+        start = before.find(comment, start)
+        # A comment behind the first word belongs to it as well.
+        if start < 0:
+            break
+        end = start + len(comment)
+        if comment.lstrip().casefold().startswith(_MARK):
+            for name, value in _parse_options(comment.lstrip()[len(_MARK) :]):
                 add_option(options, name, value, "the query's comment")
-            rest = _blank(rest, start, match.end())
-        start = match.end()
-    explain = False
-    if match := _EXPLAIN.match(rest, start):
-        explain = match["analyze"] is None
-        rest = _blank(rest, match.start(), match.end())
-    return SourceText(text, rest, options, explain)
+            is_block = before[start - 2 : start] == "/*"
+            rest = _blank(rest, start - 2, end + 2 * is_block)
+        start = end
+    return SourceText(text, rest, options, words == ["explain"])
+
+
+def _tokenize(text: str, written: str) -> list[Any]:
+    """sqlglot's tokens. Raises `SqlRefused` for a text that has none, such as one with an open quote."""
+    problem: Refusal | None = None
+    try:
+        return list(tokenize(text, read="duckdb"))
+    except SqlglotError:
+        problem = Refusal(
+            "syntax", "this is not SQL as DuckDB has it; a quote or comment is not closed"
+        )
+        problem.start = len(text.rstrip())
+    SourceText(written, text, {}).refuse(problem)
 
 
 def add_option(options: dict[str, str], name: str, value: object, position: str) -> None:
@@ -199,19 +221,41 @@ def add_option(options: dict[str, str], name: str, value: object, position: str)
 
 
 def _parse_options(text: str) -> list[tuple[str, str]]:
-    options, start = [], 0
-    while start < len(text.rstrip()):
-        match = _OPTION.match(text, start)
-        if match is None or match["name"] not in OPTIONS:
-            raise InvalidInput(
-                f"the query's comment is not a list of options at {text[start : start + 40].strip()!r}; write for "
-                f"example -- dp: epsilon=0.5, delta=1e-6, scope=flights (options: {', '.join(OPTIONS)})"
-            )
-        options.append((match["name"], match["value"].strip("'")))
-        start = match.end()
-        if text[start : start + 1] == ",":
-            start += 1
+    """Names and values of a comment: a value is what stands together up to a comma or blank."""
+    try:
+        tokens = list(tokenize(text, read="duckdb"))
+    except SqlglotError:
+        tokens = []
+        if text.strip():
+            raise _no_options(text) from None
+    options = []
+    while tokens:
+        name, start = tokens[0].text, tokens[0].start
+        last = 2
+        while (
+            last < len(tokens) - 1
+            and tokens[last + 1].token_type != TokenType.COMMA
+            and tokens[last + 1].start == tokens[last].end + 1
+        ):
+            last += 1
+        value = tokens[2 : last + 1]
+        if name not in OPTIONS or not value or tokens[1].token_type != TokenType.EQ:
+            raise _no_options(text[start:])
+        if len(value) == 1 and value[0].token_type == TokenType.STRING:
+            options.append((name, value[0].text))
+        else:
+            options.append((name, text[value[0].start : value[-1].end + 1]))
+        tokens = tokens[last + 1 :]
+        if tokens and tokens[0].token_type == TokenType.COMMA:
+            tokens = tokens[1:]
     return options
+
+
+def _no_options(text: str) -> InvalidInput:
+    return InvalidInput(
+        f"the query's comment is not a list of options at {text[:40].strip()!r}; write for "
+        f"example -- dp: epsilon=0.5, delta=1e-6, scope=flights (options: {', '.join(OPTIONS)})"
+    )
 
 
 def _blank(text: str, start: int, end: int) -> str:

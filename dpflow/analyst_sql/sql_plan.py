@@ -106,13 +106,6 @@ class SqlPlan:
         return list(tables.values())
 
     @property
-    def block_text(self) -> str:
-        """The blocks that it reads, each once, with commas between them."""
-        return ",".join(
-            dict.fromkeys(block for part in self.parts for block in part.plan.charged_blocks)
-        )
-
-    @property
     def to_pay(self) -> list[Plan]:
         """The plans that no stored release answers."""
         return [part.plan for part, stored in zip(self.parts, self.stored) if stored is None]
@@ -143,11 +136,9 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
             of_blocks = f", blocks {', '.join(query.blocks)}" if query.blocks else ""
             yield f"read {query.table.name}{of_blocks}{f' where {where}' if where else ''}"
         by = part.part.params.get("by")
-        bounds = part.part.table.bounds_for(by)
-        reach = bounds.describe() if by is not None else f"{bounds.rows} rows"
         names = ", ".join(map(str, part.part.measures))
         yield (
-            f"bound contributions: one {query.table.privacy_unit.column} counts with {reach}; "
+            f"bound contributions: {part.plan.describe_contributions()}; "
             f"{part.part.mechanism}{f' by {by}' if by else ''}: {names}"
         )
     yield from plan.levels
@@ -262,6 +253,9 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
         )
     if any(part.part.private for part in plan.parts):
         yield CHOSEN_KEYS
+    for part, stored in zip(plan.parts, plan.stored):
+        if stored is None and (note := part.plan.undeclared_groups()):
+            yield f"{note}: -- dp: groups=N"
     for literal in _list_shares(plan):
         yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {literal}"
 

@@ -26,6 +26,7 @@ from dpflow.analyst_sql.cells import Cells, add_up, error_sizes, make_width, rea
 from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, is_private_node, release_name
 from dpflow.analyst_sql.select_query import ADDITIVE, SelectQuery, SqlAggregate
 from dpflow.analyst_sql.value_columns import declare_computed
+from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result, Row
 from dpflow.engine.releases.plan import Plan, make_plan
@@ -94,10 +95,11 @@ class StoredReleases:
         registry: Registry,
         revision: int | None,
         asker: str = "",
+        bounds: RequestedBounds | None = None,
     ) -> None:
         self._query, self._ledger, self._scope = query, ledger, scope
         self._name = release_name(query.table, asker)
-        self._registry, self._revision = registry, revision
+        self._registry, self._revision, self._bounds = registry, revision, bounds
         self._plans: dict[str, Plan | None] = {}
         records = ledger.releases_by_name(scope, self._name)
         self._records = [one for one in reversed(records) if one.scope == scope and one.settled]
@@ -136,6 +138,9 @@ class StoredReleases:
         if request.get("mechanism") != part.mechanism or sorted(
             request.get("blocks", ())
         ) != sorted(query.blocks):
+            return None
+        # Bounds that a query fixes are part of its question.
+        if self._bounds != _read_bounds(record):
             return None
         groups, conditions = self._read_groups(record), self._read_conditions(record)
         if groups is None or conditions is None:
@@ -207,7 +212,8 @@ class StoredReleases:
     ) -> Plan | None:
         """The plan of a stored release under the declaration of now; None if it has no such columns."""
         # Revisions of one query have one plan.
-        terms = [part.mechanism, params, record.request.get("where"), record.request.get("blocks")]
+        names = ("where", "blocks", "contribution_bounds")
+        terms = [part.mechanism, params, *map(record.request.get, names)]
         text = json.dumps(terms, sort_keys=True)
         if text not in self._plans:
             self._plans[text] = self._plan_again(record, part, params)
@@ -233,10 +239,16 @@ class StoredReleases:
                 params={name: value for name, value in params.items() if value is not None},
                 blocks=tuple(record.request.get("blocks", ())),
                 where=record.request.get("where"),
+                contribution_bounds=_read_bounds(record),
             )
             return make_plan(request, self._registry, table)
         except InvalidInput:
             return None
+
+
+def _read_bounds(record: ReleaseRecord) -> RequestedBounds | None:
+    requested = record.request.get("contribution_bounds")
+    return None if requested is None else RequestedBounds.model_validate(requested)
 
 
 def find_cells(stored: Stored, query: SelectQuery) -> Cells:

@@ -14,7 +14,8 @@ from typing import Any
 
 from dpflow.analyst_sql.row_reader import inline_expressions
 from dpflow.analyst_sql.select_query import SqlAggregate
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
 from dpflow.tables.language.intervals import bound_expression
 from dpflow.tables.language.nodes import COMPARISONS, CONNECTIVES, PART_RANGES, Node

@@ -8,7 +8,8 @@ import typer
 
 from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
 from dpflow.cli.tables import paying_scopes
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.tables.access.declarations import load_table
 
 TableArgument = Annotated[
@@ -54,7 +55,7 @@ def describe_table(table: Table) -> dict[str, Any]:
         "protects": table.protection_text,
         "rows without a unit": missing,
         "rows of one unit that count": f"{bounds.rows}, in all groups together",
-        "groups one unit reaches": f"{bounds.groups}, with at most {bounds.per_group} rows in each",
+        "groups one unit reaches": f"{bounds.max_groups}, with at most {bounds.per_group} rows in each",
         "blocks": table.block
         and f"{table.block} ({'a budget each' if table.protects == 'unit-block' else 'one budget'})",
         "joins": ", ".join(f"{join.name} ({join.relation}, {join.kind})" for join in table.joins),

@@ -16,6 +16,7 @@ from dpflow.cli import plan as plan_command
 from dpflow.cli import proposals
 from dpflow.cli.console import ConfirmOption, LedgerOption, open_ledger, show_table
 from dpflow.core.accounting.amounts import exact_text, parse_exact
+from dpflow.core.contract.contribution import TOUCHED
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
@@ -30,6 +31,9 @@ from dpflow.tables.access.object_stores import is_object
 WHY = {
     "unit": "the column that says whose row it is: one guarantee protects all rows with one value in it",
     "rows": "how many rows of one of them count at most: noise grows with it, and rows above it are left out at random",
+    "groups": "in how many groups of a column one of them can have rows: fewer mean less noise; groups above are left out at random",
+    "periods": "in how many days, weeks and months one of them can have rows: fewer mean less noise; what is above is left out at random",
+    "rows_per_group": "how many rows of one of them count in one group, or in one period",
     "block": "a column such as a day whose values have a budget each: then a unit's rows of one day are protected, not those of all days",
     "bounds": "the range of a number that you know without looking: values outside are clamped, and noise grows with it",
     "keys": "the groups to be shown, known without looking: a key that exists because one person has it tells on that person",
@@ -67,7 +71,13 @@ def command(
     ] = None,
     groups: Annotated[
         list[str] | None,
-        typer.Option(help="COLUMN=NUMBER: how many of its groups one unit may reach; repeatable."),
+        typer.Option(
+            help=f"COLUMN=NUMBER, or COLUMN:PERIOD=NUMBER of a date such as day:month=12: {WHY['groups']}; repeatable."
+        ),
+    ] = None,
+    rows_per_group: Annotated[
+        list[str] | None,
+        typer.Option(help=f"As --groups: {WHY['rows_per_group']}; repeatable."),
     ] = None,
     column: Annotated[
         list[str] | None,
@@ -107,7 +117,15 @@ def command(
         raise InvalidInput(f"{dag_file} exists; move it away, or leave out --dag")
     asker = _Asker(columns, source, relation)
     proposal = asker.complete(
-        name, unit, rows, block, bounds or [], keys or [], groups or [], column
+        name,
+        unit,
+        rows,
+        block,
+        bounds or [],
+        keys or [],
+        groups or [],
+        rows_per_group or [],
+        column,
     )
     amounts = asker.complete_budget(epsilon, delta) if grant else None
     asker.require_answers()
@@ -205,6 +223,7 @@ class _Asker:
         bounds: Sequence[str],
         keys: Sequence[str],
         groups: Sequence[str],
+        rows_per_group: Sequence[str],
         column: Sequence[str] | None,
     ) -> proposals.Proposal:
         """All that a declaration needs."""
@@ -241,14 +260,19 @@ class _Asker:
             c: proposals.add_step(given) if self._columns[c].is_real else given
             for c, given in ends.items()
         }
-        reach = {c: _parse_count(v) for c, v in self._parse_pairs("--groups", groups).items()}
-        for one in shown:
-            if self._asks and one not in reach and rows > 1 and len(shown[one]) > 1:
-                answer = typer.prompt(
-                    f"how many groups of {one} may one {unit} reach?", default="1"
-                )
-                reach[one] = _parse_count(answer)
-        chosen += [c for c in (*ends, *shown, *reach) if c not in chosen]
+        reach = self._parse_limits("--groups", groups)
+        in_each = self._parse_limits("--rows-per-group", rows_per_group)
+        for one in chosen if self._asks and rows > 1 else ():
+            if one not in reach and len(shown.get(one, ())) > 1:
+                limit = min(len(shown[one]), rows)
+                about = f"{one}, of {len(shown[one])}"
+                answer = self._ask("groups", "", str(limit), _parse_count, about)
+                reach[one] = _parse_count(str(answer))
+            elif one not in reach and self._columns[one].is_date:
+                answer = self._ask("periods", "", "none", _parse_periods, one)
+                if periods := _parse_periods(str(answer)):
+                    reach[one] = periods
+        chosen += [c for c in (*ends, *shown, *reach, *in_each) if c not in chosen]
         return proposals.Proposal(
             name,
             Path(self._what.rpartition(":")[0]),
@@ -260,6 +284,7 @@ class _Asker:
             ends,
             shown,
             reach,
+            in_each,
         )
 
     def _ask_about(
@@ -345,6 +370,28 @@ class _Asker:
                 f"column {name!r} is a {self._columns[name].kind} and cannot be a {role}; take one of {', '.join(usable)}"
             )
 
+    def _parse_limits(self, option: str, values: Sequence[str]) -> dict[str, proposals.Limits]:
+        """Numbers by column, or by column and period."""
+        limits: dict[str, proposals.Limits] = {}
+        for value in values:
+            place, _, number = value.rpartition("=")
+            name, colon, period = place.rpartition(":")
+            if not colon or place in self._columns:
+                limits |= {
+                    c: _parse_count(n) for c, n in self._parse_pairs(option, [value]).items()
+                }
+                continue
+            if period not in TOUCHED:
+                raise UnknownName("period called", period, TOUCHED)
+            self._require_column(name, "column", self._columns)
+            known = limits.get(name, {})
+            if isinstance(known, int):
+                raise InvalidInput(
+                    f"{option} gives {name} a number and periods; write either, such as {option} {name}:month=12"
+                )
+            limits[name] = {**known, period: _parse_count(number)}
+        return limits
+
     def _parse_pairs(self, option: str, values: Sequence[str]) -> dict[str, str]:
         pairs = {}
         for value in values:
@@ -364,6 +411,17 @@ def _parse_count(text: str) -> int:
             f"{text[:40]!r} is no number of rows or groups; write a whole number, such as 4"
         )
     return int(text)
+
+
+def _parse_periods(text: str) -> dict[str, int]:
+    """Numbers of days, weeks and months, as ``30, 20, 12``; none for ``none``."""
+    if text.strip() == "none":
+        return {}
+    numbers = [_parse_count(part.strip()) for part in text.split(",")]
+    periods = ("day", "week", "month")
+    if len(numbers) != len(periods):
+        raise InvalidInput("write three numbers, of days, weeks and months, such as 30, 20, 12")
+    return dict(zip(periods, numbers, strict=True))
 
 
 def _parse_keys(text: str) -> tuple[str, ...]:

@@ -14,13 +14,18 @@ import yaml
 
 from dpflow.catalogue import FILE_NAME, find_catalogue, is_table_name, load_catalogue
 from dpflow.core.accounting.amounts import exact_text
-from dpflow.core.contract.declaration import Table, default_step
+from dpflow.core.contract.columns import default_step
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput
 
 #: Beside the declaration; editors read it by the first line of the YAML.
 SCHEMA_FILE = "declaration.schema.json"
 #: Where the ledger of a new project is.
 LEDGER_FILE = "ledger.sqlite"
+
+
+#: A limit of a column, or limits by period.
+Limits = int | Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,8 @@ class Proposal:
         block: a column whose values have a budget each, or None.
         bounds: lower and upper end by column, and a step if one is given.
         keys: public keys by column.
-        groups: how many groups of a column one unit may reach.
+        groups: how many groups of a column one unit may reach, or how many days, months and so on.
+        rows_per_group: how many of its rows count in each of them.
         columns: everything that may be read, in order.
     """
 
@@ -46,7 +52,8 @@ class Proposal:
     columns: Sequence[str]
     bounds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    groups: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, Limits] = field(default_factory=dict)
+    rows_per_group: Mapping[str, Limits] = field(default_factory=dict)
 
 
 def parse_bounds(text: str) -> tuple[str, ...]:
@@ -103,9 +110,11 @@ def _write_column(name: str, proposal: Proposal) -> str:
         parts += [f"lower: {low}", f"upper: {high}", *(f"step: {_scalar(s)}" for s in step)]
     if name in proposal.keys:
         parts.append(f"public_keys: [{', '.join(map(_scalar, proposal.keys[name]))}]")
-    if name in proposal.groups:
-        groups = proposal.groups[name]
-        parts += [f"groups: {groups}", f"rows_per_group: {max(1, proposal.rows // groups)}"]
+    for field_name in ("groups", "rows_per_group"):
+        limits = getattr(proposal, field_name).get(name)
+        if isinstance(limits, Mapping):
+            limits = "{" + ", ".join(f"{period}: {n}" for period, n in limits.items()) + "}"
+        parts += [f"{field_name}: {limits}"] if limits is not None else []
     return "{" + ", ".join(parts) + "}"
 
 

@@ -46,6 +46,16 @@ def command(
         str | None,
         typer.Option(help="laplace or gaussian; what makes errors smaller if left out."),
     ] = None,
+    groups: Annotated[
+        int | None,
+        typer.Option(help="Groups that one unit may reach, in place of the declared number."),
+    ] = None,
+    rows_per_group: Annotated[
+        int | None, typer.Option(help="Rows of one unit that count in one group, likewise.")
+    ] = None,
+    rows_per_unit: Annotated[
+        int | None, typer.Option(help="Rows of one unit that count in all groups, likewise.")
+    ] = None,
     table: Annotated[
         list[Path] | None,
         typer.Option(help="A declaration; those of dpflow.yml if left out; repeatable."),
@@ -56,7 +66,7 @@ def command(
     ] = None,
     ledger: LedgerOption = None,
     intervals: Annotated[
-        bool, typer.Option(help="Show _noise_low and _noise_high beside each value with noise.")
+        bool, typer.Option(help="Show _low and _high beside each value with noise.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Also write the answer: .csv, .json or .parquet.")
@@ -79,6 +89,9 @@ def command(
         "revision": revision,
         "min_units": min_units,
         "noise": noise,
+        "groups": groups,
+        "rows_per_group": rows_per_group,
+        "rows_per_unit": rows_per_unit,
         "name": name,
     }
     registry, book = Registry.load(), find_ledger(ledger)

@@ -29,7 +29,8 @@ from pydantic import Field
 
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Event, SparseVector
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupedSums

@@ -243,7 +243,7 @@ def request_is_within_bounds(mechanism: AnyMechanism, example: Example) -> None:
             )
         if isinstance(request, GroupedSums | SortedValues | UnboundedValues | KeySets):
             require(
-                1 <= request.groups <= bounds.groups,
+                1 <= request.groups <= bounds.max_groups,
                 "groups must be at most contribution_bounds.groups",
             )
     require(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.columns import Column
 
 #: The number in [0, 1) that a nonce gives to a unit's group, by the unit's text and the group's
 #: place; further words tell several draws of one cell apart.

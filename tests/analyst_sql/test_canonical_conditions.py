@@ -13,7 +13,7 @@ from sqlglot import exp
 from dpflow.analyst_sql.private_rows import PrivateRows
 from dpflow.analyst_sql.row_reader import RowReader
 from dpflow.analyst_sql.source_text import read_source
-from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.columns import Column
 from dpflow.tables.language.conditions import parse_condition
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from dpflow import Ledger, load_table
 from dpflow.catalogue import load_catalogue
 from dpflow.cli.proposals import parse_bounds
 from dpflow.errors import InvalidInput
+from dpflow.tables import declare_groups
 
 ROWS = """
 CREATE TYPE mood AS ENUM ('secret mood', 'other mood');
@@ -62,12 +63,19 @@ def read_declaration(folder: Path, name: str = "visits") -> dict[str, Any]:
 def test_options_make_everything(folder: Path) -> None:
     """Declaration, catalogue, budget and a first plan, which is released as it is."""
     options = ("--keys", "city=Oslo,Rome", "--groups", "city=2", "--bounds", "age=0..120")
+    options += ("--groups", "day:month=3", "--groups", "day:week=9", "--rows-per-group", "day=1")
     status, output, errors = init(folder, *ANSWERS, *options)
     assert status == 0, errors
     assert "epsilon 1" in output and "dpflow release visits_first.yml" in output
     table = load_table(folder / "visits.yml")
     assert table.columns["city"].public_keys == ("Oslo", "Rome")
-    assert table.bounds_for("city") == (2, 2, 4)
+    assert table.bounds_for("city") == (2, 4, 4)
+    months, by = declare_groups(table, "date_trunc('month', day)")
+    assert months.bounds_for(by).groups == 3
+    assert read_declaration(folder)["columns"]["day"] == {
+        "groups": {"month": 3, "week": 9},
+        "rows_per_group": 1,
+    }
     assert table.columns["age"].grid_bounds() == (0, 120)
     assert table.columns["adult"].public_keys == ("false", "true")  # the type says so
     catalogue = load_catalogue(folder / "dpflow.yml")
@@ -124,7 +132,9 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "from 0",
         "0..120",
         "none",
-        "1",
+        "3",
+        "9, 3, 2",
+        "2",
         "1",
         "1",
         "1e-6",
@@ -144,6 +154,10 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     columns = read_declaration(folder)["columns"]
     assert columns["city"]["public_keys"] == ["Oslo", "Rome"]
     assert (columns["age"]["lower"], columns["age"]["upper"]) == (0, 120)
+    assert "in how many days, weeks and months one of them can have rows" in seen
+    assert "write three numbers" in seen
+    assert columns["day"]["groups"] == {"day": 9, "week": 3, "month": 2}
+    assert columns["city"]["groups"] == 2
 
 
 def test_budgets_per_day(folder: Path) -> None:
@@ -192,6 +206,7 @@ def test_a_refused_grant_leaves_no_file(folder: Path) -> None:
         (("init", "visits.duckdb", *ANSWERS, "--keys", "city"), "has no COLUMN=VALUE"),
         (("init", "visits.duckdb", *ANSWERS, "--name", "a b"), "is no name for a table"),
         (("init", "visits.duckdb", *ANSWERS, "--groups", "city=x"), "is no number"),
+        (("init", "visits.duckdb", *ANSWERS, "--groups", "day:mont=2"), "did you mean 'month'"),
     ],
 )
 def test_a_mistake_is_a_sentence(folder: Path, words: tuple[str, ...], message: str) -> None:

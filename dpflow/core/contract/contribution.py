@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from dpflow.core.contract.strict_models import Strict
 
@@ -57,27 +57,144 @@ class GroupBounds(NamedTuple):
         return full * self.rows_per_group**2 + rest**2
 
 
+#: How many periods of the first kind one of the second can touch.
+TOUCHED: dict[str, dict[str, int]] = {
+    "day": {"day": 1, "week": 7, "month": 31, "quarter": 92, "year": 366},
+    "week": {"day": 1, "week": 1, "month": 6, "quarter": 14, "year": 54},
+    "month": {"day": 1, "week": 2, "month": 1, "quarter": 3, "year": 12},
+    "quarter": {"day": 1, "week": 2, "month": 1, "quarter": 1, "year": 4},
+    "year": {"day": 1, "week": 2, "month": 1, "quarter": 1, "year": 1},
+}
+MAX_GROUPS, MAX_ROWS = 10**6, 10**9
+Groups = Annotated[int, Field(ge=1, le=MAX_GROUPS)]
+Rows = Annotated[int, Field(ge=1, le=MAX_ROWS)]
+
+
+class PeriodLimits(Strict):
+    """Limits of one unit by periods of a column of dates or times. That of a day is also the limit
+    where rows are grouped by the column itself.
+    """
+
+    example = "{day: 30, month: 12}"
+
+    day: Rows | None = None
+    week: Rows | None = None
+    month: Rows | None = None
+    quarter: Rows | None = None
+    year: Rows | None = None
+
+    @model_validator(mode="after")
+    def _check_any(self) -> PeriodLimits:
+        if not self.declared:
+            raise ValueError("name at least one of day, week, month, quarter and year")
+        return self
+
+    @property
+    def declared(self) -> dict[str, int]:
+        """The limits that are there, by period."""
+        return {period: n for period, n in self if n is not None}
+
+
+def _tag_limits(value: object) -> str:
+    return "periods" if isinstance(value, dict | PeriodLimits) else "number"
+
+
+#: A limit of one column: a number, or one by period.
+GroupLimits = Annotated[
+    Annotated[Groups, Tag("number")] | Annotated[PeriodLimits, Tag("periods")],
+    Discriminator(_tag_limits),
+]
+RowLimits = Annotated[
+    Annotated[Rows, Tag("number")] | Annotated[PeriodLimits, Tag("periods")],
+    Discriminator(_tag_limits),
+]
+
+
+class Limit(NamedTuple):
+    """A limit, and the words of the declaration that it follows from."""
+
+    number: int
+    source: str
+
+
+def limit_groups(
+    declared: int | PeriodLimits | None, period: str | None, source: str
+) -> Limit | None:
+    """How many groups a unit reaches where rows are grouped by a column, or by a period of it; None
+    where nothing declared says so.
+
+    A period is a function of the column, so it has no more groups than the column. Of another
+    period's groups each touches so many of this one's.
+    """
+    if declared is None:
+        return None
+    if isinstance(declared, int):
+        return Limit(declared, f"{source}: {declared}")
+    touched = TOUCHED[period or "day"]
+    number, other = min((n * touched[other], other) for other, n in declared.declared.items())
+    return Limit(number, f"{source}: {{{other}: {declared.declared[other]}}}")
+
+
+def limit_rows(
+    declared: int | PeriodLimits | None, period: str | None, source: str, has_days: bool
+) -> Limit | None:
+    """The same for rows of a unit in one group.
+
+    Args:
+        has_days: whether the column's own groups are days, so that a number is that of a day.
+    """
+    if declared is None or (period is not None and isinstance(declared, int) and not has_days):
+        return None
+    by_period = {"day": declared} if isinstance(declared, int) else declared.declared
+    number, other = min(
+        (n * TOUCHED[other][period or "day"], other) for other, n in by_period.items()
+    )
+    words = declared if isinstance(declared, int) else f"{{{other}: {by_period[other]}}}"
+    return Limit(number, f"{source}: {words}")
+
+
+class RequestedBounds(Strict):
+    """Contribution bounds of one release, in place of the declared ones.
+
+    Attributes:
+        rows: rows of one unit that count, in all groups together.
+        groups: groups that one unit may reach.
+        rows_per_group: rows of one unit that count in one group.
+    """
+
+    example = "{groups: 12, rows_per_group: 3}"
+
+    rows: Rows | None = None
+    groups: Groups | None = None
+    rows_per_group: Rows | None = None
+
+
 class ContributionBounds(Strict):
     """How much one privacy unit may contribute to one statistic. All bounds hold together; what is
     above them is truncated, by a draw over the unit's own rows only.
 
     Attributes:
         rows: rows of one unit that count, in all groups together.
-        groups: groups that one unit may reach.
+        groups: groups that one unit may reach; as many as ``rows`` if left out.
         rows_per_group: rows of one unit that count in one group; ``rows`` if left out.
     """
 
     example = "{rows: 3}"
 
-    rows: Annotated[int, Field(ge=1, le=10**9)]
-    groups: Annotated[int, Field(ge=1, le=10**6)] = 1
-    rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    rows: Rows
+    groups: Groups | None = None
+    rows_per_group: Rows | None = None
 
     @model_validator(mode="after")
     def _check_rows(self) -> ContributionBounds:
         if self.per_group > self.rows:
             raise ValueError("rows_per_group cannot be above rows")
         return self
+
+    @property
+    def max_groups(self) -> int:
+        """Groups one unit may reach: rows that count are in no more groups than there are rows."""
+        return min(self.groups or self.rows, MAX_GROUPS)
 
     @property
     def per_group(self) -> int:

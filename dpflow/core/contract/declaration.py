@@ -10,34 +10,32 @@ picked by looking at the rows.
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 import json
 import math
 from collections.abc import Iterable
-from decimal import Context, Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import (
     Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
     model_validator,
 )
 
-from dpflow.core.contract.contribution import ContributionBounds, GroupBounds
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.contribution import (
+    ContributionBounds,
+    GroupBounds,
+    Limit,
+    RequestedBounds,
+)
 from dpflow.core.contract.spark_source import SparkSource
-from dpflow.core.contract.strict_models import Exact, Strict, read_quoted_date
+from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import PlanRefused, UnknownName
 
 #: Sums stay below this by plan, so that HUGEINT sums and BIGINT results cannot wrap. Single values may
 #: be any BIGINT or UBIGINT.
 MAX_MAGNITUDE = 2**62
-#: Enough digits for any bound that is a double.
-_WIDE = Context(prec=800)
 #: What a table protects that is declared generalisation_only: the only scopes in which a release
 #: without a privacy guarantee may run.
 NOBODY = "nobody (generalisation-only)"
@@ -50,158 +48,6 @@ MOST_CELLS = 10**6
 def combine_keys(keys: Iterable[str]) -> str:
     """The key of several columns, as one text: a JSON list of their keys."""
     return json.dumps(list(keys), ensure_ascii=False, separators=(",", ":"))
-
-
-class Column(Strict):
-    """One column that a statistic may read.
-
-    Attributes:
-        lower: values below count as this. A number, or a date. Infinities are clamped, too.
-        upper: values above count as this; given with ``lower`` or not at all.
-        step: the grid on which sums are taken exactly; a value is rounded to it.
-        missing: what a NULL or NaN is: ``skip`` (the row has no value), or a number within the
-            bounds.
-        public_keys: the keys of a GROUP BY, in output order; other values in the rows are ignored.
-            They must not come from the rows.
-        groups: how many groups of this column one unit may reach; the table's bound if left out.
-        rows_per_group: how many rows of one unit count in one group; the table's bound if left out.
-        public: everybody knows what each row holds here; only the other columns are protected.
-            Needs ``neighbours: replace``.
-        expression: what a row has here, over its other columns, in the language of conditions.
-        parts: other columns whose keys together are this one's key, as a JSON list.
-    """
-
-    example = "{lower: 0, upper: 120}"
-
-    lower: Exact | None = None
-    upper: Exact | None = None
-    step: Exact = Fraction(1)
-    missing: Literal["skip"] | Exact = "skip"
-    public_keys: tuple[str, ...] | None = None
-    groups: Annotated[int, Field(ge=1, le=10**6)] | None = None
-    rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    public: bool = False
-    expression: str | None = None
-    parts: Annotated[tuple[str, ...], Field(min_length=2, max_length=8)] | None = None
-    _dates: bool = PrivateAttr(default=False)
-    _times: bool = PrivateAttr(default=False)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _remember_dates(cls, data: Any, handler: ModelWrapValidatorHandler[Column]) -> Column:
-        # Whether bounds are dates is lost once they are numbers, so it is noted here.
-        column = handler(data)
-        fields = data if isinstance(data, dict) else {}
-        lower, upper = (read_quoted_date(fields.get(name)) for name in ("lower", "upper"))
-        if isinstance(lower, dt.date) != isinstance(upper, dt.date):
-            raise ValueError(
-                "one bound is a date and the other a number; write two dates or two numbers"
-            )
-        column._times = isinstance(lower, dt.date)
-        column._dates = type(lower) is dt.date and column.step == 1
-        return column
-
-    @property
-    def bounds_are_times(self) -> bool:
-        """Whether the bounds were written as dates or times of day, not as numbers of days."""
-        return self._times
-
-    @property
-    def holds_dates(self) -> bool:
-        """Whether the bounds were written as dates, and the grid is days: what is released is a
-        date then.
-        """
-        return self._dates
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Column:
-        if not self.step > 0:
-            raise ValueError("step must be positive")
-        if (self.lower is None) != (self.upper is None):
-            raise ValueError("give both lower and upper, or neither")
-        if self.lower is not None and self.upper is not None:
-            if not self.lower < self.upper:
-                raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
-            # Further than this no 64 bits hold a value. Sums stop earlier, see `MAX_MAGNITUDE`.
-            low, high = self.grid_bounds()
-            if low < -(2**63) or high >= (2**63 if low < 0 else 2**64):
-                raise ValueError(
-                    "the bounds hold steps that neither a BIGINT nor a UBIGINT has; take a coarser step"
-                )
-            if self.upper // self.step < -(-self.lower // self.step):
-                raise ValueError(
-                    f"no multiple of step {self.step} lies within the bounds; take a finer step"
-                )
-            if self.missing != "skip" and not self.lower <= self.missing <= self.upper:
-                raise ValueError("missing must lie within the bounds")
-        if self.parts is not None and (self.expression or self.public_keys or self.lower):
-            raise ValueError("parts stand alone: keys and bounds are those of the columns")
-        if self.public and (self.parts or self.expression):
-            raise ValueError("public is said of a stored column, not of what is computed")
-        if self.public_keys is not None and (
-            not self.public_keys or len(set(self.public_keys)) != len(self.public_keys)
-        ):
-            raise ValueError("public_keys must be a list of different values, at least one")
-        return self
-
-    def grid_bounds(self) -> tuple[int, int]:
-        """Bounds in steps: the smallest and largest grid integer inside [lower, upper]. Raises
-        ValueError if unbounded.
-        """
-        if self.lower is None or self.upper is None:
-            raise ValueError("the column declares no bounds")
-        low, high = -((-self.lower) // self.step), self.upper // self.step
-        return int(low), int(high)
-
-    def grid_value(self, grid: int) -> int | float | str:
-        """A grid integer in the column's own unit: a date as 2013-01-31, a whole number exactly, any
-        other as the double that writes it, or as text where none does.
-        """
-        if self.holds_dates:
-            return str(np.datetime64(grid, "D"))
-        value = grid * self.step
-        if value.denominator == 1:
-            return int(value)
-        near, digits = float(value), _decimal_places(self.step)
-        # No decimals write a third: there the nearest double has to do.
-        if digits is None or Fraction(repr(near)) == value:
-            return near
-        return f"{Decimal(int(value * 10**digits)).scaleb(-digits, _WIDE):f}"
-
-    @property
-    def kind(self) -> str:
-        """How a synthetic table holds the column (`dpflow.core.contract.results.Synthetic`): in the
-        type of least size that holds every grid value exactly.
-        """
-        if self.holds_dates:
-            return "date"
-        ends = [abs(grid * self.step) for grid in self.grid_bounds()]
-        if self.step.denominator == 1:
-            return "whole" if max(ends) < 2**63 else "huge"
-        digits = _decimal_places(self.step)
-        width = len(str(int(max(ends)))) + (digits or 0)
-        # A double writes every decimal of 15 digits; one of a third is the nearest.
-        if digits is None or width <= 15:
-            return "number"
-        return f"decimal({width},{digits})" if width <= 38 else "text"
-
-
-def default_step(lower: Fraction, upper: Fraction) -> Fraction:
-    """The step of a column of fractions between these bounds that nobody gave one: the power of ten
-    nearest to 2^-10 of the range, and 1 at most.
-    """
-    return min(Fraction(1), Fraction(10) ** round(math.log10(upper - lower) - 3))
-
-
-def _decimal_places(step: Fraction) -> int | None:
-    """How many decimals write every multiple of a step; None if none do."""
-    rest, digits = step.denominator, 0
-    for prime in (2, 5):
-        power = 0
-        while rest % prime == 0:
-            rest, power = rest // prime, power + 1
-        digits = max(digits, power)
-    return digits if rest == 1 else None
 
 
 class PrivacyUnit(Strict):
@@ -537,10 +383,49 @@ class Table(Strict):
         bounds = self.contribution_bounds
         if by is None:
             return GroupBounds(1, bounds.rows, bounds.rows)
-        column = self.column(by)
-        return GroupBounds.combine(
-            column.groups or bounds.groups, column.rows_per_group or bounds.per_group, bounds.rows
+        groups, rows = self.limits_for(by)
+        return GroupBounds.combine(groups.number, rows.number, bounds.rows)
+
+    def with_bounds(self, by: str | None, requested: RequestedBounds) -> Table:
+        """The declaration with the contribution bounds of one release, which is grouped by a column or
+        not at all. Raises `PlanRefused` where ``rows_per_group`` is above ``rows``.
+        """
+        rows = requested.rows or self.contribution_bounds.rows
+        if (requested.rows_per_group or 0) > rows:
+            raise PlanRefused(
+                f"rows_per_group {requested.rows_per_group} is above the {rows} rows of a unit that count; lower it, or raise rows"
+            )
+        declared = (None, None) if by is None else self.limits_for(by)
+        limits = [
+            Limit(number, f"{name} of this release") if number else limit
+            for name, limit in zip(("groups", "rows_per_group"), declared, strict=True)
+            for number in [getattr(requested, name)]
+        ]
+        # Other columns have no limits of their own: those of the release are for whatever it groups by.
+        columns = {name: column.without_limits() for name, column in self.columns.items()}
+        if by is not None:
+            columns[by] = columns[by].inherit(*limits)
+        bounds = ContributionBounds(
+            rows=rows,
+            groups=limits[0] and limits[0].number,
+            rows_per_group=limits[1] and min(limits[1].number, rows),
         )
+        return self.model_copy(update={"columns": columns, "contribution_bounds": bounds})
+
+    def limits_for(self, by: str) -> tuple[Limit, Limit]:
+        """Groups that one unit may reach in a grouping, and its rows in each, with the words of the
+        declaration that each comes from.
+        """
+        bounds, column = self.contribution_bounds, self.column(by)
+        groups = column.limit_groups(by) or Limit(
+            bounds.max_groups,
+            "contribution_bounds.groups" if bounds.groups else "contribution_bounds.rows",
+        )
+        rows = column.limit_rows(by) or Limit(
+            bounds.per_group,
+            f"contribution_bounds.{'rows_per_group' if bounds.rows_per_group else 'rows'}",
+        )
+        return groups, rows
 
     def stored_form(self) -> dict[str, Any]:
         """The declaration as JSON, without where rows are stored and what changes no answer; every

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic import BaseModel
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, DataRequest
 from dpflow.core.sampling.randomness import Source
 

@@ -32,7 +32,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.strict_models import Exact, parse_exact
 from dpflow.core.toolbox.moments import Measure, Moment, Query

@@ -22,7 +22,9 @@ from dpflow.core.accounting.events import (
     Unprotected,
     to_json,
 )
-from dpflow.core.contract.declaration import Column, Table, default_step
+from dpflow.core.contract.columns import Column, default_step
+from dpflow.core.contract.contribution import RequestedBounds
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import DataRequest, Records, UnboundedValues
@@ -31,7 +33,6 @@ from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.certificates import require_certificate
 from dpflow.engine.releases.request import ReleaseRequest, require_public
 from dpflow.engine.releases.result_table import write_html
-from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
 from dpflow.tables import declare_columns, declare_groups
@@ -130,6 +131,9 @@ class Plan:
             "blocks": ", ".join(self.request.blocks) or "(none)",
             "where": self.request.where or "(all rows)",
             "bounds": self._describe_bounds(),
+            "contributions": "; ".join(
+                filter(None, (self.describe_contributions(), self.undeclared_groups()))
+            ),
             "epsilon": epsilon,
             "delta": delta,
             "guarantee": to_json(self.event),
@@ -154,6 +158,39 @@ class Plan:
             for low, high in [column.grid_bounds()]
         ]
         return ", ".join(ranges) or "(none needed)"
+
+    def describe_contributions(self) -> str:
+        """How much one unit counts, and which words of the declaration say so."""
+        by = getattr(self.params, "by", None)
+        bounds = self.table.bounds_for(by if by in self.table.columns else None)
+        unit = self.table.privacy_unit.column
+        if by not in self.table.columns:
+            return f"one {unit} counts with {bounds.rows} rows at most"
+        groups, rows = self.table.limits_for(by)
+        sources = dict.fromkeys((groups.source, rows.source))
+        return f"one {unit} counts in at most {bounds.describe()} ({'; '.join(sources)})"
+
+    def undeclared_groups(self) -> str:
+        """What to declare where noise is made for as many groups as a unit has rows, because nobody said
+        in how many it can be; "" where fewer groups would not mean less noise.
+        """
+        by, table, mechanism = getattr(self.params, "by", None), self.table, self.mechanism
+        if by not in table.columns or not isinstance(mechanism, Mechanism):
+            return ""
+        groups, _ = table.limits_for(by)
+        if groups.number == 1 or groups.source != "contribution_bounds.rows":
+            return ""
+        one_group = mechanism.error_bound(
+            self.params, table.with_bounds(by, RequestedBounds(groups=1))
+        )
+        if one_group == self.error_bound:
+            return ""
+        unit = table.privacy_unit.column
+        return (
+            f"nobody declared how many groups of {by} one {unit} can be in, so noise is made for {groups.number}; "
+            f"for less noise declare groups of the column (contribution_bounds.groups for several), or fix groups for "
+            f"this release"
+        )
 
     def bounded_columns(self, leave_out: str = "") -> dict[str, Column]:
         """The columns with bounds that the parameters name, but for one of them, unless the mechanism
@@ -209,6 +246,11 @@ class Plan:
             "blocks": list(self.request.blocks),
             "where": self.request.where,
             "bounds": list(self.request.bounds),
+            **(
+                {"contribution_bounds": requested.model_dump(exclude_none=True)}
+                if (requested := self.request.contribution_bounds)
+                else {}
+            ),
             "epsilon": self.privacy_cost()[0],
             "delta": self.privacy_cost()[1],
             # Of sealed blocks, so that who audits sees which version of them was read.
@@ -219,19 +261,12 @@ class Plan:
         }
 
 
-def make_plan(
-    request: ReleaseRequest,
-    registry: Registry,
-    table: Table | None = None,
-    filters: ScopeFilters = UNKNOWN_FILTERS,
-) -> Plan:
+def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None = None) -> Plan:
     """Check everything that can be checked without rows, and compute the privacy cost.
 
     Args:
         table: the declaration, if not the one that the request names; where that takes bounds from
             a release, with these bounds in it (`dpflow.engine.releases.released_bounds`).
-        filters: of the scopes that pay. Noise that is left to choose, by ``noise: auto`` or a delta that allows
-            another, is such as they hold.
 
     Raises:
         UnknownName: mechanism, column or key that nobody declared.
@@ -242,11 +277,15 @@ def make_plan(
     if table is None and request.bounds:
         raise PlanRefused(
             f"{request.name} takes bounds from {', '.join(map(repr, request.bounds))}, which are in a "
-            f"ledger; plan with dpflow.engine.plan_request, which reads them there"
+            f"ledger; put them into the declaration with dpflow.engine.insert_bounds, or name the ledger"
         )
     table = table or request.load_declaration()
     mechanism = registry.find_mechanism(request.mechanism)
     request, table = _declare_groups(request, table)
+    if request.contribution_bounds is not None:
+        by = request.params.get("by")
+        by = by if isinstance(by, str) and by in table.columns else None
+        table = table.with_bounds(by, request.contribution_bounds)
     try:
         params = mechanism.Params.model_validate(request.params)
     except ValidationError as error:
@@ -264,7 +303,6 @@ def make_plan(
             request.model_copy(update={"mechanism": other.mechanism, "params": other.params}),
             registry,
             table,
-            filters,
         )
         note = f"{other.why}; {plan.error_bound.note}" if plan.error_bound else other.why
         return replace(
@@ -284,7 +322,7 @@ def make_plan(
             f"table {table.name!r} is a holdout, readable only through a gate session; "
             f"{mechanism.name} would read it, too, so declare another table for it"
         )
-    request, params, event = _choose_noise(request, mechanism, params, table, filters)
+    event = mechanism.event(params, table)
     if isinstance(event, Unprotected) and not table.generalisation_only:
         raise PlanRefused(
             f"{mechanism.name} makes no privacy guarantee with these parameters, and table {table.name!r} protects "
@@ -329,42 +367,6 @@ def make_plan(
     if reasons := registry.collect_vetoes(plan):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
     return plan
-
-
-def fit_plan(plan: Plan, registry: Registry, filters: ScopeFilters) -> Plan:
-    """A plan that was made without its scope's filter, with noise that this holds. Raises like
-    `make_plan`.
-    """
-    if filters.hold(plan.request.scope, plan.event):
-        return plan
-    return make_plan(plan.request, registry, plan.table, filters)
-
-
-def _choose_noise(
-    request: ReleaseRequest,
-    mechanism: Mechanism[Any] | InteractiveMechanism[Any, Any],
-    params: BaseModel,
-    table: Table,
-    filters: ScopeFilters,
-) -> tuple[ReleaseRequest, BaseModel, Event]:
-    """Request, parameters and event; without what a delta allows where that is left to choose and no
-    filter holds it, such as Gaussian noise in a basic scope.
-    """
-    event = mechanism.event(params, table)
-    is_open = isinstance(mechanism, Mechanism) and getattr(params, "noise", "auto") == "auto"
-    if not is_open or filters.hold(request.scope, event):
-        return request, params, event
-    words = dict(request.params) | ({"noise": "laplace"} if hasattr(params, "noise") else {})
-    # Without its delta first: for public keys Laplace noise takes none.
-    for fields in ({k: v for k, v in words.items() if k != "delta"}, words):
-        try:
-            changed = mechanism.Params.model_validate(fields)
-        except ValidationError:
-            continue
-        changed_event = mechanism.event(changed, table)
-        if filters.hold(request.scope, changed_event):
-            return request.model_copy(update={"params": fields}), changed, changed_event
-    return request, params, event
 
 
 def _used_form(
@@ -418,7 +420,7 @@ def _declare_groups(request: ReleaseRequest, table: Table) -> tuple[ReleaseReque
     if isinstance(by, list) and all(isinstance(one, str) for one in by):
         by = ", ".join(by)
     # A plain name that nobody declared gets the mechanism's own answer.
-    if not isinstance(by, str) or by in table.columns or not re.search(r"[^\w.]", by):
+    if not isinstance(by, str) or not (by in table.columns or re.search(r"[^\w.]", by)):
         return request, table
     table, name = declare_groups(table, by)
     return request.model_copy(update={"params": {**request.params, "by": name}}), table

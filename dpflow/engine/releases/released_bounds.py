@@ -20,7 +20,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity

@@ -5,13 +5,13 @@ model.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
 
 from dpflow.catalogue import fill_request, locate_declaration
+from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
@@ -65,6 +65,8 @@ class ReleaseRequest(Strict):
         blocks: the blocks that are read and charged, where budgets are per block.
         where: a condition on declared columns; only rows that fulfil it are read
             (`dpflow.tables.language.conditions` has the language).
+        contribution_bounds: how much one unit contributes to this release, where that differs from the
+            declaration: ``{groups: 12, rows_per_group: 3}``.
         bounds: names of settled releases of the mechanism `bounds`, whose bounds the columns take
             (`dpflow.engine.releases.released_bounds`).
         revision: a higher number makes the same request a new, paid release.
@@ -81,6 +83,7 @@ class ReleaseRequest(Strict):
     bounds: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], BeforeValidator(_as_tuple)
     ] = ()
+    contribution_bounds: RequestedBounds | None = None
     revision: Annotated[int, Field(ge=1)] = 1
     publish: Publish | None = None
     _declaration: Table | None = PrivateAttr(default=None)
@@ -109,11 +112,6 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -
         InvalidDeclaration: the message names the field.
         UnknownName: ``dpflow.yml`` names no such table.
     """
-    # Left out it may read all blocks; empty is a list that lost its names.
-    if isinstance(data.get("blocks"), Collection) and not data["blocks"]:
-        raise InvalidDeclaration(
-            f"{what} is not a release: blocks names no block; name the blocks, or leave blocks out"
-        )
     filled = fill_request(data, base)
     try:
         request = ReleaseRequest.model_validate(filled)

@@ -25,7 +25,7 @@ class ModelGate:
     """An open gate.
 
     Args:
-        session: an open session (`dpflow.open_session`).
+        session: it, open (`dpflow.Session.open`).
         promoter: what moves an alias on a yes; a gate that asks for champions needs one.
         defaults: fields of every submission that takes them, such as ``label``, ``features`` and
             ``tracking_uri``.

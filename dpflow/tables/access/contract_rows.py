@@ -12,7 +12,8 @@ from typing import Any
 
 from duckdb_sqlalchemy import ConnectionWrapper
 
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import TableUnreadable
 from dpflow.tables.access import file_list, sandbox, sql
 

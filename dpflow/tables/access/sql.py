@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.columns import Column
 from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
 from dpflow.tables.access.arithmetic import (
     BIGINT,

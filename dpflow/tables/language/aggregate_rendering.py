@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sql
 from dpflow.tables.access.arithmetic import DUCKDB, MAX_ROWS, Whole, double, operate_doubles

@@ -32,7 +32,8 @@ import math
 from decimal import Decimal
 from typing import Any
 
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.tables.language.conditions import Reader
 from dpflow.tables.language.intervals import RowBounds, bound_expression, bound_operator
 from dpflow.tables.language.nodes import MOST_DEPTH, Aggregate, Node, refuse_sql

@@ -9,12 +9,14 @@ contribution bounds say. So sensitivities are those of one column.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
 from dpflow.tables.language.conditions import Reader
+from dpflow.tables.language.group_bounds import inherit_bounds
 from dpflow.tables.language.nodes import MOST_DEPTH, PART_RANGES, Node, refuse_sql
 
 #: Keys that an expression may have by itself; beyond it they are private, or declared.
@@ -28,7 +30,7 @@ def declare_groups(table: Table, by: str) -> tuple[Table, str]:
     that the declaration does not have.
     """
     if by in table.columns:
-        return table, by
+        return _inherit_bounds(table, [by], {}), by
     nodes = parse_groups(by, table)
     columns = dict(table.columns)
     names = []
@@ -42,7 +44,22 @@ def declare_groups(table: Table, by: str) -> tuple[Table, str]:
     name = ", ".join(names)
     if len(names) > 1:
         columns[name] = Column(parts=tuple(names))
-    return table.model_copy(update={"columns": columns}), name
+    table = table.model_copy(update={"columns": columns})
+    known = dict(zip(names, nodes, strict=True))
+    return _inherit_bounds(table, list(dict.fromkeys([*names, name])), known), name
+
+
+def _inherit_bounds(table: Table, names: Sequence[str], nodes: Mapping[str, Node]) -> Table:
+    """The declaration with inherited contribution bounds of these columns."""
+    nodes = {name: node for name, node in nodes.items() if node.op != "column"}
+    parts = [part for name in names for part in table.column(name).parts or ()]
+    for name in (*names, *parts):
+        expression = table.column(name).expression
+        if name not in nodes and expression is not None:
+            nodes[name] = parse_row_expression(expression, table)
+    for name in names:
+        table = inherit_bounds(table, name, nodes)
+    return table
 
 
 def declare_columns(table: Table, columns: Mapping[str, Column]) -> Table:

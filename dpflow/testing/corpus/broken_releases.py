@@ -63,7 +63,7 @@ class RemovalOnly(_Wrong):
 
     def fit_release(self, params: Any, query: Query, law: Any) -> Release:
         return self._release_for(
-            query.table.contribution_bounds.groups * query.table.contribution_bounds.per_group,
+            query.table.contribution_bounds.max_groups * query.table.contribution_bounds.per_group,
             params,
             query,
         )

@@ -130,7 +130,7 @@ class TableGroupsForNoise(SoundSum):
 
     def reach(self, params: SumParams, table: Table) -> int:
         groups = table.bounds_for(params.by).groups
-        fewer = 1 if params.by is None else table.contribution_bounds.groups
+        fewer = 1 if params.by is None else table.contribution_bounds.max_groups
         whole = super().reach(params, table)
         return -(-whole * min(fewer, groups) // groups)
 

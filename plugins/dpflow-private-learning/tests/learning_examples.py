@@ -10,7 +10,7 @@ from dpflow_private_learning.building_blocks.hypotheses import RectangleRule, de
 from dpflow_private_learning.theory import audit_examples
 from dpflow_private_learning.theory.audit_examples import DECLARED
 
-from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.columns import Column
 from dpflow.testing.examples import Example, read_examples
 
 __all__ = ["DECLARED", "EXAMPLES", "at_rows", "example", "with_public_features", "learn_a_box"]

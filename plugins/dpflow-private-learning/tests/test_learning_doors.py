@@ -17,7 +17,8 @@ from dpflow_private_learning.building_blocks.hypotheses import ColumnScale
 from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
 import dpflow
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import SortedValues
 from dpflow.engine.releases.request import Publish
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused

@@ -16,7 +16,8 @@ from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThres
 from dpflow_private_learning.mechanisms.small_domain import SanitizeSmall
 from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import PublicSize, ValueCounts
 from dpflow.errors import PlanRefused
 from dpflow.testing.examples import plan_mechanism

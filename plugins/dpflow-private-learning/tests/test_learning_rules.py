@@ -31,7 +31,7 @@ from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
-from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.columns import Column
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.testing.examples import plan_mechanism
 

@@ -12,7 +12,8 @@ from dpflow_stable_median.mechanisms import mean_queries
 from dpflow_stable_median.mechanisms.mean_queries import MeanQueries
 
 from dpflow import Session
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import State
 from dpflow.core.contract.requests import GroupedSums, GroupedUnits, Groups
 from dpflow.core.sampling.randomness import SystemSource

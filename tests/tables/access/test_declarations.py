@@ -8,7 +8,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.columns import Column
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.tables.access.declarations import load_table
 from dpflow.yaml_files import load_yaml

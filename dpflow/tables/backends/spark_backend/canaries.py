@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import TableUnreadable
 from dpflow.tables.backends.spark_backend.hash_bounding import (
     SummedColumn,

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.declaration import Column, Table
-from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
+from dpflow.errors import TableUnreadable
 from dpflow.tables.access import contract_rows, sql
 from dpflow.tables.access.sql import Field
 from dpflow.tables.backends.spark_backend.spark_answers import OpenSource, SparkBackend
@@ -90,14 +91,7 @@ def usable_columns(table: Table, names: Sequence[str]) -> list[str]:
     """
     with SparkBackend(table, None).open_source() as source:
         fields = _fold_fields(source)
-
-    def is_usable(name: str) -> bool:
-        # Of one that may not be read a release is refused; that of another column is not.
-        with suppress(PlanRefused):
-            return bool(list_verdicts(fields, table, name, name))
-        return False
-
-    return list(filter(is_usable, names))
+    return [name for name in names if list_verdicts(fields, table, name, name)]
 
 
 def list_verdicts(
@@ -145,7 +139,7 @@ def spread_codes(missing: int, bad: int, size: int) -> NDArray[np.int64]:
 
 
 def _fold_fields(source: OpenSource) -> dict[str, Field]:
-    fields = read_fields(source.connection, source.states[""])
+    fields = read_fields(source.connection, source.rows)
     return {name.casefold(): field for name, field in fields.items()}
 
 

@@ -23,7 +23,8 @@ from pydantic import AfterValidator, Field
 from dpflow.core.accounting import renyi
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import Approximate, BoundedRange, Event, Pure
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Records, SortedValues
 from dpflow.core.contract.strict_models import Exact
@@ -221,7 +222,8 @@ def report(
     """The document of a result: the method, whether its accuracy is proven at this size, what it
     called.
 
-    "proven" is at ``rows`` rows: where nobody has counted them,
+    ``assumes`` among the rest says what the data must fulfil for that; the privacy cost holds
+    without it. "proven" is at ``rows`` rows: where nobody has counted them,
     `dpflow_private_learning.building_blocks.noisy_row_count` takes it back.
     """
     if rows is None:

@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.contract.strict_models import Exact
@@ -281,6 +282,7 @@ class LearnSemiPrivate(_ByScore):
             calls,
             public_points=self._points_used(params),
             public_points_for_proof=self._points_needed(params),
+            assumes="public points and rows come from one source, and some rule gives every label",
         )
 
     def _points_used(self, params: LearnSemiPrivateParams) -> int:
@@ -303,10 +305,7 @@ class LearnSemiPrivate(_ByScore):
         if self._has_enough_points(params):
             rows = labelled_rows_needed(size, params.alpha, params.beta, epsilon)
             theorem = f"section 6.2, from {self._points_needed(params)} public points on"
-            assumes = "public points and rows come from one source, and some rule gives every label"
-            return ErrorPromise(
-                params.alpha, f"{WRONG}, fresh ones", params.beta, theorem, rows, assumes=assumes
-            )
+            return ErrorPromise(params.alpha, f"{WRONG}, fresh ones", params.beta, theorem, rows)
         # The best of so few rules may be far from the best one, however many rows there are.
         best = super()._promise_of(params, size, epsilon)
         return replace(best, what=f"{best.what} of the {size} rules that the public points give")

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
@@ -108,12 +109,7 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
         if most is None or most >= n:
             rows = self._proof_rows(params, n, float(epsilon))
             return ErrorPromise(
-                params.alpha,
-                f"{WRONG}, fresh ones",
-                params.beta,
-                "Theorem 6.2, repaired",
-                rows,
-                assumes="some rule of the class gives every label",
+                params.alpha, f"{WRONG}, fresh ones", params.beta, "Theorem 6.2, repaired", rows
             )
         # The best of fewer rules may be far from the best one, however many rows there are.
         rules = (most * (most + 1) // 2) ** len(params.columns) + 1
@@ -139,6 +135,7 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
             needed=self._proof_rows(params, n, float(epsilon)),
             rows=params.rows,
             rules=str(len(rules)),
+            assumes="some rule of the class gives every label",
             **describe_rule(best, columns),
         )
         return Result((Row("", "rule", document["sql"]),), document)

@@ -82,14 +82,7 @@ class LearnPoints(common.ReadsLabels, Counted[LearnPointsParams]):
         epsilon, delta = common.per_row(params.epsilon, params.delta, table)
         moves = 2 if params.selection == "literal" else common.moves(table)
         rows = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)
-        return ErrorPromise(
-            params.alpha,
-            WRONG,
-            params.beta,
-            "Lemma 3.2, repaired",
-            rows,
-            assumes="all positive rows have one value, and no others do",
-        )
+        return ErrorPromise(params.alpha, WRONG, params.beta, "Lemma 3.2, repaired", rows)
 
     def draw_at_rows(
         self, params: LearnPointsParams, table: Table, answer: Answer, source: Source
@@ -117,6 +110,7 @@ class LearnPoints(common.ReadsLabels, Counted[LearnPointsParams]):
             needed=proof_rows,
             rows=params.rows,
             status=status,
+            assumes="all positive rows have one value, and no others do",
             **describe_rule(hypothesis, {params.column: column}),
         )
         value = None if point is None else column.grid_value(low + point)

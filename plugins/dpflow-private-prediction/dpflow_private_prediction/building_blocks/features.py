@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.requests import RecordArrays, Records
 from dpflow.errors import PlanRefused

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.requests import SortedValues, ValueCounts, row_limit
 from dpflow.tables.access import sql
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch

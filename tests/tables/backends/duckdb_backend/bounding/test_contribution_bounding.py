@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, UnboundedValues
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import TableUnreadable
 from dpflow.tables.access import sandbox

@@ -8,7 +8,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.requests import GroupedSums, Groups
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.access import sql

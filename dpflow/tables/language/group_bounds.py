@@ -1,0 +1,174 @@
+"""Contribution bounds of what is computed: what follows from those that are declared for its columns.
+
+Every rule is a fact about any rows: a function of a column has no more groups than the column, a
+period no more than those that a declared period touches, several columns no more than the product
+of theirs. So where the declared bounds cut nothing, the inherited ones cut nothing either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from dpflow.core.contract.contribution import MAX_GROUPS, MAX_ROWS, TOUCHED, Limit
+from dpflow.core.contract.declaration import Table
+from dpflow.tables.language.nodes import Node
+
+#: Parts of a date that a period decides; but for the year, several periods have one part.
+_PART_PERIODS = {"year": "year", "quarter": "quarter", "month": "month"}
+#: Parts of a time that no day decides.
+_TIME_PARTS = ("hour", "minute")
+#: What may have a key where its column has none.
+_TAKE_NULL = {"CASE", "IS NULL", "AND", "OR", "coalesce", "least", "greatest"}
+
+Limits = tuple[Limit | None, Limit | None]
+
+
+def inherit_bounds(table: Table, name: str, nodes: Mapping[str, Node]) -> Table:
+    """The declaration in which a computed column, or one of a dimension, has the groups and rows per
+    group that follow; unchanged where it declares its own, or nothing follows.
+
+    Args:
+        nodes: expressions of the computed columns, by name.
+    """
+    column = table.column(name)
+    inherited = column.inherit(*_limit_column(table, name, nodes))
+    if inherited == column:
+        return table
+    return table.model_copy(update={"columns": {**table.columns, name: inherited}})
+
+
+def _limit_column(table: Table, name: str, nodes: Mapping[str, Node]) -> Limits:
+    """Groups that one unit reaches in a column, and rows in each."""
+    column = table.column(name)
+    groups, rows = column.limit_groups(name), column.limit_rows(name)
+    if column.parts is not None:
+        derived = _limit_several(table, [nodes.get(part, part) for part in column.parts], nodes)
+    elif name in nodes:
+        derived = _limit_node(table, nodes[name], nodes)
+    else:
+        derived = _limit_dimension(table, name)
+    return groups or derived[0], rows or derived[1]
+
+
+def _limit_dimension(table: Table, name: str) -> Limits:
+    """A dimension's column is a function of the key that it is joined on."""
+    alias, *rest = table.split_name(name)
+    join = next((one for one in table.joins if rest and one.name == alias), None)
+    if join is None or join.kind != "dimension" or join.left_column not in table.columns:
+        return None, None
+    return _limit_function(table, join.left_column)
+
+
+def _limit_node(table: Table, node: Node, nodes: Mapping[str, Node]) -> Limits:
+    """The same of an expression."""
+    names = sorted(node.column_names())
+    period, inner = _find_period(node)
+    if inner in table.columns and table.columns[inner].expression is None:
+        if period is None:
+            return _limit_column(table, inner, nodes)
+        groups, rows = _limit_period(table, inner, period)
+        # A month of any year holds the rows of several months.
+        rows = None if node.op in ("quarter", "month") else rows
+        return groups, _least(rows, _limit_function(table, inner)[1])
+    if not names or (node.op in _TIME_PARTS and not isinstance(table.column(names[0]).groups, int)):
+        return None, None
+    # A group may hold all combinations of the columns' groups, and one of rows without a value.
+    limits = [_limit_function(table, name, takes_null=_takes_null(node)) for name in names]
+    groups = _multiply([of_groups for of_groups, _ in limits])
+    rows = None
+    if len(names) == 1 and not _takes_null(node):
+        rows = limits[0][1]
+    return groups, rows
+
+
+def _takes_null(node: Node) -> bool:
+    """Whether an expression may have a value where a column of it has none."""
+    inner = (arg for arg in node.args if isinstance(arg, Node))
+    return node.op in _TAKE_NULL or any(map(_takes_null, inner))
+
+
+def _limit_period(table: Table, name: str, period: str) -> Limits:
+    """Of a period of a column. A number that is declared beside public keys is about those alone."""
+    column = table.columns[name]
+    groups, rows = column.limit_groups(name, period), column.limit_rows(name, period)
+    if column.public_keys is not None:
+        groups = None if isinstance(column.groups, int) else groups
+        rows = None if isinstance(column.rows_per_group, int) else rows
+    return groups, rows
+
+
+def _find_period(node: Node) -> tuple[str | None, str]:
+    """The period of a column that an expression is a function of, as one to one as a period is, and
+    that column; None for the column itself. An empty name where it is another expression.
+    """
+    if node.op == "column":
+        return None, ".".join(node.args[0])
+    period, inner = _PART_PERIODS.get(node.op), node.args[0] if node.args else None
+    if node.op == "date_trunc":
+        period, inner = str(node.args[0].args[0]), node.args[1]
+    elif node.op == "CAST" and node.args[1] == "DATE":
+        period = "day"
+    if period in TOUCHED and isinstance(inner, Node) and inner.op == "column":
+        return period, ".".join(inner.args[0])
+    return None, ""
+
+
+def _limit_function(table: Table, name: str, takes_null: bool = False) -> Limits:
+    """Of any function of a column: its groups hold whole groups of the column, and what has no value.
+    Limits beside public keys are about those alone, and say nothing.
+    """
+    column = table.column(name)
+    groups, rows = column.limit_groups(name), column.limit_rows(name)
+    if groups is None or column.public_keys is not None:
+        return None, None
+    if takes_null:
+        return Limit(min(groups.number + 1, MAX_GROUPS), groups.source), None
+    if rows is None:
+        return groups, None
+    number = min(groups.number * rows.number, MAX_ROWS)
+    return groups, Limit(number, f"{groups.source}, {rows.source}")
+
+
+def _limit_several(
+    table: Table, members: Sequence[Node | str], nodes: Mapping[str, Node]
+) -> Limits:
+    """Of several columns and expressions together: those of one column have no more groups than that
+    column, others have as many as the product; no group has more rows than one of its keys has.
+    """
+    limits: dict[tuple[str, ...], list[Limits]] = {}
+    periods: dict[tuple[str, ...], list[str | None]] = {}
+    names: tuple[str, ...]
+    for member in members:
+        if isinstance(member, str):
+            names, limit = (member,), _limit_column(table, member, nodes)
+        else:
+            names, limit = tuple(sorted(member.column_names())), _limit_node(table, member, nodes)
+        limits.setdefault(names, []).append(limit)
+        period = "day" if isinstance(member, str) else _find_period(member)[0]
+        periods.setdefault(names, []).append(period)
+    groups: list[Limit | None] = []
+    for names, several in limits.items():
+        # A period that decides all of these periods has no fewer groups than they have together.
+        deciding = [
+            _limit_period(table, name, period)[0]
+            for name in names[: len(names) == 1]
+            for period in TOUCHED
+            if all(TOUCHED.get(one or "", {}).get(period) == 1 for one in periods[names])
+        ]
+        own = _limit_function(table, names[0], True)[0] if len(names) == 1 else None
+        groups.append(_least(_multiply([limit for limit, _ in several]), own, *deciding))
+    rows = [one for several in limits.values() for _, one in several if one is not None]
+    return _multiply(groups), min(rows, default=None)
+
+
+def _least(*limits: Limit | None) -> Limit | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _multiply(limits: Sequence[Limit | None]) -> Limit | None:
+    known = [limit for limit in limits if limit is not None]
+    if len(known) < len(limits) or not known:
+        return None
+    number = min(math.prod(limit.number for limit in known), MAX_GROUPS)
+    return Limit(number, " and ".join(dict.fromkeys(limit.source for limit in known)))

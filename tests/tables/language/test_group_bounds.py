@@ -1,0 +1,187 @@
+"""Bounds of what is computed of a column cut nothing where the declared ones cut nothing."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections import defaultdict
+from typing import Any
+
+import duckdb
+import pytest
+from pydantic import ValidationError
+
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.contribution import TOUCHED
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.strict_models import describe_problems
+from dpflow.tables import declare_groups
+
+#: Groupings of a date, a key and a number, as DuckDB takes them too.
+GROUPINGS = (
+    *(f"date_trunc('{period}', day)" for period in TOUCHED),
+    *("day", "year(day)", "month(day)", "quarter(day)", "dayofweek(day)", "day(day)", "city"),
+    "CASE WHEN day > '2020-03-01' THEN 'late' ELSE 'early' END",
+    "CASE WHEN x > 4 AND city = 'a' THEN 'one' ELSE 'other' END",
+    "x > 3",
+    "coalesce(x, 99)",
+    "x IS NULL",
+    "date_trunc('month', day) IS NULL",
+    *("city, day", "city, date_trunc('month', day)", "year(day), month(day)", "city, x"),
+)
+FIRST = dt.date(2019, 12, 20)
+
+
+def declare(columns: dict[str, Any], rows: int = 10**6) -> Table:
+    return Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": rows},
+            "columns": columns,
+        }
+    )
+
+
+def test_a_period_touches_no_more_of_another_than_the_calendar_has() -> None:
+    """Every pair of periods, day by day over a cycle of leap years and weeks."""
+    names = {
+        "day": lambda day: day,
+        "week": lambda day: day.toordinal() // 7 - (day.toordinal() % 7 == 0),
+        "month": lambda day: (day.year, day.month),
+        "quarter": lambda day: (day.year, (day.month - 1) // 3),
+        "year": lambda day: day.year,
+    }
+    days = [dt.date(2000, 1, 1) + dt.timedelta(i) for i in range(366 * 28)]
+    for of, inner in names.items():
+        for period, outer in names.items():
+            touched = defaultdict(set)
+            for day in days:
+                touched[outer(day)].add(inner(day))
+            assert TOUCHED[of][period] == max(map(len, touched.values())), (of, period)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_inherited_bounds_cut_nothing_that_declared_ones_keep(seed: int) -> None:
+    """Rows of one unit at random, declared exactly: every grouping has no more groups, and no more
+    rows in one, than what it inherits; each inherits something.
+    """
+    rng = random.Random(seed)
+    rows = [
+        (
+            FIRST + dt.timedelta(rng.randrange(9 + 40 * seed)) if rng.random() < 0.9 else None,
+            rng.choice(["a", "b", "c", None]),
+            rng.choice([*range(8), None]),
+        )
+        for _ in range(rng.randrange(2, 60))
+    ]
+    rows.append((FIRST, "a", 0))
+    periods = rng.sample(sorted(TOUCHED), rng.randrange(1, 4))
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE t (day DATE, city VARCHAR, x INTEGER)")
+        connection.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
+
+        def measure(by: str) -> tuple[int, int]:
+            # Rows without a key are in no group.
+            found = connection.execute(f"SELECT {by}, count(*) FROM t GROUP BY ALL").fetchall()
+            sizes = [size for *key, size in found if None not in key]
+            return max(len(sizes), 1), max(sizes, default=1)
+
+        exact = {period: measure(f"date_trunc('{period}', day)") for period in periods}
+        columns: dict[str, Any] = {
+            "day": {
+                "groups": {period: groups for period, (groups, _) in exact.items()},
+                "rows_per_group": {period: most for period, (_, most) in exact.items()},
+            },
+            **{
+                name: dict(zip(("groups", "rows_per_group"), measure(name), strict=True))
+                for name in ("city", "x")
+            },
+        }
+        table = declare(columns)
+        for by in GROUPINGS:
+            declared, name = declare_groups(table, by)
+            groups, most = measure(by)
+            inherited = declared.bounds_for(name)
+            assert groups <= inherited.groups and most <= inherited.rows_per_group, by
+            assert declared.limits_for(name)[0].source.startswith("groups of "), by
+
+
+def test_where_a_bound_comes_from_is_said() -> None:
+    """By the declaration's own words; what is declared for an expression itself wins."""
+    table = declare(
+        {
+            "day": {"groups": {"day": 30, "month": 12}, "rows_per_group": 2},
+            "month": {"expression": "date_trunc('month', day)"},
+            "own": {"expression": "date_trunc('month', day)", "groups": 5},
+            "city": {},
+        },
+        rows=60,
+    )
+    found = {}
+    for by in ("month", "own", "date_trunc('week', day)", "city", "city, day"):
+        declared, name = declare_groups(table, by)
+        found[by] = declared.bounds_for(name).groups, declared.limits_for(name)[0].source
+    assert found == {
+        "month": (12, "groups of day: {month: 12}"),
+        "own": (5, "groups of own: 5"),
+        "date_trunc('week', day)": (30, "groups of day: {day: 30}"),
+        # As many groups as rows that count: a unit can be in no more.
+        "city": (60, "contribution_bounds.rows"),
+        "city, day": (60, "contribution_bounds.rows"),
+    }
+
+
+def test_limits_beside_public_keys_are_about_these_keys() -> None:
+    """A unit may have rows of other keys, which an expression sees; by period they are for all rows."""
+    days = {"public_keys": ["2020-01-01"], "rows_per_group": 2}
+    table = declare({"city": {"public_keys": ["a", "b"], "groups": 1}, "day": days | {"groups": 3}})
+    for by in (
+        "lower(city)",
+        "CASE WHEN city = 'c' THEN 'x' ELSE 'y' END",
+        "date_trunc('month', day)",
+    ):
+        declared, name = declare_groups(table, by)
+        assert declared.limits_for(name)[0].source == "contribution_bounds.rows", by
+    declared, name = declare_groups(table, "city, day")
+    assert declared.bounds_for(name).groups == 3
+    table = declare({"day": days | {"groups": {"month": 4}}})
+    declared, name = declare_groups(table, "date_trunc('month', day)")
+    assert declared.bounds_for(name).groups == 4
+
+
+def test_a_dimension_has_no_more_groups_than_its_key() -> None:
+    table = declare({"city": {"groups": 2}, "town.area": {}})
+    join = {"relation": "towns", "name": "town", "kind": "dimension", "on": {"city": "name"}}
+    table = Table.model_validate(table.model_dump() | {"joins": [join]})
+    declared, name = declare_groups(table, "town.area")
+    assert declared.bounds_for(name).groups == 2
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"groups": {"day": 0}}, "must be greater than or equal to 1"),
+        ({"groups": {"mnth": 3}}, "did you mean 'month'"),
+        ({"rows_per_group": {}}, "name at least one of day, week"),
+        ({"groups": "many"}, "must be a whole number"),
+        ({"lower": 0, "upper": 9, "groups": {"day": 3}}, "by day or month are for dates"),
+    ],
+)
+def test_a_wrong_limit_is_a_sentence(column: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Column.model_validate(column)
+    assert message in describe_problems(refused.value)
+
+
+def test_counts_of_rows_cost_nothing_more_for_undeclared_groups() -> None:
+    """A unit of at most R rows moves counts by R, in however many groups they are."""
+    from dpflow.core.toolbox.noise import group_sensitivity
+
+    one = declare({"k": {"groups": 1}}, rows=7)
+    many = declare({"k": {}}, rows=7)
+    assert many.bounds_for("k") == (7, 7, 7) and one.bounds_for("k") == (1, 7, 7)
+    for keys in (3, 20, None):
+        moves = [group_sensitivity(table, "k", keys, -3, 5, 7) for table in (one, many)]
+        assert moves[0] == moves[1]
