@@ -10,9 +10,12 @@ DBT_STAMP := .venv-dbt/.dpflow-installed
 SPARK_STAMP := .venv-spark/.dpflow-installed
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint slow integration audit certificates release browser docs wheels compat dbt spark coverage bench experiments oracle lock clean
+.PHONY: help setup demo up down test lint slow integration audit certificates release browser docs wheels compat dbt spark coverage bench experiments oracle lock clean
 
-setup: $(STAMP)
+help:  # this list
+	@sed -n 's/^\([a-z][a-z]*\):[^#]*# */\1\t/p' Makefile | expand -t 14
+
+setup: $(STAMP)  # build .venv from the pinned, hashed lock
 
 $(STAMP): requirements.lock pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit("dpflow needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: run make PYTHON=python3.12 (or another one of these)." % v)'
@@ -22,25 +25,25 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --no-build-isolation $(addprefix --editable ,$(DISTRIBUTIONS))
 	@touch $@
 
-demo: setup
+demo: setup  # a real Airflow releases fourteen days of flights; writes demo/report.html; a minute
 	@$(BIN)/dpflow demo
 
-up: setup
+up: setup  # Airflow's UI on the demo's state
 	@$(BIN)/dpflow demo --up
 
-down: setup
+down: setup  # stop it
 	@$(BIN)/dpflow demo --down
 
 # A test that waits for what never comes fails after 5 minutes and is named, and the others go on. By a signal: the other
 # method ends the worker, and pytest-xdist gives the same test to the next one.
-test: setup
+test: setup  # all tests that need no browser, no Java and no root
 	$(BIN)/pytest -p no:cacheprovider -q -n 2 --dist loadscope --no-loadscope-reorder --timeout 300 --timeout-method signal
 
 # Hours on a busy machine with two cores. Deaths at every line take most of them: on the engine 14 minutes for each life on
 # SQLite and 19 to 36 on PostgreSQL, on the ledger 3 to 6; 200 deaths at random times take 6, each 1,000 rounds of the adversary 9.
 # With two workers on a fast machine all 42 tests of ledger and releases took 32 minutes.
 # 100,000 planned random queries take 40 minutes of CPU in twenty chunks, 2,000 executed ones 10 in ten: each chunk is its seed.
-slow: setup $(DBT_STAMP) spark
+slow: setup $(DBT_STAMP) spark  # whole matrices and deaths at every line: hours
 	$(BIN)/pytest -p no:cacheprovider -q -m slow --timeout 7200 --timeout-method signal
 
 audit: setup  # a minute of CPU time for a mechanism at most, two at a time; writes docs/research/audits.md
@@ -56,13 +59,13 @@ release: certificates  # wheels that ship audits of their own code, of every mec
 	$(MAKE) wheels
 
 # Whole deployments: two schedulers, 500 releases and killed workers; the image's environment; the walk in a browser.
-integration: wheels
+integration: wheels  # whole deployments: two schedulers, 500 releases, killed workers
 	$(BIN)/pytest -p no:cacheprovider -q -m integration --timeout 3600 --timeout-method signal
 
-browser: setup
+browser: setup  # pages in Debian's chromium
 	$(BIN)/pytest -p no:cacheprovider -q -m browser
 
-docs: setup
+docs: setup  # the site, strictly
 	$(BIN)/mkdocs build --strict --quiet
 
 wheels: setup  # wheels and sdists of all distributions, by the build backend in .venv: no network, and no stale audit
@@ -94,10 +97,10 @@ spark: $(SPARK_STAMP)  # the backend's tests on a master, two workers and a serv
 	DPFLOW_TEST_SPARK=cluster $(BIN)/pytest -p no:cacheprovider -q -m "slow or not slow" --timeout 1800 --timeout-method signal \
 		tests/tables/backends/spark_backend
 
-bench: setup
+bench: setup  # speed, as ratios to floors and peers of the same run
 	$(BIN)/python -m bench
 
-experiments: setup
+experiments: setup  # the figures of docs/research/experiments.md
 	$(BIN)/python -m experiments
 
 coverage: setup  # asks dpflow, Qrlew and SmartNoise the same queries; writes docs/research/sql-coverage.md; five minutes
@@ -107,7 +110,7 @@ oracle: setup  # records what dp-accounting says, in an environment of its own: 
 	$(BIN)/uv run --quiet --isolated --no-project --python $(BIN)/python --with dp-accounting==0.6.0 \
 		python tests/core/accounting/oracle_dp_accounting.py
 
-lint: setup
+lint: setup  # format, types, imports, rooms and references
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
@@ -117,7 +120,7 @@ lint: setup
 	$(BIN)/python -m checks.rooms
 	$(BIN)/python -m checks.references
 
-lock: setup
+lock: setup  # resolve all locks again
 	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file requirements.lock
 	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --extra all --constraint requirements.lock --universal --python-version 3.11 \
@@ -130,7 +133,7 @@ lock: setup
 	echo pyspark==$$(sed -n 's/^pyspark-client==\([0-9.]*\).*/\1/p' requirements.lock) | VIRTUAL_ENV=.venv $(BIN)/uv pip compile - \
 		--universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet --upgrade --output-file checks/spark_cluster.lock
 
-clean: down
+clean: down  # remove everything that was built
 	rm -rf .venv .venv-compat .venv-dbt .venv-spark demo build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

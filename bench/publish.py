@@ -9,7 +9,7 @@ from pathlib import Path
 import duckdb
 
 from bench.timing import show, wall_and_cpu
-from dpflow.core.contract.results import Row
+from dpflow.core.contract.results import Result, Row
 from dpflow.tables import PublishedRelease, publish
 
 ROWS = 1_000_000
@@ -23,7 +23,9 @@ def main() -> None:
 
         def ours() -> None:
             name = f"r{next(number)}"
-            publish(file, name, PublishedRelease(name, name, "", "histogram", "0.5", "0", rows))
+            publish(
+                file, name, PublishedRelease(name, name, "", "histogram", "0.5", "0", Result(rows))
+            )
 
         def by_duckdb() -> None:
             with duckdb.connect(str(file)) as connection:

@@ -49,13 +49,13 @@ PUBLISH = """
 import datetime as dt, sys
 from pathlib import Path
 from dpflow.core.contract.distribution import SHARE_BELOW
-from dpflow.core.contract.results import Row, Synthetic
+from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.tables import PublishedRelease, publish, publish_answers
 from dpflow.tables.public.named_tables import AnswerRun, publish_view
 file, made = Path(sys.argv[1]), Synthetic((("n", "whole"), ("big", "huge")), ((1, 2**100),))
 for name in ("a", "b"):
     rows = (Row("1", SHARE_BELOW, 0.5, 0.1), Row("2013-01-01", "count", 3, 1.0))
-    publish(file, "releases", PublishedRelease(name, "daily", "", "cdf", "1", "0", rows, made))
+    publish(file, "releases", PublishedRelease(name, "daily", "", "cdf", "1", "0", Result(rows, {}, made)))
     run = AnswerRun("", f"2026-01-0{1 + (name == 'b')}T00:00:00", dt.datetime(2026, 2, 1))
     publish_view(file, "answer", [("n", "BIGINT", [7]), ("day", "DATE", [dt.date(2026, 1, 1)])], run)
     publish_answers(file, "points", "s", ["k"], [1.0])

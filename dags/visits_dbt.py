@@ -17,10 +17,11 @@ with DAG(
     default_args={"retries": 3, "retry_delay": timedelta(minutes=5)},
     tags=["dpflow"],
 ):
-    # DPFLOW_LEDGER, or dpflow.yml beside the project, says which ledger pays.
+    # DPFLOW_LEDGER, or dpflow.yml beside the project, says which ledger pays. Paths of the profile begin there, too.
     BashOperator(
         task_id="build",
-        bash_command="dbt build --project-dir {{ var.value.dbt_project }} --profiles-dir {{ var.value.dbt_project }}",
+        bash_command="dbt build",
+        cwd="{{ var.value.dbt_project }}",
         append_env=True,
         outlets=[Asset("visits_models")],
     )

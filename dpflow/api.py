@@ -12,8 +12,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.engine.prediction.session import PredictionSession
 from dpflow.engine.releases.execute import Receipt
 from dpflow.engine.releases.execute import release as run
-from dpflow.engine.releases.plan import Plan, make_plan
-from dpflow.engine.releases.released_bounds import insert_bounds
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.planned_request import plan_request
 from dpflow.engine.releases.request import Publish, parse_request
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session import Session
@@ -36,7 +36,7 @@ def plan(
     *,
     name: str,
     scope: str | None = None,
-    blocks: Sequence[str] = (),
+    blocks: Sequence[str] | None = None,
     where: str | None = None,
     bounds: Sequence[str] = (),
     contribution_bounds: Mapping[str, int] | None = None,
@@ -53,14 +53,15 @@ def plan(
         table: a declaration, its name in ``dpflow.yml``, or the path of its file.
         name: which release this is; the same name, revision and content again is free.
         scope: which budget pays; that of ``dpflow.yml`` if left out.
-        blocks: the blocks it reads, for a table that protects per block.
+        blocks: the blocks it reads, for a table that protects per block; never an empty list.
         where: a condition on declared columns, e.g. ``"age >= 18 AND city = 'Oslo'"``; only rows
         that fulfil it are read.
         bounds: names of settled searches for bounds, which the plan takes from the ledger
         (`dpflow.engine.releases.released_bounds`).
         contribution_bounds: how much one unit contributes to this release, where that differs from
         the declaration, e.g. ``{"groups": 12, "rows_per_group": 3}``.
-        ledger: where these searches are; nothing else is read from it, and nothing without ``bounds``.
+        ledger: where these searches are, and whose grants say which noise is held; nothing else is
+        read from it. Without it the release chooses noise that its scope holds.
         publish: where the result is copied to; the output of ``dpflow.yml`` if left out.
         params: the mechanism's parameters, e.g. ``by="carrier", epsilon="0.5"``.
 
@@ -74,21 +75,20 @@ def plan(
         "mechanism": mechanism,
         # Never looked up: the declaration is here.
         "table": Path(table.name),
-        "blocks": [blocks] if isinstance(blocks, str) else blocks,
         "where": where,
         "bounds": tuple(bounds),
         "contribution_bounds": contribution_bounds,
         "revision": revision,
         "params": params,
     }
+    if blocks is not None:
+        fields["blocks"] = [blocks] if isinstance(blocks, str) else blocks
     fields |= {} if scope is None else {"scope": scope}
     fields |= {} if publish is None else {"publish": publish}
     # Paths are taken from the working directory.
     request = parse_request(fields, Path())
-    book = open_ledger(ledger) if bounds else None
-    return make_plan(
-        request, registry or Registry.load(), insert_bounds(request, book, table=table)
-    )
+    book = open_ledger(ledger) if bounds or ledger is not None else None
+    return plan_request(request, registry or Registry.load(), book, table=table)
 
 
 def open_ledger(ledger: LedgerPlace = None) -> Ledger:

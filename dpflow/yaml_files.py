@@ -57,7 +57,7 @@ def parse_yaml(text: str, *, texts_only: bool = False) -> Any:
     return yaml.load(text, _TextLoader if texts_only else _SafeLoader)  # noqa: S506
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """What a JSON text says. Raises ValueError, also where an object has a key twice."""
     return json.loads(text, object_pairs_hook=_make_object)
 

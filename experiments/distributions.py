@@ -76,7 +76,9 @@ def ask_cdf(values: Values, epsilon: Fraction, source: Source, table: Table = TA
     params = mechanism.Params.model_validate({"column": "x", "epsilon": str(epsilon)})
     column = kind((values.astype(float),), len(values))
     found = Distribution.from_result(mechanism.draw(params, table, column, source))
-    return [float(found.quantile(p).value or 0) for p in DECILES]
+    answers = map(found.quantile, DECILES)
+    # Where only a bound is known, that is the best guess.
+    return [float(next((x for x in (a.value, a.low, a.high) if x is not None), 0)) for a in answers]
 
 
 def ask_cdf_in_range(values: Values, epsilon: Fraction, source: Source) -> list[float]:

@@ -205,7 +205,11 @@ def deciles(result: Result, connection: duckdb.DuckDBPyConnection) -> float:
     found = Distribution.from_result(result)
     errors = []
     for p in np.arange(1, 10) / 10:
-        value = float(found.quantile(float(p)).value)
+        answer = found.quantile(float(p)).value
+        if answer is None:
+            errors.append(max(p, 1 - p))
+            continue
+        value = float(answer)
         low, high = (
             np.searchsorted(values, value, side) / len(values) for side in ("left", "right")
         )

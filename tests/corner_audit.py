@@ -18,6 +18,7 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
 from dpflow.core.contract.requests import (
     CellGrid,
+    CountedSums,
     GroupedSums,
     GroupEstimates,
     GroupMoments,
@@ -204,6 +205,8 @@ def list_questions(corner: Corner, form: Form) -> Iterator[Question]:
         _checker(UnitScores((x,)), form),
         lambda t, _: _bad_numbers(t, t.unit_rows((x,), ())[1]),
     )
+    for skips in (False, True):
+        yield _ask_units(x, form, skips)
     for measures in (("n", "x", "xx"), ("n", "xy", "yy", "equal")):
         yield _ask_moments(GroupMoments(GROUPS, (x, y), measures), form)
     for text in EXPRESSIONS:
@@ -270,6 +273,9 @@ def _ask_open(request: UnboundedValues) -> Callable[[PrivateTable, Steps], str]:
         with table.open_answer(request, ()) as column:
             rows = column.rows.tolist()
             column.sample_values(2)
+            if (units := column.count_units()) > len(steps):
+                return f"{units} units, not {len(steps)}"
+            assert column.public_size is None or column.public_size
             for exponent, trim in GRIDS:
                 codes = range(len(rows))
                 bins = column.count_cells({c: CellGrid(exponent, trim) for c in codes})
@@ -280,6 +286,21 @@ def _ask_open(request: UnboundedValues) -> Callable[[PrivateTable, Steps], str]:
         return ""
 
     return ask
+
+
+def _ask_units(x: str, form: Form, skips: bool) -> Question:
+    """How many units holdout groups are made of, and sums beside that number."""
+    counted = CountedSums(values=((x, 0),))
+
+    def ask(table: PrivateTable, steps: Steps) -> str:
+        for columns in ((), (x,)):
+            units = table.grouped_units(columns, form.blocks, skips_missing=skips)
+            if not units.doubt and units.number != len(steps):
+                return f"{units.number} units, not {len(steps)}"
+        table.answer(counted, form.blocks)
+        return ""
+
+    return Question(f"units, missing ones skipped: {skips}", _checker(counted, form), ask)
 
 
 def _bad_numbers(table: PrivateTable, columns: Mapping[str, Any]) -> str:

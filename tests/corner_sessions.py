@@ -159,6 +159,7 @@ def _visit(door: Door, table: Table, corner: Corner, home: Path) -> Iterator[Any
 def _predict(planned: Any, ledger: Ledger, corner: Corner) -> Any:
     session = open_predictions(planned, ledger)
     session.learn_models()
-    ends = (corner.low * corner.step, corner.high * corner.step)
-    points = [[end] * len(planned.params.features) for end in ends]
+    ends = [end * corner.step for end in (corner.low, corner.high)]
+    numbers = [int(end) if end.denominator == 1 else float(end) for end in ends]
+    points = [[number] * len(planned.params.features) for number in numbers]
     return [answer is None for answer in session.predict(points)]

@@ -11,5 +11,4 @@ SAIL = version("pysail")
 
 def declare_source(server: str, table: Any) -> dict[str, Any]:
     """A table's ``source`` on either kind of server."""
-    source = {"spark": server, "table": str(table), "trusted_server": SAIL}
-    return source | {"microsecond_times": True, "exact_decimals": True}
+    return {"spark": server, "table": str(table), "trusted_server": SAIL}

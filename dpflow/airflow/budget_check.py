@@ -83,13 +83,16 @@ class BudgetCheckOperator(PrivacyOperator):
         from dpflow.engine import make_plan
         from dpflow.engine.planning.precheck import PlanInRun
         from dpflow.engine.releases.released_bounds import suppose_bounds
+        from dpflow.engine.releases.scope_filters import ScopeFilters
         from dpflow.registry import Registry
 
         registry, folder, run = Registry.load(), dag_folder(context), identify_run(context)
 
         def plan_request(request: ReleaseRequest) -> Plan:
             # A search for bounds in the same run is not settled yet: plan with very wide ones.
-            return make_plan(request, registry, suppose_bounds(request, ledger, run))
+            return make_plan(
+                request, registry, suppose_bounds(request, ledger, run), ScopeFilters(ledger)
+            )
 
         if self.names_releases:
             releases = list_releases(self.releases)
@@ -109,5 +112,5 @@ class BudgetCheckOperator(PrivacyOperator):
                 task_id,
                 ask.ordinal,
             )
-            for task_id, ask in list_downstream(self, context, ledger)
+            for task_id, ask in list_downstream(self, context, ScopeFilters(ledger))
         ]

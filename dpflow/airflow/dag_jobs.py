@@ -24,9 +24,9 @@ from typing import Any
 
 from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task, span_text
 from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
-from dpflow.ledger import Ledger
 
 Context = Mapping[str, Any]
 #: Queries of one task whose plans are kept.
@@ -38,14 +38,14 @@ def read_dags(
     *,
     start: dt.datetime | None = None,
     every: dt.timedelta | None = None,
-    ledger: Ledger | None = None,
+    filters: ScopeFilters = UNKNOWN_FILTERS,
 ) -> tuple[list[Job], set[Path]]:
     """The DAGs of a file or folder that charge anything, and the release files they read.
 
     Args:
         start: the first date to plan, for every DAG; by default a DAG's own start date, else now.
         every: how often to assume a DAG runs that has no timetable; by default once.
-        ledger: whose grants say which noise a query's scope can pay.
+        filters: say which noise a query's scope can hold.
 
     Raises:
         InvalidInput: a file that cannot be imported, a template that planning cannot render.
@@ -84,7 +84,7 @@ def read_dags(
     files: set[Path] = set()
     jobs = []
     for dag in bag.dags.values():
-        read = (_read_task(dag, operator, files, ledger) for operator in dag.tasks)
+        read = (_read_task(dag, operator, files, filters) for operator in dag.tasks)
         tasks = tuple(task for task in read if task)
         if tasks:
             runs, cadence = _list_runs(dag, start, every)
@@ -187,7 +187,7 @@ def _make_run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def _read_task(dag: Any, operator: Any, files: set[Path], ledger: Ledger | None) -> Task | None:
+def _read_task(dag: Any, operator: Any, files: set[Path], filters: ScopeFilters) -> Task | None:
     """What a task asks for; None if it charges nothing."""
     # A mapped operator names its class, and the field belongs to the class.
     field = getattr(getattr(operator, "operator_class", type(operator)), "request_field", None)
@@ -201,7 +201,9 @@ def _read_task(dag: Any, operator: Any, files: set[Path], ledger: Ledger | None)
         note = "in a mapped task group: each of its instances charges this"
     folder = Path(dag.fileloc).parent
     if field == "sql":
-        makers = [_query_maker(dag, operator, arguments, folder, ledger) for arguments in instances]
+        makers = [
+            _query_maker(dag, operator, arguments, folder, filters) for arguments in instances
+        ]
     else:
         make = _contract_maker if field == "contract" else _request_maker
         makers = [
@@ -214,7 +216,7 @@ def _read_task(dag: Any, operator: Any, files: set[Path], ledger: Ledger | None)
 
 
 def list_downstream(
-    operator: Any, context: Context, ledger: Ledger
+    operator: Any, context: Context, filters: ScopeFilters
 ) -> list[tuple[str, PlannedRelease]]:
     """What the release and holdout tasks below a running task ask for in its run, by task id.
 
@@ -223,7 +225,7 @@ def list_downstream(
         charges.
     """
     relatives = operator.get_flat_relatives(upstream=False)
-    read = (_read_task(context["dag"], below, set(), ledger) for below in relatives)
+    read = (_read_task(context["dag"], below, set(), filters) for below in relatives)
     tasks = [task for task in read if task]
     unknown = [task for task in tasks if task.note]
     # What only a run knows may be any amount: refuse, instead of checking too little.
@@ -368,7 +370,7 @@ def _query_maker(
     operator: Any,
     arguments: Mapping[str, Any],
     folder: Path,
-    ledger: Ledger | None,
+    filters: ScopeFilters,
 ) -> Callable[[Context], list[PlannedRelease]]:
     """As `_request_maker`, for a query: the releases that answer it in a run."""
     # Not at the top: Airflow must not be imported before `_use_temporary_home` was called.
@@ -394,7 +396,9 @@ def _query_maker(
             if len(requests) >= _MOST_QUERIES:
                 requests.clear()
             try:
-                plan = plan_query({**fields, **filled, "blocks": blocks}, folder, registry, ledger)
+                plan = plan_query(
+                    {**fields, **filled, "blocks": blocks}, folder, registry, None, filters
+                )
             except InvalidInput as error:
                 raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
             requests[text] = [

@@ -20,6 +20,7 @@ from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dpflow.analyst_sql.sql_plan import SqlPlan
+    from dpflow.engine.releases.scope_filters import ScopeFilters
     from dpflow.ledger import Ledger
     from dpflow.registry import Registry
 
@@ -32,7 +33,11 @@ QUERY_FIELDS = (
 
 
 def plan_query(
-    arguments: Mapping[str, Any], folder: Path, registry: Registry, ledger: Ledger | None = None
+    arguments: Mapping[str, Any],
+    folder: Path,
+    registry: Registry,
+    ledger: Ledger | None = None,
+    filters: ScopeFilters | None = None,
 ) -> SqlPlan:
     """The plan of one task's query in one run, which draws for itself: stored answers of others are
     not looked for.
@@ -40,7 +45,7 @@ def plan_query(
     Args:
         arguments: `QUERY_FIELDS` of the operator, with their templates filled in; ``blocks`` only if
             the operator names some.
-        ledger: whose grant says which noise the scope can pay.
+        ledger: whose grants say which noise the scope can hold, unless ``filters`` does.
 
     Raises:
         InvalidInput: a query that is refused, or that no task may ask.
@@ -60,6 +65,7 @@ def plan_query(
         registry,
         folder,
         look_up=False,
+        filters=filters,
     )
     if plan.source.explain:
         raise InvalidInput(

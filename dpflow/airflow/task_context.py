@@ -147,6 +147,9 @@ def read_request(release: Mapping[str, Any] | str, blocks: Any, folder: Path) ->
         fields, folder = load_yaml(path, "release file"), path.parent
     else:
         fields = dict(release)
+        # Of a mapping they are templates, too.
+        if blocks is NOT_GIVEN:
+            blocks = fields.get("blocks", NOT_GIVEN)
     # The operator's blocks are those of the run; a file's are for runs outside Airflow.
     if blocks is not NOT_GIVEN:
         fields["blocks"] = read_blocks(blocks)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpflow.analyst_sql.cells import Cells
-from dpflow.analyst_sql.noise_intervals import ColumnIntervals, find_intervals
+from dpflow.analyst_sql.noise_intervals import ColumnIntervals, find_intervals, find_ranges
 from dpflow.analyst_sql.released_tables import ReleasedTable, make_tables
 from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery
 from dpflow.analyst_sql.typed_keys import KeyReader
-from dpflow.core.contract.results import NO_VALUE
+from dpflow.core.contract.result_fields import clip_number
+from dpflow.core.contract.results import NO_VALUE, ValueRange
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidInput, QueryFailed
 from dpflow.extras import require_extra
@@ -30,15 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Released:
-    """A value of an answer, and its noise interval; None where there is none.
+    """A value of an answer and its noise interval, None where there is none, both in the public range of
+    what the query computes.
 
-    ``noisy``: it, or the choice of its row, depends on noise.
+    ``noisy``: it, or the choice of its row, depends on noise. ``clipped``: value or interval reached
+    outside the range. ``raw_value`` and ``raw_span``: both as they were computed, for sums over rows.
     """
 
     value: Any
     low: float | None = None
     high: float | None = None
     noisy: bool = False
+    clipped: bool = False
+    raw_value: Any = None
+    raw_span: tuple[float, float] | None = None
 
 
 #: What is said of a column's noise: it has none, intervals hold it, or no sound rule covers it.
@@ -54,12 +60,14 @@ class AnswerColumn:
         confidence: per cent with which all noise of one value stays in its interval; None where
             there is no noise, or no interval.
         interval: ``exact`` without noise; ``stated``; ``no interval`` where no sound rule covers the noise.
+        clipped: how many values, or intervals, reached outside their public range.
     """
 
     name: str
     kind: str
     confidence: int | None = None
     interval: IntervalKind = "exact"
+    clipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,20 +129,26 @@ class SqlAnswer:
         """Rows without intervals."""
         return [tuple(cell.value for cell in row) for row in self.values]
 
-    def list_columns(self, intervals: bool = False) -> list[tuple[str, str, list[Any]]]:
-        """Names, types and values; with ``_low`` and ``_high`` beside each column that has an
-        interval, if asked for.
+    def list_columns(
+        self, intervals: bool = False, raw: bool = False
+    ) -> list[tuple[str, str, list[Any]]]:
+        """Names, types and values; with ``_noise_low`` and ``_noise_high`` beside each column that has
+        an interval, and ``_raw_value`` beside each noisy number, if asked for.
         """
         listed = []
         for position, column in enumerate(self.columns):
             cells = [row[position] for row in self.values]
             values = [cell.value for cell in cells]
             if column.kind == "DOUBLE":
-                values = [None if value is None else float(value) for value in values]
+                values = list(map(_as_float, values))
             listed.append((column.name, column.kind, values))
+            beside: list[tuple[str, list[Any]]] = []
             if intervals and column.confidence is not None:
-                listed.append((f"{column.name}_low", "DOUBLE", [cell.low for cell in cells]))
-                listed.append((f"{column.name}_high", "DOUBLE", [cell.high for cell in cells]))
+                beside += [("noise_low", [cell.low for cell in cells])]
+                beside += [("noise_high", [cell.high for cell in cells])]
+            if raw and column.interval != "exact" and column.kind in ("BIGINT", "DOUBLE"):
+                beside += [("raw_value", [_as_float(cell.raw_value) for cell in cells])]
+            listed += [(f"{column.name}_{name}", "DOUBLE", of_rows) for name, of_rows in beside]
         return listed
 
     def to_pandas(self, intervals: bool = False) -> pandas.DataFrame:
@@ -189,6 +203,7 @@ class SqlAnswer:
                     "type": one.kind,
                     "interval": one.interval,
                     "confidence": one.confidence,
+                    "clipped": one.clipped,
                 }
                 for one in self.columns
             ],
@@ -257,6 +272,10 @@ class SqlAnswer:
         return write_html(f"{self.describe()}; protects {self.protects}", heads, lines)
 
 
+def _as_float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
 def _plain_values(values: Sequence[Any]) -> list[Any]:
     """Values as frames take them: maps and lists are JSON."""
     return [json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v for v in values]
@@ -289,6 +308,9 @@ def compute_answer(
     HAVING or LIMIT do, it is taken so that those of all that might have been chosen hold: the largest of
     many numbers is the one whose noise is likely to be large.
 
+    All of it is computed from numbers as they were drawn; only the answer's own are clipped to their
+    public ranges.
+
     Raises:
         QueryFailed: DuckDB cannot compute it from these numbers.
         QueryStopped: it took too long, or too much memory.
@@ -303,24 +325,28 @@ def compute_answer(
         intervals = [ColumnIntervals(True, everything) for _ in result.columns]
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
+    ranges = find_ranges(query, tables, result.rows)
     for position, ((name, kind), one) in enumerate(zip(result.columns, intervals)):
         kind, values = read_values(kind, [row[position] for row in result.rows])
         known = one.confidence is not None
         spans = one.spans if known else [None] * len(values)
         interval: IntervalKind = "stated" if known else "no interval" if one.noisy else "exact"
-        columns.append(AnswerColumn(_number_name(columns, name), kind, one.confidence, interval))
-        computed.append(
-            [
-                Released(value, None, None, one.noisy)
-                if span is None
-                else Released(value, span[0], span[1], one.noisy)
-                for value, span in zip(values, spans)
-            ]
+        limits = ranges[position] if result.rows else []
+        cells_of = [_clip_value(*cell, one.noisy) for cell in zip(values, spans, limits)]
+        clipped = sum(cell.clipped for cell in cells_of)
+        columns.append(
+            AnswerColumn(_number_name(columns, name), kind, one.confidence, interval, clipped)
         )
+        computed.append(cells_of)
     marked = [
         f"{column.name}: at least {column.confidence} % noise interval"
         for column in columns
         if column.confidence not in (None, 95)
+    ]
+    marked += [
+        f"{column.name}: {column.clipped} of {len(result.rows)} values or intervals clipped to what is possible"
+        for column in columns
+        if column.clipped
     ]
     sources = frozenset[tuple[int, int]]().union(*(one.sources for one in intervals))
     remarks = {number.remark for n, j in sources for number in tables[n].numbers[j]}
@@ -334,6 +360,16 @@ def compute_answer(
         "; ".join(protected),
         (*notes, *marked, *sorted(filter(None, remarks))),
     )
+
+
+def _clip_value(
+    value: Any, span: tuple[float, float] | None, limits: ValueRange, noisy: bool
+) -> Released:
+    number = clip_number(value, span, limits) if isinstance(value, int | float) else None
+    if number is None:
+        return Released(value, None, None, noisy, False, value)
+    low, high = number.noise_low, number.noise_high
+    return Released(number.value, low, high, noisy, number.clipped, value, span)
 
 
 def run_query(tables: Sequence[ReleasedTable], query: SplitQuery) -> QueryResult:

@@ -12,7 +12,8 @@ from typing import Any
 from dpflow.analyst_sql.query_parts import QueryPart, split_key
 from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate
 from dpflow.core.accounting.events import DiscreteLaplace
-from dpflow.core.contract.results import Row
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.results import UNLIMITED, Row, ValueRange
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.moments import Measure
 from dpflow.core.toolbox.noise import FAILURE, Noise
@@ -33,6 +34,8 @@ class Number:
         plan, label: the release, and what it calls the statistic; None where its noise does not add up.
         cells: how many numbers of the release are added up in it.
         parts: those numbers; none if it is one itself.
+        limits: its public range.
+        mean_limits: of a sum of values, the public range of their mean.
     """
 
     value: Any
@@ -42,6 +45,8 @@ class Number:
     label: str = ""
     cells: int = 1
     parts: frozenset[Number] = frozenset()
+    limits: ValueRange = UNLIMITED
+    mean_limits: ValueRange | None = None
 
 
 Cells = dict[Key, dict[SqlAggregate, Number]]
@@ -57,16 +62,40 @@ def read_cells(part: QueryPart, plan: Plan, rows: Sequence[Row], groups: Sequenc
     if part.mechanism in ("arg_max", "histogram"):
         return _read_keys(part, plan, rows)
     cells: Cells = {}
+    limits, mean_limits = _read_limits(plan)
     for row in rows:
         if row.measure in by_label:
             key = tuple(split_key(row.key, groups))
             cell = cells.setdefault(key, {})
             value, width = _whole(plan, row), make_width(plan, row)
-            number = Number(value, width, row.remark, additive_plan(plan, row.measure), row.measure)
+            number = Number(
+                value,
+                width,
+                row.remark,
+                additive_plan(plan, row.measure),
+                row.measure,
+                limits=limits.get(row.measure, UNLIMITED),
+                mean_limits=mean_limits.get(row.measure),
+            )
             for aggregate, label in part.measures.items():
                 if label == row.measure:
                     cell[aggregate] = number
     return cells
+
+
+def _read_limits(plan: Plan) -> tuple[Mapping[str, ValueRange], Mapping[str, ValueRange]]:
+    """Public ranges by label, and those of the means of what is summed up."""
+    mechanism = plan.mechanism
+    if not isinstance(mechanism, Mechanism):
+        return {}, {}
+    means = {}
+    if isinstance(mechanism, MeasureMechanism):
+        query = mechanism.make_query(plan.params, plan.table)
+        for measure in query.measures:
+            if measure.measure == "sum":
+                mean = measure.model_copy(update={"measure": "mean"})
+                means[mechanism.measure_label(measure)] = query.value_range(mean)
+    return mechanism.value_ranges(plan.params, plan.table), means
 
 
 def _read_keys(part: QueryPart, plan: Plan, rows: Sequence[Row]) -> Cells:
@@ -192,7 +221,11 @@ def add_numbers(numbers: Sequence[Number]) -> Number | None:
     cells = sum(number.cells for number in numbers)
     total = sum(number.value for number in numbers)
     width = make_width(plan, Row("", label, None), cells)
-    return Number(total, width, "", plan, label, cells, frozenset(parts))
+    limits, mean_limits = parts[0].limits, parts[0].mean_limits
+    ends = (None if end is None else end * cells for end in (limits.low, limits.high))
+    return Number(
+        total, width, "", plan, label, cells, frozenset(parts), ValueRange(*ends), mean_limits
+    )
 
 
 def error_sizes(part: QueryPart, plan: Plan) -> Mapping[str, float]:

@@ -4,16 +4,24 @@ released numbers are those that hold for as many together as a value needs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dpflow.analyst_sql.cells import Number
 from dpflow.analyst_sql.noise_expressions import Source
 from dpflow.analyst_sql.noise_relations import ReleasedNoise, RuleMissing, Shape
 from dpflow.analyst_sql.noise_rules import NoiseRules
-from dpflow.analyst_sql.released_tables import ReleasedTable, write_sum_width
+from dpflow.analyst_sql.released_tables import (
+    ReleasedTable,
+    find_limits,
+    find_span,
+    write_sum_width,
+)
 from dpflow.analyst_sql.select_query import SplitQuery, write_sql
+from dpflow.core.contract.results import UNLIMITED, ValueRange
 from dpflow.errors import QueryStopped
 from dpflow.tables.public.query_process import PROCESS, QueryRejected
 
@@ -67,6 +75,49 @@ def find_intervals(
         return None
 
 
+def find_ranges(
+    query: SplitQuery, tables: Sequence[ReleasedTable], rows: Sequence[Sequence[Any]]
+) -> list[list[ValueRange]]:
+    """The public range of each value of an answer, by column: what it can be whatever the private rows
+    are, by the same rules as the intervals, from the public ranges of the released numbers.
+    """
+    unlimited = [[UNLIMITED] * len(rows) for _ in (rows[0] if rows else ())]
+    means = {
+        (n, j): limits
+        for n, table in enumerate(tables)
+        for j, limits in table.find_mean_limits().items()
+    }
+    # A sum of cells is between the sums of their ends, however many there are.
+    described = [replace(one, cells=[0] * len(one.cells)) for one in (t.describe() for t in tables)]
+    released = ReleasedNoise(described, PROCESS.list_aggregates(), mean_limits=means)
+    try:
+        tree, shape = NoiseRules(released).apply(query.tree)
+        ruled = shape.list_ruled()
+        if not any(ruled):
+            return unlimited
+        ends = [table.write_rows(find_limits) for table in tables]
+        found = PROCESS.run(ends, write_sql(tree)).rows
+    except (RuleMissing, QueryRejected, QueryStopped):
+        return unlimited
+    width = len(ruled)
+    if [row[:width] for row in found] != [list(row) for row in rows]:
+        return unlimited
+    starts = [width + _BESIDE * sum(ruled[:position]) for position in range(width)]
+    return [
+        [_read_range(row, position, start) if is_ruled else UNLIMITED for row in found]
+        for position, (is_ruled, start) in enumerate(zip(ruled, starts))
+    ]
+
+
+def _read_range(row: Sequence[Any], position: int, start: int) -> ValueRange:
+    span = _read_span(row, position, start)
+    # Not a number where infinite ends were subtracted, and in no order then.
+    if span is None or not span[0] <= span[1]:
+        return UNLIMITED
+    low, high = (None if math.isinf(end) else end for end in span)
+    return ValueRange(low, high)
+
+
 class _Runs:
     """Runs of a query with columns for intervals, by how many numbers hold together."""
 
@@ -107,7 +158,8 @@ class _Runs:
         )
 
     def _run(self, tree: Any, together: int) -> list[list[Any]]:
-        tables = [table.write_rows(together) for table in self._tables]
+        find_ends = partial(find_span, together=together)
+        tables = [table.write_rows(find_ends) for table in self._tables]
         rows = PROCESS.run(tables, write_sql(tree), self._seconds).rows
         assert self._shape is not None
         width = len(self._shape.columns)

@@ -9,9 +9,20 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.noise_expressions import EXACT, Known, Source, combine
+from dpflow.analyst_sql.noise_expressions import (
+    EXACT,
+    Find,
+    Known,
+    Source,
+    add_counts,
+    choose,
+    combine,
+    number,
+)
 from dpflow.analyst_sql.parsed_parts import strip_alias
 from dpflow.analyst_sql.select_query import filled_column, key_column, number_column
+from dpflow.analyst_sql.stored_means import MEAN_OF
+from dpflow.core.contract.results import ValueRange
 from dpflow.tables.public.query_worker import SCHEMA
 
 #: Expressions that are looked at, at most.
@@ -112,17 +123,20 @@ class ReleasedNoise:
         aggregate_names: DuckDB's aggregates, in lower case.
         sum_width: writes the half-width of a sum of cells of a number's release, by how many there are.
         keep_noisy: conditions on noisy values are left out: the most rows that an answer may have.
+        mean_limits: public ranges of means, by the sum that they are quotients of; then the columns beside
+            numbers are the ends of public ranges.
     """
 
     def __init__(
         self,
         releases: Sequence[ReleasedColumns],
         aggregate_names: frozenset[str],
-        sum_width: Callable[[Source, Any], Any],
+        sum_width: Callable[[Source, Any], Any] | None = None,
         keep_noisy: bool = False,
+        mean_limits: Mapping[Source, ValueRange] | None = None,
     ) -> None:
         self._releases, self.aggregate_names = releases, aggregate_names
-        self._sum_width, self.keep_noisy = sum_width, keep_noisy
+        self._sum_width, self.keep_noisy, self._mean_limits = sum_width, keep_noisy, mean_limits
         self._steps = 0
         #: All released columns: what may have decided where nothing is noise.
         self.everything = frozenset(
@@ -133,9 +147,40 @@ class ReleasedNoise:
         """What writes the half-width of a sum of a column's numbers; None where their noise does not
         add up.
         """
-        if not self._releases[source[0]].cells[source[1]]:
+        write_width = self._sum_width
+        if write_width is None or not self._releases[source[0]].cells[source[1]]:
             return None
-        return lambda count: self._sum_width(source, count)
+        return lambda count: write_width(source, count)
+
+    def find_quotient_range(self, part: Any, find: Find) -> Known | None:
+        """The public range of a mean, or of a quotient that is not negative; None of anything else, and
+        where intervals are looked for.
+        """
+        if self._mean_limits is None:
+            return None
+        source = part.meta.get(MEAN_OF)
+        limits = self._mean_limits.get(source)
+        if limits is not None:
+            return Known(
+                True,
+                frozenset({source}),
+                _write_end(limits.low),
+                _write_end(limits.high),
+                number(1),
+                True,
+            )
+        if not isinstance(part, exp.Div):
+            return None
+        parts = [part.this, part.expression]
+        operands = [find(one) for one in parts]
+        if any(one.noisy and not one.ruled for one in operands):
+            return None
+        lows = [one.low if one.noisy else exp.paren(p) for p, one in zip(parts, operands)]
+        signs = [exp.GTE(this=low.copy(), expression=number(0)) for low in lows]
+        positive = exp.paren(exp.and_(*signs))
+        low, high = choose(positive, number(0)), choose(positive, _write_end(None))
+        sources = operands[0].sources | operands[1].sources
+        return Known(True, sources, low, high, add_counts(operands), True)
 
     def count_step(self) -> None:
         """Raise `RuleMissing` where a query takes too many steps."""
@@ -161,6 +206,12 @@ class ReleasedNoise:
         # Beside the quotients that they decide on, for which noise may be the reason to be NULL.
         filled = [NoisyColumn(filled_column(n), EXACT) for n in released.filled]
         return Shape(keys + numbers + filled, selected=released.selected, release=position)
+
+
+def _write_end(value: float | None) -> Any:
+    """An upper end as a double; None is infinite."""
+    text = "inf" if value is None else repr(float(value))
+    return exp.cast(exp.Literal.string(text), "DOUBLE")
 
 
 #: Reads a query inside another: its columns. Raises `RuleMissing`.

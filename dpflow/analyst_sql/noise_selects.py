@@ -216,7 +216,7 @@ class SelectRules(SelectSources):
             noise = next(matches, None)
             return self.find(inner) if noise is None else noise
 
-        rule = rule_of(part, look_up)
+        rule = self._released.find_quotient_range(part, look_up) or rule_of(part, look_up)
         return combine(noisy) if rule is None else rule
 
     def _find_subquery(self, part: Any) -> Known:

@@ -34,11 +34,10 @@ def publish_answer(
     if name is None:
         return None
     database = find_output(plan, name, folder)
-    blocks = dict.fromkeys(block for part in plan.parts for block in part.plan.charged_blocks)
     revision = plan.settings.revision
     run = run or ("" if revision is None else f"revision {revision}")
-    about = AnswerRun(",".join(blocks), run, answer.released_at)
-    publish_view(database, name, answer.list_columns(intervals=True), about)
+    about = AnswerRun(plan.block_text, run, answer.released_at)
+    publish_view(database, name, answer.list_columns(intervals=True, raw=True), about)
     return f"{database.name}:{name}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,17 @@ from dpflow.analyst_sql.stored_answers import (
 from dpflow.analyst_sql.stored_means import replace_means
 from dpflow.analyst_sql.target_errors import find_epsilon
 from dpflow.analyst_sql.typed_keys import KeyReader
+from dpflow.core.accounting.events import DiscreteGaussian
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NONE
 from dpflow.engine.planning.precheck import check_source
 from dpflow.engine.releases.execute import Receipt, release_all
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
-from dpflow.ledger.books.records import path_of
 from dpflow.registry import Registry
 from dpflow.tables.public.query_process import PROCESS, QueryRejected
 
@@ -65,6 +67,7 @@ def plan_sql(
     folder: Path | None = None,
     look_up: bool = True,
     asker: str = "",
+    filters: ScopeFilters | None = None,
 ) -> SqlPlan:
     """Parse and plan a query, and check what is to pay against the types of its sources; reads no row
     and charges nothing. EXPLAIN and the answer go by this plan.
@@ -73,6 +76,7 @@ def plan_sql(
         look_up: look for stored releases that answer it.
         asker: who asks again and again, such as a dbt model: it pays for draws of its own, and only
             its own stored answers serve. Empty: people, who share theirs.
+        filters: say which noise the scope can hold; by default those of the ledger.
 
     Raises:
         SqlRefused: it is outside of what can be answered.
@@ -80,7 +84,7 @@ def plan_sql(
     """
     source = read_source(text)
     settings = replace(read_settings(merge_options(source.options, options), folder), asker=asker)
-    settings = _fit_noise(settings, ledger)
+    settings = _fit_noise(settings, filters or ScopeFilters(ledger))
     find_table = make_finder(tables, folder)
     registry = registry or Registry.load()
     keys = KeyReader()
@@ -127,18 +131,12 @@ def plan_sql(
     )
 
 
-def _fit_noise(settings: Settings, ledger: Ledger | None) -> Settings:
-    """Noise that the scope can pay, where nobody asked for one: a filter ``basic`` pays no Gaussian
-    noise.
-    """
-    if settings.noise != "auto" or not settings.delta or ledger is None:
+def _fit_noise(settings: Settings, filters: ScopeFilters) -> Settings:
+    """Noise that the scope can hold, where nobody asked for one."""
+    if settings.noise != "auto" or not settings.delta:
         return settings
-    try:
-        filters = [ledger.scope(name).filter.name for name in path_of(settings.scope)]
-    # Without a grant the charge, or its forecast, says so.
-    except PlanRefused:
-        return settings
-    return replace(settings, noise="laplace") if "basic" in filters else settings
+    is_held = filters.hold(settings.scope, DiscreteGaussian(Fraction(1)))
+    return settings if is_held else replace(settings, noise="laplace")
 
 
 def _check_sources(parts: Sequence[PartPlan]) -> str:

@@ -25,13 +25,17 @@ from dpflow.analyst_sql.select_query import (
 from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.results import NO_VALUE
+from dpflow.core.contract.results import NO_VALUE, ValueRange
 from dpflow.core.toolbox.noise import FAILURE, Noise
 from dpflow.tables.public.query_process import RowTable
 
 _MISSING = Number(None, lambda together: None)
 #: Rates at which Chernoff's bound is tried, as shares of the largest.
 _RATES = (0.04, 0.08, 0.16, 0.28, 0.42, 0.58, 0.75, 0.9)
+
+
+#: The ends of what a number may be.
+FindEnds = Callable[[Number], tuple[float | None, float | None]]
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,17 @@ class ReleasedTable:
     selected: bool
     filled: Mapping[int, list[bool]] = field(default_factory=dict)
 
-    def write_rows(self, together: int | None = None) -> RowTable:
-        """Keys and numbers; with the ends of intervals that hold for as many numbers together."""
+    def write_rows(self, find_ends: FindEnds | None = None) -> RowTable:
+        """Keys and numbers; with the two ends that ``find_ends`` gives each number beside it."""
         columns = [(name, kind) for name, kind, _ in self.keys]
         values = [list(map(_write_value, texts)) for _, _, texts in self.keys]
         for position, (kind, numbers) in enumerate(zip(self.kinds, self.numbers)):
             name = number_column(position)
             columns.append((name, kind))
             values.append([_write_value(number.value) for number in numbers])
-            if together is None or not _is_numeric(kind):
+            if find_ends is None or not _is_numeric(kind):
                 continue
-            spans = [find_span(number, together) for number in numbers]
+            spans = list(map(find_ends, numbers))
             columns += [(name + LOW, "DOUBLE"), (name + HIGH, "DOUBLE"), (name + COUNT, "BIGINT")]
             values += [[low for low, _ in spans], [high for _, high in spans], [1] * len(spans)]
         columns += [(filled_column(position), "BOOLEAN") for position in self.filled]
@@ -68,6 +72,15 @@ class ReleasedTable:
         if not columns:
             raise AssertionError("a release has a number")
         return RowTable(self.name, columns, values)
+
+    def find_mean_limits(self) -> dict[int, ValueRange]:
+        """Public ranges of the means of what is summed up, by the position of the sum."""
+        return {
+            position: limits
+            for position, numbers in enumerate(self.numbers)
+            if len(declared := {number.mean_limits for number in numbers}) == 1
+            and (limits := declared.pop()) is not None
+        }
 
     def describe(self) -> ReleasedColumns:
         """What rules for intervals need of it."""
@@ -92,6 +105,17 @@ def find_span(number: Number, together: int) -> tuple[float | None, float | None
     if width is None or isinstance(value, bool) or not isinstance(value, int | float):
         return None, None
     return value - width, value + width
+
+
+def find_limits(number: Number) -> tuple[float | None, float | None]:
+    """The public range of a number, with infinite ends; Nones where it has no value."""
+    limits = number.limits
+    if number.value is None:
+        return None, None
+    return (
+        -math.inf if limits.low is None else float(limits.low),
+        math.inf if limits.high is None else float(limits.high),
+    )
 
 
 def _is_filled(number: Number) -> bool:

@@ -106,6 +106,13 @@ class SqlPlan:
         return list(tables.values())
 
     @property
+    def block_text(self) -> str:
+        """The blocks that it reads, each once, with commas between them."""
+        return ",".join(
+            dict.fromkeys(block for part in self.parts for block in part.plan.charged_blocks)
+        )
+
+    @property
     def to_pay(self) -> list[Plan]:
         """The plans that no stored release answers."""
         return [part.plan for part, stored in zip(self.parts, self.stored) if stored is None]

@@ -17,6 +17,9 @@ from dpflow.analyst_sql.select_query import (
     number_column,
 )
 
+#: What notes of a parsed mean the release and the position of its sum.
+MEAN_OF = "mean of"
+
 
 def replace_means(query: SplitQuery) -> SplitQuery:
     """The query with ``SUM(x) / COUNT(x)`` in the place of each ``AVG(x)``, where the interval of that number
@@ -36,7 +39,7 @@ def replace_means(query: SplitQuery) -> SplitQuery:
         }
         keys = [exp.column(key_column(n)) for n in range(len(new.groups))]
         numbers = [
-            exp.alias_(_write_number(aggregate, new), number_column(n))
+            exp.alias_(_write_number(aggregate, new, position), number_column(n))
             for n, aggregate in enumerate(old.aggregates)
         ]
         alias = source.args.get("alias") or exp.TableAlias(this=exp.to_identifier(source.name))
@@ -60,14 +63,16 @@ def _list_needed(aggregate: SqlAggregate, query: SelectQuery) -> list[SqlAggrega
     return [replace(aggregate, kind="sum"), _count_values(aggregate, query)]
 
 
-def _write_number(aggregate: SqlAggregate, query: SelectQuery) -> Any:
+def _write_number(aggregate: SqlAggregate, query: SelectQuery, release: int) -> Any:
     positions = [query.aggregates.index(part) for part in _list_needed(aggregate, query)]
     columns = [exp.column(number_column(position)) for position in positions]
     if len(columns) == 1:
         return columns[0]
     is_filled = exp.column(filled_column(positions[1]))
     quotient = exp.Div(this=columns[0], expression=columns[1])
-    return exp.Case(ifs=[exp.If(this=is_filled, true=quotient)])
+    mean = exp.Case(ifs=[exp.If(this=is_filled, true=quotient)])
+    mean.meta[MEAN_OF] = (release, positions[0])
+    return mean
 
 
 def _count_values(aggregate: SqlAggregate, query: SelectQuery) -> SqlAggregate:

@@ -12,7 +12,9 @@ import typer
 
 from dpflow.catalogue import is_table_name
 from dpflow.cli.console import JsonOption, open_output, show_json, show_table
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput
+from dpflow.tables.access.declarations import load_table
 from dpflow.tables.access.file_list import SUFFIX
 from dpflow.tables.loading.csv_files import CsvFormat
 from dpflow.tables.loading.list_files import list_files
@@ -25,7 +27,7 @@ def command(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="Files, or globs in quotes: .csv, .json (also .gz), .parquet; also s3://bucket/..."
+            help="Files, or globs in quotes: .csv, .json (also .gz), .parquet; also s3://bucket/...; with --in-place also a declaration."
         ),
     ],
     server_table: Annotated[
@@ -89,7 +91,7 @@ def command(
         bool,
         typer.Option(
             "--in-place",
-            help="Parquet: leave the rows where they are; read every value once and write a list of the files, --into NAME.files.json.",
+            help="Leave rows where they are; read all once, write a list of Parquet files, --into NAME.files.json, or Spark's record.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -134,7 +136,13 @@ def command(
 
 
 def _list_in_place(names: Sequence[str], into: str | None, as_json: bool) -> None:
-    """Verify Parquet files and write their list."""
+    """Verify Parquet files and write their list, or a declared table's columns on Spark and write which."""
+    if len(names) == 1 and (is_table_name(names[0]) or names[0].endswith((".yml", ".yaml"))):
+        if into is not None:
+            raise InvalidInput(
+                "the declaration's source names the file of its record; leave --into out"
+            )
+        return _verify_source(load_table(names[0]), as_json)
     files, root = find_sources(names)
     unlike = [file for file in files if Path(file).suffix.lower() not in (".parquet", ".pq")]
     if unlike:
@@ -153,6 +161,22 @@ def _list_in_place(names: Sequence[str], into: str | None, as_json: bool) -> Non
     print(
         f"every value was read, and the files are listed in {target}; declare them with: dpflow init {target}"
     )
+
+
+def _verify_source(table: Table, as_json: bool) -> None:
+    """Let the server read every value of a source on Spark, and record which columns it can read."""
+    from dpflow.tables.backends.spark_backend.verify_source import verify_source
+
+    source = verify_source(table)
+    if as_json:
+        show_json(vars(source))
+    else:
+        good = ", ".join(source.verified) or "none"
+        print(f"columns of which every value was read, until rows are written: {good}")
+        for name in source.failed:
+            print(f"column {name} holds a value that the server cannot read, and stays refused")
+    if source.failed:
+        raise typer.Exit(1)
 
 
 def _show_counts(report: LoadReport, as_json: bool) -> None:

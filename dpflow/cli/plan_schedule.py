@@ -13,7 +13,7 @@ from typing import Any, cast
 from dpflow.cli.console import show_json, show_table
 from dpflow.cli.pictures import save_picture
 from dpflow.core.accounting import amounts
-from dpflow.core.accounting.privacy_filters import Cost, FilterName, make_filter
+from dpflow.core.accounting.privacy_filters import Cost, Filter, FilterName, make_filter
 from dpflow.engine.planning import report
 from dpflow.engine.planning.simulate import (
     Forecast,
@@ -23,6 +23,7 @@ from dpflow.engine.planning.simulate import (
     release_files,
 )
 from dpflow.engine.planning.solve import SolvedLine, solve_epsilons
+from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 from dpflow.ledger import Ledger, Scope
@@ -38,7 +39,7 @@ class Wishes:
     start: dt.datetime | None
     every: dt.timedelta | None
     until: dt.datetime | None
-    grants: dict[str, list[str]]
+    grants: dict[str, Filter]
     runs: int | None
     shares: dict[str, str]
     errors: dict[str, str]
@@ -55,12 +56,7 @@ class Wishes:
         errors: list[str],
     ) -> Wishes:
         """Raises `InvalidInput` for what cannot be understood."""
-        granted = {k: v.split(",") for k, v in _parse_pairs("--grant", grants).items()}
-        for name, parts in granted.items():
-            if len(parts) > 4:
-                raise InvalidInput(
-                    f"--grant {name} has more than EPSILON,DELTA,FILTER,TAIL_SHARE; correct it"
-                )
+        granted = {k: _parse_filter(k, v) for k, v in _parse_pairs("--grant", grants).items()}
         return cls(
             parse_date("--start", start),
             _parse_span(every),
@@ -72,6 +68,20 @@ class Wishes:
         )
 
 
+def _parse_filter(scope: str, text: str) -> Filter:
+    """The filter of a supposed grant; what is left out is as `dpflow ledger grant` has it."""
+    parts = text.split(",")
+    if len(parts) > 4:
+        raise InvalidInput(
+            f"--grant {scope} has more than EPSILON,DELTA,FILTER,TAIL_SHARE; correct it"
+        )
+    epsilon, delta, rule, share = (*parts, *("", "0", "basic", "1")[len(parts) :])
+    exact = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
+    return make_filter(
+        cast(FilterName, rule), *exact, tail_share=amounts.parse_exact("tail_share", share)
+    )
+
+
 def plan_schedule(
     place: Path, ledger: Ledger | None, wishes: Wishes, as_json: bool, plot: Path | None
 ) -> Forecast:
@@ -80,7 +90,7 @@ def plan_schedule(
     jobs = read_jobs(place, wishes, ledger)
     # Without a ledger first: a supposed grant needs to know which table charges its scope.
     first = forecast_schedule(jobs, registry, None)
-    assumed = {name: _suppose_grant(name, parts, first) for name, parts in wishes.grants.items()}
+    assumed = {name: _suppose_grant(name, rule, first) for name, rule in wishes.grants.items()}
     seen = forecast_schedule(jobs, registry, ledger, supposed_grants=assumed, until=wishes.until)
     fitted = _fit_noise(seen, wishes) if wishes.runs is not None else []
     if plot is not None:
@@ -111,7 +121,12 @@ def read_jobs(place: Path, wishes: Wishes, ledger: Ledger | None) -> list[Job]:
     if place.suffix == ".py" or (place.is_dir() and any(place.rglob("*.py"))):
         from dpflow.airflow.dag_jobs import read_dags
 
-        jobs, of_dags = read_dags(place, start=wishes.start, every=wishes.every, ledger=ledger)
+        jobs, of_dags = read_dags(
+            place,
+            start=wishes.start,
+            every=wishes.every,
+            filters=ScopeFilters(ledger, wishes.grants),
+        )
     if place.suffix != ".py":
         files = release_files(place) if place.is_dir() else [place]
         jobs += [
@@ -124,19 +139,13 @@ def read_jobs(place: Path, wishes: Wishes, ledger: Ledger | None) -> list[Job]:
     return jobs
 
 
-def _suppose_grant(name: str, parts: list[str], seen: Forecast) -> Scope:
+def _suppose_grant(name: str, filter: Filter, seen: Forecast) -> Scope:
     """A grant that nobody made, for the table that charges it."""
     tables = [line.plan.table for line in seen.lines if name in line.scope_path]
     if not tables:
         raise InvalidInput(
             f"no task charges scope {name!r}; the scopes charged are: {', '.join(seen.ungranted)}"
         )
-    # The defaults of `dpflow ledger grant`, for what the option leaves out.
-    epsilon, delta, rule, share = (*parts, *("", "0", "basic", "1")[len(parts) :])
-    exact = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
-    filter = make_filter(
-        cast(FilterName, rule), *exact, tail_share=amounts.parse_exact("tail_share", share)
-    )
     return Scope(name, filter, tables[0].protection_text, tables[0].protects == "unit-block")
 
 

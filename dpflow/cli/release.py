@@ -14,13 +14,18 @@ from dpflow.core.contract.results import Result
 from dpflow.engine import (
     Receipt,
     RunIdentity,
-    insert_bounds,
     load_request,
-    make_plan,
+    plan_request,
     release_all,
 )
 from dpflow.engine.releases.republish import read_settled
-from dpflow.engine.releases.result_table import make_table, require_file_kind, write_tables
+from dpflow.engine.releases.result_table import (
+    PRINTED,
+    list_printed_rows,
+    make_table,
+    require_file_kind,
+    write_tables,
+)
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
@@ -53,10 +58,7 @@ def command(
         # Before anything is charged: a mistyped name should cost nothing.
         require_file_kind(output)
     registry, book = Registry.load(), open_ledger(ledger, files=files or ())
-    plans = [
-        make_plan(request, registry, insert_bounds(request, book))
-        for request in map(load_request, files or ())
-    ]
+    plans = [plan_request(request, registry, book) for request in map(load_request, files or ())]
     planned = [(plan, RunIdentity.of_request(plan.request)) for plan in plans]
     receipts = list(release_all(planned, book, registry))
     if output is not None:
@@ -90,8 +92,7 @@ def _show_receipt(receipt: Receipt) -> None:
 
 
 def _print_result(title: str, result: Result) -> None:
-    rows = ((r.key, r.measure, r.value, r.half_width_95, r.remark) for r in result.rows)
-    show_table(title, ("key", "measure", "value", "95 % half-width", "remark"), rows)
+    show_table(title, PRINTED, list_printed_rows(result))
     # A document has no rows: it is shown as the JSON that it is.
     if result.document:
         show_json(dict(result.document))

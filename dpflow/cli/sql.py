@@ -66,7 +66,7 @@ def command(
     ] = None,
     ledger: LedgerOption = None,
     intervals: Annotated[
-        bool, typer.Option(help="Show _low and _high beside each value with noise.")
+        bool, typer.Option(help="Show _noise_low and _noise_high beside each value with noise.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Also write the answer: .csv, .json or .parquet.")

@@ -160,11 +160,6 @@ def choose_keys(rows_by_key: dict[str, Published]) -> list[str]:
     return keys if len(keys) <= PANELS else [*keys[: PANELS - 1], keys[-1]]
 
 
-def is_count(row: dict[str, Any]) -> bool:
-    """Whether a published value is a count, which is never negative but for its noise."""
-    return str(row["measure"]) == "count"
-
-
 def _plot_keys(name: str, rows_by_key: dict[str, Published], truth: Truth) -> str:
     keys = choose_keys(rows_by_key)
     days = sorted({row["block"] for key in keys for row in rows_by_key[key]})
@@ -184,16 +179,19 @@ def _plot_keys(name: str, rows_by_key: dict[str, Published], truth: Truth) -> st
 def _plot_key(panel: Any, rows: Published, index: dict[str, int], truth: Truth) -> None:
     """One key over the days: released values with their noise intervals, and the true ones."""
     xs, ys = [index[row["block"]] for row in rows], [row["value"] for row in rows]
-    half_widths = [row["half_width_95"] or 0.0 for row in rows]
-    if any(half_widths):
-        low = [y - half for y, half in zip(ys, half_widths, strict=True)]
-        high = [y + half for y, half in zip(ys, half_widths, strict=True)]
-        panel.vlines(xs, low, high, color=BLUE, alpha=0.35, linewidth=4, label="noise interval")
+    intervals = [
+        (x, row["noise_low"], row["noise_high"])
+        for x, row in zip(xs, rows, strict=True)
+        if row["noise_low"] is not None
+    ]
+    if intervals:
+        line = {"color": BLUE, "alpha": 0.35, "linewidth": 4, "label": "noise interval"}
+        panel.vlines(*zip(*intervals, strict=True), **line)
     panel.plot(xs, ys, "o", color=BLUE, markersize=4, label="as released")
-    negative = [x for x, row in zip(xs, rows, strict=True) if is_count(row) and row["value"] < 0]
-    if negative:
-        label = "clipped at zero (post-processing)"
-        panel.plot(negative, [0] * len(negative), "v", color=RED, markersize=5, label=label)
+    moved = [(x, y) for x, y, row in zip(xs, ys, rows) if y != row["raw_value"]]
+    if moved:
+        style = {"color": RED, "markersize": 5, "label": "clipped to its range"}
+        panel.plot(*zip(*moved, strict=True), "v", **style)
     true = [
         (x, truth.get((row["release"], row["block"], row["group_key"]))) for x, row in zip(xs, rows)
     ]

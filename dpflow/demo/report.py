@@ -127,7 +127,6 @@ def write_report(workspace: Workspace, ledger: Ledger, facts: DemoFacts) -> Path
         gate=plots.plot_gate(facts.verdicts) if facts.verdicts else "",
         needed=_needed_groups(ledger),
         rows=[row for row in published if row["block"] == days[0]],
-        is_count=plots.is_count,
         to_float=plots.to_float,
     )
     workspace.report.write_text(page, encoding="utf-8")

@@ -4,7 +4,7 @@ together.
 
 from dpflow.engine.releases.execute import Receipt, release, release_all
 from dpflow.engine.releases.plan import Plan, make_plan
-from dpflow.engine.releases.released_bounds import insert_bounds
+from dpflow.engine.releases.planned_request import plan_request
 from dpflow.engine.releases.request import ReleaseRequest, load_request
 from dpflow.engine.releases.run_identity import RunIdentity
 
@@ -13,9 +13,9 @@ __all__ = [
     "Receipt",
     "ReleaseRequest",
     "RunIdentity",
-    "insert_bounds",
     "load_request",
     "make_plan",
+    "plan_request",
     "release",
     "release_all",
 ]

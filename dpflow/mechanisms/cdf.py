@@ -55,7 +55,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.distribution import DOCUMENT, SHARE_BELOW, Distribution
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import CellGrid, OpenColumn, UnboundedValues
-from dpflow.core.contract.results import NO_INFORMATION, ErrorBound, Result, Row
+from dpflow.core.contract.results import NO_INFORMATION, ErrorBound, Result, Row, ValueRange
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import FAILURE, require_scale
@@ -70,6 +70,8 @@ SEARCHING = Fraction(2, 5)  #: of epsilon, for the search
 MOST_LEVELS, MOST_CELLS = 7, 4096
 #: The remark of a quantile that no released count bounds on one side.
 NO_END = "no bound: the rows beyond the outermost edge may hold it"
+#: The remark of a quantile whose interval supports no value.
+ONLY_A_BOUND = "no value: only a bound is known"
 DOUBLINGS = 12  #: of the width of cells beyond the outermost points
 #: Years 1 to 9999, in days and in microseconds since 1970-01-01: what a text can write.
 _TIMES = {
@@ -224,6 +226,10 @@ class Cdf(Mechanism[CdfParams]):
             for key, share, half in edge_shares
         ]
         return Result((*quantiles, *below), {DOCUMENT: about})
+
+    def value_ranges(self, params: CdfParams, table: Table) -> dict[str, ValueRange]:
+        """Shares are between 0 and 1."""
+        return {SHARE_BELOW: ValueRange(0, 1)}
 
     def error_bound(self, params: CdfParams, table: Table) -> ErrorBound:
         """What a share below an edge is off by, for some numbers of rows, all edges at once."""
@@ -408,8 +414,13 @@ def _search_range(column: Column, answer: OpenColumn, time: str) -> tuple[float,
 
 def _quantile_rows(distribution: Distribution, p: Fraction) -> list[Row]:
     estimate = distribution.quantile(p)
-    nothing = estimate.low is None and estimate.high is None
-    rows = [Row("", f"quantile {p}", estimate.value, remark=NO_INFORMATION if nothing else "")]
+    if estimate.value is not None:
+        low, high = distribution.rank_of(estimate.value)
+        remark = f"its rank is between {100 * low:.3g} % and {100 * high:.3g} % of the rows"
+    else:
+        nothing = estimate.low is None and estimate.high is None
+        remark = NO_INFORMATION if nothing else ONLY_A_BOUND
+    rows = [Row("", f"quantile {p}", estimate.value, remark=remark)]
     for end, value in (("at least", estimate.low), ("at most", estimate.high)):
         rows.append(Row("", f"quantile {p} {end}", value, remark=NO_END if value is None else ""))
     return rows

@@ -19,7 +19,7 @@ from typing import Any
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.contract.results import NOT_NEGATIVE, ErrorBound, Result, Row, ValueRange
 from dpflow.core.toolbox.aggregate import MeasureMechanism, NoisyParams, Release
 from dpflow.core.toolbox.moments import Measure, Moment, Noisy
 from dpflow.core.toolbox.row_checks import (
@@ -74,6 +74,12 @@ class CheckRows(MeasureMechanism[CheckRowsParams]):
                 for moment, noise in release.noises.items()
             )
         )
+
+    def value_ranges(self, params: CheckRowsParams, table: Table) -> dict[str, ValueRange]:
+        """Numbers of rows, values and units are not negative."""
+        moments = self.make_query(params, table).moments
+        counts = [moment for moment in moments if moment[0] in ("rows", "values", "units")]
+        return {moment_label(moment): NOT_NEGATIVE for moment in counts}
 
     def error_bound(self, params: CheckRowsParams, table: Table) -> ErrorBound:
         """By check: how far the noise moves its excess (violating rows above what is allowed)."""

@@ -30,7 +30,7 @@ from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
-from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.contract.results import NOT_NEGATIVE, ErrorBound, Result, Row, ValueRange
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.partition_selection import SelectionRule, require_delta
 from dpflow.hookspecs import hookimpl
@@ -96,6 +96,10 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
         )
         label = "count" if params.of == "rows" else "count_distinct"
         return Result(tuple(Row(key, label, number, rule.half_width) for key, number in released))
+
+    def value_ranges(self, params: PrivateHistogramParams, table: Table) -> dict[str, ValueRange]:
+        """Counts are not negative."""
+        return {"count": NOT_NEGATIVE, "count_distinct": NOT_NEGATIVE}
 
     def error_bound(self, params: PrivateHistogramParams, table: Table) -> ErrorBound:
         """Noise of released counts; what is below the threshold is lost."""

@@ -23,8 +23,8 @@ Error: with probability 95 % the ranks of all answers, in all groups, are within
 e) rows of p n, where G is the number of grid points. In the column's own unit no bound is known
 beforehand.
 
-Without declared bounds `quantile` and `quantiles` are those of `cdf`, which needs none, and `median`
-is `approximate_median`.
+Without declared bounds these are answered by `cdf`, which needs none; a median by groups, or one that
+must be certain, by `approximate_median`.
 
 When not to use it: where the grid is much coarser than the spread of the rows.
 Recursive schemes that halve the rows at each answer (Kaplan, Schnapp, Stemmer 2022) pay log k
@@ -106,9 +106,12 @@ class ExtremeParams(RankParams):
 
 
 class MedianParams(RankParams):
-    """As `ColumnParams`; the column is bounded if its range is trusted, and one without bounds
-    needs a ``delta``.
+    """As `ColumnParams`; the column is bounded if its range is trusted. ``certain``: an answer near the
+    middle rank for certain, or none, in place of the most accurate one with an interval; it needs a
+    ``delta``, as a median by groups of a column without bounds does.
     """
+
+    certain: bool = False
 
 
 def cost_pieces(
@@ -325,8 +328,8 @@ class Median(_Quantiles[MedianParams]):
     """The median of a column, bounded or not: the plan says how it is found."""
 
     name = "median"
-    summary = "the median: exponential mechanism on a trusted range, approximate_median without one"
-    citation = f"{Quantile.citation}; Aliakbarpour, Silver, Steinke, Ullman 2023 (without a range)"
+    summary = "the median: exponential mechanism on a trusted range, cdf without one, or certain"
+    citation = f"{Quantile.citation}; Aliakbarpour, Silver, Steinke, Ullman 2023 (certain)"
     Params = MedianParams
 
     def list_quantiles(self, params: MedianParams) -> dict[str, Fraction]:
@@ -334,17 +337,24 @@ class Median(_Quantiles[MedianParams]):
         return {self.name: Fraction(1, 2)}
 
     def delegate_to(self, params: MedianParams, table: Table) -> Delegation | None:
-        """`approximate_median` where the column declares no bounds; that needs a delta."""
-        if table.column(params.column).lower is not None:
-            return None
-        # Without bounds only approximate privacy is possible for an interior point.
+        """`cdf` where the column declares no bounds, whose intervals are narrower; `approximate_median`
+        by groups, and where the answer must be certain.
+        """
+        is_bounded = table.column(params.column).lower is not None
+        if not params.certain and (is_bounded or params.by is None):
+            return _delegate_to_cdf(params, table, (Fraction(1, 2),))
+        need = (
+            "certain: true was asked for"
+            if params.certain
+            else f"column {params.column!r} declares no bounds, and cdf takes no groups"
+        )
+        # Only approximate privacy makes an interior point possible.
         if not params.delta:
             raise PlanRefused(
-                f"column {params.column!r} of table {table.name!r} declares no bounds, and a median without them needs a "
-                f"delta; add delta to the parameters, such as 1e-6, or lower and upper to the declaration"
+                f"{need}, which takes approximate_median; add delta to the parameters, such as 1e-6"
             )
-        why = f"column {params.column!r} declares no bounds, so approximate_median is taken; bounds would save rows and delta"
-        return Delegation("approximate_median", params.model_dump(mode="json"), why)
+        given = params.model_dump(mode="json", exclude={"certain"})
+        return Delegation("approximate_median", given, f"{need}, so approximate_median is taken")
 
     def error_bound(self, params: MedianParams, table: Table) -> ErrorBound:
         """The rank error, and a warning that the declared bounds are trusted."""

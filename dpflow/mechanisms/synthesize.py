@@ -60,7 +60,15 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import RecordArrays, Records
-from dpflow.core.contract.results import NO_INFORMATION, ErrorBound, Result, Row, Synthetic
+from dpflow.core.contract.results import (
+    NO_INFORMATION,
+    NOT_NEGATIVE,
+    ErrorBound,
+    Result,
+    Row,
+    Synthetic,
+    ValueRange,
+)
 from dpflow.core.sampling.noisy_values import add_gaussian
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import MAX_SCALE, choose_piece
@@ -87,6 +95,8 @@ USUAL_ROWS = 20_000
 RARE = 3
 COLUMN_MEASURE = "share of rows in a wrong cell, at most"
 #: Of pairs, which are compared by groups of cells.
+#: The measure of the number of rows.
+ROWS_MEASURE = "rows"
 PAIR_MEASURE = "share of rows in a wrong pair of groups, at most"
 #: Columns that a published synthetic table has of its own.
 _TAKEN = ("release_id", "block")
@@ -344,7 +354,7 @@ class Synthesize(Mechanism[SynthesizeParams]):
             for name, cell in zip(params.columns, cells)
         )
         errors = bound_errors(drawn, singles, noisy, choices, spending)
-        rows = [Row("", "rows", round(singles.total), math.ceil(singles.total_off))]
+        rows = [Row("", ROWS_MEASURE, round(singles.total), math.ceil(singles.total_off))]
         for members, error in errors.items():
             key = ", ".join(params.columns[i] for i in members)
             measure = COLUMN_MEASURE if len(members) == 1 else PAIR_MEASURE
@@ -357,6 +367,11 @@ class Synthesize(Mechanism[SynthesizeParams]):
             "errors": "all hold at once with probability 95 %; pairs are compared by groups of cells",
         }
         return Result(tuple(rows), document, Synthetic(kinds, tuple(zip(*values, strict=True))))
+
+    def value_ranges(self, params: SynthesizeParams, table: Table) -> dict[str, ValueRange]:
+        """The number of rows is not negative; shares are at most 1."""
+        share = ValueRange(0, 1)
+        return {ROWS_MEASURE: NOT_NEGATIVE, COLUMN_MEASURE: share, PAIR_MEASURE: share}
 
     def error_bound(self, params: SynthesizeParams, table: Table) -> ErrorBound:
         """What noise alone may put into wrong cells, for some numbers of rows."""

@@ -5,10 +5,19 @@ was charged and stored.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -16,6 +25,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
@@ -35,6 +45,7 @@ from dpflow.server.refusals import (
     refuse_unknown,
 )
 from dpflow.server.service import Service
+from dpflow.yaml_files import parse_json
 
 #: A line for each request, of what anybody at the socket sees: no point and no answer.
 access_log = logging.getLogger("dpflow.access")
@@ -126,7 +137,35 @@ async def require_principal(
 
 Who = Annotated[str, Depends(require_principal)]
 Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
-router = APIRouter()
+
+
+class DistinctKeysRequest(Request):
+    """A request whose JSON body has each key once, as dpflow's files have: never the last one wins."""
+
+    async def json(self) -> Any:
+        """The body. Raises `json.JSONDecodeError`, also where an object has a key twice."""
+        problem = ""
+        try:
+            return parse_json(await self.body())
+        except (ValueError, RecursionError) as error:
+            problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise json.JSONDecodeError(problem, "", 0)
+
+
+class DistinctKeysRoute(APIRoute):
+    """Endpoints that get a `DistinctKeysRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """As the base class, of the stricter request."""
+        handle = super().get_route_handler()
+
+        async def handle_request(request: Request) -> Response:
+            return await handle(DistinctKeysRequest(request.scope, request.receive))
+
+        return handle_request
+
+
+router = APIRouter(route_class=DistinctKeysRoute)
 
 
 @router.post(

@@ -107,7 +107,9 @@ async def refuse_invalid(_: Request, error: Exception) -> JSONResponse:
     """A body that does not validate: where, and never what it holds."""
     errors = error.errors() if isinstance(error, RequestValidationError) else ()
     if any(item["type"] == "json_invalid" for item in errors):
-        return Refused(422, "invalid_input", "the body is no JSON; see /docs").make_response()
+        return Refused(
+            422, "invalid_input", "the body is no JSON, or has a key twice; see /docs"
+        ).make_response()
     # Where only: what a body holds may be somebody's data.
     locations = sorted({".".join(map(str, item["loc"][:4])) for item in errors})[:5]
     return Refused(

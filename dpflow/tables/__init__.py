@@ -16,11 +16,12 @@ from dpflow.tables.loading.sources import (
     ObjectSource,
     ParquetSource,
 )
+from dpflow.tables.private import cancel_reads
 from dpflow.tables.public.open_rows import open_rows
 from dpflow.tables.public.predictions import PredictionTable, read_predictions
 from dpflow.tables.public.publish import PublishedRelease, publish, published_ids, read_published
 from dpflow.tables.public.query_points import publish_answers, read_points
-from dpflow.tables.source_checks import cancel_reads, check_request, check_schema, column_types
+from dpflow.tables.source_checks import check_request, check_schema, column_types
 
 __all__ = [
     "CsvFormat",

@@ -100,12 +100,6 @@ class PrivateTable:
         """
         self._backend.cancel()
 
-    @staticmethod
-    def cancel_all() -> None:
-        """The same for every table of this process."""
-        for table in list(_TABLES):
-            table.cancel()
-
     def column_types(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """The types of these declared columns (all if left out), as the source names them; reads no
         row.
@@ -239,3 +233,11 @@ class PrivateTable:
     ) -> NDArray[np.float64]:
         """The same, computed over rows of `grouped_rows` with a candidate's columns beside them."""
         return holdout_groups.estimate_arrays(request, self.declaration, groups, columns)
+
+
+def cancel_reads() -> None:
+    """Stop every read of a private table in this process: each raises `TableInterrupted`, which is
+    retryable.
+    """
+    for table in list(_TABLES):
+        table.cancel()

@@ -35,10 +35,3 @@ def check_request(
         NotSealed: blocks are sealed, and the place for them cannot be used.
     """
     PrivateTable(table, where).check_request(request, blocks)
-
-
-def cancel_reads() -> None:
-    """Stop every read of a private table in this process: each raises `TableInterrupted`, which is
-    retryable.
-    """
-    PrivateTable.cancel_all()

@@ -25,6 +25,7 @@ from dpflow.engine.planning.report import describe_forecast
 from dpflow.engine.planning.simulate import Job, forecast_schedule
 from dpflow.engine.releases.plan import make_plan
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger, Scope, make_slot
 from dpflow.registry import Registry
@@ -480,8 +481,15 @@ def test_queries_are_forecast_with_noise_that_their_scope_can_pay(queries: World
     head = SQL_DAGS.split("with DAG")[0]
     (queries.folder / "dags.py").write_text(f'{HEAD}{head}with DAG("q", **DAILY):\n    {task}\n')
     noises = []
-    for ledger in (None, queries.ledger):
-        ((job,), _) = read_dags(queries.folder / "dags.py", ledger=ledger)
+    renyi = make_filter("renyi", Fraction(1), Fraction(1, 10**5))
+    for filters in (
+        ScopeFilters(),
+        ScopeFilters(queries.ledger),
+        ScopeFilters(None, {"visits": make_filter("basic", Fraction(1), Fraction(1, 10**5))}),
+        # What is supposed stands in for what is granted.
+        ScopeFilters(queries.ledger, {"visits": renyi}),
+    ):
+        ((job,), _) = read_dags(queries.folder / "dags.py", filters=filters)
         (ask,) = job.tasks[0].asks(next(job.runs()))
         noises.append(ask.request.params.get("noise"))
-    assert noises == [None, "laplace"]
+    assert noises == [None, "laplace", "laplace", None]

@@ -133,6 +133,48 @@ with DAG("d", schedule="@daily", start_date=datetime(2020, 1, 1), params={{"day"
     assert DAY.year == 2020
 
 
+@pytest.mark.parametrize(("native", "blocks", "_"), EMPTY, ids=str)
+def test_blocks_of_a_release_that_render_to_nothing_end_the_task(
+    tiny: Tiny, native: bool, blocks: Any, _: Any
+) -> None:
+    """Those of the mapping itself, of a table whose budget is for all days: all of them were charged."""
+    from airflow_names import AirflowFailException
+
+    from dpflow import airflow
+    from dpflow.tables.access.declarations import load_table
+
+    table = load_table(tiny.declare(protects="unit"))
+    ledger = Ledger(tiny.ledger)
+    ledger.grant("all", 1, 0, filter="basic", table=table, principal="owner")
+    entries = len(list(ledger.history()))
+    release = make_release(scope="all", blocks=blocks)
+    for operator in (
+        airflow.ReleaseOperator(task_id="t", release=release),
+        airflow.ReleaseOperator(task_id="t", release=[release]),
+        airflow.BudgetCheckOperator(task_id="t", releases=[release]),
+    ):
+        with pytest.raises(AirflowFailException, match=r"blocks is .* names no block"):
+            render(operator, native).execute(context(tiny))
+    assert len(list(ledger.history())) == entries
+    # Control: without blocks the whole table is read, as the request says.
+    del release["blocks"]
+    airflow.ReleaseOperator(task_id="t", release=release).execute(context(tiny))
+    assert len(list(ledger.history())) > entries
+
+
+@pytest.mark.parametrize("blocks", [[], ()])
+def test_a_request_has_no_empty_list(tiny: Tiny, blocks: Any) -> None:
+    """In Python and in a release file: a list that lost its names is not all of the table."""
+    from dpflow import plan
+    from dpflow.engine import load_request
+
+    tiny.declare(protects="unit")
+    with pytest.raises(InvalidInput, match="names no block"):
+        plan("count", tiny.folder / "visits.yml", name="n", scope="all", epsilon=1, blocks=blocks)
+    with pytest.raises(InvalidInput, match="names no block"):
+        load_request(tiny.file(blocks=list(blocks)))
+
+
 def test_options_of_a_query_have_no_empty_list(tiny: Tiny) -> None:
     """`dpflow.sql(blocks=[])` is no query over the blocks that WHERE leaves."""
     import dpflow

@@ -71,8 +71,9 @@ def test_a_run_pays_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert columns == [
         ("city", "VARCHAR"),
         ("n", "BIGINT"),
-        ("n_low", "DOUBLE"),
-        ("n_high", "DOUBLE"),
+        ("n_noise_low", "DOUBLE"),
+        ("n_noise_high", "DOUBLE"),
+        ("n_raw_value", "DOUBLE"),
         ("middle", "BIGINT"),
         ("block", "VARCHAR"),
         ("run", "VARCHAR"),

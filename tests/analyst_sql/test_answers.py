@@ -67,8 +67,10 @@ def test_columns_have_names_types_and_intervals(world: World) -> None:
         ("clinic", "VARCHAR"),
     ]
     frame = answer.to_pandas(intervals=True)
-    assert list(frame.columns[:4]) == ["day", "n", "n_low", "n_high"]
-    assert (frame["n_low"] <= frame["n"]).all() and (frame["n"] <= frame["n_high"]).all()
+    assert list(frame.columns[:4]) == ["day", "n", "n_noise_low", "n_noise_high"]
+    assert (frame["n_noise_low"] <= frame["n"]).all() and (
+        frame["n"] <= frame["n_noise_high"]
+    ).all()
     assert any("fewer than 95 % of their intervals hold" in note for note in answer.notes)
     arrow = answer.to_arrow()
     assert [str(kind) for kind in arrow.schema.types][:2] == ["date32[day]", "int64"]

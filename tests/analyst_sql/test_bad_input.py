@@ -86,9 +86,10 @@ def test_a_quotient_by_a_released_zero_is_null(fresh: World) -> None:
     for revision in range(1, 40):
         ((_, n, q, r, z),) = fresh.ask(text, epsilon=30, revision=revision).values
         assert z.value is None
-        assert (q.value is None) == (r.value is None) == (n.value == 0)
-        assert (q.low is None) == (n.low <= 0 <= n.high) and math.isfinite(q.value or 0)
-        found[n.value] = q.value
+        assert (q.value is None) == (r.value is None) == (n.raw_value == 0)
+        low, high = n.raw_span
+        assert (q.low is None) == (low <= 0 <= high) and math.isfinite(q.value or 0)
+        found[n.raw_value] = q.value
     assert 0 in found and len(found) > 1
     total = fresh.ask(
         "SELECT SUM(n) / MIN(n) FROM (SELECT city, 0 * COUNT(*) AS n FROM visits GROUP BY city)",

@@ -19,7 +19,7 @@ def width_of(answer: SqlAnswer, column: int) -> float:
     """How far the first row's interval reaches above its value."""
     cell = answer.values[0][column]
     assert answer.columns[column].confidence == 95 and cell.high is not None
-    return float(cell.high - cell.value)
+    return float(cell.raw_span[1] - cell.raw_value)
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def test_the_planner_compares_adding_with_paying(narrow: World) -> None:
         assert len(plan.to_pay) == 2 and not plan.added
         assert reason in str(plan.levels), plan.levels
     # A row is of one level, so its interval is that of one number, as in the answer.
-    widths = [row[1].high - row[1].value for row in narrow.ask(few, epsilon=1).values]
+    widths = [row[1].raw_span[1] - row[1].raw_value for row in narrow.ask(few, epsilon=1).values]
     assert all(f"+- {width:g} " in noise for width in (widths[0], widths[-1])), (noise, widths)
 
 
@@ -85,15 +85,15 @@ def test_added_levels_cost_nothing(narrow: World) -> None:
     answer = narrow.ask(text, epsilon=2)
     assert narrow.spent() == "2" and len(answer.origins) == 1
     cells = answer.values
-    assert cells[-1][1].value == sum(row[1].value for row in cells[:-1])
-    widths = [row[1].high - row[1].value for row in cells]
+    assert cells[-1][1].raw_value == sum(row[1].raw_value for row in cells[:-1])
+    widths = [row[1].raw_span[1] - row[1].raw_value for row in cells]
     assert widths[0] < widths[-1] < 3 * widths[0]
     assert "rows without declared keys are not in it" in str(answer.notes)
     assert narrow.ask(text, epsilon=1).free
     assert narrow.ask("SELECT city, COUNT(*) FROM visits GROUP BY city", epsilon=2).free
     # A target holds for the sums, too.
     held = narrow.ask(text, error="500", revision=9)
-    assert max(row[1].high - row[1].value for row in held.values) <= 500
+    assert max(row[1].raw_span[1] - row[1].raw_value for row in held.values) <= 500
 
 
 def test_released_rows_are_grouped_as_duckdb_groups(world: World) -> None:

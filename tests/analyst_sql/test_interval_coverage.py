@@ -166,7 +166,7 @@ def test_a_sum_of_cells_is_narrower_only_where_each_enters_once(world: World) ->
     def width(text: str) -> float | None:
         answer = world.ask(text, epsilon=1)
         cell = answer.values[0][0]
-        return None if cell.high is None else float(cell.high - cell.value)
+        return None if cell.high is None else float(cell.raw_span[1] - cell.raw_value)
 
     once = width(f"SELECT SUM(n) AS s FROM ({inner})")
     filtered = width(f"SELECT SUM(n) AS s FROM ({inner}) WHERE b < 1000")

@@ -94,6 +94,38 @@ def test_the_solver_and_the_plot(tiny: Tiny, plan: Run) -> None:
     assert "by its error" in shown and "noise that makes 2 runs fit" in shown
 
 
+def test_a_supposed_grant_says_which_noise_is_forecast(tiny: Tiny, plan: Run) -> None:
+    """Of a release file and of a query: Laplace under basic, whose delta stays 0; Gaussian under renyi."""
+    tiny.declare(
+        columns={
+            "city": {
+                "groups": 60,
+                "rows_per_group": 1,
+                "public_keys": [f"c{n}" for n in range(60)],
+            },
+            "age": {"lower": 0, "upper": 120},
+        },
+        contribution_bounds={"rows": 60},
+    )
+    chosen = {"by": "city", "epsilon": "0.1", "delta": "1e-7"}
+    tiny.file(mechanism="histogram", params=chosen)
+    dag = """
+from datetime import datetime
+from airflow.sdk import DAG
+from dpflow.airflow import SqlReleaseOperator
+with DAG("q", start_date=datetime(2020, 1, 1), schedule="@daily"):
+    SqlReleaseOperator(task_id="t", tables=["visits.yml"], scope="visits", epsilon="0.1", delta="1e-7",
+        blocks=["2020-01-01"], sql="SELECT city, COUNT(*), SUM(age) FROM visits GROUP BY city")
+"""
+    (tiny.folder / "q.py").write_text(dag)
+    for place in ("release.yml", "q.py"):
+        deltas = [
+            plan(place, "--grant", f"visits=1,1e-6,{name}", "--json", *DAILY)["tasks"][0]["delta"]
+            for name in ("basic", "renyi")
+        ]
+        assert deltas == ["0", "1e-7"]
+
+
 def test_the_report_for_a_fixed_schedule(plan: Run) -> None:
     """One line below the table, labelled; nothing where the grant has no delta."""
     shown = plan("release.yml", "--grant", "visits=1,1e-6", *DAILY)

@@ -47,7 +47,7 @@ def test_the_ten_lines_run(clone: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert len([line for line in done.stdout.splitlines() if " +- " in line]) == 16
+    assert len([line for line in done.stdout.splitlines() if " between " in line]) == 16
 
 
 def test_the_commands_run(clone: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -266,3 +267,31 @@ def test_the_guarantee_is_pure() -> None:
     tiny = params.model_copy(update={"epsilon": Fraction(1, 10**12)})
     with pytest.raises(PlanRefused):
         mechanism.event(tiny, declare_table(rows=10**9))
+
+
+@pytest.mark.parametrize("law", [*LAWS, "constant"])
+def test_a_quantile_is_a_number_only_where_both_sides_are_bounded(law: str) -> None:
+    """Of small tables at a small epsilon a number was the edge of a one-sided interval: -559312906.99
+    for a column of 98.6. A number that is shown says between which ranks it lies, and does.
+    """
+    shown = wrong = 0
+    for n, epsilon in ((20, "0.1"), (50, "0.5"), (300, "0.5"), (1000, "1")):
+        values = np.full(n, 98.6) if law == "constant" else LAWS[law](n)
+        ordered = np.sort(values)
+        for _ in range(3):
+            rows = draw(values, epsilon=epsilon, quantiles=["1/10", "1/2", "9/10"]).rows[:9]
+            for estimate, low, high in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+                if None in (low.value, high.value):
+                    assert estimate.value is None and estimate.remark in (
+                        cdf.ONLY_A_BOUND,
+                        NO_INFORMATION,
+                    )
+                    continue
+                shown += 1
+                stated = re.findall(r"([\d.e+-]+) %", estimate.remark)
+                first, last = (float(share) / 100 for share in stated)
+                below, upto = (
+                    np.searchsorted(ordered, estimate.value, side) / n for side in ("left", "right")
+                )
+                wrong += not (first <= upto + 0.01 and below - 0.01 <= last)
+    assert shown >= 3 and wrong <= 0.15 * shown

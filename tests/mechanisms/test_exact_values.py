@@ -19,7 +19,7 @@ from dpflow.errors import PlanRefused
 from dpflow.tables import PublishedRelease, publish
 
 BIG = 2**62 + 73
-RELEASE = PublishedRelease("r1", "ids", "", "mode", "1", "0", ())
+RELEASE = PublishedRelease("r1", "ids", "", "mode", "1", "0", Result(()))
 
 
 def release(folder: Path, query: str, column: dict[str, Any], mechanism: str, **params: Any) -> Any:
@@ -91,7 +91,7 @@ def test_decimals_are_exact(tmp_path: Path) -> None:
         tmp_path, query, column, "sanitize_points", method="exponential", rows=60, alpha="0.5"
     )
     release_of_it = PublishedRelease(
-        "r1", "ids", "", "m", "1", "0", (Row("", "mode", value),), result.synthetic
+        "r1", "ids", "", "m", "1", "0", Result((Row("", "mode", value),), {}, result.synthetic)
     )
     publish(out, "releases", release_of_it)
     with duckdb.connect(str(out)) as connection:
@@ -116,7 +116,9 @@ def test_published_integers_have_their_text_beside_them(tmp_path: Path) -> None:
     """`value` is the nearest double; two rows that differ by one are told apart by `text`."""
     rows = (Row("a", "mode", BIG), Row("b", "mode", BIG + 1), Row("c", "count", 5))
     publish(
-        tmp_path / "out.duckdb", "releases", PublishedRelease(**{**vars(RELEASE), "rows": rows})
+        tmp_path / "out.duckdb",
+        "releases",
+        PublishedRelease(**{**vars(RELEASE), "result": Result(rows)}),
     )
     with duckdb.connect(str(tmp_path / "out.duckdb")) as connection:
         found = connection.execute("SELECT value, text FROM releases ORDER BY group_key").fetchall()
@@ -132,7 +134,9 @@ def test_a_synthetic_table_of_an_earlier_version_is_widened_once(tmp_path: Path)
         publish(
             out,
             "releases",
-            PublishedRelease(f"r{number}", "ids", "", "m", "1", "0", (Row("", "rows", 1),), table),
+            PublishedRelease(
+                f"r{number}", "ids", "", "m", "1", "0", Result((Row("", "rows", 1),), {}, table)
+            ),
         )
     with duckdb.connect(str(out)) as connection:
         found = connection.execute(

@@ -161,9 +161,8 @@ class Filter:
         elif direct is None:
             raise PlanRefused(
                 "this release has no epsilon of its own (Gaussian noise or zCDP), which basic accounting cannot pay; "
-                "leave out its delta where it can do without (then noise is Laplace), write noise: laplace where it cannot "
-                "(auto chose Gaussian noise), or grant the scope with filter renyi or hybrid "
-                "and delta > 0."
+                "leave out its delta where it can do without, write noise: auto where it can choose, or grant the "
+                "scope with filter renyi or hybrid and delta > 0."
             )
         cost = Cost(epsilon, _charged_units(own_delta, DELTA_UNIT), divergence)
         if cost.delta > 0 and self.delta == self.tail_delta:

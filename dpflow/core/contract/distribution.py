@@ -40,11 +40,11 @@ class Estimate:
     """A released number with its interval.
 
     Attributes:
-        value: the estimate.
+        value: the estimate; None where the interval does not support one.
         low, high: where the rows' own number lies; None where nothing bounds it on that side.
     """
 
-    value: float | int | str
+    value: float | int | str | None
     low: float | int | str | None
     high: float | int | str | None
 
@@ -116,7 +116,7 @@ class Distribution:
         if _read_point(high, self.step, self.time) < first:
             raise InvalidInput("the range ends before it begins; give the lower value first")
         start, end = self._share(first), self._share(last, included=True)
-        value = max(0.0, float(end.value) - float(start.value))
+        value = max(0.0, float(end.value or 0) - float(start.value or 0))
         least, most = (
             float(end.low or 0) - float(start.high or 0),
             float(end.high or 0) - float(start.low or 0),
@@ -126,7 +126,8 @@ class Distribution:
     def quantile(self, p: object) -> Estimate:
         """The least value that a share p of the rows does not exceed, in the column's own form.
 
-        An end of the interval is None where the rows beyond the outermost edge may hold it.
+        An end of the interval is None where the rows beyond the outermost edge may hold it. Then there is
+        no value: the other end is only a bound.
 
         Args:
             p: above 0 and below 1.
@@ -148,7 +149,17 @@ class Distribution:
         high = None
         if surely_more < len(self.points):
             high = self._write(self._last_before(self.points[surely_more]))
+        if low is None or high is None:
+            return Estimate(None, low, high)
         return Estimate(self._write(self._interpolate(share)), low, high)
+
+    def rank_of(self, x: object) -> tuple[float, float]:
+        """Between which shares of the rows a value lies: those surely below it, and those perhaps up
+        to it.
+        """
+        place = _read_point(x, self.step, self.time)
+        low, high = self._share(place).low, self._share(place, included=True).high
+        return float(low or 0), float(1 if high is None else high)
 
     def axis(self) -> list[float] | list[dt.datetime]:
         """The edges as a plot has them: numbers, or times."""

@@ -20,7 +20,7 @@ from dpflow.core.accounting.events import Event
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, DataRequest
-from dpflow.core.contract.results import ErrorBound, Result
+from dpflow.core.contract.results import ErrorBound, Result, ValueRange
 from dpflow.core.contract.strict_models import Strict
 from dpflow.core.sampling.randomness import Source
 
@@ -77,6 +77,12 @@ class Mechanism(ABC, Generic[P]):
     def error_bound(self, params: P, table: Table) -> ErrorBound | None:
         """A bound on the noise before anything is spent, or None where it depends on the rows."""
         return None
+
+    def value_ranges(self, params: P, table: Table) -> Mapping[str, ValueRange]:
+        """Public ranges of measures that have limits, by measure. Readers see numbers and intervals
+        clipped to them; `draw` leaves its numbers unclipped, so that sums of them stay unbiased.
+        """
+        return {}
 
     def computed_columns(self, params: P, table: Table) -> Mapping[str, Column]:
         """Columns that it needs beside the declared ones, each with an expression in the language

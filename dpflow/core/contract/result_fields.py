@@ -1,13 +1,20 @@
 """The fields in which a released number leaves, the same in published tables, frames and files.
 
 All of them are functions of what was released: nothing here knows a table's columns or rows.
+
+A reader's ``value`` and noise interval are clipped to the public range of the measure; ``raw_value``
+and ``half_width_95`` are what was drawn, for sums over rows: a sum of clipped numbers is biased.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from dpflow.core.contract.results import UNLIMITED, Result, Row, ValueRange
 
 #: Their names, in order.
 FIELDS = (
@@ -19,7 +26,9 @@ FIELDS = (
     "measure",
     "value",
     "text",
-    "half_width_95",
+    "noise_low",
+    "noise_high",
+    "clipped",
     "remark",
     "epsilon",
     "delta",
@@ -30,6 +39,8 @@ FIELDS = (
     "key_integer",
     "key_date",
     "key_timestamp",
+    "raw_value",
+    "half_width_95",
 )
 
 # As DuckDB writes them: '07' is no integer, and a fraction ends in no zero.
@@ -77,6 +88,72 @@ def read_key(text: str) -> TypedKey:
     except ValueError:  # 2013-02-30
         pass
     return TypedKey()
+
+
+@dataclass(frozen=True)
+class ClippedNumber:
+    """A released number as readers get it: in its public range.
+
+    Attributes:
+        value: the nearest possible value; of a row that is no number, what it holds.
+        noise_low, noise_high: the 95 % noise interval, in the same range; of one that lies outside,
+            both are the nearest end. None where no bound is proved.
+        clipped: whether value or interval reached outside the range.
+    """
+
+    value: float | int | str | None
+    noise_low: float | None = None
+    noise_high: float | None = None
+    clipped: bool = False
+
+
+def clip_number(
+    value: float | int | str | None, span: tuple[float, float] | None, limits: ValueRange
+) -> ClippedNumber:
+    """A number and its interval, clipped to a range."""
+    if isinstance(value, str | bool) or value is None:
+        return ClippedNumber(value)
+    nearest = limits.clip(value)
+    if span is None:
+        return ClippedNumber(nearest, clipped=(nearest,) != (value,))
+    low, high = map(limits.clip, span)
+    return ClippedNumber(nearest, low, high, (nearest, low, high) != (value, *span))
+
+
+def clip_row(row: Row, ranges: Mapping[str, ValueRange]) -> ClippedNumber:
+    """A row's number and noise interval, clipped to the range of its measure."""
+    value, width = row.value, row.half_width_95
+    limits = ranges.get(row.measure, UNLIMITED)
+    if isinstance(value, str) or value is None or width is None:
+        return clip_number(value, None, limits)
+    return clip_number(value, (float(value - width), float(value + width)), limits)
+
+
+def list_row_fields(result: Result) -> dict[str, list[Any]]:
+    """The fields that differ by row, as lists by name; numbers of ``value`` as they are."""
+    rows = result.rows
+    numbers = [clip_row(row, result.ranges) for row in rows]
+    keys = [read_key(row.key) for row in rows]
+    values = [split_value(number.value) for number in numbers]
+    return {
+        "group_key": [row.key for row in rows],
+        "measure": [row.measure for row in rows],
+        "value": [value for value, _ in values],
+        "text": [text for _, text in values],
+        "noise_low": [_as_float(number.noise_low) for number in numbers],
+        "noise_high": [_as_float(number.noise_high) for number in numbers],
+        "clipped": [number.clipped for number in numbers],
+        "remark": [row.remark or None for row in rows],
+        "key_integer": [key.integer for key in keys],
+        "key_date": [key.date for key in keys],
+        "key_timestamp": [key.timestamp for key in keys],
+        "raw_value": [_as_float(split_value(row.value)[0]) for row in rows],
+        "half_width_95": [_as_float(row.half_width_95) for row in rows],
+    }
+
+
+def _as_float(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def split_value(value: float | int | str | None) -> tuple[float | int | None, str | None]:

@@ -1,4 +1,6 @@
-"""What leaves: the rows of a release, and the bound on their error known before spending."""
+"""What leaves: the rows of a release, and what is known of them before spending: the bound on their
+error and their public ranges.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """One released number.
+    """One released number as it was drawn: what is stored and combined. Readers get it within its
+    public range (`dpflow.core.contract.result_fields.clip_row`).
 
     Attributes:
         key: group key, "" when there is no grouping.
         measure: what the number is, e.g. ``"count"``.
-        value: the released number, exactly; a text where it is not a number (a key, a date) or a
+        value: the released number, exactly and unclipped; a text where it is not a number (a key, a date) or a
             decimal that no double writes; None when the release answered "none".
         half_width_95: half-width in which the noise stays with probability 95 %, or None where no bound
             is proved. Bias from clamping and truncation is not in it.
@@ -33,6 +36,27 @@ class Row:
 NO_INFORMATION = "no information: the interval spans everything that the bounds allow"
 #: The remark of a mean, variance or standard deviation that nothing is known of.
 NO_VALUE = "no value: the interval of the number of values includes 0, so there may be none"
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """What a measure can be whatever the rows are, from plan and declaration; None is no limit."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def clip(self, value: float) -> float:
+        """The value in this range that is nearest; of an integer, an integer where the range ends at one."""
+        end = value
+        if self.low is not None and value < self.low:
+            end = self.low
+        elif self.high is not None and value > self.high:
+            end = self.high
+        return end if isinstance(value, int) else float(end)
+
+
+#: Of a measure without limits, and of a number of rows, values or units.
+UNLIMITED, NOT_NEGATIVE = ValueRange(), ValueRange(0)
 
 
 @dataclass(frozen=True)
@@ -56,12 +80,14 @@ class Result:
     """The rows of one release, in an order that tells nothing about the table.
 
     ``document`` is JSON that does not fit into rows: a learned hypothesis, the parameters of a
-    synopsis. It was drawn with the rows and is stored with them.
+    synopsis. It was drawn with the rows and is stored with them. ``ranges`` are the public ranges of
+    measures that have limits; `Mechanism.value_ranges` says them.
     """
 
     rows: tuple[Row, ...]
     document: Mapping[str, Any] = field(default_factory=dict, hash=False)
     synthetic: Synthetic | None = None
+    ranges: Mapping[str, ValueRange] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes an equal result.
@@ -71,6 +97,8 @@ class Result:
         is a sixth entry.
         """
         data: dict[str, Any] = {"rows": [_row_to_json(row) for row in self.rows]}
+        if self.ranges:
+            data["ranges"] = {name: [one.low, one.high] for name, one in self.ranges.items()}
         if self.document:
             data["document"] = dict(self.document)
         if self.synthetic is not None:
@@ -86,7 +114,8 @@ class Result:
         synthetic_json = data.get("synthetic")
         synthetic = synthetic_json and _read_synthetic(synthetic_json)
         rows = (_read_row(*row) for row in data["rows"])
-        return cls(tuple(rows), data.get("document", {}), synthetic or None)
+        ranges = {name: ValueRange(*ends) for name, ends in data.get("ranges", {}).items()}
+        return cls(tuple(rows), data.get("document", {}), synthetic or None, ranges)
 
 
 def exact_json(value: Any) -> Any:

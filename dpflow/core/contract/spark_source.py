@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -37,11 +38,11 @@ class SparkSource(Strict):
         trusted_server: what ``SELECT version()`` answers on a server that is not Apache Spark. Without it such
             a server is refused: a value that it cannot decode makes a release "none", and that row shows.
             The guarantee's text and the grant then name the server.
-        microsecond_times: the owner's word that every file stores its times in microseconds, as Spark itself and
-            DuckDB's TIMESTAMP do. Without it columns of times are refused: a server fails on a time in
-            milliseconds beyond the years of microseconds, and that row would show.
-        exact_decimals: the owner's word that no value of a DECIMAL has more digits than its type. Without it
-            columns of more than 18 digits are refused on Apache Spark, which fails on such a value.
+        verified: the file in which ``dpflow load DECLARATION --in-place`` records that the server read every
+            value of these columns, in one state of the rows. Columns that it does not name are refused if the
+            server can fail on one value: times, for a server fails on one in milliseconds beyond the years of
+            microseconds, and on Apache Spark decimals of more than 18 digits, for a file can hold more digits
+            than the type. After rows were written they are refused until the next record.
     """
 
     example = "{spark: lake, table: 's3://lake/visits'}"
@@ -51,8 +52,7 @@ class SparkSource(Strict):
     ]
     table: Annotated[str, Field(pattern=f"^({_TABLE})$")]
     answer_mib: Annotated[int, Field(ge=1, le=2**20)] = 4096
-    microsecond_times: bool = False
-    exact_decimals: bool = False
+    verified: Path | None = None
     trusted_server: Annotated[str, Field(pattern=r"^[ -~]{1,100}$")] | None = None
 
     @property

@@ -38,7 +38,14 @@ from dpflow.core.accounting.events import Composed, Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
-from dpflow.core.contract.results import NO_INFORMATION, NO_VALUE, ErrorBound, Result, Row
+from dpflow.core.contract.results import (
+    NO_INFORMATION,
+    NO_VALUE,
+    ErrorBound,
+    Result,
+    Row,
+    ValueRange,
+)
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.moments import Measure, Moment, Noisy, Query
@@ -231,6 +238,10 @@ class MeasureMechanism(Mechanism[N]):
                     remark = NO_INFORMATION
                 rows.append(Row(key, self.measure_label(m), value, error, remark))
         return Result(tuple(rows))
+
+    def value_ranges(self, params: N, table: Table) -> dict[str, ValueRange]:
+        query = self.make_query(params, table)
+        return {self.measure_label(m): query.value_range(m) for m in query.measures}
 
     def error_bound(self, params: N, table: Table) -> ErrorBound:
         release, note = self.choose_release(params, table)

@@ -34,6 +34,7 @@ from pydantic import Field, model_validator
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import GroupedSums
+from dpflow.core.contract.results import NOT_NEGATIVE, ValueRange
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.toolbox.noise import Sensitivity, group_sensitivity
 
@@ -238,17 +239,27 @@ class Query:
             measure.measure
         ]
 
+    def value_range(self, measure: Measure) -> ValueRange:
+        """What a measure can be, whatever the rows are."""
+        if measure.column is None:
+            return NOT_NEGATIVE
+        grid = self.columns[measure.column]
+        if measure.measure == "mean":
+            return ValueRange(grid.low * grid.step, grid.high * grid.step)
+        if measure.measure == "sum":
+            return ValueRange(0 if grid.low >= 0 else None, 0 if grid.high <= 0 else None)
+        return ValueRange(0, self.widest_error(measure))
+
     def spans_range(self, measure: Measure, value: float, half_width: float) -> bool:
         """Whether an interval holds everything that a shrinking measure can be: it says nothing."""
         if not measure.shrinks:
             return False
-        assert measure.column is not None
-        grid = self.columns[measure.column]
-        low = grid.low * grid.step if measure.measure == "mean" else 0.0
         # Rounded numbers: an interval that reaches an end up to its last bits reaches it.
-        width = self.widest_error(measure)
-        slack = 1e-9 * width
-        return value - half_width <= low + slack and value + half_width >= low + width - slack
+        slack, limits = 1e-9 * self.widest_error(measure), self.value_range(measure)
+        assert limits.low is not None and limits.high is not None
+        return (
+            value - half_width <= limits.low + slack and value + half_width >= limits.high - slack
+        )
 
     def _column_moments(self, name: str, moments: Mapping[Moment, V]) -> dict[str, V]:
         """The moments of one column, ``n`` being the number of its values."""

@@ -9,16 +9,20 @@ from typing import Any
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.engine.releases.execute import check_scope, require_certified
-from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.plan import Plan, fit_plan
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import MissingExtra, TableError
 from dpflow.ledger import Ledger
+from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
 
 
-def forecast(plan: Plan, ledger: Ledger) -> str:
+def forecast(plan: Plan, ledger: Ledger, registry: Registry | None = None) -> str:
     """One sentence: accepted now, already paid, or why it would be refused."""
+    # As the charge does with a plan that was made without its ledger.
+    plan = fit_plan(plan, registry or Registry.load(), ScopeFilters(ledger))
     stored = ledger.find(RunIdentity.of_request(plan.request).key(plan))
     if stored is not None:
         return "already paid: running it again is free"

@@ -30,6 +30,7 @@ from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.released_bounds import suppose_bounds
 from dpflow.engine.releases.request import ReleaseRequest, load_request
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger, Scope, make_slot
 from dpflow.registry import Registry
@@ -182,8 +183,13 @@ class PlanCache:
     read once.
     """
 
-    def __init__(self, registry: Registry, ledger: Ledger | None = None) -> None:
-        self._registry, self._ledger = registry, ledger
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger | None = None,
+        filters: ScopeFilters = UNKNOWN_FILTERS,
+    ) -> None:
+        self._registry, self._ledger, self._filters = registry, ledger, filters
         self._plans: dict[int, tuple[ReleaseRequest, Plan]] = {}
         self._tables: dict[Path, Table] = {}
 
@@ -210,6 +216,7 @@ class PlanCache:
             exact_request,
             self._registry,
             suppose_bounds(exact_request, self._ledger, table=table),
+            self._filters,
         )
 
 
@@ -297,7 +304,8 @@ def forecast_schedule(
         PlanRefused: a scope granted to protect something else.
         InvalidInput: a request that no ledger would take.
     """
-    plans = PlanCache(registry, ledger)
+    supposed = {name: scope.filter for name, scope in (supposed_grants or {}).items()}
+    plans = PlanCache(registry, ledger, ScopeFilters(ledger, supposed))
     lines = _first_lines(jobs, plans)
     scopes = dict.fromkeys(name for line in lines for name in line.scope_path)
     ledger_scopes = {s.scope: s for s in ledger.scopes()} if ledger else {}

@@ -59,7 +59,7 @@ def require_predictions(plan: Plan) -> None:
 
 
 class PredictionSession:
-    """An open session of private predictions; `PredictionSession.open` makes one. Thread-safe.
+    """An open session of private predictions (`dpflow.open_predictions`). Thread-safe.
 
     Attributes:
         id: the session's, in the ledger.

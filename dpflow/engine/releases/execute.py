@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,14 @@ from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.declaration import Table, plain_relation
 from dpflow.core.contract.distribution import Distribution
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.results import NONE, Result
+from dpflow.core.contract.results import NONE, UNLIMITED, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.releases.certificates import CERTIFICATES, SHIPPED, list_certifiers
-from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.plan import Plan, fit_plan
 from dpflow.engine.releases.result_table import ResultTable, make_table
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger, ReleaseCharge, ReleaseRecord, Reservation, Scope
@@ -174,6 +175,8 @@ def release_all(
         DpflowError: as `release`. Before the first receipt nothing was charged, unless the error
         is retryable.
     """
+    filters = ScopeFilters(ledger)
+    planned = [(fit_plan(plan, registry, filters), run) for plan, run in planned]
     if not planned:
         return
     with ExitStack() as open_tables:
@@ -222,7 +225,7 @@ def _check_table(
 ) -> _Checked:
     if not isinstance(plan.mechanism, Mechanism):
         raise PlanRefused(
-            f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session"
+            f"{plan.mechanism.name} is a session, not a release; open it with dpflow ask, a gate, or dpflow.open_session"
         )
     check_scope(plan, ledger)
     private = PrivateTable(
@@ -414,6 +417,8 @@ def draw_result(plan: Plan, private: PrivateTable, failures: list[str]) -> Resul
         with private.open_answer(request, plan.request.blocks) as answer:
             fault_points.pass_point("aggregate.after")
             result = mechanism.draw(plan.params, plan.table, answer, source)
+        ranges = mechanism.value_ranges(plan.params, plan.table)
+        result = replace(result, ranges={k: r for k, r in ranges.items() if r != UNLIMITED})
         # What cannot be stored is an impossible value, too.
         json.dumps(result.to_json(), allow_nan=False)
         return result
@@ -462,8 +467,7 @@ def published_release(receipt: Receipt) -> PublishedRelease:
         mechanism=receipt.mechanism,
         epsilon=receipt.epsilon,
         delta=receipt.delta,
-        rows=receipt.result.rows,
-        synthetic=receipt.result.synthetic,
+        result=receipt.result,
         scope=receipt.scope,
         run=receipt.run,
         released_at=receipt.released_at,

@@ -33,6 +33,7 @@ from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.certificates import require_certificate
 from dpflow.engine.releases.request import ReleaseRequest, require_public
 from dpflow.engine.releases.result_table import write_html
+from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
 from dpflow.tables import declare_columns, declare_groups
@@ -261,12 +262,19 @@ class Plan:
         }
 
 
-def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None = None) -> Plan:
+def make_plan(
+    request: ReleaseRequest,
+    registry: Registry,
+    table: Table | None = None,
+    filters: ScopeFilters = UNKNOWN_FILTERS,
+) -> Plan:
     """Check everything that can be checked without rows, and compute the privacy cost.
 
     Args:
         table: the declaration, if not the one that the request names; where that takes bounds from
             a release, with these bounds in it (`dpflow.engine.releases.released_bounds`).
+        filters: of the scopes that pay. Noise that is left to choose, by ``noise: auto`` or a delta that allows
+            another, is such as they hold.
 
     Raises:
         UnknownName: mechanism, column or key that nobody declared.
@@ -277,7 +285,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     if table is None and request.bounds:
         raise PlanRefused(
             f"{request.name} takes bounds from {', '.join(map(repr, request.bounds))}, which are in a "
-            f"ledger; put them into the declaration with dpflow.engine.insert_bounds, or name the ledger"
+            f"ledger; plan with dpflow.engine.plan_request, which reads them there"
         )
     table = table or request.load_declaration()
     mechanism = registry.find_mechanism(request.mechanism)
@@ -303,6 +311,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
             request.model_copy(update={"mechanism": other.mechanism, "params": other.params}),
             registry,
             table,
+            filters,
         )
         note = f"{other.why}; {plan.error_bound.note}" if plan.error_bound else other.why
         return replace(
@@ -322,7 +331,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
             f"table {table.name!r} is a holdout, readable only through a gate session; "
             f"{mechanism.name} would read it, too, so declare another table for it"
         )
-    event = mechanism.event(params, table)
+    request, params, event = _choose_noise(request, mechanism, params, table, filters)
     if isinstance(event, Unprotected) and not table.generalisation_only:
         raise PlanRefused(
             f"{mechanism.name} makes no privacy guarantee with these parameters, and table {table.name!r} protects "
@@ -367,6 +376,42 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     if reasons := registry.collect_vetoes(plan):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
     return plan
+
+
+def fit_plan(plan: Plan, registry: Registry, filters: ScopeFilters) -> Plan:
+    """A plan that was made without its scope's filter, with noise that this holds. Raises like
+    `make_plan`.
+    """
+    if filters.hold(plan.request.scope, plan.event):
+        return plan
+    return make_plan(plan.request, registry, plan.table, filters)
+
+
+def _choose_noise(
+    request: ReleaseRequest,
+    mechanism: Mechanism[Any] | InteractiveMechanism[Any, Any],
+    params: BaseModel,
+    table: Table,
+    filters: ScopeFilters,
+) -> tuple[ReleaseRequest, BaseModel, Event]:
+    """Request, parameters and event; without what a delta allows where that is left to choose and no
+    filter holds it, such as Gaussian noise in a basic scope.
+    """
+    event = mechanism.event(params, table)
+    is_open = isinstance(mechanism, Mechanism) and getattr(params, "noise", "auto") == "auto"
+    if not is_open or filters.hold(request.scope, event):
+        return request, params, event
+    words = dict(request.params) | ({"noise": "laplace"} if hasattr(params, "noise") else {})
+    # Without its delta first: for public keys Laplace noise takes none.
+    for fields in ({k: v for k, v in words.items() if k != "delta"}, words):
+        try:
+            changed = mechanism.Params.model_validate(fields)
+        except ValidationError:
+            continue
+        changed_event = mechanism.event(changed, table)
+        if filters.hold(request.scope, changed_event):
+            return request.model_copy(update={"params": fields}), changed, changed_event
+    return request, params, event
 
 
 def _used_form(

@@ -5,6 +5,7 @@ model.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,6 +113,11 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -
         InvalidDeclaration: the message names the field.
         UnknownName: ``dpflow.yml`` names no such table.
     """
+    # Left out it may read all blocks; empty is a list that lost its names.
+    if isinstance(data.get("blocks"), Collection) and not data["blocks"]:
+        raise InvalidDeclaration(
+            f"{what} is not a release: blocks names no block; name the blocks, or leave blocks out"
+        )
     filled = fill_request(data, base)
     try:
         request = ReleaseRequest.model_validate(filled)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpflow.core.contract.result_fields import FIELDS, read_key, split_value, utc_time
+from dpflow.core.contract.result_fields import FIELDS, clip_row, list_row_fields, utc_time
 from dpflow.core.contract.results import Result
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
@@ -38,9 +38,11 @@ class ResultTable:
         result: the rows.
 
     Its columns are those of a published table (`result_fields.FIELDS`), of which ``about`` gives
-    some. ``value`` is a number; ``text`` is the answer where it is no number, or one that no double
-    writes. Amounts of privacy are exact texts. Times of frames are in UTC and have no zone; those
-    of CSV and JSON end in Z. A release that selected nothing has no line.
+    some. ``value`` is a number, and with its noise interval clipped to the measure's public range, of
+    which ``clipped`` is the mark; ``raw_value`` and ``half_width_95`` are for sums over rows. ``text``
+    is the answer where it is no number, or one that no double writes. Amounts of privacy are exact
+    texts. Times of frames are in UTC and have no zone; those of CSV and JSON end in Z. A release that
+    selected nothing has no line.
     """
 
     about: Mapping[str, str | dt.datetime | None]
@@ -49,30 +51,15 @@ class ResultTable:
     @property
     def has_integers(self) -> bool:
         """Whether every number is an integer of 64 bits: then ``value`` holds integers."""
-        values = [split_value(row.value)[0] for row in self.result.rows]
-        return all(
-            isinstance(v, int) and -_INT64 <= v < _INT64 for v in values if v is not None
-        ) and any(v is not None for v in values)
+        return _holds_integers(list_row_fields(self.result)["value"])
 
     def columns(self) -> dict[str, list[Any]]:
         """Values by column."""
-        rows, integers = self.result.rows, self.has_integers
-        keys = [read_key(row.key) for row in rows]
-        values = [split_value(row.value) for row in rows]
-        columns: dict[str, list[Any]] = {
-            name: [_without_zone(value)] * len(rows) for name, value in self.about.items()
-        }
-        columns |= {
-            "group_key": [row.key for row in rows],
-            "measure": [row.measure for row in rows],
-            "value": [number if integers else _as_float(number) for number, _ in values],
-            "text": [text for _, text in values],
-            "half_width_95": [_as_float(row.half_width_95) for row in rows],
-            "remark": [row.remark or None for row in rows],
-            "key_integer": [key.integer for key in keys],
-            "key_date": [key.date for key in keys],
-            "key_timestamp": [key.timestamp for key in keys],
-        }
+        columns = list_row_fields(self.result)
+        for name, value in self.about.items():
+            columns[name] = [_without_zone(value)] * len(self.result.rows)
+        if not _holds_integers(columns["value"]):
+            columns["value"] = [None if v is None else float(v) for v in columns["value"]]
         return {name: columns[name] for name in FIELDS if name in columns}
 
     def records(self) -> list[dict[str, Any]]:
@@ -105,13 +92,15 @@ class ResultTable:
             import pyarrow
 
         numbers = {
-            "value": pyarrow.int64() if self.has_integers else pyarrow.float64(),
-            "half_width_95": pyarrow.float64(),
+            **dict.fromkeys(_NUMBERS, pyarrow.float64()),
+            "clipped": pyarrow.bool_(),
             "released_at": pyarrow.timestamp("us"),
             "key_integer": pyarrow.int64(),
             "key_date": pyarrow.date32(),
             "key_timestamp": pyarrow.timestamp("us"),
         }
+        if self.has_integers:
+            numbers["value"] = pyarrow.int64()
         columns = self.columns()
         schema = [(name, numbers.get(name, pyarrow.string())) for name in columns]
         return pyarrow.table(columns, schema=pyarrow.schema(schema))
@@ -121,14 +110,16 @@ class ResultTable:
         with require_extra("frames", "a result as a polars frame"):
             import polars
 
-        numbers = {
-            "value": polars.Int64 if self.has_integers else polars.Float64,
-            "half_width_95": polars.Float64,
+        numbers: dict[str, Any] = {
+            **dict.fromkeys(_NUMBERS, polars.Float64),
+            "clipped": polars.Boolean,
             "released_at": polars.Datetime("us"),
             "key_integer": polars.Int64,
             "key_date": polars.Date,
             "key_timestamp": polars.Datetime("us"),
         }
+        if self.has_integers:
+            numbers["value"] = polars.Int64
         columns = self.columns()
         return polars.DataFrame(
             columns, schema={name: numbers.get(name, polars.String) for name in columns}
@@ -148,19 +139,29 @@ class ResultTable:
 
     def to_html(self, title: str = "") -> str:
         """A table for notebooks, with the 95 % noise interval of each number."""
-        lines = [
-            (
-                row.key,
-                row.measure,
-                row.value,
-                _interval_text(row.value, row.half_width_95),
-                row.remark,
-            )
-            for row in self.result.rows
-        ]
-        heads = ("key", "measure", "value", "95 % noise interval", "remark")
+        lines = list_printed_rows(self.result)
         note = "" if lines else "<p>nothing was selected</p>"
-        return write_html(title, heads, lines) + note
+        return write_html(title, PRINTED, lines) + note
+
+
+#: The columns of a printed result.
+PRINTED = ("key", "measure", "value", "95 % noise interval", "clipped", "remark")
+
+
+def list_printed_rows(result: Result) -> list[tuple[Any, ...]]:
+    """A result's rows for people, by the columns `PRINTED`."""
+    numbers = [clip_row(row, result.ranges) for row in result.rows]
+    return [
+        (
+            row.key,
+            row.measure,
+            number.value,
+            "" if number.noise_low is None else f"{number.noise_low:g} to {number.noise_high:g}",
+            "clipped" if number.clipped else "",
+            row.remark,
+        )
+        for row, number in zip(result.rows, numbers)
+    ]
 
 
 def make_table(release: PublishedRelease) -> ResultTable:
@@ -177,13 +178,15 @@ def make_table(release: PublishedRelease) -> ResultTable:
         "released_at": release.released_at,
         "protects": release.protects,
     }
-    return ResultTable(about, Result(release.rows))
+    return ResultTable(about, release.result)
 
 
+#: Columns of doubles.
+_NUMBERS = ("value", "noise_low", "noise_high", "raw_value", "half_width_95")
 #: Kinds of pandas' columns that hold no text.
 _PANDAS = {
-    "value": "Float64",
-    "half_width_95": "Float64",
+    **dict.fromkeys(_NUMBERS, "Float64"),
+    "clipped": "boolean",
     "released_at": "datetime64[us]",
     "key_integer": "Int64",
     "key_timestamp": "datetime64[us]",
@@ -194,14 +197,9 @@ def _without_zone(value: str | dt.datetime | None) -> str | dt.datetime | None:
     return utc_time(value) if isinstance(value, dt.datetime) else value
 
 
-def _as_float(value: float | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _interval_text(value: Any, half_width: float | None) -> str:
-    if half_width is None or value is None or isinstance(value, str):
-        return ""
-    return f"{value - half_width:g} to {value + half_width:g}"
+def _holds_integers(values: Sequence[float | int | None]) -> bool:
+    numbers = [value for value in values if value is not None]
+    return bool(numbers) and all(isinstance(v, int) and -_INT64 <= v < _INT64 for v in numbers)
 
 
 def write_html(title: str, heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

@@ -25,7 +25,7 @@ class ModelGate:
     """An open gate.
 
     Args:
-        session: it, open (`dpflow.Session.open`).
+        session: an open session (`dpflow.open_session`).
         promoter: what moves an alias on a yes; a gate that asks for champions needs one.
         defaults: fields of every submission that takes them, such as ``label``, ``features`` and
             ``tracking_uri``.

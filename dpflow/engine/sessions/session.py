@@ -95,7 +95,7 @@ def charge_session(
 
 
 class Session:
-    """An open session. Make one with `Session.open`; the same plan and run identity resume it."""
+    """An open session (`dpflow.open_session`); the same plan and run identity resume it."""
 
     def __init__(
         self, session_id: str, principal: str, plan: Plan, ledger: Ledger, registry: Registry

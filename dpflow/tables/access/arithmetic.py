@@ -535,6 +535,11 @@ def start_of_time(microseconds: int, value: str) -> str:
     return f"timestamp_micros({since.floor_to(microseconds)})"
 
 
+def sum_parities(value: Whole) -> str:
+    """A sum that no server computes without every value."""
+    return SPARK.sum_rows(Whole(SPARK, f"pmod({value}, 2L)", 0, 1, BIGINT)).sql
+
+
 def bits_fraction(number: str, bits: int) -> str:
     """A BIGINT of at most 52 bits, not negative, as a number in [0, 1)."""
     return operate_doubles(f"CAST({number} AS DOUBLE)", "*", f"{2.0**-bits!r}D")

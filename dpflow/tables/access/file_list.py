@@ -23,6 +23,7 @@ import duckdb
 from dpflow.errors import TableBusy, TableError, TableUnreadable
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.object_stores import ObjectStore, is_object
+from dpflow.tables.access.parquet_texts import trim_blanks
 from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.access.sql import match_name
 from dpflow.yaml_files import parse_json
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 #: How the file of a list ends; a declaration's ``database`` names it.
 SUFFIX = ".files.json"
-_VERSION = 1
+_VERSION = 2
 _VARIABLE = "dpflow_files"
 
 
@@ -73,12 +74,14 @@ class FileList:
         name: the relation's name, which declarations say.
         columns: names and types, the same in all files; then those that folders name.
         partitions: columns that folders name, such as ``day=2013-01-01``; they are texts.
+        padded: columns of texts whose blanks at the end the writer does not compare; they are cut off.
         files: with absolute paths, or URLs of one store.
     """
 
     name: str
     columns: dict[str, str]
     partitions: tuple[str, ...]
+    padded: tuple[str, ...]
     files: tuple[ListedFile, ...]
 
     @classmethod
@@ -92,6 +95,7 @@ class FileList:
                 str(data["name"]),
                 {str(name): str(kind) for name, kind in data["columns"].items()},
                 tuple(map(str, data["partitions"])),
+                tuple(map(str, data["padded"])),
                 tuple(
                     ListedFile(_join(file.parent.resolve(), path), tuple(state))
                     for path, *state in data["files"]
@@ -111,7 +115,7 @@ class FileList:
         """The text of the list, with paths relative to its folder."""
         files = [[_relative(f.path, folder.resolve()), *f.state] for f in self.files]
         data: dict[str, Any] = {"version": _VERSION, "name": self.name, "columns": self.columns}
-        data |= {"partitions": list(self.partitions), "files": files}
+        data |= {"partitions": list(self.partitions), "padded": list(self.padded), "files": files}
         return json.dumps(data, indent=None, ensure_ascii=False) + "\n"
 
     def is_unchanged(self) -> bool:
@@ -136,7 +140,10 @@ class FileList:
         how others are read. Of TRY it concludes nothing.
         """
         quoted = sql.quote_name(name)
-        return quoted if name in self.partitions else f"TRY({quoted}) AS {quoted}"
+        if name in self.partitions:
+            return quoted
+        value = trim_blanks(f"TRY({quoted})") if name in self.padded else f"TRY({quoted})"
+        return f"{value} AS {quoted}"
 
 
 def _join(folder: Path, path: str) -> str:

@@ -16,6 +16,7 @@ from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.file_list import FileList, ListedFile, find_states, open_session
 from dpflow.tables.access.local_files import require_plain_files
 from dpflow.tables.access.object_stores import ObjectStore, is_object
+from dpflow.tables.access.parquet_texts import read_text_types
 from dpflow.tables.loading.column_types import normalize_type
 
 _SCHEMA = """
@@ -53,14 +54,14 @@ def list_files(files: Sequence[Path | str], root: Path | str, name: str, target:
     if len(states) < len(paths):
         raise InvalidInput("a file cannot be looked at; give files that you may read")
 
-    def verify() -> dict[str, str]:
+    def verify() -> tuple[dict[str, str], tuple[str, ...]]:
         with open_session(paths, target.absolute().parent) as raw:
             return _verify_files(raw, files, partitions)
 
-    columns = sandbox.scrub_errors(verify, f"{files[0]} or another of the files")
+    columns, padded = sandbox.scrub_errors(verify, f"{files[0]} or another of the files")
     columns |= dict.fromkeys(partitions, "VARCHAR")
     listed = FileList(
-        name, columns, partitions, tuple(ListedFile(path, states[path]) for path in paths)
+        name, columns, partitions, padded, tuple(ListedFile(path, states[path]) for path in paths)
     )
     if not listed.is_unchanged():
         raise TableBusy(
@@ -82,8 +83,10 @@ def _require_inside(files: Sequence[Path], root: Path) -> None:
 
 def _verify_files(
     raw: duckdb.DuckDBPyConnection, files: Sequence[Path | str], partitions: Sequence[str]
-) -> dict[str, str]:
-    """Columns and types, after each value was read; columns of other types are left out."""
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Columns and types, after each value was read, and which are padded; columns of other types, and texts
+    that Spark compares by a collation, are left out.
+    """
     schemas = raw.execute(_SCHEMA).fetchall()
     first = schemas[0][1]
     for file, schema in schemas:
@@ -95,8 +98,10 @@ def _verify_files(
     bound = raw.sql(
         "SELECT * FROM read_parquet(getvariable('dpflow_files'), hive_partitioning = false)"
     )
-    columns = {}
+    columns, texts = {}, read_text_types(raw, "getvariable('dpflow_files')")
     for name, kind in zip(bound.columns, map(str, bound.types)):
+        if texts.get(name, "").startswith("collated"):
+            continue
         if name.casefold() in map(str.casefold, partitions):
             raise InvalidInput(
                 f"column {name!r} is in the files and in the names of their folders; take it out of one of both"
@@ -112,7 +117,7 @@ def _verify_files(
     raw.execute(
         f"SELECT sum({every}) FROM read_parquet(getvariable('dpflow_files'), hive_partitioning = false)"
     ).fetchone()
-    return columns
+    return columns, tuple(name for name in columns if texts.get(name, "").startswith("char"))
 
 
 def _find_partitions(files: Sequence[str], root: str) -> tuple[str, ...]:

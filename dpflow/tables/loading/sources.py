@@ -23,6 +23,13 @@ import duckdb
 from dpflow.errors import InvalidInput, TableBusy, UnknownName
 from dpflow.extras import require_extra
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.parquet_texts import (
+    find_note,
+    parse_text_types,
+    read_text_types,
+    refuse_collated,
+    trim_blanks,
+)
 from dpflow.tables.loading.column_types import normalize_type, normalize_types
 from dpflow.tables.loading.exact_values import TypedValue
 from dpflow.tables.loading.report import Rejects
@@ -255,6 +262,7 @@ class ParquetSource(CastSource):
         self.files, self.columns = files, normalize_types(columns)
         self.name = ", ".join(map(str, files))
         self._stored: dict[str, str] = {}
+        self._text_types: dict[str, str] = {}
 
     def fingerprint(self) -> str:
         return self._states.digest()
@@ -263,10 +271,14 @@ class ParquetSource(CastSource):
         return f"read_parquet({write_list(map(str, self.files))}, hive_partitioning = false)"
 
     def _value(self, column: str) -> tuple[str, str]:
-        return sql.quote_name(column), self._stored[column]
+        quoted = sql.quote_name(column)
+        is_padded = self._text_types.get(column, "").startswith("char")
+        return trim_blanks(quoted) if is_padded else quoted, self._stored[column]
 
     @contextmanager
     def _attach(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+        self._text_types = read_text_types(connection, write_list(map(str, self.files)))
+        refuse_collated(self.name, self.columns, self._text_types)
         bound = connection.sql(f"SELECT * FROM {self._relation()} LIMIT 0")
         require_columns(self.columns, bound.columns, self.name)
         self._stored = dict(zip(bound.columns, map(str, bound.types)))
@@ -283,6 +295,9 @@ class ObjectSource(CastSource):
         self._frame = hasattr(rows, "iloc")
         self._stored: dict[str, str] = {}
         self.name = "a pandas frame" if self._frame else "an Arrow table"
+        notes = () if self._frame else find_note(rows.schema.metadata)
+        self._text_types = parse_text_types(notes)
+        refuse_collated(self.name, self.columns, self._text_types)
         names = list(map(str, rows.columns if self._frame else rows.column_names))
         require_columns(columns, names, self.name)
         self.ignored_columns = tuple(name for name in names if name not in columns)
@@ -318,6 +333,8 @@ class ObjectSource(CastSource):
             and self.columns[column] not in ("FLOAT", "DOUBLE")
         ):
             quoted = f"CASE WHEN NOT isnan({quoted}) THEN {quoted} END"
+        if self._text_types.get(column, "").startswith("char"):
+            quoted = trim_blanks(quoted)
         return quoted, stored
 
     @contextmanager
@@ -395,10 +412,12 @@ def parquet_columns(files: Sequence[Path]) -> dict[str, str]:
     def read_types() -> list[tuple[str, str]]:
         listed = write_list(map(str, files))
         with duckdb.connect(":memory:") as connection:
+            texts = read_text_types(connection, listed)
             bound = connection.sql(
                 f"SELECT * FROM read_parquet({listed}, hive_partitioning = false)"
             )
-            return list(zip(bound.columns, map(str, bound.types)))
+            columns = zip(bound.columns, map(str, bound.types))
+            return [pair for pair in columns if not texts.get(pair[0], "").startswith("collated")]
 
     columns = {}
     for name, kind in sandbox.scrub_errors(read_types, str(files[0])):

@@ -5,7 +5,7 @@ for shares and quantiles as `dpflow.core.contract.distribution` does in Python.
 first argument is a release's id, or its name: then that of the latest interval, or the one settled last
 where runs have none. Numbers are doubles, and not rounded to whole ones; dates and timestamps count as
 seconds since 1970-01-01, and x may be written as one. Of edges that doubles cannot tell apart none bounds a share at itself. An end that
-nothing bounds is NULL for quantiles, 0 or 1 for shares.
+nothing bounds is NULL for quantiles, and so is then their value; it is 0 or 1 for shares.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
         f"WHERE release = of_release AND mechanism = '{MECHANISM}'"
     )
     edges = (
-        f"WITH e AS MATERIALIZED (SELECT {_number('group_key')} AS k, value AS v, half_width_95 AS h, "
+        f"WITH e AS MATERIALIZED (SELECT {_number('group_key')} AS k, raw_value AS v, half_width_95 AS h, "
         f"{_is_exact('group_key', 'k')} AS exact FROM {name} WHERE measure = '{SHARE_BELOW}' AND mechanism = '{MECHANISM}' "
         f"AND (release_id = of_release OR release_id = ({latest})))"
     )
@@ -46,7 +46,8 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
         f"({edges}, f AS (SELECT max(k) FILTER (v < p) AS k0, max(v) FILTER (v < p) AS v0, "
         "min(k) FILTER (v >= p) AS k1, min(v) FILTER (v >= p) AS v1, "
         "max(k) FILTER (v + h < p) AS low, min(k) FILTER (v - h >= p) AS high FROM e) "
-        "SELECT {'value': CASE WHEN k0 IS NULL THEN k1 WHEN k1 IS NULL THEN k0 "
+        "SELECT {'value': CASE WHEN low IS NULL OR high IS NULL THEN NULL "
+        "WHEN k0 IS NULL THEN k1 WHEN k1 IS NULL THEN k0 "
         "ELSE k0 + (k1 - k0) * ((p - v0) / (v1 - v0)) END, 'low': low, 'high': high} FROM f)"
     )
     for macro, parameter, body in (("share_below", "x", share), ("quantile", "p", quantile)):

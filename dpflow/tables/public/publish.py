@@ -11,15 +11,15 @@ from typing import Any
 
 import duckdb
 
-from dpflow.core.contract.result_fields import FIELDS, read_key, split_value, utc_time
-from dpflow.core.contract.results import Row, Synthetic
+from dpflow.core.contract.result_fields import FIELDS, list_row_fields, utc_time
+from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.tables.access import sql
 from dpflow.tables.public import distribution_macros
 from dpflow.tables.public.public_file import read_file, write_file
 
 _TYPES = {
-    "value": "DOUBLE",
-    "half_width_95": "DOUBLE",
+    **dict.fromkeys(("value", "noise_low", "noise_high", "raw_value", "half_width_95"), "DOUBLE"),
+    "clipped": "BOOLEAN",
     "epsilon": "DOUBLE",
     "delta": "DOUBLE",
     "released_at": "TIMESTAMP",
@@ -29,7 +29,7 @@ _TYPES = {
 }
 _REQUIRED = {
     *("release_id", "release", "block", "mechanism", "group_key", "measure"),
-    *("epsilon", "delta"),
+    *("clipped", "epsilon", "delta"),
 }
 
 #: Columns of a published table: its contract with whoever reads it.
@@ -59,8 +59,7 @@ class PublishedRelease:
     mechanism: str
     epsilon: str
     delta: str
-    rows: tuple[Row, ...]
-    synthetic: Synthetic | None = None
+    result: Result
     scope: str = ""
     run: str = ""
     released_at: dt.datetime | None = None
@@ -68,29 +67,21 @@ class PublishedRelease:
 
     def list_columns(self) -> dict[str, Any]:
         """Values by column: a list, or the one value of all rows."""
-        rows = self.rows or (NO_ROWS,)
-        keys = [read_key(row.key) for row in rows]
-        values = [split_value(row.value) for row in rows]
+        by_row = list_row_fields(self.result if self.result.rows else Result((NO_ROWS,)))
+        # A column has one type for all releases.
+        by_row["value"] = [None if v is None else float(v) for v in by_row["value"]]
         return {
+            **by_row,
             "release_id": self.release_id,
             "release": self.release,
             "block": self.block,
             "mechanism": self.mechanism,
-            "group_key": [row.key for row in rows],
-            "measure": [row.measure for row in rows],
-            "value": [_as_float(number) for number, _ in values],
-            "text": [text for _, text in values],
-            "half_width_95": [_as_float(row.half_width_95) for row in rows],
-            "remark": [row.remark or None for row in rows],
             "epsilon": float(Fraction(self.epsilon)),
             "delta": float(Fraction(self.delta)),
             "scope": self.scope or None,
             "run": self.run or None,
             "released_at": utc_time(self.released_at),
             "protects": self.protects or None,
-            "key_integer": [key.integer for key in keys],
-            "key_date": [key.date for key in keys],
-            "key_timestamp": [key.timestamp for key in keys],
         }
 
 
@@ -123,8 +114,8 @@ def publish(
             return False
         values = release.list_columns()
         _insert_rows(connection, name, COLUMNS, [values[column] for column in FIELDS])
-        if release.synthetic is not None:
-            _insert_synthetic(connection, release, release.synthetic)
+        if release.result.synthetic is not None:
+            _insert_synthetic(connection, release, release.result.synthetic)
         if release.mechanism == distribution_macros.MECHANISM:
             distribution_macros.create_macros(connection, table)
         return True
@@ -239,7 +230,3 @@ def _insert_rows(
 def _shared_value(value: Any) -> Any:
     """None for a list that holds nothing else."""
     return None if isinstance(value, list) and not any(v is not None for v in value) else value
-
-
-def _as_float(value: float | None) -> float | None:
-    return None if value is None else float(value)

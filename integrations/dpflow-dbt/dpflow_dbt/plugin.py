@@ -7,7 +7,7 @@ sandbox, and is never attached here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,14 @@ from dpflow.engine.releases.request import require_public
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
+from dpflow.tables.public.named_tables import AnswerRun, interval_start
 
 log = AdapterLogger("dpflow")
 
-#: What ``meta.dpflow`` of a model may hold: options of `dpflow.sql`, and values of ``$name``.
+#: Columns of a model's table beside the query's own.
+ABOUT = ("block", "run", "interval_start", "released_at")
+#: What ``meta.dpflow`` of a model may hold beside ``parameters``, values of ``$name``, and ``run``, which may begin with
+#: the start of its interval: options of `dpflow.sql`.
 _OPTIONS = tuple(name for name in OPTIONS if name != "name")
 
 
@@ -35,7 +39,7 @@ class Plugin(BasePlugin):
     """Stores private answers; made by dbt-duckdb from ``plugins: [{module: dpflow_dbt}]``.
 
     Its ``config`` in ``profiles.yml`` may name the ``ledger``, the ``tables`` (declarations) and the
-    ``folder`` in which the search for ``dpflow.yml`` begins; the dbt project's own if left out.
+    ``folder`` in which the search for ``dpflow.yml`` begins; the folder where dbt runs if left out.
     """
 
     def initialize(self, plugin_config: dict[str, Any]) -> None:
@@ -52,7 +56,8 @@ class Plugin(BasePlugin):
         self._connection = conn
 
     def store(self, target_config: Any) -> None:
-        """Answer the query of a model, and write the answer to ``target_config.relation``.
+        """Answer the query of a model, and write the answer to ``target_config.relation``, with the rows
+        of other blocks and runs from the model's table so far.
 
         A model that was answered before gets its stored answer, at no cost, unless it asks for less
         noise or for another revision. Raises `DbtRuntimeError` with dpflow's message.
@@ -69,11 +74,11 @@ class Plugin(BasePlugin):
 
     def _store_answer(self, relation: Any, model: Mapping[str, Any]) -> None:
         options = dict({} if model.get("options") is None else model["options"])
-        parameters = options.pop("parameters", ())
+        parameters, run = options.pop("parameters", ()), str(options.pop("run", ""))
         if unknown := sorted(set(options) - set(_OPTIONS)):
             raise InvalidInput(
                 f"meta.dpflow of {model['id']} has {', '.join(unknown)}, which is no option; the options are: "
-                f"{', '.join((*_OPTIONS, 'parameters'))}"
+                f"{', '.join((*_OPTIONS, 'parameters', 'run'))}"
             )
         registry, ledger = Registry.load(), self._open_ledger()
         plan = plan_sql(
@@ -88,7 +93,8 @@ class Plugin(BasePlugin):
         )
         self._check_plan(plan)
         answer = answer_sql(plan, ledger, registry)
-        write_answer(self._connection.cursor(), str(relation), answer)
+        about = AnswerRun(plan.block_text, run, answer.released_at)
+        write_answer(self._connection.cursor(), str(relation), answer, about, model.get("existing"))
         for one in answer.origins:
             paid = (
                 f"charged epsilon {one.epsilon}, delta {one.delta} to scope {plan.settings.scope}"
@@ -113,6 +119,11 @@ class Plugin(BasePlugin):
             raise InvalidInput(
                 "the query has a name, and dbt's model is what its table is called; take name out of its options"
             )
+        if taken := [name for name in plan.columns if name.casefold() in ABOUT]:
+            raise InvalidInput(
+                f"the query calls a column {taken[0]!r}, and the model's table has one of its own; give it another name "
+                f"than {', '.join(ABOUT)}"
+            )
         with self._connection.cursor() as cursor:
             files = cursor.execute("SELECT path FROM duckdb_databases() WHERE path IS NOT NULL")
             for (file,) in files.fetchall():
@@ -120,24 +131,52 @@ class Plugin(BasePlugin):
                     require_public(Path(file), table, "dbt's models and databases")
 
 
-def write_answer(cursor: Any, relation: str, answer: SqlAnswer) -> None:
+def write_answer(
+    cursor: Any, relation: str, answer: SqlAnswer, about: AnswerRun, existing: str | None = None
+) -> None:
     """Write an answer as a table, whole, in the place of one of this name: its columns with their noise
-    intervals, and when it was released.
+    intervals and raw values, and `ABOUT`; with the rows of ``existing`` that are about other blocks and
+    runs. Where it has other columns these are left out.
+
+    An answer that is older than the rows of its block and run leaves those.
 
     Args:
-        relation: the table's name, already quoted.
+        relation, existing: names of tables, already quoted.
     """
-    columns = [
-        *answer.list_columns(intervals=True),
-        ("released_at", "TIMESTAMP", [answer.released_at] * len(answer.rows)),
-    ]
-    places = ", ".join(
+    columns = answer.list_columns(intervals=True, raw=True)
+    values = [list(values) for _, _, values in columns]
+    places = [
         f'unnest(CAST(? AS {kind}[])) AS "{name.replace(chr(34), chr(34) * 2)}"'
         for name, kind, _ in columns
-    )
+    ]
+    places += [
+        "CAST(? AS VARCHAR) AS block",
+        "CAST(? AS VARCHAR) AS run",
+        f"{interval_start('CAST(? AS VARCHAR)')} AS interval_start",
+        "CAST(? AS TIMESTAMP) AS released_at",
+    ]
+    key = [about.block, about.run]
+    parameters: list[Any] = [*values, *key, about.run, about.released_at]
+    select = f"SELECT {', '.join(places)}"
     with cursor:
+        if existing is not None and _has_columns(cursor, existing, select, parameters):
+            own = "(block = ? AND run = ?)"
+            newer = f"EXISTS (SELECT 1 FROM {existing} WHERE {own} AND released_at > ?)"
+            select = (
+                f"SELECT * FROM {existing} WHERE NOT {own} OR {newer} "
+                f"UNION ALL SELECT * FROM ({select}) WHERE NOT {newer}"
+            )
+            about_newer = [*key, about.released_at]
+            parameters = [*key, *about_newer, *parameters, *about_newer]
         # One statement: whatever ends it, the earlier table stays.
-        cursor.execute(
-            f"CREATE OR REPLACE TABLE {relation} AS SELECT {places}",
-            [list(values) for _, _, values in columns],
-        )
+        cursor.execute(f"CREATE OR REPLACE TABLE {relation} AS {select}", parameters)
+
+
+def _has_columns(cursor: Any, table: str, select: str, parameters: Sequence[Any]) -> bool:
+    """Whether a table has the columns of a query."""
+
+    def describe(query: str, values: Sequence[Any] = ()) -> list[Any]:
+        rows = cursor.execute(f"DESCRIBE {query}", values).fetchall()
+        return [(name, kind) for name, kind, *_ in rows]
+
+    return describe(f"FROM {table}") == describe(select, parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,9 +22,10 @@ pytestmark = pytest.mark.slow
 
 
 def run(folder: Path, *words: str, fails: bool = False) -> str:
+    path = f"{PROGRAMS}:{os.environ['PATH']}"
     done = subprocess.run(
-        [str(PROGRAMS / words[0]), *words[1:]], cwd=folder, capture_output=True, text=True, check=False,
-        env=os.environ | {"DBT_SEND_ANONYMOUS_USAGE_STATS": "0", "NO_COLOR": "1"},
+        [shutil.which(words[0], path=path) or words[0], *words[1:]], cwd=folder, capture_output=True, text=True, check=False,
+        env=os.environ | {"PATH": path, "DBT_SEND_ANONYMOUS_USAGE_STATS": "0", "NO_COLOR": "1"},
     )  # fmt: skip
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     return done.stdout
@@ -87,7 +89,9 @@ def test_only_building_charges_and_only_once(project: Path) -> None:
     assert (spent(project), read(project, "FROM delays ORDER BY ALL")) == (paid, rows)
     # Beside the answers, nothing of ours stays in dbt's file.
     names = {name for (name,) in read(project, "SELECT table_name FROM information_schema.tables")}
-    assert names == {"delays", "destinations", "worst_carriers"}
+    assert names == {
+        *("delays", "delays_latest", "destinations", "destinations_latest", "worst_carriers")
+    }
     # The table is read from a file that dbt knows nothing of.
     manifest = json.loads((project / "target" / "manifest.json").read_text())
     assert "source.flights_dp.private.flights" in manifest["sources"]
@@ -99,3 +103,22 @@ def test_only_building_charges_and_only_once(project: Path) -> None:
     model.write_text(model.read_text().replace("dep_delay > 0", "dep_delay > 15"))
     run(project, "dbt", "build", "--select", "delays")
     assert spent(project) != paid
+
+
+def test_the_example_dag_builds_the_project(project: Path) -> None:
+    """The command and the folder of ``dags/visits_dbt.py`` under dbt itself: the catalogue beside the project says who
+    pays, answers are in the project's own file, and building again is free.
+    """
+    text = (ROOT / "dags" / "visits_dbt.py").read_text()
+    (command,) = re.findall(r'bash_command="(.*)"', text)
+    (folder,) = re.findall(r'cwd="(.*?)"', text)
+    rendered = Path(folder.replace("{{ var.value.dbt_project }}", str(project)))
+    model = project / "models" / "delays.sql"
+    model.write_text(re.sub(r"dep_delay > \d+", "dep_delay > 30", model.read_text()))
+    spendings, answers = [spent(project)], []
+    for _ in range(2):
+        run(rendered, "bash", "-c", command)
+        spendings.append(spent(project))
+        answers.append(read(project, "FROM delays ORDER BY ALL"))
+    assert spendings[0] != spendings[1] == spendings[2]
+    assert len(answers[0]) == 48 and answers[0] == answers[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.public.named_tables import AnswerRun
 
 DECLARATION = """
 name: visits
@@ -104,8 +106,9 @@ def test_a_model_is_charged_once_for_its_id_and_its_query(project: Project) -> N
     first = project.store()
     assert [row[0] for row in first] == ["Oslo", "Rome"]
     names = [one[0] for one in project.published.execute('FROM main."a b" LIMIT 0').description]
-    assert names[:4] == ["city", "n", "n_low", "n_high"]
-    assert names[4] == 'Mean "age' and names[-1] == "released_at"
+    assert names[:5] == ["city", "n", "n_noise_low", "n_noise_high", "n_raw_value"]
+    assert names[5] == 'Mean "age'
+    assert names[-4:] == ["block", "run", "interval_start", "released_at"]
     spelling = MODEL.lower().replace('"mean ""age"', '"Mean ""age"') + " limit 2"
     for sql, options in ((MODEL, {}), (spelling, {}), (MODEL, {"epsilon": "0.25"})):
         assert project.store(sql, **options) == first
@@ -183,14 +186,64 @@ def test_an_answer_is_written_whole_or_not_at_all(
 
     write_answer = sys.modules["dpflow_dbt.plugin"].write_answer
     answer = SimpleNamespace(
-        list_columns=lambda intervals: [("city", "VARCHAR", ["x"])], released_at=None, rows=[("x",)]
+        list_columns=lambda intervals, raw: [("city", "VARCHAR", ["x"])], rows=[("x",)]
     )
     for statements in (0, 1):
         try:
-            write_answer(Failing(statements), '"main"."a b"', answer)
+            write_answer(Failing(statements), '"main"."a b"', answer, AnswerRun())
         except duckdb.IOException:
             assert project.published.execute('FROM main."a b" ORDER BY ALL').fetchall() == first
-    assert project.published.execute('FROM main."a b"').fetchall() == [("x", None)]
+    assert project.published.execute('FROM main."a b"').fetchall() == [
+        ("x", "", "", None, dt.datetime.min)
+    ]
+
+
+DAILY = "SELECT city, COUNT(*) AS n FROM visits GROUP BY city"
+
+
+def build(project: Project, run: str = "", sql: str = DAILY, **options: Any) -> None:
+    """One build of a model, with the swap that dbt makes of its tables."""
+    tables = {name for (name,) in project.published.execute("SHOW TABLES").fetchall()}
+    config = {"id": "m", "sql": sql, "options": {"epsilon": 0.5, "run": run} | options}
+    config["existing"] = '"main"."m"' if "m" in tables else None
+    project.plugin.store(SimpleNamespace(relation='"main"."answer"', config=config))
+    project.published.execute("DROP TABLE IF EXISTS m")
+    project.published.execute("ALTER TABLE answer RENAME TO m")
+
+
+def test_a_backfill_changes_the_rows_of_its_own_run(project: Project) -> None:
+    """A newer day stays, and a repeated one is replaced; rows of another query's columns begin anew."""
+    latest = (
+        "SELECT DISTINCT run FROM m WHERE coalesce(interval_start, released_at) = "
+        "(SELECT max(coalesce(interval_start, released_at)) FROM m)"
+    )
+    read = "SELECT run, city, n, released_at FROM m ORDER BY ALL"
+    build(project, "2020-01-02", revision=2)
+    second = project.published.execute(read).fetchall()
+    build(project, "2020-01-01", revision=1)
+    both = project.published.execute(read).fetchall()
+    assert len(both) == 4 and both[2:] == second
+    assert project.published.execute(latest).fetchall() == [("2020-01-02",)]
+    # Built again from what is stored: nothing changes, and nothing is charged.
+    build(project, "2020-01-01", revision=1)
+    assert project.published.execute(read).fetchall() == both and project.spent() == "1"
+    # A newer draw of a day takes its place, and an older stored one does not take it back.
+    build(project, "2020-01-02", revision=3)
+    newer = project.published.execute(read).fetchall()
+    assert len(newer) == 4 and newer[:2] == both[:2] and newer[2:] != second
+    build(project, "2020-01-02", revision=2)
+    assert project.published.execute(read).fetchall() == newer
+    build(project, sql=DAILY.replace("AS n", "AS m"))
+    assert project.published.execute("SELECT run, city FROM m").fetchall() == [
+        ("", "Oslo"),
+        ("", "Rome"),
+    ]
+
+
+def test_a_column_of_the_tables_own_is_refused_before_the_charge(project: Project) -> None:
+    with pytest.raises(DbtRuntimeError, match="calls a column 'run'"):
+        project.store("SELECT city AS run, COUNT(*) AS n FROM visits GROUP BY city")
+    assert project.spent() == "0"
 
 
 def test_an_empty_answer_is_an_empty_table(project: Project) -> None:

@@ -18,6 +18,7 @@ import duckdb
 import numpy as np
 import pytest
 import yaml
+from dpflow_interior_point.building_blocks.row_counts import LARGEST_ALPHA
 from dpflow_interior_point.building_blocks.stage_costs import RowCounts
 from dpflow_interior_point.mechanisms.interior_point import (
     ApproximateMedian,
@@ -137,21 +138,28 @@ def test_every_private_system_answers_by_name(world: World) -> None:
 def test_the_front_door_finds_the_median_without_bounds(
     world: World, kind: str, value: str
 ) -> None:
-    """`median` on an undeclared range plans approximate_median, says why and how many rows it
-    needs, and answers as it does.
+    """`median` that must be certain plans approximate_median, says why and how many rows it needs, and
+    answers as it does.
     """
     world.fill(
         f"CREATE TABLE visits AS SELECT i AS person, CAST({value} AS {kind}) AS cost FROM range(6000) t(i)"
     )
     table = world.declare(columns={"cost": {}})
     plan = api.plan(
-        "median", table, name="m", scope="visits", column="cost", epsilon=2, delta="1e-6"
+        "median",
+        table,
+        name="m",
+        scope="visits",
+        column="cost",
+        epsilon=2,
+        delta="1e-6",
+        certain=True,
     )
     described = plan.describe()
     assert described["mechanism"].startswith("approximate_median")
-    assert "declares no bounds" in described["note"]
+    assert "certain: true was asked for" in described["note"]
     assert re.search(r"about \d+ rows are needed", described["note"])
-    found = world.release("median")
+    found = world.release("median", certain=True)
     assert found["", "status"] in ("ok", "ok_atom")
     with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
         inside = f"CAST('{found['', 'median']}' AS {kind}) BETWEEN quantile_disc(cost, 0.25) AND quantile_disc(cost, 0.75)"
@@ -317,8 +325,8 @@ def test_rows_that_are_left_out_are_not_counted(
     ledger.grant(
         "replace", 100, "1e-2", filter="basic", table=table, principal="owner", confirm_large=True
     )
-    for mechanism in ("median", "approximate_median"):
-        params = {"column": "cost", "epsilon": 2, "delta": "1e-6"}
+    for mechanism, more in (("median", {"certain": True}), ("approximate_median", {})):
+        params = {"column": "cost", "epsilon": 2, "delta": "1e-6"} | more
         plan = api.plan(mechanism, table, name=mechanism, scope="replace", where=where, **params)
         found = {row.measure: row.value for row in api.release(plan, ledger).result.rows}
         assert 600 <= found["median"] <= 1800
@@ -533,3 +541,28 @@ def test_the_plan_says_how_many_rows_it_needs() -> None:
     assert 900 < rows < 1300
     assert Fraction(plan.privacy_cost()[0]) == 1
     assert isinstance(Registry.load().find_mechanism("approximate_median").citation, str)
+
+
+def test_why_an_alpha_is_what_it_is() -> None:
+    """What is said of it is true: at a larger number of rows it is smaller only if the rows decide."""
+    table = Table.model_validate(
+        {
+            "name": "visits",
+            "database": "visits.duckdb",
+            "privacy_unit": {"column": "person"},
+            "contribution_bounds": {"rows": 1},
+            "columns": {"person": {}, "cost": {}},
+        }
+    )
+    for epsilon in ("0.1", "1", "10"):
+        params = ApproximateMedianParams.model_validate(
+            {"column": "cost", "epsilon": epsilon, "delta": "1e-6"}
+        )
+        method = Method.from_params(params, table, size_is_public=True)
+        for size in (100, 72_000, 719_500):
+            alpha, why = method.alpha_for(size), method.explain_alpha(size)
+            assert ("at any number of rows" in why) == (
+                alpha < LARGEST_ALPHA and method.alpha_for(10**9) == alpha
+            )
+            assert why.startswith("the largest") == (alpha == LARGEST_ALPHA)
+            assert (str(size) in why) == ("at any number" not in why)

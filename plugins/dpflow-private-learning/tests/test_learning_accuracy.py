@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from dataclasses import replace
 from fractions import Fraction as F
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,19 @@ import dpflow
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import PublicSize, RecordArrays
 from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.registry import Registry
 from dpflow.testing.enumeration import exact_delta
 from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
 
 sys.path.insert(0, str(Path(__file__).parent))
-from learning_examples import DECLARED, at_rows, example, with_public_features  # noqa: E402
+from learning_examples import (  # noqa: E402
+    DECLARED,
+    EXAMPLES,
+    at_rows,
+    example,
+    with_public_features,
+)
 
 WIDE = Table.model_validate(
     DECLARED
@@ -101,7 +109,9 @@ def test_points_are_learned_from_657_rows_whatever_the_domain() -> None:
             LearnPoints(), params | {"rows": 657}, {"x": x, "late": x == target}, seed
         )
         missed += found != PointRule(target)
-        assert document["accuracy"] == "proven"
+        premise = "all positive rows have one value, and no others do"
+        assert document["accuracy"] == f"proven, if {premise}"
+        assert document["error"]["if"] == premise
     assert missed <= 1
     few = {"x": np.arange(10), "late": np.zeros(10)}
     assert isinstance(learn(LearnPoints(), params | {"rows": 10}, few)[0], PointRule)
@@ -208,7 +218,7 @@ def test_search_learns_at_its_proven_size() -> None:
         "rows": n,
     }
     found, document = learn(at_rows(LearnThresholdsBySearch()), params, data)
-    assert document["accuracy"] == "proven" and wrong(found, data, "x") <= 0.2
+    assert document["accuracy"].startswith("proven") and wrong(found, data, "x") <= 0.2
 
 
 def test_cells_hold_what_they_may() -> None:
@@ -354,7 +364,7 @@ def test_label_private_sizes_and_accuracy() -> None:
         labels = (x < 2**60).astype(np.int64)
         rows = RecordArrays(x, {"x": x, "late": labels}, PublicSize(len(x), True))
         document = learner.draw(params, table, rows, StreamSource(1)).document
-        assert document["accuracy"] == "proven"
+        assert document["accuracy"] == "proven, if some rule of the class gives every label"
         assert wrong(read_rule(document["hypothesis"]), {"x": x, "late": labels}, "x") <= 0.05
 
 
@@ -420,6 +430,38 @@ def test_a_method_that_fell_back_is_not_called_proven() -> None:
     assert document["accuracy"] == "unproven: the method fell back"
 
 
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.39])
+def test_an_error_is_stated_without_an_if_only_where_labels_may_be_any(share: float) -> None:
+    """Labels of which a share is wrong by chance: what is stated of fresh rows is beyond the best rule."""
+    rng = np.random.default_rng(7)
+    n = math.ceil(needed.generalisation_rows(0.1, 0.05))
+    x = rng.integers(0, 2**62, n)
+    labels = (x < 2**61) ^ (rng.random(n) < share)
+    params = {"column": "x", "label": "late", "epsilon": "1", "alpha": "0.1", "rows": n}
+    params |= {"promise": "pac"}
+    found, document = learn(LearnThresholds(), params, {"x": x, "late": labels})
+    error = document["error"]
+    assert document["accuracy"] == "proven" and error["if"] is None
+    assert error["of"] == f"{WRONG}, fresh ones beyond the best on the rows"
+    fresh = rng.integers(0, 2**62, n)
+    data = {"x": fresh, "late": (fresh < 2**61) ^ (rng.random(n) < share)}
+    assert wrong(found, data, "x") <= share + error["at_most"]
+
+
+@pytest.mark.parametrize("name", sorted(n for n in EXAMPLES if n.startswith("learn_")))
+def test_a_promise_about_labels_says_what_it_assumes(name: str) -> None:
+    """A rule's share of wrong rows is bounded by the best rule's, or under a premise that is said."""
+    mechanism = Registry.load().find_mechanism(name)
+    for one in EXAMPLES[name]:
+        params, _ = plan_mechanism(mechanism, one.table, one.params)
+        promise = mechanism.promise(params.model_copy(update={"rows": 10**6}), one.table)
+        if "beyond the best" not in promise.what:
+            assert promise.assumes
+            finite = replace(promise, rows=1.0)
+            assert promise.assumes in finite.to_bound(None, None).note
+            assert finite.to_json(True)["if"] == promise.assumes
+
+
 def test_public_points_decide_what_is_proven() -> None:
     """Three public points prove nothing of other rules, however many rows there are, and state the error
     beyond the best of their own; as many as the theorem wants do.
@@ -440,7 +482,8 @@ def test_public_points_decide_what_is_proven() -> None:
     enough = document["public_points_for_proof"]
     many = {"public": [[int(v)] for v in rng.integers(0, 2**62, enough)]}
     found, document = learn(LearnSemiPrivate(), params | many, data)
-    assert document["accuracy"] == "proven" and wrong(found, data, "x") <= 0.15
+    assert document["accuracy"].startswith("proven, if public points and rows come from one source")
+    assert wrong(found, data, "x") <= 0.15
 
 
 def test_more_public_points_than_can_be_listed_are_no_reason_to_refuse() -> None:

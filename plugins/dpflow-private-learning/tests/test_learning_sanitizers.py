@@ -23,6 +23,7 @@ from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThres
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import ValueCounts
+from dpflow.core.contract.result_fields import clip_row
 from dpflow.errors import PlanRefused
 from dpflow.testing.examples import plan_mechanism as planned
 from dpflow.testing.harness import StreamSource
@@ -127,19 +128,18 @@ def test_what_is_left_over_is_spread() -> None:
         assert max(made.points) > end * 0.99
 
 
-def test_negative_counts_are_clipped_and_the_document_says_so() -> None:
-    """Of a column without rows every listed count is noise: none is below 0, and how many were is
-    told.
-    """
+def test_negative_counts_are_kept_and_shown_as_none() -> None:
+    """Of a column without rows every listed count is noise: stored as it was drawn, read as 0 or more."""
     table = Table.model_validate(DECLARED | {"columns": {"x": {"lower": 0, "upper": 50}}})
     given = {"column": "x", "epsilon": "1", "rows": 100, "method": "exponential", "alpha": "0.1"}
     mechanism = sanitize_points.SanitizePoints()
     params = mechanism.Params.model_validate(given)
     empty = ValueCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
     result = mechanism.draw(params, table, empty, StreamSource(3))
-    assert all(row.value >= 0 for row in result.rows)
-    clipped = result.document["counts_clipped_to_0"]
-    assert 0 < clipped <= sum(row.value == 0 for row in result.rows)
+    ranges = mechanism.value_ranges(params, table)
+    shown = [clip_row(row, ranges) for row in result.rows]
+    assert any(row.value < 0 for row in result.rows)
+    assert [number.value for number in shown] == [max(0, row.value) for row in result.rows]
 
 
 def test_proper_database_edges() -> None:

@@ -214,7 +214,7 @@ def test_a_release_inside_a_gate_needs_its_own(tiny: Tiny) -> None:
     certify(ledger, "reusable_holdout")
     params = {"groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "0.2"}
     gate = planned(
-        tiny, "reusable_holdout", name="gate", scope="gate", blocks=[], epsilon="5",
+        tiny, "reusable_holdout", name="gate", scope="gate", blocks=None, epsilon="5",
         reserve={"epsilon": "1"}, **params,
     )  # fmt: skip
     session = Session.open(gate, ledger, REGISTRY)

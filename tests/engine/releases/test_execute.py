@@ -436,4 +436,4 @@ def test_a_scope_protects_what_it_was_granted_for(tmp_path: Path) -> None:
     )
     made.declare(privacy_unit={"column": "person", "missing": "one-unit"}, protects="unit")
     with pytest.raises(PlanRefused, match="was granted to protect"):
-        release(planned(made, blocks=[]), Ledger(made.ledger))
+        release(planned(made, blocks=None), Ledger(made.ledger))

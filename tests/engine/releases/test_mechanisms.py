@@ -126,24 +126,36 @@ def test_a_plan_says_which_bounds_it_trusts(
 
 
 def test_a_median_without_bounds_is_another_mechanism(tiny: Tiny) -> None:
-    """The plan takes approximate_median and says why; without a delta or the plugin it is refused
-    with the way out.
+    """cdf, with an interval; approximate_median where it must be certain, or by groups. The plan says
+    why; without a delta or the plugin that one is refused with the way out.
     """
-    tiny.declare(columns={"city": {}, "age": {}})
+    tiny.declare(columns={"city": {"public_keys": ["Oslo"]}, "age": {}})
+
+    def plan_median(**params: Any) -> Any:
+        params = {"column": "age", "epsilon": "0.5"} | params
+        return make_plan(
+            load_request(tiny.file(mechanism="median", params=params)), Registry.load()
+        )
+
+    wanted = plan_median()
+    assert wanted.request.mechanism == "cdf"
+    assert "declares no bounds, so cdf is taken" in wanted.describe()["note"]
+    assert release(wanted, Ledger(tiny.ledger)).result.rows[0].measure == "quantile 1/2"
+    for need, params in (
+        ("certain: true was asked for", {"certain": True}),
+        ("cdf takes no groups", {"by": "city"}),
+    ):
+        with pytest.raises(PlanRefused, match=f"{need}, which takes approximate_median; add delta"):
+            plan_median(**params)
+        wanted = plan_median(**params, delta="1e-7")
+        assert wanted.request.mechanism == "approximate_median"
+        assert f"{need}, so approximate_median is taken" in wanted.describe()["note"]
     file = tiny.file(
-        mechanism="median", params={"column": "age", "epsilon": "0.5", "delta": "1e-7"}
+        mechanism="median",
+        params={"column": "age", "epsilon": "0.5", "delta": "1e-7", "certain": True},
     )
-    wanted = make_plan(load_request(file), Registry.load())
-    described = wanted.describe()
-    assert described["mechanism"].startswith("approximate_median")
-    assert "declares no bounds, so approximate_median is taken" in described["note"]
-    assert wanted.request.mechanism == "approximate_median"
-    assert release(wanted, Ledger(tiny.ledger)).result.rows[0].measure == "median"
     with pytest.raises(PlanRefused, match="install its plugin"):
         make_plan(load_request(file), Registry({"built-in": quantile}))
-    file = tiny.file(mechanism="median", params={"column": "age", "epsilon": "0.5"})
-    with pytest.raises(PlanRefused, match="needs a delta"):
-        make_plan(load_request(file), Registry.load())
 
 
 def test_a_median_with_bounds_says_what_it_trusts(tiny: Tiny) -> None:

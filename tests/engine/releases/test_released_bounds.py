@@ -12,8 +12,8 @@ import pytest
 
 from dpflow import Ledger, Session, fault_points, plan, release
 from dpflow.core.contract.requests import SortedValues
-from dpflow.engine import insert_bounds, load_request, make_plan
-from dpflow.engine.releases.released_bounds import _exact_value, suppose_bounds
+from dpflow.engine import load_request, make_plan
+from dpflow.engine.releases.released_bounds import _exact_value, insert_bounds, suppose_bounds
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
 from dpflow.ledger import make_slot
@@ -263,17 +263,24 @@ def test_dates_are_told_from_numbers(text: Any, exact: Any) -> None:
     assert _exact_value(text) == exact
 
 
-def test_without_a_delta_every_scope_pays_a_search(world: Tiny) -> None:
-    """Gaussian noise has no price in a scope of filter basic; the refusal says what has."""
+def test_every_scope_pays_a_search(world: Tiny) -> None:
+    """A delta allows Gaussian noise, which has no price in a scope of filter basic: there it is Laplace,
+    and costs no delta.
+    """
     params = {"column": "age", "by": "city", "epsilon": "0.2"}
     world.declare(
-        columns=OPEN | {"city": {"public_keys": [f"c{n}" for n in range(60)], "groups": 60}},
+        columns=OPEN
+        | {
+            "city": {"public_keys": [f"c{n}" for n in range(60)], "groups": 60, "rows_per_group": 1}
+        },
         contribution_bounds={"rows": 60},
     )
-    asked = SEARCH | {"params": params | {"delta": "1e-7"}}
-    with pytest.raises(PlanRefused, match="leave out its delta"):
-        released(world, **asked)
-    assert released(world, **SEARCH | {"params": params}).delta == "0"
+    request = SEARCH | {"params": params | {"delta": "1e-7"}}
+    file = load_request(world.file(**request))
+    assert make_plan(file, REGISTRY).event.epsilon_delta() is None
+    receipt = released(world, **request)
+    assert (receipt.epsilon, receipt.delta) == ("0.2", "0")
+    assert released(world, **SEARCH | {"params": params}).replayed
 
 
 def test_a_run_takes_its_own_search_first(world: Tiny) -> None:

@@ -29,8 +29,8 @@ MIXED = Result(
 )
 NAMES = [
     "release_id",
-    *("group_key", "measure", "value", "text", "half_width_95", "remark"),
-    *("key_integer", "key_date", "key_timestamp"),
+    *("group_key", "measure", "value", "text", "noise_low", "noise_high", "clipped", "remark"),
+    *("key_integer", "key_date", "key_timestamp", "raw_value", "half_width_95"),
 ]
 
 
@@ -116,8 +116,11 @@ def test_a_receipt_in_a_notebook(tiny: Tiny) -> None:
     receipt = release(made, Ledger(tiny.ledger))
     page = receipt._repr_html_()
     (oslo, _) = receipt.result.rows
-    assert f'<td style="text-align:left">{oslo.value}</td>' in page and "epsilon 0.5" in page
-    assert f"{oslo.value - oslo.half_width_95:g} to {oslo.value + oslo.half_width_95:g}" in page
+    assert (
+        f'<td style="text-align:left">{max(0, oslo.value)}</td>' in page and "epsilon 0.5" in page
+    )
+    width = oslo.half_width_95
+    assert f"{max(0, oslo.value - width):g} to {max(0, oslo.value + width):g}" in page
     again = release(made, Ledger(tiny.ledger))
     assert "replayed, nothing charged" in again._repr_html_()
     frame = receipt.to_pandas()

@@ -15,12 +15,15 @@ from corner_tables import Corner, DuckDBStore, ParquetStore, all_corners
 from dpflow.tables.access import arithmetic
 
 FAR = [c for c in all_corners() if c.kind in ("BIGINT", "UBIGINT") and c.high - c.low == 1000]
+#: For sessions that a far range is refused to.
+NEAR = next(c for c in all_corners() if c.kind == "TINYINT")
 STORES: dict[str, Any] = {"table": DuckDBStore, "files": ParquetStore}
 
 
 def shorten(door: Door, first: int) -> Door:
-    """The door with three of its questions."""
-    return replace(door, queries=(door.queries * 2)[first : first + 3])
+    """The door with at most three of its questions."""
+    start = first % max(1, len(door.queries) - 2)
+    return replace(door, queries=door.queries[start : start + 3])
 
 
 @pytest.mark.parametrize("number", range(len(DOORS)), ids=lambda n: DOORS[n].mechanism)
@@ -28,8 +31,12 @@ def test_a_part_of_all_sessions(number: int, tmp_path: Path) -> None:
     """Each session at one end of 64 bits, with three questions over two tables."""
     store = STORES["files" if number % 3 else "table"](tmp_path)
     door = shorten(DOORS[number], number)
-    findings = audit_sessions(FAR[number % 2], store, (door,), tables=2)
-    assert findings.problems == [] and findings.answered + findings.refused > 0
+    for corner in (FAR[number % 2], NEAR):
+        findings = audit_sessions(corner, store, (door,), tables=2)
+        assert findings.problems == []
+        if findings.answered:
+            return
+    raise AssertionError("refused at both corners")
 
 
 @pytest.mark.slow

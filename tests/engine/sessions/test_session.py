@@ -219,7 +219,7 @@ def gate(tiny: Tiny) -> Session:
         "side": "over",
     }
     return opened(
-        tiny, "reusable_holdout", name="gate", scope="gate", blocks=(), epsilon="4", **params
+        tiny, "reusable_holdout", name="gate", scope="gate", blocks=None, epsilon="4", **params
     )
 
 

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from dpflow.core.contract.distribution import SHARE_BELOW, Distribution
-from dpflow.core.contract.results import Row
+from dpflow.core.contract.results import Result, Row
 from dpflow.tables import PublishedRelease, publish
 
 EDGES = [("-2.5", 0.1, 0.05), ("0.0", 0.4, 0.02), ("1.5", 0.4, 0.2), ("100.0", 0.97, 0.02)]
@@ -22,7 +22,7 @@ def published(
 ) -> None:
     rows = [Row("", "quantile 1/2", 3.0), *(Row(k, SHARE_BELOW, v, h) for k, v, h in edges)]
     release = PublishedRelease(
-        *(f"id {name} {at}", name, "", "cdf", "1", "0", tuple(rows)),
+        *(f"id {name} {at}", name, "", "cdf", "1", "0", Result(tuple(rows))),
         released_at=dt.datetime(2020, 1, at, tzinfo=dt.UTC),
     )
     publish(file, "my releases", release)
@@ -76,11 +76,12 @@ def test_a_name_means_the_latest_interval(tmp_path: Path) -> None:
     """A backfill of an older day is settled later, and the name goes on to mean the newer day."""
     file = tmp_path / "public.duckdb"
     for day, at in ((2, 1), (1, 2)):
-        rows = (Row(f"{day}", SHARE_BELOW, 0.5, 0.0),)
+        edges = ((day - 1, 0.1), (day, 0.5), (day + 1, 0.9))
+        rows = tuple(Row(f"{edge}", SHARE_BELOW, share, 0.0) for edge, share in edges)
         run = f"2026-01-0{day}T00:00:00+00:00/2026-01-0{day + 1}T00:00:00+00:00"
         settled = dt.datetime(2026, 2, at, tzinfo=dt.UTC)
         about = PublishedRelease(
-            f"id {day}", "daily", "", "cdf", "1", "0", rows, run=run, released_at=settled
+            f"id {day}", "daily", "", "cdf", "1", "0", Result(rows), run=run, released_at=settled
         )
         publish(file, "my releases", about)
     assert ask(file, "quantile", "daily", 0.5)["value"] == 2
@@ -89,7 +90,9 @@ def test_a_name_means_the_latest_interval(tmp_path: Path) -> None:
 def test_other_mechanisms_make_no_macro(tmp_path: Path) -> None:
     """And publishing the same release again changes nothing."""
     file = tmp_path / "public.duckdb"
-    publish(file, "t", PublishedRelease("1", "n", "", "count", "1", "0", (Row("", "count", 3),)))
+    publish(
+        file, "t", PublishedRelease("1", "n", "", "count", "1", "0", Result((Row("", "count", 3),)))
+    )
     with duckdb.connect(str(file)) as connection:
         query = (
             "SELECT count(*) FROM duckdb_functions() WHERE function_name LIKE 't\\_%' ESCAPE '\\'"

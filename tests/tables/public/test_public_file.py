@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from dpflow.core.contract.results import Row
+from dpflow.core.contract.results import Result, Row
 from dpflow.errors import NotPublished
 from dpflow.tables import PublishedRelease, publish, published_ids
 from dpflow.tables.public.named_tables import AnswerRun, publish_view
@@ -35,15 +35,16 @@ for line in sys.stdin:
 WRITE = """
 import sys
 from pathlib import Path
-from dpflow.core.contract.results import Row
+from dpflow.core.contract.results import Result, Row
 from dpflow.tables import PublishedRelease, publish
 for i in range(int(sys.argv[3])):
-    publish(Path(sys.argv[1]), "releases", PublishedRelease(f"{sys.argv[2]}-{i}", "n", "", "count", "1", "0", (Row("", "count", i, None),)))
+    result = Result((Row("", "count", i, None),))
+    publish(Path(sys.argv[1]), "releases", PublishedRelease(f"{sys.argv[2]}-{i}", "n", "", "count", "1", "0", result))
 """
 
 
 def release(name: str) -> PublishedRelease:
-    return PublishedRelease(name, "n", "", "count", "1", "0", (Row("", "count", 1, None),))
+    return PublishedRelease(name, "n", "", "count", "1", "0", Result((Row("", "count", 1, None),)))
 
 
 def query(path: Path, text: str) -> list[tuple[Any, ...]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dpflow.core.contract.results import NO_INFORMATION, Row, Synthetic
+from dpflow.core.contract.results import NO_INFORMATION, Result, Row, Synthetic
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.fault_points import FaultInjected
 from dpflow.tables import PublishedRelease, publish, published_ids
@@ -25,18 +25,18 @@ RELEASE = PublishedRelease(
     "histogram",
     "0.5",
     "0",
-    (Row("AA", "count", 12, 3.0), Row("UA", "count", None)),
+    Result((Row("AA", "count", 12, 3.0), Row("UA", "count", None))),
 )
 HOLD = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
 WRITE = """
 import sys
 import time
 from pathlib import Path
-from dpflow.core.contract.results import Row
+from dpflow.core.contract.results import Result, Row
 from dpflow.tables import PublishedRelease, publish
 for i in range(3):
     for name in (f"{sys.argv[2]}-{i}", "shared"):
-        publish(Path(sys.argv[1]), "releases", PublishedRelease(name, "n", "", "count", "1", "0", (Row("", "count", i, None),)))
+        publish(Path(sys.argv[1]), "releases", PublishedRelease(name, "n", "", "count", "1", "0", Result((Row("", "count", i, None),))))
 """
 
 
@@ -52,8 +52,23 @@ def test_publishing_makes_file_and_table(tmp_path: Path) -> None:
     publish(path, "releases", RELEASE)
     about = ("r1", "daily", "2013-01-01", "histogram")
     assert content(path) == [
-        (*about, "AA", "count", 12.0, None, 3.0, None, 0.5, 0.0, *[None] * 7),
-        (*about, "UA", "count", None, None, None, None, 0.5, 0.0, *[None] * 7),
+        (
+            *about,
+            "AA",
+            "count",
+            12.0,
+            None,
+            9.0,
+            15.0,
+            False,
+            None,
+            0.5,
+            0.0,
+            *[None] * 7,
+            12.0,
+            3.0,
+        ),
+        (*about, "UA", "count", *[None] * 4, False, None, 0.5, 0.0, *[None] * 9),
     ]
     assert published_ids(path, "releases") == {"r1"}
 
@@ -74,11 +89,13 @@ write_file(Path(sys.argv[1]), 1, lambda connection: print(connection.execute(ask
 def test_a_release_without_rows_has_one(tmp_path: Path) -> None:
     """A private selection may select nothing: the table says that the release was made, and knows it."""
     path = tmp_path / "out.duckdb"
-    empty = replace(RELEASE, rows=())
+    empty = replace(RELEASE, result=Result(()))
     publish(path, "releases", empty)
     publish(path, "releases", empty)
     about = ("r1", "daily", "2013-01-01", "histogram")
-    assert content(path) == [(*about, "", "no rows", None, None, None, None, 0.5, 0.0, *[None] * 7)]
+    assert content(path) == [
+        (*about, "", "no rows", *[None] * 4, False, None, 0.5, 0.0, *[None] * 9)
+    ]
     assert published_ids(path, "releases") == {"r1"}
 
 
@@ -86,7 +103,7 @@ def test_a_remark_is_published_beside_its_number(tmp_path: Path) -> None:
     """Of those that have one."""
     path = tmp_path / "out.duckdb"
     rows = (Row("", "mean", 30.0, 30.0, NO_INFORMATION), Row("", "count", 3, 9.0))
-    publish(path, "releases", replace(RELEASE, rows=rows))
+    publish(path, "releases", replace(RELEASE, result=Result(rows)))
     found = {row["measure"]: row["remark"] for row in read_published(path, "releases")}
     assert found == {"mean": NO_INFORMATION, "count": None}
 
@@ -108,7 +125,11 @@ def test_a_synthetic_table_becomes_an_ordinary_table(tmp_path: Path) -> None:
         ((10, 0.5, 3), (2**60, 1.0, 7)),
     )
     for release_id in ("r1", "r1", "r2"):
-        publish(path, "releases", replace(RELEASE, release_id=release_id, synthetic=made))
+        publish(
+            path,
+            "releases",
+            replace(RELEASE, release_id=release_id, result=replace(RELEASE.result, synthetic=made)),
+        )
     with duckdb.connect(str(path), read_only=True) as connection:
         query = "SELECT sum(weight) FILTER (WHERE distance < 100) FROM daily_synthetic WHERE release_id = 'r2'"
         assert connection.execute(query).fetchall() == [(3,)]
@@ -156,7 +177,7 @@ def test_threads_of_one_process_publish_a_release_once(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     ids = [row["release_id"] for row in read_published(file, "releases")]
-    assert len(ids) == len(RELEASE.rows) * 11
+    assert len(ids) == len(RELEASE.result.rows) * 11
 
 
 def test_a_held_file_is_not_published_retryably(tmp_path: Path) -> None:
@@ -165,7 +186,9 @@ def test_a_held_file_is_not_published_retryably(tmp_path: Path) -> None:
     """
     path = tmp_path / "out.duckdb"
     publish(path, "releases", RELEASE)
-    other = PublishedRelease("r2", "daily", "", "count", "1", "1e-6", (Row("", "count", 1, None),))
+    other = PublishedRelease(
+        "r2", "daily", "", "count", "1", "1e-6", Result((Row("", "count", 1, None),))
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)],
         stdin=subprocess.PIPE,
@@ -229,7 +252,7 @@ def test_a_large_result_is_published_in_bulk(tmp_path: Path) -> None:
     """30,000 rows in their order, in seconds; one statement per row took a minute."""
     rows = tuple(Row(f"k{n}", "count", n if n % 3 else None, n / 4) for n in range(30_000))
     path, start = tmp_path / "out.duckdb", time.process_time()
-    publish(path, "releases", replace(RELEASE, rows=rows))
+    publish(path, "releases", replace(RELEASE, result=Result(rows)))
     assert time.process_time() - start < 10
     with duckdb.connect(str(path), read_only=True) as connection:
         stored = connection.execute(

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from dpflow.core.contract.result_fields import TypedKey, read_key
-from dpflow.core.contract.results import Row
+from dpflow.core.contract.results import Result, Row
 from dpflow.tables import PublishedRelease, publish
 
 
@@ -22,7 +22,7 @@ def test_keys_join_with_tables_of_their_type(tmp_path: Path) -> None:
     """A public integer or date key, without a cast; keys of text stand beside them."""
     path = tmp_path / "out.duckdb"
     rows = tuple(Row(key, "count", n) for n, key in enumerate(["7", "2013-01-31", "07", "Oslo"]))
-    publish(path, "releases", PublishedRelease("r", "n", "", "m", "1", "0", rows))
+    publish(path, "releases", PublishedRelease("r", "n", "", "m", "1", "0", Result(rows)))
     with duckdb.connect(str(path)) as connection:
         connection.execute("CREATE TABLE stores AS SELECT 7::INTEGER AS id, 'north' AS name")
         connection.execute("CREATE TABLE days AS SELECT DATE '2013-01-31' AS day")

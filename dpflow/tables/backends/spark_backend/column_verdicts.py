@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import TableUnreadable
+from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.access import contract_rows, sql
 from dpflow.tables.access.sql import Field
 from dpflow.tables.backends.spark_backend.spark_answers import OpenSource, SparkBackend
@@ -91,7 +91,14 @@ def usable_columns(table: Table, names: Sequence[str]) -> list[str]:
     """
     with SparkBackend(table, None).open_source() as source:
         fields = _fold_fields(source)
-    return [name for name in names if list_verdicts(fields, table, name, name)]
+
+    def is_usable(name: str) -> bool:
+        # Of one that may not be read a release is refused; that of another column is not.
+        with suppress(PlanRefused):
+            return bool(list_verdicts(fields, table, name, name))
+        return False
+
+    return list(filter(is_usable, names))
 
 
 def list_verdicts(
@@ -139,7 +146,7 @@ def spread_codes(missing: int, bad: int, size: int) -> NDArray[np.int64]:
 
 
 def _fold_fields(source: OpenSource) -> dict[str, Field]:
-    fields = read_fields(source.connection, source.rows)
+    fields = read_fields(source.connection, source.states[""])
     return {name.casefold(): field for name, field in fields.items()}
 
 

@@ -96,20 +96,20 @@ class SparkBackend(QueryBackend):
         with open_session(source, self.what) as connection:
             self._open = connection
             try:
-                sources = self._name_sources(source).items()
+                sources = self.name_sources(source).items()
                 states = {name: open_state(connection, one) for name, one in sources}
                 check_places(self.table, states)
                 yield OpenSource(connection, states)
             finally:
                 self._open = None
 
-    def _name_sources(self, source: SparkSource) -> dict[str, SparkSource]:
+    def name_sources(self, source: SparkSource) -> dict[str, SparkSource]:
         """The table's source by "", and those of joined relations by the joins' names."""
         joined = {one.name: source.find_relation(one.relation) for one in self.table.joins}
         return {"": source, **joined}
 
     def find_folders(self) -> Mapping[str, str]:
-        sources = self._name_sources(require_source(self.table.source, self.what))
+        sources = self.name_sources(require_source(self.table.source, self.what))
         names = [name for name, one in sources.items() if not is_folder(one.table)]
         if not names:
             return {}
@@ -132,8 +132,7 @@ class SparkBackend(QueryBackend):
     def _make_query(
         self, source: OpenSource, blocks: Sequence[str], nonce: int | None
     ) -> SparkQuery:
-        rows = {name: state.rows for name, state in source.states.items()}
-        return SparkQuery(self.table, source.connection, rows, blocks, self.where, nonce)
+        return SparkQuery(self.table, source.connection, source.states, blocks, self.where, nonce)
 
     def cancel(self) -> None:
         # Read once: the query's own thread may close it at any moment.

@@ -27,7 +27,9 @@ from dpflow.tables.access.arithmetic import (
     operate_doubles,
     outer_doubles,
     spark_decimal_units,
+    sum_parities,
 )
+from dpflow.tables.access.parquet_texts import name_text_type
 from dpflow.tables.access.sql import Field
 
 #: Spark's types by their names, as the kinds that the declared language knows.
@@ -46,10 +48,8 @@ _KINDS = {
 }
 #: The kind of a column whose values the server may not read as they are.
 MISREAD = "misread"
-#: The kind of a column of times of which nobody said how they are stored.
-UNREAD_TIME = "unread time"
-#: The kind of a wide DECIMAL of which nobody said that its digits fit.
-UNREAD_DECIMAL = "unread decimal"
+#: The kind of a column on one of whose values a server can fail, until all of them were read once.
+UNVERIFIED = "unverified"
 INTEGERS = {"tinyint": 2**7, "smallint": 2**15, "integer": 2**31, "bigint": 2**63}
 _FLOATS = {"float", "double"}
 _VALUES = {
@@ -78,11 +78,7 @@ def name_type(column: Any) -> str:
     """The name of the type of a column of Spark's schema. That of a text which Spark does not compare as
     bytes is in its metadata, where a reader takes it for a plain one.
     """
-    declared = str(column.metadata.get("__CHAR_VARCHAR_TYPE_STRING", ""))
-    if declared.startswith("char("):
-        return declared
-    kind = str(column.dataType.simpleString())
-    return f"collated {kind}" if "__COLLATIONS" in column.metadata else kind
+    return name_text_type(column.metadata) or str(column.dataType.simpleString())
 
 
 def describe_field(name: str, kind: str) -> Field:
@@ -259,30 +255,35 @@ def find_misread(field: Field, stored: str) -> Field:
     return field
 
 
-def find_unread_time(field: Field) -> Field:
-    """A field where nobody said how times are stored: of the kind `UNREAD_TIME` if it is one."""
-    return replace(field, kind=UNREAD_TIME) if field.kind.startswith("timestamp") else field
-
-
-def find_unread_decimal(field: Field) -> Field:
-    """A field on Apache Spark where nobody said that digits fit: of the kind `UNREAD_DECIMAL` beyond 18 digits,
-    which are stored as bytes.
+def needs_verification(field: Field, *, is_apache_spark: bool) -> bool:
+    """Whether a server can fail on one value that a file of this column holds: a time in milliseconds beyond
+    the years of microseconds, and on Apache Spark, of a type of more than 18 digits, a number with more.
     """
-    return replace(field, kind=UNREAD_DECIMAL) if field.width > _DIGITS else field
+    return field.kind.startswith("timestamp") or (is_apache_spark and field.width > _DIGITS)
+
+
+def find_unverified(field: Field) -> Field:
+    """A field that needs verification and has none, as one of the kind `UNVERIFIED`."""
+    return replace(field, kind=UNVERIFIED)
+
+
+def write_decoded(field: Field) -> str:
+    """An aggregate of a column that needs verification, for which the server decodes every value. It fails
+    where a query of such a column would.
+    """
+    if field.kind.startswith("timestamp"):
+        return sum_parities(_write_integer(field))
+    digits = f"CAST(length(CAST({quote_name(field.name)} AS STRING)) AS BIGINT)"
+    return sum_parities(SPARK.column(digits, 0, 100))
 
 
 def require_read(field: Field) -> None:
     """Raises `PlanRefused` for a column whose values the server may not read as they are."""
-    if field.kind == UNREAD_DECIMAL:
+    if field.kind == UNVERIFIED:
         raise PlanRefused(
-            f"column {field.name!r} is a {field.type.upper()}, and Apache Spark fails on a value of more digits than the type, "
-            f"which a file's bytes can hold; store at most {_DIGITS} digits, or if no file has one write exact_decimals: true in "
-            f"the source"
-        )
-    if field.kind == UNREAD_TIME:
-        raise PlanRefused(
-            f"column {field.name!r} is a {field.type.upper()}, and Spark fails on a time in milliseconds beyond the years of "
-            f"microseconds; store a DATE, or if every file stores microseconds write microsecond_times: true in the source"
+            f"column {field.name!r} is a {field.type.upper()}, and the server fails on values that a file of this type can hold; "
+            f"store a DATE or at most {_DIGITS} digits, or let its owner verify the rows as they are now: name a file in the "
+            f"source, such as verified: visits.verified.json, and run dpflow load DECLARATION --in-place"
         )
     if field.kind == MISREAD:
         raise PlanRefused(

@@ -34,15 +34,12 @@ class SparkConnection:
         most: bytes of an answer.
         ends: whether the session ends with this use, for it may show later what it saw now in place of what
             is there, or a query of it failed or was cancelled.
-        is_apache_spark: whether the server is Apache Spark, by its own word.
-        reads_times, reads_wide_decimals: whether no such value of the source's can make a query fail, by the
-            owner's word or on this server.
+        is_apache_spark, server_version: whether the server is Apache Spark, and which, by its own word.
     """
 
     def __init__(self, session: Any, what: str, most: float = math.inf) -> None:
         self._session, self.what, self._most = session, what, most
-        self.ends, self.is_apache_spark = False, True
-        self.reads_times = self.reads_wide_decimals = True
+        self.ends, self.is_apache_spark, self.server_version = False, True, ""
         self._lock = threading.Lock()
         # Whether an answer is computed, which `cancel` may end, and whether it was.
         self._answering = self._cancelled = False

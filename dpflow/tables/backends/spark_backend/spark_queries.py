@@ -43,11 +43,11 @@ from dpflow.tables.backends.spark_backend.spark_columns import (
     decode_texts,
     describe_field,
     find_misread,
-    find_unread_decimal,
-    find_unread_time,
+    find_unverified,
     holds_text,
     key_text,
     name_type,
+    needs_verification,
     quote_name,
     require_read,
     write_grid_steps,
@@ -59,6 +59,7 @@ from dpflow.tables.backends.spark_backend.spark_rendering import (
     SparkRenderer,
     describe_computed_field,
 )
+from dpflow.tables.backends.spark_backend.spark_sources import SourceState
 from dpflow.tables.language.grouping import parse_row_expression
 from dpflow.tables.language.nodes import Node
 
@@ -79,24 +80,24 @@ class SparkQuery:
         self,
         table: Table,
         connection: SparkConnection,
-        rows: Mapping[str, Any],
+        states: Mapping[str, SourceState],
         blocks: Sequence[str],
         where: Node | None,
         nonce: int | None,
     ) -> None:
-        self.table, self.connection, self._rows = table, connection, rows[""]
+        self.table, self.connection, self._rows = table, connection, states[""].rows
         self.nonce = secrets.randbits(64) if nonce is None else nonce
         self.sample_nonce = secrets.randbits(64) if nonce is None else nonce
         # A given nonce chooses by places, as the contract says of tests.
         self._names_groups = nonce is None
-        self.fields = read_fields(connection, self._rows)
+        self.fields = read_fields(connection, states[""])
         # Of its own: by one nonce what is joined and what is then kept would go together.
         join_nonce = secrets.randbits(64) if nonce is None else nonce
         self.joined = {
             join.name: JoinedRows(
                 join,
-                rows[join.name],
-                read_fields(connection, rows[join.name]),
+                states[join.name].rows,
+                read_fields(connection, states[join.name]),
                 self.own_column(join.left_column),
                 f"{find_prefix(self.fields)}{number}_",
                 join_nonce,
@@ -323,22 +324,35 @@ class PrivateKeys:
         return keys, rows, numbered[rows]
 
 
-def read_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
+def describe_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
     """The columns of a relation, from its schema alone. Raises `PlanRefused` where two have one name but
     for their case.
     """
     schema = connection.run(lambda _: rows.schema)
     if len({one.name.casefold() for one in schema}) < len(schema):
         raise connection.refuse_same_names()
-    fields = {one.name: describe_field(one.name, name_type(one)) for one in schema}
-    if not connection.reads_times:
-        fields = {name: find_unread_time(field) for name, field in fields.items()}
-    if not connection.reads_wide_decimals:
-        fields = {name: find_unread_decimal(field) for name, field in fields.items()}
+    return {one.name: describe_field(one.name, name_type(one)) for one in schema}
+
+
+def read_fields(connection: SparkConnection, state: SourceState) -> dict[str, Field]:
+    """The columns of a state of a source, of which those that the server may not read are of kinds that
+    no query reads. Raises as `describe_fields`.
+    """
+    is_apache = connection.is_apache_spark
+    fields = {
+        name: find_unverified(field)
+        if needs_verification(field, is_apache_spark=is_apache) and name not in state.verified
+        else field
+        for name, field in describe_fields(connection, state.rows).items()
+    }
     if connection.is_apache_spark:
         return fields
-    stored = connection.find_stored_types(rows, [quote_name(name) for name in fields])
-    return {name: find_misread(field, kind) for (name, field), kind in zip(fields.items(), stored)}
+    stored = connection.find_stored_types(state.rows, [quote_name(name) for name in fields])
+    fields = {
+        name: find_misread(field, kind) for (name, field), kind in zip(fields.items(), stored)
+    }
+    texts = state.text_types
+    return fields | {name: describe_field(name, texts[name]) for name in texts if name in fields}
 
 
 def check_query(reading: SparkQuery, rows: Any) -> None:

@@ -107,8 +107,7 @@ def open_session(source: SparkSource, what: str) -> Iterator[SparkConnection]:
             check_server(connection, what)
             _CHECKED[server] = identity
         connection.is_apache_spark = identity.is_apache_spark
-        connection.reads_times = source.microsecond_times
-        connection.reads_wide_decimals = source.exact_decimals or not identity.is_apache_spark
+        connection.server_version = identity.version
         session.registerProgressHandler(connection.note_progress)
         yield connection
         session.removeProgressHandler(connection.note_progress)

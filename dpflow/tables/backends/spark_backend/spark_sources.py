@@ -10,17 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
+import duckdb
+
 from dpflow.core.contract.spark_source import SparkSource, is_folder
 from dpflow.errors import PlanRefused, TableBusy, TableUnreadable
+from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.parquet_texts import read_text_types
 from dpflow.tables.backends.spark_backend.spark_columns import quote_name
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection, read_condition
+from dpflow.tables.backends.spark_backend.verified_columns import find_verified
 
 #: Folders of table formats, which say what of the other files counts.
 _LOGS = {"_delta_log": "delta", "metadata": "iceberg", ".hoodie": "hudi"}
@@ -38,6 +44,8 @@ class SourceState:
         find_identity: what differs when these rows may differ, as of now.
         identity: the same when it was opened.
         location: the folder.
+        verified: columns of which the server read every value in this state.
+        text_types: how Spark compares texts, by column, where the server does not know it.
         list_files: what tells its files of rows from all others, wherever links lead: name, time and length.
     """
 
@@ -46,6 +54,8 @@ class SourceState:
     identity: bytes
     location: str
     list_files: Callable[[], frozenset[tuple[str, int, int]]]
+    verified: frozenset[str] = frozenset()
+    text_types: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_state(connection: SparkConnection, source: SparkSource) -> SourceState:
@@ -60,7 +70,25 @@ def open_state(connection: SparkConnection, source: SparkSource) -> SourceState:
     else:
         rows, find_identity, location = finder.open_catalogue_table(source.table)
     list_files = partial(finder.list_row_files, location)
-    return SourceState(rows, find_identity, find_identity(), location, list_files)
+    identity = find_identity()
+    verified = find_verified(connection, source, identity)
+    is_known = connection.is_apache_spark or not location
+    text_types = {} if is_known else _read_text_types(location, connection.what)
+    return SourceState(rows, find_identity, identity, location, list_files, verified, text_types)
+
+
+def _read_text_types(folder: str, what: str) -> dict[str, str]:
+    """How Spark compares texts of a folder's files, by their own ends: another server takes all of them for
+    plain ones. Of files that are not on this machine nothing is known.
+    """
+    local = Path(folder.removeprefix("file://"))
+    files = sorted(map(str, local.rglob("*.parquet"))) if local.is_dir() else []
+
+    def read() -> dict[str, str]:
+        with duckdb.connect(":memory:") as connection:
+            return read_text_types(connection, f"[{', '.join(map(sql.quote_text, files))}]")
+
+    return sandbox.scrub_errors(read, what) if files else {}
 
 
 class _Finder:

@@ -170,6 +170,15 @@ class Method:
         """The accuracy that a number of rows, public or noisy, was measured to have an answer at."""
         return row_counts.alpha_for_rows(self.pairs, self.cells, size, sample_size(self.pairs))
 
+    def explain_alpha(self, size: int) -> str:
+        """Why `alpha_for` is what it is: what a smaller one would take."""
+        paired, alpha = sample_size(self.pairs), self.alpha_for(size)
+        if alpha == row_counts.LARGEST_ALPHA:
+            return f"the largest that is taken; about {size} rows may have no answer at it"
+        if alpha == row_counts.alpha_for_rows(self.pairs, self.cells, 1000 * size, paired):
+            return f"the least at any number of rows, as {paired} rows at most are paired; a larger epsilon makes it smaller"
+        return f"the least at which about {size} rows were measured to have an answer"
+
     def trim_at(self, size: int) -> Fraction:
         """The share of so many rows to leave out at each end; the margin is a quarter of alpha."""
         if not self.chooses_alpha:
@@ -281,8 +290,10 @@ class _Points(Mechanism[P]):
             document[key] = {"scale": width, "rows_below": point.below, "rows_above": point.above}
             if method.chooses_alpha:
                 alpha = method.alpha_for(size)
-                why = f"the least at which about {size} rows were measured to have an answer"
-                document[key] |= {"alpha": float(alpha), "alpha_because": why}
+                document[key] |= {
+                    "alpha": float(alpha),
+                    "alpha_because": method.explain_alpha(size),
+                }
         return Result(tuple(rows), document)
 
 

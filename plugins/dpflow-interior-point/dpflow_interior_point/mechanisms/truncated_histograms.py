@@ -27,7 +27,7 @@ from dpflow.core.accounting.events import Approximate, Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, CellGrid, GroupedSums, UnboundedValues
-from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.contract.results import NOT_NEGATIVE, ErrorBound, Result, Row, ValueRange
 from dpflow.core.sampling.randomness import Source
 from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks.interior_cell import finite_cells, lower_edge
@@ -101,6 +101,10 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
                 for k, n in zip(answer.keys, noisy, strict=True)
             )
         )
+
+    def value_ranges(self, params: TruncatedCountParams, table: Table) -> dict[str, ValueRange]:
+        """Counts are not negative."""
+        return {"count": NOT_NEGATIVE}
 
     def error_bound(self, params: TruncatedCountParams, table: Table) -> ErrorBound:
         """95 % half-width; the note has the radius that noise never leaves."""
@@ -177,6 +181,10 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
                 for k, n in zip(labels, noisy, strict=True)
             )
         )
+
+    def value_ranges(self, params: StabilityHistogramParams, table: Table) -> dict[str, ValueRange]:
+        """Counts are not negative."""
+        return {"count": NOT_NEGATIVE}
 
     def error_bound(self, params: StabilityHistogramParams, table: Table) -> ErrorBound:
         """95 % half-width of the bins that show; the note says which bins do."""

@@ -29,6 +29,7 @@ class ErrorPromise:
         theorem: where the proof is.
         rows: from which it holds; infinite where these parameters prove nothing.
         shrinks: how the rows grow as the error or epsilon falls.
+        assumes: what the rows must fulfil, which nothing checks; "" if they may be any.
     """
 
     error: Fraction
@@ -37,6 +38,7 @@ class ErrorPromise:
     theorem: str
     rows: float
     shrinks: str = "rows grow as 1/(error epsilon)"
+    assumes: str = ""
 
     @property
     def surely(self) -> float:
@@ -54,6 +56,7 @@ class ErrorPromise:
             if finite
             else None,
             "of": self.what,
+            "if": self.assumes or None,
             "with_probability": self.surely,
             "by": self.theorem,
             "shrinks": self.shrinks,
@@ -67,6 +70,8 @@ class ErrorPromise:
                 {}, f"no number of rows proves an error with these parameters ({source})"
             )
         held = f"with probability {self.surely:g} from {math.ceil(self.rows):,} rows on ({source})"
+        if self.assumes:
+            held += f", if {self.assumes}, which nothing checks"
         if rows is not None and self.rows > rows:
             best = "no error below 1/2" if least_error is None else f"an error of {least_error:.3g}"
             return ErrorBound(

@@ -222,8 +222,7 @@ def report(
     """The document of a result: the method, whether its accuracy is proven at this size, what it
     called.
 
-    ``assumes`` among the rest says what the data must fulfil for that; the privacy cost holds
-    without it. "proven" is at ``rows`` rows: where nobody has counted them,
+    "proven" is at ``rows`` rows: where nobody has counted them,
     `dpflow_private_learning.building_blocks.noisy_row_count` takes it back.
     """
     if rows is None:

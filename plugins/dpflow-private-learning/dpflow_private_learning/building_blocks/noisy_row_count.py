@@ -126,9 +126,12 @@ class Counted(Mechanism[P]):
 
     def _state_error(self, params: P, table: Table, result: Result) -> Result:
         """The result with the promised error in its document."""
-        is_proven = result.document["accuracy"].startswith("proven")
-        error = self.promise(params, table).to_json(is_proven)
-        return replace(result, document={**result.document, "error": error})
+        promise, accuracy = self.promise(params, table), result.document["accuracy"]
+        is_proven = accuracy.startswith("proven")
+        if is_proven and promise.assumes:
+            accuracy += f", if {promise.assumes}"
+        stated = {"accuracy": accuracy, "error": promise.to_json(is_proven)}
+        return replace(result, document={**result.document, **stated})
 
     def _draw_counted(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         rows, margin = self._count_rows(params, table, answer, source)

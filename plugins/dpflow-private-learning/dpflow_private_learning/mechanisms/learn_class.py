@@ -282,7 +282,6 @@ class LearnSemiPrivate(_ByScore):
             calls,
             public_points=self._points_used(params),
             public_points_for_proof=self._points_needed(params),
-            assumes="public points and rows come from one source, and some rule gives every label",
         )
 
     def _points_used(self, params: LearnSemiPrivateParams) -> int:
@@ -305,7 +304,10 @@ class LearnSemiPrivate(_ByScore):
         if self._has_enough_points(params):
             rows = labelled_rows_needed(size, params.alpha, params.beta, epsilon)
             theorem = f"section 6.2, from {self._points_needed(params)} public points on"
-            return ErrorPromise(params.alpha, f"{WRONG}, fresh ones", params.beta, theorem, rows)
+            assumes = "public points and rows come from one source, and some rule gives every label"
+            return ErrorPromise(
+                params.alpha, f"{WRONG}, fresh ones", params.beta, theorem, rows, assumes=assumes
+            )
         # The best of so few rules may be far from the best one, however many rows there are.
         best = super()._promise_of(params, size, epsilon)
         return replace(best, what=f"{best.what} of the {size} rules that the public points give")

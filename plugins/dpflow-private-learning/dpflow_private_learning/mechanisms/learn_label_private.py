@@ -109,7 +109,12 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
         if most is None or most >= n:
             rows = self._proof_rows(params, n, float(epsilon))
             return ErrorPromise(
-                params.alpha, f"{WRONG}, fresh ones", params.beta, "Theorem 6.2, repaired", rows
+                params.alpha,
+                f"{WRONG}, fresh ones",
+                params.beta,
+                "Theorem 6.2, repaired",
+                rows,
+                assumes="some rule of the class gives every label",
             )
         # The best of fewer rules may be far from the best one, however many rows there are.
         rules = (most * (most + 1) // 2) ** len(params.columns) + 1
@@ -135,7 +140,6 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
             needed=self._proof_rows(params, n, float(epsilon)),
             rows=params.rows,
             rules=str(len(rules)),
-            assumes="some rule of the class gives every label",
             **describe_rule(best, columns),
         )
         return Result((Row("", "rule", document["sql"]),), document)

@@ -82,7 +82,14 @@ class LearnPoints(common.ReadsLabels, Counted[LearnPointsParams]):
         epsilon, delta = common.per_row(params.epsilon, params.delta, table)
         moves = 2 if params.selection == "literal" else common.moves(table)
         rows = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)
-        return ErrorPromise(params.alpha, WRONG, params.beta, "Lemma 3.2, repaired", rows)
+        return ErrorPromise(
+            params.alpha,
+            WRONG,
+            params.beta,
+            "Lemma 3.2, repaired",
+            rows,
+            assumes="all positive rows have one value, and no others do",
+        )
 
     def draw_at_rows(
         self, params: LearnPointsParams, table: Table, answer: Answer, source: Source
@@ -110,7 +117,6 @@ class LearnPoints(common.ReadsLabels, Counted[LearnPointsParams]):
             needed=proof_rows,
             rows=params.rows,
             status=status,
-            assumes="all positive rows have one value, and no others do",
             **describe_rule(hypothesis, {params.column: column}),
         )
         value = None if point is None else column.grid_value(low + point)

@@ -134,7 +134,14 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         """The share of the rows that the box gets wrong."""
         epsilon, _ = self._part_budget(params, table)
         rows = self._proof_rows(params, table, epsilon)
-        return ErrorPromise(params.alpha / 2, WRONG, params.beta, "proved in this module", rows)
+        return ErrorPromise(
+            params.alpha / 2,
+            WRONG,
+            params.beta,
+            "proved in this module",
+            rows,
+            assumes="some rectangle is right on every row",
+        )
 
     def draw_at_rows(
         self, params: LearnRectanglesParams, table: Table, answer: Answer, source: Source
@@ -162,7 +169,6 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
             calls,
             needed=proof_rows,
             rows=params.rows,
-            assumes="some rectangle is right on every row",
             **describe_rule(box, columns),
         )
         rows = tuple(

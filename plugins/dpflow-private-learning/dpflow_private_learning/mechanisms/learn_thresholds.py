@@ -131,14 +131,18 @@ class LearnThresholds(common.ReadsLabels, Counted[LearnThresholdsParams]):
         end, step = self._recursion_step(params, table)
         rows, single = self._proof_rows(params, end, step), recursion_depth(end, step.levels) == 1
         theorem = "McSherry, Talwar 2007" if single else "Theorem 3.18, by the steps of its proof"
+        assumes = "" if single else "some threshold is right on every row"
         if params.promise == "empirical":
             what = f"{WRONG} beyond the best" if single else WRONG
-            return ErrorPromise(params.alpha / 2, what, params.beta / 2, theorem, rows)
+            return ErrorPromise(
+                params.alpha / 2, what, params.beta / 2, theorem, rows, assumes=assumes
+            )
         theorem = f"{theorem}, and Theorem 2.14"
         shrinks = "rows grow as 1/error^2, and as 1/(error epsilon)"
-        return ErrorPromise(
-            params.alpha, f"{WRONG}, fresh ones", params.beta, theorem, rows, shrinks
-        )
+        what = f"{WRONG}, fresh ones"
+        # Every rule's shares on the rows and on fresh ones are within alpha/2 of each other.
+        what += " beyond the best on the rows" if single else ""
+        return ErrorPromise(params.alpha, what, params.beta, theorem, rows, shrinks, assumes)
 
     def draw_at_rows(
         self, params: LearnThresholdsParams, table: Table, answer: Answer, source: Source
@@ -161,9 +165,6 @@ class LearnThresholds(common.ReadsLabels, Counted[LearnThresholdsParams]):
             rows=params.rows,
             status="fallback" if fallback else "ok",
             levels=levels,
-            assumes="nothing of the labels"
-            if levels == 1
-            else "some threshold is right on every row",
             **describe_rule(ThresholdRule(low + j), {params.column: column}),
         )
         return Result((Row("", "threshold", column.grid_value(low + j)),), document)

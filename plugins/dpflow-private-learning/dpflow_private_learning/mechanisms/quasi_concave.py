@@ -160,7 +160,6 @@ class QuasiConcaveRelease(common.ReadsValues, Mechanism[QuasiConcaveParams]):
             rows=params.promise,
             status="fallback" if fallback else "ok",
             levels=levels,
-            assumes=f"some point reaches a score of {params.promise}, as promised",
         )
         if document["accuracy"] == "proven":
             document["accuracy"] = "not stated: the promise was given, not checked"

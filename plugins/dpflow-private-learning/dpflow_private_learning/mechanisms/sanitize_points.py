@@ -34,7 +34,7 @@ from pydantic import Field
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer
-from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.contract.results import NOT_NEGATIVE, ErrorBound, Result, Row, ValueRange
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
@@ -194,6 +194,7 @@ class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
     """Frequencies of all values of a bounded column, or of all sets of k of them."""
 
     name = "sanitize_points"
+    version = 2
     summary = (
         "a synthetic column with nearly the same frequency of every value, or of every k values"
     )
@@ -241,8 +242,7 @@ class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
         synopsis, fits = make_proper(estimates, params.n, params.alpha / params.k, end)
         width = half_width(1 / plan.epsilon)
         rows = tuple(
-            # A count below 0 is noise: clipped, which the document says.
-            Row(str(column.grid_value(low + point)), "count", max(0, count), width)
+            Row(str(column.grid_value(low + point)), "count", count, width)
             for point, count in sorted(estimates.items())
         )
         status = "ok" if fits else "fallback"
@@ -253,9 +253,12 @@ class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
             rows=params.rows,
             status=status,
             k=params.k,
-            counts_clipped_to_0=sum(count < 0 for count in estimates.values()),
         )
         return Result(rows, document, synopsis.to_table(params.column, column, low))
+
+    def value_ranges(self, params: SanitizePointsParams, table: Table) -> dict[str, ValueRange]:
+        """Counts are not negative."""
+        return {"count": NOT_NEGATIVE}
 
     def error_bound(self, params: SanitizePointsParams, table: Table) -> ErrorBound:
         """The 95 % half-width of a listed value's noise, in rows; unlisted values have a bias

@@ -185,7 +185,14 @@ class LearnThresholdsBySearch(common.ReadsLabels, Counted[LearnThresholdsBySearc
         """The share of the rows that the rule gets wrong."""
         end, epsilon, delta = self._call_budget(params, table)
         rows = search_rows(comparison_count(end), params.alpha, params.beta, epsilon, delta)
-        return ErrorPromise(params.alpha, WRONG, params.beta, "section 3.2, completed here", rows)
+        return ErrorPromise(
+            params.alpha,
+            WRONG,
+            params.beta,
+            "section 3.2, completed here",
+            rows,
+            assumes="some threshold is right on every row, and 3 alpha n/4 rows have either label",
+        )
 
     def draw_at_rows(
         self, params: LearnThresholdsBySearchParams, table: Table, answer: Answer, source: Source
@@ -208,7 +215,6 @@ class LearnThresholdsBySearch(common.ReadsLabels, Counted[LearnThresholdsBySearc
             needed=proof_rows,
             rows=params.rows,
             status=status,
-            assumes="some threshold is right on every row, and 3 alpha n/4 rows have either label",
             **describe_rule(rule, {params.column: column}),
         )
         return Result((Row("", "threshold", column.grid_value(rule.below)),), document)

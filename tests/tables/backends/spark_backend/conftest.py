@@ -16,20 +16,35 @@ from spark_servers import declare_source
 from checks.spark_cluster import SparkCluster, run_cluster
 from dpflow.core.contract.declaration import Table
 from dpflow.tables.access.sql import Field
-from dpflow.tables.backends.spark_backend import spark_columns, spark_connection, spark_queries
+from dpflow.tables.backends.spark_backend import (
+    spark_columns,
+    spark_connection,
+    spark_queries,
+    spark_sources,
+)
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.backend_relations import Content
 
 
+class Everything(frozenset[str]):
+    """Every column's name."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
 @pytest.fixture(scope="session", autouse=True)
-def trust_floats() -> Iterator[None]:
-    """DuckDB writes these files, so Sail reads their floats as they are; it is refused them otherwise."""
+def trust_files() -> Iterator[None]:
+    """DuckDB writes these files: all columns count as verified, and Sail reads their floats as they are; it is
+    refused them otherwise.
+    """
 
     def find_misread(field: Field, stored: str) -> Field:
         return field if field.is_float else spark_columns.find_misread(field, stored)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spark_queries, "find_misread", find_misread)
+        patch.setattr(spark_sources, "find_verified", lambda *_: Everything())
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -158,84 +159,6 @@ def test_another_server_than_apache_spark_is_trusted_by_name(
     PrivateTable(table).check_request(GroupedSums())
     assert "not Apache Spark: 0.9" in table.protection_text
     assert table.stored_form()["trusted_server"] == "0.9"
-
-
-def test_times_are_read_where_the_owner_says_how_they_are_stored(declare: Declare) -> None:
-    """One in milliseconds beyond the years of microseconds makes any server fail, and no schema shows the unit:
-    in every role a column of times is refused before a row is read, and others are not.
-    """
-    kinds = {"u": "INTEGER", "t": "TIMESTAMP", "z": "TIMESTAMPTZ", "v": "INTEGER"}
-    columns = {"t": {"lower": 0, "upper": 9}, "z": {"lower": 0, "upper": 9}, "v": {}}
-    rows = [("1", "2020-01-01 00:00:00", "2020-01-01 00:00:00+00", "1")]
-    declared = declare(kinds, rows, columns=columns).declaration
-    assert declared.source is not None
-    for is_told in (True, False):
-        source = declared.source.model_copy(update={"microsecond_times": is_told})
-        table = declared.model_copy(update={"source": source})
-        unit = table.privacy_unit.model_copy(update={"column": "t"})
-        roles = [
-            (PrivateTable(table), GroupedSums(values=(("z", 0),))),
-            (PrivateTable(table), GroupedSums("t", None, 1, 1)),
-            (PrivateTable(table, "t IS NULL"), GroupedSums()),
-            (PrivateTable(table.model_copy(update={"privacy_unit": unit})), GroupedSums()),
-            (PrivateTable(table.model_copy(update={"block": "t"})), GroupedSums()),
-        ]
-        for private, request in roles:
-            if is_told:
-                private.check_request(request)
-            else:
-                error = refusal(private, request)
-                assert isinstance(error, PlanRefused) and "microsecond_times: true" in str(error)
-        assert PrivateTable(table).answer(GroupedSums("v", None, 1, 1), ()).keys == ("1",)
-
-
-@pytest.mark.parametrize("is_told", [False, True])
-def test_wide_decimals_are_read_where_the_owner_says_that_they_fit(
-    is_told: bool, declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Apache Spark fails on a value of more digits than its type; up to 18 digits it does not."""
-    monkeypatch.setattr(spark_session, "_CHECKED", {})
-    spark = spark_session.Server("4", True)
-    monkeypatch.setattr(spark_session, "identify_server", lambda *_: spark)
-    bounds = {"lower": 0, "upper": 9}
-    kinds = {"u": "INTEGER", "d": "DECIMAL(38,2)", "n": "DECIMAL(18,2)"}
-    declared = declare(kinds, [("1", "1", "1")], columns={"d": bounds, "n": bounds}).declaration
-    assert declared.source is not None
-    source = declared.source.model_copy(update={"exact_decimals": is_told})
-    table = PrivateTable(declared.model_copy(update={"source": source}))
-    table.check_request(GroupedSums(values=(("n", 0),)))
-    if is_told:
-        table.check_request(GroupedSums(values=(("d", 0),)))
-    else:
-        error = refusal(table, GroupedSums(values=(("d", 0),)))
-        assert isinstance(error, PlanRefused) and "exact_decimals: true" in str(error)
-
-
-@pytest.mark.parametrize("is_told", [False, True])
-def test_a_time_that_no_server_decodes(is_told: bool, spark_server: str, tmp_path: Path) -> None:
-    """DuckDB writes it: where the owner says nothing, such a column is refused, with that row and without."""
-    errors = []
-    for more in (0, 1):
-        folder = tmp_path / str(more)
-        folder.mkdir()
-        times = pa.array([0, 1000] + [2**62] * more, pa.timestamp("ms"))
-        pq.write_table(pa.table({"u": range(2 + more), "t": times}), folder / "part.parquet")
-        declared = {
-            "name": "visits",
-            "source": declare_source(spark_server, folder) | {"microsecond_times": is_told},
-            "privacy_unit": {"column": "u"},
-            "contribution_bounds": {"rows": 1},
-            "columns": {"t": {"lower": 0, "upper": 9}},
-        }
-        table = PrivateTable(Table.model_validate(declared))
-        try:
-            table.check_request(GroupedSums(values=(("t", 0),)))
-            table.answer(GroupedSums(values=(("t", 0),)), ())
-            errors.append("")
-        except DpflowError as error:
-            errors.append(type(error).__name__)
-    # A word that is not true is the risk that is declared.
-    assert errors == (["", "TableUnreadable"] if is_told else ["PlanRefused"] * 2)
 
 
 @pytest.mark.parametrize("name", canaries.CANARIES)
@@ -510,3 +433,38 @@ def test_canaries_find_what_they_are_asked_for(
             {"SparkRenderer": SparkRenderer}.get(owner, spark_columns), attribute, fault
         )
         assert not canaries.CANARIES[name](connection)
+
+
+def test_texts_that_only_spark_knows_to_compare_are_refused_on_another_server(
+    spark_server: str, tmp_path: Path
+) -> None:
+    """Sail takes a collated text and a padded one of Spark's files for plain ones. Columns that nobody
+    reads stand in no way.
+    """
+    fields = [
+        {"name": "u", "type": "string", "metadata": {"__COLLATIONS": {"u": "spark.UTF8_LCASE"}}},
+        {"name": "c", "type": "string", "metadata": {"__CHAR_VARCHAR_TYPE_STRING": "char(4)"}},
+        {"name": "p", "type": "string", "metadata": {}},
+    ]
+    note = {"org.apache.spark.sql.parquet.row.metadata": json.dumps({"fields": fields})}
+    rows = pa.table({"u": ["P7", "p7"], "c": ["a   ", "b   "], "p": ["1", "2"]})
+    (tmp_path / "a b").mkdir()
+    pq.write_table(rows.replace_schema_metadata(note), tmp_path / "a b" / "part-0.parquet")
+
+    def declare_unit(column: str, **fields: Any) -> PrivateTable:
+        given = {
+            "name": "visits",
+            "source": declare_source(spark_server, tmp_path / "a b"),
+            "privacy_unit": {"column": column},
+            "contribution_bounds": {"rows": 3},
+            "columns": {},
+        }
+        return PrivateTable(Table.model_validate(given | fields))
+
+    assert "'u' is a COLLATED STRING and cannot be a unit on Spark" in str(
+        refusal(declare_unit("u"))
+    )
+    assert "'c' is a CHAR(4) and cannot be a unit on Spark" in str(refusal(declare_unit("c")))
+    grouped = declare_unit("p", columns={"c": {"public_keys": ["a"]}})
+    assert "'c' is a CHAR(4)" in str(refusal(grouped, GroupedSums("c", ("a",))))
+    declare_unit("p").check_request(GroupedSums())

@@ -151,3 +151,26 @@ def test_an_outcome_of_spark_names_no_value(
         assert not outcome["passed"] and "secret town" not in str(outcome)
         outcomes.append({name: outcome[name] for name in ("table", "mode", "checks")})
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_column_that_may_not_be_read_refuses_no_other(
+    spark_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody verified the times, so no release reads them. A contract about the catalogue says so of this
+    column; one that judges rows would read it, and is refused.
+    """
+    monkeypatch.setattr(spark_sources, "find_verified", lambda *_: frozenset())
+    folder = tmp_path / "visits"
+    folder.mkdir()
+    with duckdb.connect() as connection:
+        rows = visits(day="TIMESTAMP '2013-01-01 10:00:00' + INTERVAL (i) MINUTE")
+        connection.execute(f"COPY ({rows}) TO '{folder}/part.parquet' (FORMAT parquet)")
+    times = {"lower": "2013-01-01", "upper": "2014-01-01"}
+    columns = FIELDS["columns"] | {"day": times}
+    fields = FIELDS | {"source": declare_source(spark_server, folder), "columns": columns}
+    del fields["block"]
+    table = Table.model_validate(fields)
+
+    assert set(find_judge(table).usable_columns(table, ["who", "town", "day"])) == {"who", "town"}
+    with pytest.raises(PlanRefused, match="'day'"):
+        check(table)

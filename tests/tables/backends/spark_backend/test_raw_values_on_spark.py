@@ -25,7 +25,7 @@ SPARK_KINDS = [
     kind
     for kind in PARQUET_KINDS
     if kind not in ("TIMETZ", "TIMESTAMP_NS", "TIMESTAMPTZ_NS", "dictionary")
-    # Apache Spark fails on their raw values, so it is asked for none (`exact_decimals`).
+    # Apache Spark fails on their raw values, so no verification would let it be asked for them.
     and not (IS_CLUSTER and kind.startswith("DECIMAL(38"))
 ]
 PART = sample_cases(SPARK_KINDS, 1 if IS_CLUSTER else 2, joined=True)

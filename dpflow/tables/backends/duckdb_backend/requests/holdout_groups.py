@@ -152,7 +152,8 @@ def units_query(reading: RequestQuery, columns: Sequence[str]) -> str:
         f"x{i} IS NOT NULL" if field.kind in ("varchar", "enum") else f"NOT isnan(x{i})"
         for i, field in enumerate(fields)
     ]
-    complete = f"count_if({' AND '.join(present) or 'true'}) AS complete"
+    # DuckDB's count_if is NULL where there are no rows.
+    complete = f"count(*) FILTER (WHERE {' AND '.join(present) or 'true'}) AS complete"
     return f"SELECT count(DISTINCT unit) AS units, count(*) AS n_rows, {complete} FROM ({reading.select_rows(outputs)})"
 
 

@@ -1,6 +1,7 @@
 {#- A model whose table is a differentially private answer. The query never runs on dbt's connection: the plugin plans
     it, charges it unless an answer of this model is stored, and writes the answer to a table of its own. From then on
-    it is a table like others, put in place of the last one by names alone. -#}
+    it is a table like others, put in place of the last one by names alone. It has the rows of all blocks and runs that
+    were built, and the view NAME_latest those of the latest interval. -#}
 {% materialization dp_release, adapter="duckdb", supported_languages=["sql"] %}
   {%- if flags.EMPTY -%}
     {{ exceptions.raise_compiler_error(
@@ -12,6 +13,18 @@
   {%- set next = make_intermediate_relation(target) -%}
   {%- set last = make_backup_relation(target, "table" if existing is none else existing.type) -%}
 
+  {%- set latest = api.Relation.create(
+      database=this.database, schema=this.schema, identifier=this.identifier ~ "_latest", type="view") -%}
+  {%- set taken = load_cached_relation(latest) -%}
+  {%- if taken is not none and not taken.is_view -%}
+    {{ exceptions.raise_compiler_error("dp_release: " ~ latest ~ " is a table, and the view of the latest rows has this name; "
+        "call the model otherwise") }}
+  {%- endif -%}
+  {%- for node in graph.nodes.values() if node.relation_name == latest | string -%}
+    {{ exceptions.raise_compiler_error("dp_release: " ~ node.unique_id ~ " has the name of the view of this model's latest "
+        "rows; call one of them otherwise") }}
+  {%- endfor -%}
+
   {{ run_hooks(pre_hooks, inside_transaction=False) }}
 
   {#- Before dbt's transaction begins, so that it sees the answer. After a crash the next run finds it in the ledger. -#}
@@ -19,6 +32,7 @@
       "id": model.unique_id,
       "sql": sql,
       "options": config.get("meta", {}).get("dpflow", {}),
+      "existing": existing | string if existing is not none and existing.is_table and not should_full_refresh() else none,
   }) -%}
 
   {{ drop_relation_if_exists(load_cached_relation(next)) }}
@@ -32,6 +46,11 @@
     {{ adapter.rename_relation(existing, last) }}
   {%- endif -%}
   {{ adapter.rename_relation(next, target) }}
+  {% call statement("latest") -%}
+    create or replace view {{ latest }} as
+    select * from {{ target }} where coalesce(interval_start, released_at) =
+      (select max(coalesce(interval_start, released_at)) from {{ target }})
+  {%- endcall %}
   {% do create_indexes(target) %}
   {{ run_hooks(post_hooks, inside_transaction=True) }}
   {% do apply_grants(target, config.get("grants"), should_revoke=should_revoke(existing, full_refresh_mode=True)) %}
@@ -41,5 +60,5 @@
   {{ drop_relation_if_exists(last) }}
   {{ drop_relation_if_exists(answer) }}
   {{ run_hooks(post_hooks, inside_transaction=False) }}
-  {{ return({"relations": [target]}) }}
+  {{ return({"relations": [target, latest]}) }}
 {% endmaterialization %}
