@@ -77,6 +77,9 @@ ROLES: dict[str, Check] = {
     "text": ({"columns": {"x": {}}}, "lower(x) = 'a'", SUMS),
     "above": ({"columns": {"x": {}}}, "x > 1", SUMS),
 }  # fmt: skip
+#: What a refusal says of the column, of the rule by which its type does not fit, or of a table whose types the
+#: server does not have, by its analysis of the schema.
+NAMED = ("'x'", '"x"', "'types'", "(AnalysisException)")
 #: What a backend makes of a type's two tables: fields of their declarations, or why there is none.
 Place = Mapping[str, Any]
 Store = Callable[[str, Path], tuple[Place, Place] | str]
@@ -171,9 +174,7 @@ def look_at_type(kind: str, store: Store, folder: Path, roles: list[str]) -> Ite
         )
         if refusal == "failed":
             problem = problem or f"{words}: {text}"
-        elif (
-            refusal and not problem and not any(name in text for name in ("'x'", '"x"', "'types'"))
-        ):
+        elif refusal and not problem and not any(word in text for word in NAMED):
             problem = f"{words}: the refusal names no column: {text}"
         yield Seen(refusal, problem)
 
