@@ -132,8 +132,8 @@ class SqlAnswer:
     def list_columns(
         self, intervals: bool = False, raw: bool = False
     ) -> list[tuple[str, str, list[Any]]]:
-        """Names, types and values; with ``_noise_low`` and ``_noise_high`` beside each column that has
-        an interval, and ``_raw_value`` beside each noisy number, if asked for.
+        """Names, types and values; if asked for with ``_noise_low`` and ``_noise_high`` beside each
+        column that has an interval, and ``_raw_value`` beside these.
         """
         listed = []
         for position, column in enumerate(self.columns):
@@ -142,13 +142,15 @@ class SqlAnswer:
             if column.kind == "DOUBLE":
                 values = list(map(_as_float, values))
             listed.append((column.name, column.kind, values))
-            beside: list[tuple[str, list[Any]]] = []
-            if intervals and column.confidence is not None:
-                beside += [("noise_low", [cell.low for cell in cells])]
-                beside += [("noise_high", [cell.high for cell in cells])]
-            if raw and column.interval != "exact" and column.kind in ("BIGINT", "DOUBLE"):
-                beside += [("raw_value", [_as_float(cell.raw_value) for cell in cells])]
-            listed += [(f"{column.name}_{name}", "DOUBLE", of_rows) for name, of_rows in beside]
+            if not intervals or column.confidence is None:
+                continue
+            beside = {
+                "noise_low": [cell.low for cell in cells],
+                "noise_high": [cell.high for cell in cells],
+            }
+            if raw:
+                beside["raw_value"] = [_as_float(cell.raw_value) for cell in cells]
+            listed += [(f"{column.name}_{end}", "DOUBLE", ends) for end, ends in beside.items()]
         return listed
 
     def to_pandas(self, intervals: bool = False) -> pandas.DataFrame:
