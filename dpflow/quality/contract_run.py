@@ -11,7 +11,8 @@ from typing import Any
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result
 from dpflow.engine.releases.execute import Receipt, release_all
-from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.planned_request import plan_request
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.error_boundary import errors_end_here, silence_libraries
@@ -178,12 +179,15 @@ def check_catalogue(table: Table) -> list[CheckOutcome]:
 
 
 def plan_contract(
-    contract: Contract, blocks: Sequence[str], registry: Registry
+    contract: Contract, blocks: Sequence[str], registry: Registry, ledger: Ledger | None = None
 ) -> list[tuple[Plan, DriftCheck | None]]:
-    """The plans of `list_requests`, each with its drift check."""
-    return [
-        (make_plan(request, registry), drift) for request, drift in list_requests(contract, blocks)
-    ]
+    """The plans of `list_requests`, each with its drift check.
+
+    Args:
+        ledger: whose grants say which noise is held.
+    """
+    requests = list_requests(contract, blocks)
+    return [(plan_request(request, registry, ledger), drift) for request, drift in requests]
 
 
 def list_requests(
@@ -232,7 +236,7 @@ def _pay_checks(
     principal: str | None,
 ) -> tuple[list[CheckOutcome], list[Receipt]]:
     """Charge all of a metered contract in one transaction, or nothing; then decide its checks."""
-    planned = plan_contract(contract, blocks, registry)
+    planned = plan_contract(contract, blocks, registry, ledger)
     # Looked up before anything is paid: a reference that is missing costs nothing.
     references = {d.name: find_reference(ledger, contract, d) for _, d in planned if d is not None}
     runs = [

@@ -59,7 +59,7 @@ def suggest_bounds(contract: Contract, ledger: Ledger, registry: Registry) -> li
     # Which blocks makes no difference to the noise.
     table = contract.load_declaration()
     blocks = ("any",) if table.protects == "unit-block" else ()
-    plan = plan_contract(contract, blocks, registry)[0][0]
+    plan = plan_contract(contract, blocks, registry, ledger)[0][0]
     history = _read_history(contract, ledger)
     return [
         _suggest_bound(check, contract, plan, history.get(check.name, []))

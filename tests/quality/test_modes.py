@@ -595,3 +595,33 @@ def test_keys_of_whole_numbers_and_dates_are_known(world: World) -> None:
         ]
         outcome = world.run(checks=checks, name=verdict)
         assert verdicts(outcome) == {"carrier": verdict, "since": verdict}
+
+
+def test_a_contract_is_judged_by_the_noise_that_its_scope_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a delta Gaussian noise is better for many checks, and a basic scope pays none: what is drawn
+    and what verdicts are decided by is Laplace noise.
+    """
+    world = World(tmp_path)
+    world.ledger.grant("wide", 10, "1e-3", filter="basic", table=world.table, principal="owner")
+    checks = [
+        {"name": f"c{n}", "check": "violations", "condition": f"delay > {n}", "at_most": "0.9"}
+        for n in range(60)
+    ]
+    fields: dict[str, Any] = {"scope": "wide", "epsilon": "5", "delta": "1e-4", "checks": checks}
+    contract = world.contract(**fields)
+    ((unknown, _),) = plan_contract(contract, [DAY], REGISTRY)
+    assert unknown.event.epsilon_delta() is None
+    judged: list[Any] = []
+
+    def judge(contract: Any, plan: Any, result: Any) -> Any:
+        judged.append(plan)
+        return judge_checks(contract, plan, result)
+
+    monkeypatch.setattr("dpflow.quality.contract_run.judge_checks", judge)
+    outcome = run_contract(contract, (DAY,), ledger=world.ledger)
+    (receipt,) = outcome.receipts
+    assert (receipt["epsilon"], receipt["delta"]) == ("5", "0")
+    assert [plan.params.noise for plan in judged] == ["laplace"]
+    assert judged[0].privacy_cost() == (receipt["epsilon"], receipt["delta"])

@@ -154,6 +154,8 @@ def release(
         RetryConflict: a retry that asks for something else.
         TableBusy, NotPublished, LedgerUnavailable: try again later; nothing is charged twice.
     """
+    # Of a plan that was made without its ledger; the receipt says what was drawn.
+    plan = fit_plan(plan, registry, ScopeFilters(ledger))
     run_identity = run_identity or RunIdentity.of_request(plan.request)
     asked = [(plan, run_identity)]
     (receipt,) = release_all(asked, ledger, registry, spend_again=spend_again)
@@ -175,8 +177,6 @@ def release_all(
         DpflowError: as `release`. Before the first receipt nothing was charged, unless the error
         is retryable.
     """
-    filters = ScopeFilters(ledger)
-    planned = [(fit_plan(plan, registry, filters), run) for plan, run in planned]
     if not planned:
         return
     with ExitStack() as open_tables:
