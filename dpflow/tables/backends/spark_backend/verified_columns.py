@@ -26,7 +26,7 @@ def find_verified(
     """The verified columns of a source in one of its states; none where it names no file, or the file has
     no record of this state. Raises `TableUnreadable` for a file that is no such record.
     """
-    if source.verified is None or not source.verified.exists():
+    if source.verified is None:
         return frozenset()
     try:
         records = parse_json(source.verified.read_text(encoding="utf-8"))
@@ -34,6 +34,8 @@ def find_verified(
             return frozenset()
         state, columns = records["tables"].get(source.table, ("", []))
         return frozenset(map(str, columns)) if state == identity.hex() else frozenset()
+    except FileNotFoundError:
+        return frozenset()
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         raise TableUnreadable(
             f"{connection.what}: {source.verified} is no record of verified columns; write it again: dpflow load DECLARATION "
