@@ -178,13 +178,13 @@ def open_gate(folder: Path, rows: int, features: int, mechanism: str, **params: 
         {
             "name": "gate",
             "mechanism": mechanism,
-            "table": "holdout",
+            "table": table,
             "scope": "holdout",
             "params": given,
         }
     )
     registry = Registry.load()
-    return Session.open(make_plan(request, registry, table), ledger, registry)
+    return Session.open(make_plan(request, registry), ledger, registry)
 
 
 if __name__ == "__main__":

@@ -123,13 +123,13 @@ def opened(folder: Path, rows: int) -> Session:
         {
             "name": "gate",
             "mechanism": "reusable_holdout",
-            "table": table.name,
+            "table": table,
             "scope": "holdout",
             "params": params,
         }
     )
     registry = Registry.load()
-    return Session.open(make_plan(request, registry, table), ledger, registry)
+    return Session.open(make_plan(request, registry), ledger, registry)
 
 
 def ask(session: Session, number: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.engine.prediction.session import PredictionSession
 from dpflow.engine.releases.execute import Receipt
 from dpflow.engine.releases.execute import release as run
+from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.planned_request import plan_request
 from dpflow.engine.releases.request import Publish, parse_request
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session import Session
@@ -73,8 +73,7 @@ def plan(
     fields: dict[str, Any] = {
         "name": name,
         "mechanism": mechanism,
-        # Never looked up: the declaration is here.
-        "table": Path(table.name),
+        "table": table,
         "where": where,
         "bounds": tuple(bounds),
         "contribution_bounds": contribution_bounds,
@@ -88,7 +87,7 @@ def plan(
     # Paths are taken from the working directory.
     request = parse_request(fields, Path())
     book = open_ledger(ledger) if bounds or ledger is not None else None
-    return plan_request(request, registry or Registry.load(), book, table=table)
+    return make_plan(request, registry or Registry.load(), book)
 
 
 def open_ledger(ledger: LedgerPlace = None) -> Ledger:

@@ -82,7 +82,6 @@ class BudgetCheckOperator(PrivacyOperator):
         from dpflow.airflow.release import list_releases
         from dpflow.engine import make_plan
         from dpflow.engine.planning.precheck import PlanInRun
-        from dpflow.engine.releases.released_bounds import suppose_bounds
         from dpflow.engine.releases.scope_filters import ScopeFilters
         from dpflow.registry import Registry
 
@@ -90,9 +89,7 @@ class BudgetCheckOperator(PrivacyOperator):
 
         def plan_request(request: ReleaseRequest) -> Plan:
             # A search for bounds in the same run is not settled yet: plan with very wide ones.
-            return make_plan(
-                request, registry, suppose_bounds(request, ledger, run), ScopeFilters(ledger)
-            )
+            return make_plan(request, registry, ledger, run, assume_bounds=True)
 
         if self.names_releases:
             releases = list_releases(self.releases)

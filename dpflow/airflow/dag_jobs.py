@@ -401,9 +401,7 @@ def _query_maker(
                 )
             except InvalidInput as error:
                 raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
-            requests[text] = [
-                one.plan.request.with_declaration(one.part.table) for one in plan.parts
-            ]
+            requests[text] = [part.plan.request for part in plan.parts]
         ordinal = int(fields.get("ordinal") or 0)
         return [
             PlannedRelease(request, request.blocks if blocks is None else blocks, ordinal)

@@ -60,7 +60,7 @@ class PrivatePredictionOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Answer and publish; see the class."""
-        from dpflow.engine import plan_request
+        from dpflow.engine import make_plan
         from dpflow.engine.prediction.batch import label_points, parse_tables
         from dpflow.engine.prediction.student import parse_student
         from dpflow.registry import Registry
@@ -68,7 +68,7 @@ class PrivatePredictionOperator(PrivacyOperator):
         registry, folder = Registry.load(), dag_folder(context)
         request = read_request(self.session, NOT_GIVEN, folder)
         ledger = open_ledger(self.ledger_conn_id, folder)
-        plan = plan_request(request, registry, ledger)
+        plan = make_plan(request, registry, ledger)
         points, answers = parse_tables(self.points, self.answers, folder)
         who = identify_session(plan, self.dag_id)
         student = None if self.student is None else parse_student(self.student, folder)

@@ -138,7 +138,7 @@ class ReleaseOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any] | list[dict[str, Any]]:
         """Run the release, or those of the list in their order; see the class."""
-        from dpflow.engine import plan_request, release_all
+        from dpflow.engine import make_plan, release_all
         from dpflow.errors import PlanRefused
         from dpflow.registry import Registry
 
@@ -172,7 +172,7 @@ class ReleaseOperator(PrivacyOperator):
             # Its plan needs what these search for, so they come first.
             if {plan.request.name for plan, _ in waiting} & set(request.bounds):
                 release_waiting()
-            plan = plan_request(request, registry, ledger, run)
+            plan = make_plan(request, registry, ledger, run)
             # A database's path is in no digest: a second file would get the first one's result.
             other = names.setdefault((plan.digest, ordinal), request.name)
             if len(names) <= n:

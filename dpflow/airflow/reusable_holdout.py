@@ -87,7 +87,7 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
     @map_failures
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Answer the candidates in order, then branch; see the class."""
-        from dpflow.engine import plan_request
+        from dpflow.engine import make_plan
         from dpflow.engine.sessions.holdout_gate import join_outcomes, judge_all, require_metrics
         from dpflow.engine.sessions.model_gate import submit_candidate
         from dpflow.engine.sessions.session import Session
@@ -99,7 +99,7 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
             for session in (self.session, *self.fresh)
         ]
         # All are planned before one is charged: a mistake in the last costs nothing.
-        plans = [plan_request(request, registry, ledger) for request in requests]
+        plans = [make_plan(request, registry, ledger) for request in requests]
         promoter = None
         if self.promote is not None:
             require_metrics(plans)

@@ -51,7 +51,7 @@ class SessionOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Ask in order; see the class."""
-        from dpflow.engine import plan_request
+        from dpflow.engine import make_plan
         from dpflow.engine.sessions.query_list import ask_all
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
@@ -59,7 +59,7 @@ class SessionOperator(PrivacyOperator):
         registry, folder = Registry.load(), dag_folder(context)
         request = read_request(self.session, NOT_GIVEN, folder)
         ledger = open_ledger(self.ledger_conn_id, folder)
-        plan = plan_request(request, registry, ledger)
+        plan = make_plan(request, registry, ledger)
         replayed = self.log_session(plan, ledger)
         session = Session.open(
             plan, ledger, registry, run_identity=identify_session(plan, self.dag_id)

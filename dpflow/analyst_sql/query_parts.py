@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate, join_conditions
@@ -22,7 +21,8 @@ from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
-from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidInput, PlanRefused, TableError, UnknownName
 from dpflow.registry import Registry
@@ -293,7 +293,7 @@ def plan_part(
         request = ReleaseRequest(
             name=release_name(query.table, asker),
             mechanism=part.mechanism,
-            table=Path(query.table.name),
+            table=part.table,
             scope=scope,
             params={**part.params, **cost},
             blocks=query.blocks,
@@ -301,7 +301,7 @@ def plan_part(
             contribution_bounds=bounds,
             revision=revision,
         )
-        return PartPlan(part, make_plan(request, registry, part.table))
+        return PartPlan(part, make_plan(request, registry))
     except PlanRefused as error:
         rule = "blocks" if "must name the blocks" in str(error) else "plan"
         raise refusal_of(error, None, rule) from None

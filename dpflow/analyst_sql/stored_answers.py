@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from dpflow.analyst_sql.canonical_conditions import split_operands
@@ -29,7 +28,8 @@ from dpflow.analyst_sql.value_columns import declare_computed
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result, Row
-from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidInput
@@ -234,14 +234,14 @@ class StoredReleases:
             request = ReleaseRequest(
                 name=self._name,
                 mechanism=part.mechanism,
-                table=Path(table.name),
+                table=table,
                 scope=self._scope,
                 params={name: value for name, value in params.items() if value is not None},
                 blocks=tuple(record.request.get("blocks", ())),
                 where=record.request.get("where"),
                 contribution_bounds=_read_bounds(record),
             )
-            return make_plan(request, self._registry, table)
+            return make_plan(request, self._registry)
         except InvalidInput:
             return None
 

@@ -9,7 +9,7 @@ import typer
 
 from dpflow.cli.calculate import parse_words
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
-from dpflow.engine import load_request, plan_request
+from dpflow.engine import load_request, make_plan
 from dpflow.engine.sessions.query_list import ask_all
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput
@@ -46,7 +46,7 @@ def command(
     )
     registry = Registry.load()
     request, book = load_request(file), open_ledger(ledger, files=[file])
-    session = Session.open(plan_request(request, registry, book), book, registry)
+    session = Session.open(make_plan(request, registry, book), book, registry)
     # Paths of candidates are relative to the file that lists them.
     answers = ask_all(session, questions, (queries or file).parent)
     if as_json:

@@ -11,7 +11,7 @@ from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json,
 from dpflow.cli.pictures import save_picture
 from dpflow.core.contract.distribution import Distribution, Estimate
 from dpflow.core.contract.results import Result
-from dpflow.engine import RunIdentity, load_request, plan_request
+from dpflow.engine import RunIdentity, load_request, make_plan
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 from dpflow.registry import Registry
@@ -55,7 +55,7 @@ def command(
 def _load_distribution(file: Path, ledger: str | None) -> Distribution:
     """The settled one of a release file."""
     request, book = load_request(file), open_ledger(ledger, files=[file])
-    plan = plan_request(request, Registry.load(), book)
+    plan = make_plan(request, Registry.load(), book)
     stored = book.find(RunIdentity.of_request(request).key(plan))
     if stored is None or stored.result is None:
         raise InvalidInput(

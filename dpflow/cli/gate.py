@@ -16,7 +16,7 @@ from dpflow.cli.ask import read_queries
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.cli.gate_power_plot import describe_option, draw_power, write_request
 from dpflow.core.contract.gates import GATE_MECHANISMS
-from dpflow.engine import plan_request
+from dpflow.engine import make_plan
 from dpflow.engine.planning.gate_design import load_gate_file
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
@@ -299,7 +299,7 @@ def _load(file: Path, ledger: str | None) -> tuple[Plan, Ledger]:
 
 def _plan_request(request: ReleaseRequest, file: Path, ledger: str | None) -> tuple[Plan, Ledger]:
     book = open_ledger(ledger, files=[file])
-    plan = plan_request(request, Registry.load(), book)
+    plan = make_plan(request, Registry.load(), book)
     if not isinstance(plan.params, HoldoutParams | ThresholdoutParams):
         raise PlanRefused(
             f"{file} asks for {request.mechanism}, and a gate is {' or '.join(GATE_MECHANISMS)}; other sessions are "

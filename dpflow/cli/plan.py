@@ -12,7 +12,7 @@ import typer
 
 from dpflow.cli import plan_schedule
 from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
-from dpflow.engine import load_request, plan_request
+from dpflow.engine import load_request, make_plan
 from dpflow.engine.planning.precheck import forecast
 from dpflow.engine.planning.report import list_faults
 from dpflow.errors import InvalidInput
@@ -83,7 +83,7 @@ def command(
             raise typer.Exit(1)
         return
     request, book = load_request(place), find_ledger(ledger, [place])
-    plan = plan_request(request, Registry.load(), book)
+    plan = make_plan(request, Registry.load(), book)
     view = plan.describe()
     view["forecast"] = forecast(plan, book) if book else "no ledger yet, so no forecast"
     if as_json:

@@ -11,7 +11,7 @@ import typer
 
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.core.contract.prediction import PredictionMechanism
-from dpflow.engine import load_request, plan_request
+from dpflow.engine import load_request, make_plan
 from dpflow.engine.prediction.batch import label_points, parse_tables
 from dpflow.engine.prediction.session import most_predictions
 from dpflow.engine.prediction.student import parse_student
@@ -47,7 +47,7 @@ def command(
     """
     registry, book = Registry.load(), open_ledger(ledger, files=[file])
     request = load_request(file)
-    plan = plan_request(request, registry, book)
+    plan = make_plan(request, registry, book)
     if not isinstance(plan.mechanism, PredictionMechanism):
         predictors = ", ".join(
             n for n, m in registry.mechanisms.items() if isinstance(m, PredictionMechanism)

@@ -15,7 +15,7 @@ from dpflow.engine import (
     Receipt,
     RunIdentity,
     load_request,
-    plan_request,
+    make_plan,
     release_all,
 )
 from dpflow.engine.releases.republish import read_settled
@@ -58,7 +58,7 @@ def command(
         # Before anything is charged: a mistyped name should cost nothing.
         require_file_kind(output)
     registry, book = Registry.load(), open_ledger(ledger, files=files or ())
-    plans = [plan_request(request, registry, book) for request in map(load_request, files or ())]
+    plans = [make_plan(request, registry, book) for request in map(load_request, files or ())]
     planned = [(plan, RunIdentity.of_request(plan.request)) for plan in plans]
     receipts = list(release_all(planned, book, registry))
     if output is not None:

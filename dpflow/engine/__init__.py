@@ -3,8 +3,8 @@ together.
 """
 
 from dpflow.engine.releases.execute import Receipt, release, release_all
-from dpflow.engine.releases.plan import Plan, make_plan
-from dpflow.engine.releases.planned_request import plan_request
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest, load_request
 from dpflow.engine.releases.run_identity import RunIdentity
 
@@ -15,7 +15,6 @@ __all__ = [
     "RunIdentity",
     "load_request",
     "make_plan",
-    "plan_request",
     "release",
     "release_all",
 ]

@@ -11,8 +11,8 @@ from typing import Any
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result
 from dpflow.engine.releases.execute import Receipt, release_all
+from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.planned_request import plan_request
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.error_boundary import errors_end_here, silence_libraries
@@ -187,7 +187,7 @@ def plan_contract(
         ledger: whose grants say which noise is held.
     """
     requests = list_requests(contract, blocks)
-    return [(plan_request(request, registry, ledger), drift) for request, drift in requests]
+    return [(make_plan(request, registry, ledger), drift) for request, drift in requests]
 
 
 def list_requests(

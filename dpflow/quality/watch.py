@@ -26,7 +26,8 @@ from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result
 from dpflow.core.toolbox.row_checks import RowCheck, match_keys
-from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session import Session

@@ -23,8 +23,8 @@ from pydantic import Field, ValidationError
 
 from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.engine.prediction.session import PredictionSession, require_same_models
+from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.planned_request import plan_request
 from dpflow.engine.releases.request import load_request
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidDeclaration, InvalidInput
@@ -143,7 +143,7 @@ def open_sessions(
                 f"the session's name and the principal's are too long together: {changes['name'][:40]}..."
             )
         request_of_principal = request.model_copy(update=changes)
-        plans[name] = plan_request(request_of_principal, registry, ledger)
+        plans[name] = make_plan(request_of_principal, registry, ledger)
         # Before any session is charged.
         require_same_models(plans[name], next(iter(plans.values())))
     sessions = {

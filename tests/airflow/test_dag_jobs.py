@@ -23,7 +23,7 @@ from dpflow.demo.workspace import copy_example_dags
 from dpflow.engine.planning.precheck import PlanInRun, is_paid
 from dpflow.engine.planning.report import describe_forecast
 from dpflow.engine.planning.simulate import Job, forecast_schedule
-from dpflow.engine.releases.plan import make_plan
+from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.errors import InvalidInput, PlanRefused
@@ -431,7 +431,7 @@ def test_queries_are_forecast_at_what_their_tasks_charge(queries: World) -> None
     identity = RunIdentity("queries", "", run.occurrence, make_slot("queries"), "")
     for name, paid in (("text", True), ("file", False), ("two", False)):
         for ask in asks[name]:
-            plan = make_plan(ask.request, Registry.load(), ask.request.load_declaration())
+            plan = make_plan(ask.request, Registry.load())
             assert is_paid(PlanInRun(plan, name, ask.ordinal), queries.ledger, identity) == paid
 
 

@@ -108,7 +108,7 @@ def test_a_statement_in_each_form(tiny: Tiny, run: Run) -> None:
 def test_a_ledger_is_reconciled_with_what_is_published(tiny: Tiny, run: Run) -> None:
     """Orphans, results that are in no table, and rows that no ledger settled, each by name."""
     from dpflow.engine.releases.execute import release
-    from dpflow.engine.releases.plan import make_plan
+    from dpflow.engine.releases.make_plan import make_plan
     from dpflow.engine.releases.request import parse_request
     from dpflow.registry import Registry
 

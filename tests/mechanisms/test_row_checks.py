@@ -23,7 +23,7 @@ from dpflow.core.toolbox.row_checks import (
     query_check,
     scale_excesses,
 )
-from dpflow.engine.releases.plan import make_plan
+from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, UnknownName
 from dpflow.mechanisms.watch_rows import WatchRows
@@ -219,10 +219,11 @@ def test_a_check_takes_no_declared_columns_name(tmp_path: Path) -> None:
 
 
 def plan(folder: Path, mechanism: str, params: dict[str, Any], **changes: Any) -> Any:
+    table = declare(folder / "f.duckdb", **changes)
     request = ReleaseRequest(
-        name="c", mechanism=mechanism, table=Path("x"), scope="flights", params=params
+        name="c", mechanism=mechanism, table=table, scope="flights", params=params
     )
-    return make_plan(request, REGISTRY, declare(folder / "f.duckdb", **changes))
+    return make_plan(request, REGISTRY)
 
 
 def test_error_of_a_check_shrinks_with_its_price(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from dpflow.core.contract.results import NONE, Result, Row
 from dpflow.engine.releases import execute
-from dpflow.engine.releases.plan import make_plan
+from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidDeclaration, PlanRefused
 from dpflow.quality.watch import list_drift_checks, plan_session

@@ -9,7 +9,8 @@ from typing import Any
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.engine.releases.execute import check_scope, require_certified
-from dpflow.engine.releases.plan import Plan, fit_plan
+from dpflow.engine.releases.make_plan import fit_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.error_boundary import errors_end_here

@@ -26,8 +26,8 @@ from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.engine.releases.execute import check_protection, find_certifiers
-from dpflow.engine.releases.plan import Plan, make_plan
-from dpflow.engine.releases.released_bounds import suppose_bounds
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest, load_request
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
@@ -208,15 +208,14 @@ class PlanCache:
 
     def plan_exactly(self, request: ReleaseRequest, blocks: tuple[str, ...]) -> Plan:
         """The plan of this request with exactly these blocks."""
-        table = request.declaration or self._tables.get(request.table)
-        if table is None:
-            table = self._tables[request.table] = request.load_declaration()
-        exact_request = request.model_copy(update={"blocks": blocks})
+        table = request.table
+        if not isinstance(table, Table):
+            if table not in self._tables:
+                self._tables[table] = request.load_declaration()
+            table = self._tables[table]
+        exact_request = request.model_copy(update={"blocks": blocks, "table": table})
         return make_plan(
-            exact_request,
-            self._registry,
-            suppose_bounds(exact_request, self._ledger, table=table),
-            self._filters,
+            exact_request, self._registry, self._ledger, assume_bounds=True, filters=self._filters
         )
 
 

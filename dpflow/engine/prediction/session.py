@@ -30,7 +30,8 @@ from dpflow.engine.prediction.answer_index import (
     pack_answers,
     unpack_answers,
 )
-from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session import charge_session
 from dpflow.error_boundary import errors_end_here
@@ -322,11 +323,11 @@ def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
     """
 
     def is_affordable(number: int) -> bool:
+        # With the bounds that the plan took from searches already.
         params = plan.request.params | {"predictions": number}
+        changes = {"params": params, "table": plan.table, "bounds": ()}
         try:
-            candidate = make_plan(
-                plan.request.model_copy(update={"params": params}), registry, plan.table
-            )
+            candidate = make_plan(plan.request.model_copy(update=changes), registry)
         except DpflowError:
             return False
         return ledger.check(plan.request.scope, [candidate.event], plan.charged_blocks) is None

@@ -28,7 +28,8 @@ from dpflow.core.contract.results import NONE, UNLIMITED, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.releases.certificates import CERTIFICATES, SHIPPED, list_certifiers
-from dpflow.engine.releases.plan import Plan, fit_plan
+from dpflow.engine.releases.make_plan import fit_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.result_table import ResultTable, make_table
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters

@@ -5,21 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from dpflow.core.accounting.amounts import exact_text, to_units_up
 from dpflow.core.accounting.events import (
-    Approximate,
     Event,
-    Pure,
-    SparseVector,
-    Unprotected,
     to_json,
 )
 from dpflow.core.contract.columns import Column, default_step
@@ -27,17 +22,10 @@ from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import DataRequest, Records, UnboundedValues
+from dpflow.core.contract.requests import UnboundedValues
 from dpflow.core.contract.results import ErrorBound
-from dpflow.core.contract.strict_models import describe_problems
-from dpflow.engine.releases.certificates import require_certificate
-from dpflow.engine.releases.request import ReleaseRequest, require_public
+from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import write_html
-from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
-from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
-from dpflow.registry import Registry
-from dpflow.tables import declare_columns, declare_groups
-from dpflow.tables.private import PrivateTable
 
 #: Where a plan has no number for the error.
 IN_RESULT = "depends on the rows; part of the result"
@@ -62,7 +50,7 @@ class Plan:
         event: its privacy guarantee for one declared privacy unit.
         error_bound: the half-width of its noise interval, or None if that depends on the rows.
         version_independent_digest: digest of everything but the mechanism's version. Of the
-            declaration it holds what the plan depends on (`_used_form`).
+            declaration it holds what the plan depends on (`dpflow.engine.releases.make_plan.make_plan`).
         digest: the same with the mechanism's version; part of the exactly-once key.
     """
 
@@ -151,7 +139,7 @@ class Plan:
         if self.request.bounds:
             return ", ".join(map(repr, self.request.bounds))
         coarse = self.coarse_grids()
-        used_columns = set(_iterate_texts(self.params.model_dump(mode="json")))
+        used_columns = set(iterate_texts(self.params.model_dump(mode="json")))
         ranges = [
             f"{name} from {column.grid_value(low)} to {column.grid_value(high)}{coarse.get(name, '')}"
             for name, column in self.table.columns.items()
@@ -202,7 +190,7 @@ class Plan:
         ):
             return {}
         values = self.params.model_dump(mode="json", exclude={leave_out})
-        used, columns = set(_iterate_texts(values)), self.table.columns.items()
+        used, columns = set(iterate_texts(values)), self.table.columns.items()
         return {
             name: column for name, column in columns if name in used and column.lower is not None
         }
@@ -262,236 +250,10 @@ class Plan:
         }
 
 
-def make_plan(
-    request: ReleaseRequest,
-    registry: Registry,
-    table: Table | None = None,
-    filters: ScopeFilters = UNKNOWN_FILTERS,
-) -> Plan:
-    """Check everything that can be checked without rows, and compute the privacy cost.
-
-    Args:
-        table: the declaration, if not the one that the request names; where that takes bounds from
-            a release, with these bounds in it (`dpflow.engine.releases.released_bounds`).
-        filters: of the scopes that pay. Noise that is left to choose, by ``noise: auto`` or a delta that allows
-            another, is such as they hold.
-
-    Raises:
-        UnknownName: mechanism, column or key that nobody declared.
-        InvalidDeclaration: parameters that do not validate.
-        PlanRefused: no bounds, a holdout read without a gate, a veto, blocks that do not fit the
-        declaration.
-    """
-    if table is None and request.bounds:
-        raise PlanRefused(
-            f"{request.name} takes bounds from {', '.join(map(repr, request.bounds))}, which are in a "
-            f"ledger; plan with dpflow.engine.plan_request, which reads them there"
-        )
-    table = table or request.load_declaration()
-    mechanism = registry.find_mechanism(request.mechanism)
-    request, table = _declare_groups(request, table)
-    if request.contribution_bounds is not None:
-        by = request.params.get("by")
-        by = by if isinstance(by, str) and by in table.columns else None
-        table = table.with_bounds(by, request.contribution_bounds)
-    try:
-        params = mechanism.Params.model_validate(request.params)
-    except ValidationError as error:
-        raise InvalidDeclaration(
-            f"{request.name}: parameters of {mechanism.name}: {describe_problems(error)}; dpflow mechanisms {mechanism.name} explains them"
-        ) from None
-    table = declare_columns(table, mechanism.computed_columns(params, table))
-    # Some mechanisms hand a request to a better one, such as one that a plugin brings.
-    if isinstance(mechanism, Mechanism) and (other := mechanism.delegate_to(params, table)):
-        if other.mechanism not in registry.mechanisms:
-            raise PlanRefused(
-                f"{request.name}: {other.why}, but no installed distribution has it; install its plugin"
-            )
-        plan = make_plan(
-            request.model_copy(update={"mechanism": other.mechanism, "params": other.params}),
-            registry,
-            table,
-            filters,
-        )
-        note = f"{other.why}; {plan.error_bound.note}" if plan.error_bound else other.why
-        return replace(
-            plan,
-            error_bound=ErrorBound(plan.error_bound.half_width if plan.error_bound else {}, note),
-        )
-    _check_blocks(request, table)
-    if request.publish is not None:
-        require_public(request.publish.database, table, "published results")
-    # In canonical form, so that spaces make no other release of it.
-    request = request.model_copy(update={"where": PrivateTable(table, request.where).where})
-    # A gate's proofs hold for rows that nothing else has read.
-    if table.holdout and not (
-        isinstance(mechanism, InteractiveMechanism) and mechanism.locks_dataset
-    ):
-        raise PlanRefused(
-            f"table {table.name!r} is a holdout, readable only through a gate session; "
-            f"{mechanism.name} would read it, too, so declare another table for it"
-        )
-    request, params, event = _choose_noise(request, mechanism, params, table, filters)
-    if isinstance(event, Unprotected) and not table.generalisation_only:
-        raise PlanRefused(
-            f"{mechanism.name} makes no privacy guarantee with these parameters, and table {table.name!r} protects "
-            f"{table.protection_text}; choose a private method, or let its owner declare generalisation_only"
-        )
-    # Independent answers are charged one by one, so any event will do for them.
-    session = isinstance(mechanism, InteractiveMechanism) and not mechanism.independent_answers
-    if session and not isinstance(event, Pure | Approximate | SparseVector | Unprotected):
-        raise PluginError(
-            f"session {mechanism.name} states {to_json(event)['kind']}, and the filters are proven for sessions that state "
-            f"pure.v1, approximate.v1 or sparse-vector.v1; its author must state one of those"
-        )
-    # A session may be asked about any column, so it depends on all of them.
-    bound, declared = None, table.stored_form()
-    if isinstance(mechanism, Mechanism):
-        bound = mechanism.error_bound(params, table)
-        statistic = mechanism.data_request(params, table)
-        _check_public_columns(statistic, request, table)
-        declared = _used_form(table, params, request.where, statistic)
-    content = {
-        "mechanism": mechanism.name,
-        "params": params.model_dump(mode="json"),
-        "table": declared,
-        "scope": request.scope,
-        "blocks": sorted(request.blocks),
-        "where": request.where,
-        "event": to_json(event),
-    }
-    plan = Plan(
-        request,
-        table,
-        mechanism,
-        params,
-        event,
-        bound,
-        digest(content),
-        digest([content, mechanism.version]),
-    )
-    # Whoever delegates draws nothing: the certificate is about who does.
-    require_certificate(table, mechanism)
-    # Vetoes see the finished plan and run last: a refusal for a fault comes first.
-    if reasons := registry.collect_vetoes(plan):
-        raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
-    return plan
-
-
-def fit_plan(plan: Plan, registry: Registry, filters: ScopeFilters) -> Plan:
-    """A plan that was made without its scope's filter, with noise that this holds. Raises like
-    `make_plan`.
-    """
-    if filters.hold(plan.request.scope, plan.event):
-        return plan
-    return make_plan(plan.request, registry, plan.table, filters)
-
-
-def _choose_noise(
-    request: ReleaseRequest,
-    mechanism: Mechanism[Any] | InteractiveMechanism[Any, Any],
-    params: BaseModel,
-    table: Table,
-    filters: ScopeFilters,
-) -> tuple[ReleaseRequest, BaseModel, Event]:
-    """Request, parameters and event; without what a delta allows where that is left to choose and no
-    filter holds it, such as Gaussian noise in a basic scope.
-    """
-    event = mechanism.event(params, table)
-    is_open = isinstance(mechanism, Mechanism) and getattr(params, "noise", "auto") == "auto"
-    if not is_open or filters.hold(request.scope, event):
-        return request, params, event
-    words = dict(request.params) | ({"noise": "laplace"} if hasattr(params, "noise") else {})
-    # Without its delta first: for public keys Laplace noise takes none.
-    for fields in ({k: v for k, v in words.items() if k != "delta"}, words):
-        try:
-            changed = mechanism.Params.model_validate(fields)
-        except ValidationError:
-            continue
-        changed_event = mechanism.event(changed, table)
-        if filters.hold(request.scope, changed_event):
-            return request.model_copy(update={"params": fields}), changed, changed_event
-    return request, params, event
-
-
-def _used_form(
-    table: Table, params: BaseModel, where: str | None, statistic: DataRequest
-) -> dict[str, Any]:
-    """What statistic and guarantee depend on: the declaration without columns that nothing names.
-
-    A column counts as used if its name is a word of the parameters, the condition or the data
-    request: rather one too many, which only makes a new release of an edit that changes nothing.
-    """
-    # What a column is computed of is used where the column may be.
-    computed = [
-        text
-        for column in table.columns.values()
-        for text in (column.expression or "", *(column.parts or ()))
-    ]
-    words = "\n".join(
-        [*_iterate_texts(params.model_dump(mode="json")), where or "", repr(statistic), *computed]
-    )
-    form = table.stored_form()
-    form["columns"] = {
-        name: column
-        for name, column in form["columns"].items()
-        # What is known of each row is part of what is protected.
-        if name in table.public_columns
-        or re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words, re.IGNORECASE)
-    }
-    return form
-
-
-def _check_public_columns(statistic: DataRequest, request: ReleaseRequest, table: Table) -> None:
-    """A guarantee that rests on public columns is one about whole tables: what chooses rows may
-    read what is protected.
-    """
-    if (
-        isinstance(statistic, Records)
-        and statistic.known
-        and (request.where or request.blocks or table.joins)
-    ):
-        raise PlanRefused(
-            f"{request.name} rests on public columns, so it must read the whole table: leave out where, blocks and joins, "
-            f"or take a mechanism that protects whole rows"
-        )
-
-
-def _declare_groups(request: ReleaseRequest, table: Table) -> tuple[ReleaseRequest, Table]:
-    """The request by one column, and the declaration with it, where ``by`` lists several or
-    computes one.
-    """
-    by = request.params.get("by")
-    if isinstance(by, list) and all(isinstance(one, str) for one in by):
-        by = ", ".join(by)
-    # A plain name that nobody declared gets the mechanism's own answer.
-    if not isinstance(by, str) or not (by in table.columns or re.search(r"[^\w.]", by)):
-        return request, table
-    table, name = declare_groups(table, by)
-    return request.model_copy(update={"params": {**request.params, "by": name}}), table
-
-
-def _check_blocks(request: ReleaseRequest, table: Table) -> None:
-    """A budget per block needs to know the blocks; blocks of a table without a block column mean
-    nothing.
-    """
-    if len(set(request.blocks)) != len(request.blocks):
-        raise PlanRefused(f"{request.name} names a block twice; name each block once")
-    if request.blocks and table.block is None:
-        raise PlanRefused(
-            f"{request.name} names blocks, but table {table.name!r} declares no block column"
-        )
-    if table.protects == "unit-block" and not request.blocks:
-        raise PlanRefused(
-            f"table {table.name!r} protects {table.protection_text}, so {request.name} must name the blocks it reads; "
-            f"add blocks, such as blocks: [2013-01-01]"
-        )
-
-
-def _iterate_texts(value: Any) -> Iterator[str]:
+def iterate_texts(value: Any) -> Iterator[str]:
     """Every text in JSON, names of fields left out."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _iterate_texts(inner)
+            yield from iterate_texts(inner)

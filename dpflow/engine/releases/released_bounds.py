@@ -32,19 +32,22 @@ from dpflow.ledger.books.records import ReleaseRecord, path_of
 #: Name of the mechanism.
 SEARCH = "bounds"
 #: Steps to each side of 0, where a forecast does not know the bounds yet.
-SUPPOSED = 2**20
+ASSUMED = 2**20
 
 
 def insert_bounds(
     request: ReleaseRequest,
     ledger: Ledger | None,
     run_identity: RunIdentity | None = None,
-    table: Table | None = None,
+    *,
+    assume_missing: bool = False,
 ) -> Table:
-    """The declaration with the bounds of the searches that a request names.
+    """The declaration of a request, with the bounds of the searches that it names.
 
     Args:
-        table: the declaration, if it was read already.
+        assume_missing: take a search that is not settled to have found very wide bounds of every column
+            without any. Good for a privacy cost, which hardly depends on them; not for an error or a
+            digest.
 
     Raises:
         NotSettled: a search was charged and has no result yet; try again later.
@@ -52,46 +55,26 @@ def insert_bounds(
         PlanRefused: no ledger, a release of something else, one that found nothing, or bounds that
         do not fit the column.
     """
-    table = table or request.load_declaration()
+    table = request.load_declaration()
     for name in request.bounds:
         if table.holdout:
             raise PlanRefused(
                 f"{request.name} takes bounds from {name!r}, but table {table.name!r} is a holdout, which no search may read beside "
                 f"its gate; write bounds into its declaration, such as those found on the table that candidates are fitted on"
             )
-        if ledger is None:
+        if ledger is None and not assume_missing:
             raise PlanRefused(
                 f"{request.name} takes bounds from {name!r}, a release in the ledger; name the ledger"
             )
-        table = _apply_search(
-            table, name, _find_search(ledger, request.scope, name, run_identity), request.name
-        )
-    return table
-
-
-def suppose_bounds(
-    request: ReleaseRequest,
-    ledger: Ledger | None,
-    run_identity: RunIdentity | None = None,
-    table: Table | None = None,
-) -> Table:
-    """As `declared`; a search that is not settled is taken to have found very wide bounds of every
-    column without any.
-
-    Good for a privacy cost, which hardly depends on them; not for an error or a digest.
-    """
-    table = table or request.load_declaration()
-    for name in request.bounds:
         try:
-            table = (
-                insert_bounds(
-                    request.model_copy(update={"bounds": (name,)}), ledger, run_identity, table
-                )
-                if ledger
-                else _widen_columns(table)
-            )
+            if ledger is None:
+                raise NotSettled(f"no ledger has {name!r}")
+            search = _find_search(ledger, request.scope, name, run_identity)
+            table = _apply_search(table, name, search, request.name)
         except (NotSettled, UnknownName):
-            # A forecast goes on where a release would have to wait.
+            # A forecast goes on where a release has to wait.
+            if not assume_missing:
+                raise
             table = _widen_columns(table)
     return table
 
@@ -101,7 +84,7 @@ def _widen_columns(table: Table) -> Table:
     for name, column in table.columns.items():
         if column.lower is None and column.public_keys is None:
             column = column.model_copy(
-                update={"lower": -SUPPOSED * column.step, "upper": SUPPOSED * column.step}
+                update={"lower": -ASSUMED * column.step, "upper": ASSUMED * column.step}
             )
         columns[name] = column
     return table.model_copy(update={"columns": columns})

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
+from pydantic import BeforeValidator, Field, InstanceOf, ValidationError, WithJsonSchema
 
 from dpflow.catalogue import fill_request, locate_declaration
 from dpflow.core.contract.contribution import RequestedBounds
@@ -38,6 +38,13 @@ def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _read_place(value: Any) -> Any:
+    """The path of a declaration, or a declaration that was made in Python."""
+    if isinstance(value, str | Path | Table):
+        return Path(value) if isinstance(value, str) else value
+    raise ValueError("must be a path, such as visits.yml")
+
+
 Block = Annotated[str, BeforeValidator(block_text), Field(min_length=1, max_length=200)]
 
 
@@ -60,7 +67,8 @@ class ReleaseRequest(Strict):
         name: which release this is outside Airflow: the same name, revision and content again is
             free.
         mechanism: a name that ``dpflow mechanisms`` lists.
-        table: the declaration's name in ``dpflow.yml``, or its path relative to the release file.
+        table: the declaration's name in ``dpflow.yml``, or its path relative to the release file; in
+            Python also the declaration itself, such as one with computed columns.
         scope: which budget pays; that of ``dpflow.yml`` if left out.
         params: the mechanism's parameters.
         blocks: the blocks that are read and charged, where budgets are per block.
@@ -76,7 +84,11 @@ class ReleaseRequest(Strict):
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     mechanism: str
-    table: Path
+    table: Annotated[
+        Path | InstanceOf[Table],
+        BeforeValidator(_read_place),
+        WithJsonSchema({"type": "string", "format": "path"}),
+    ]
     scope: Annotated[str, Field(min_length=1, max_length=200)]
     params: dict[str, Any] = Field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
@@ -87,22 +99,10 @@ class ReleaseRequest(Strict):
     contribution_bounds: RequestedBounds | None = None
     revision: Annotated[int, Field(ge=1)] = 1
     publish: Publish | None = None
-    _declaration: Table | None = PrivateAttr(default=None)
-
-    @property
-    def declaration(self) -> Table | None:
-        """The declaration that it carries; None if it is to be loaded."""
-        return self._declaration
-
-    def with_declaration(self, table: Table) -> ReleaseRequest:
-        """This request with a declaration that no file has, such as one with computed columns."""
-        carrying = self.model_copy()
-        carrying._declaration = table
-        return carrying
 
     def load_declaration(self) -> Table:
-        """The declared table this request names, or the one that it carries."""
-        return self._declaration or load_table(self.table)
+        """The declared table, read if the request has only its path."""
+        return self.table if isinstance(self.table, Table) else load_table(self.table)
 
 
 def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -> ReleaseRequest:
@@ -124,15 +124,12 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -
     except ValidationError as error:
         raise InvalidDeclaration(f"{what} is not a release: {describe_problems(error)}") from None
     # Resolved now: a later change of the working directory must not move the file.
-    publish = request.publish
+    table, publish = filled["table"], request.publish
+    if not isinstance(table, Table):
+        table = locate_declaration(table, base).resolve()
     if publish is not None:
         publish = publish.model_copy(update={"database": (base / publish.database).resolve()})
-    return request.model_copy(
-        update={
-            "table": locate_declaration(filled["table"], base).resolve(),
-            "publish": publish,
-        }
-    )
+    return request.model_copy(update={"table": table, "publish": publish})
 
 
 def load_request(path: Path | str) -> ReleaseRequest:

@@ -30,7 +30,8 @@ from pydantic import Field, ValidationError
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.strict_models import Strict, describe_problems
-from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.errors import BudgetExceeded, InvalidDeclaration, PlanRefused
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
@@ -79,13 +80,10 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
     changes = inner.model_dump(include={"mechanism", "params", "revision"}) | {
         "where": " AND ".join(where) or None,
         "publish": None,
+        # The gate's own table may be read inside its session, although it is a holdout.
+        "table": gate.table.model_copy(update={"holdout": False}),
     }
-    # The gate's own table may be read inside its session, although it is a holdout.
-    plan = make_plan(
-        gate.request.model_copy(update=changes),
-        registry,
-        gate.table.model_copy(update={"holdout": False}),
-    )
+    plan = make_plan(gate.request.model_copy(update=changes), registry)
     if not isinstance(plan.mechanism, Mechanism) or plan.event.epsilon_delta() is None:
         raise PlanRefused(
             f"{plan.mechanism.name} is no single release with an exact epsilon and delta, and a reserve is a sum of those; take "

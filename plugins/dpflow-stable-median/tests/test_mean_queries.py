@@ -160,14 +160,14 @@ def test_the_number_of_rows_is_read_where_it_is_public(
         {
             "name": "means",
             "mechanism": "mean_queries",
-            "table": "rows.yml",
+            "table": table,
             "scope": "s",
             "where": where,
             "params": {"epsilon": 1000, "rows": 10**9, "queries": 2},
         }
     )
     registry = Registry.load()
-    session = Session.open(make_plan(request, registry, table), ledger, registry)
+    session = Session.open(make_plan(request, registry), ledger, registry)
     answer = session.ask({"column": "bit"})
     assert answer["value"] == pytest.approx(mean, abs=0.01)
     assert answer["guarantee"] == "heuristic" and answer["tau"] is None

@@ -26,7 +26,7 @@ from dpflow.core.contract.requests import Records
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.prediction.answer_index import PointNames, pack_answers, unpack_answers
 from dpflow.engine.prediction.session import PredictionSession, most_predictions
-from dpflow.engine.releases.plan import make_plan
+from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.request import parse_request
 from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger

@@ -22,7 +22,7 @@ from dpflow.engine.releases.certificates import (
     digest_package,
     write_notes,
 )
-from dpflow.engine.releases.plan import make_plan
+from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import PlanRefused
 from dpflow.ledger.history.checkpoint import Signer
@@ -56,12 +56,12 @@ def table(tmp_path: Path) -> Table:
 def plan(table: Table, mechanism: str = "count", **params: Any) -> Any:
     request = ReleaseRequest(
         name="r",
-        table="visits.yml",
+        table=table,
         mechanism=mechanism,
         scope="visits",
         params={"epsilon": 1, **params},
     )
-    return make_plan(request, REGISTRY, table)
+    return make_plan(request, REGISTRY)
 
 
 def certify(table: Table, signer: Signer = OWNER, **changes: Any) -> None:

@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from dpflow.engine.releases.execute import release
-from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import load_request
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry

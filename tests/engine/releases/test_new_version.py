@@ -12,7 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from dpflow.engine.releases.execute import release
-from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import load_request
 from dpflow.errors import RetryConflict
 from dpflow.fault_points import FaultInjected

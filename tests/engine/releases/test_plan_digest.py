@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpflow.core.contract.declaration import Table
-from dpflow.engine.releases.plan import make_plan
+from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.registry import BUILT_INS, Registry
 
@@ -42,13 +42,11 @@ A_CONDITION = {
 )
 def test_a_plan_depends_on_the_columns_that_it_names(changes: dict[str, Any], same: bool) -> None:
     """An edit of the declaration that the statistic and its guarantee never use is the same plan."""
-    request = ReleaseRequest.model_validate(
-        {"name": "n", "table": "t.yml", "scope": "s"} | A_CONDITION
-    )
     registry = Registry({module: import_module(module) for module in BUILT_INS})
     base = PLAIN | {"neighbours": "replace"}
-    plans = [
-        make_plan(request, registry, Table.model_validate(base | {"columns": columns}))
-        for columns in (base["columns"], base["columns"] | changes)
-    ]
+    plans = []
+    for columns in (base["columns"], base["columns"] | changes):
+        table = Table.model_validate(base | {"columns": columns})
+        request = ReleaseRequest(name="n", table=table, scope="s", **A_CONDITION)
+        plans.append(make_plan(request, registry))
     assert (plans[0].digest == plans[1].digest) == same

@@ -544,7 +544,7 @@ def test_a_build_or_a_publication_that_fails_shows_no_row(world: World, watch: W
         file = world.folder / "release.yml"
         file.write_text(json.dumps(world.request(publish=publish)))
         run = world.folder / "release.yml"
-        from dpflow.engine.releases.plan import make_plan
+        from dpflow.engine.releases.make_plan import make_plan
         from dpflow.engine.releases.request import load_request
 
         release(make_plan(load_request(run), Registry.load()), world.ledger)

@@ -155,8 +155,8 @@ def test_statistics_before_noise_are_the_same(
         private = PrivateTable(table)
         with private.hold_open():
             for release in RELEASES:
-                request = parse_request(release | {"blocks": [DAY]}, workspace.dags)
-                plan = make_plan(request.with_declaration(table), Registry.load())
+                fields = release | {"blocks": [DAY], "table": table}
+                plan = make_plan(parse_request(fields, workspace.dags), Registry.load())
                 statistic = plan.mechanism.data_request(plan.params, table)
                 answers.append(plain(private.answer(statistic, (DAY,))))
     assert answers[: len(RELEASES)] == answers[len(RELEASES) :]
