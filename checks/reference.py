@@ -109,7 +109,7 @@ def declaration_models() -> list[type[BaseModel]]:
     from dpflow.core.contract import declaration as d
     from dpflow.core.contract.columns import Column
     from dpflow.core.contract.contribution import ContributionBounds, PeriodLimits
-    from dpflow.core.contract.spark_source import SparkSource
+    from dpflow.tables.backends.spark_source import SparkSource
 
     return [
         d.Table,
@@ -129,10 +129,11 @@ def declaration_schema() -> dict[str, Any]:
 
     schema = Table.model_json_schema()
     notes = {model.__name__: field_notes(model) for model in declaration_models()}
-    for name, part in [("Table", schema), *schema.get("$defs", {}).items()]:
+    for part in [schema, *schema.get("$defs", {}).values()]:
+        part_notes = notes.get(part["title"], {})
         for field, properties in part.get("properties", {}).items():
-            if field in notes.get(name, {}):
-                properties["description"] = notes[name][field]
+            if field in part_notes:
+                properties["description"] = part_notes[field]
         part["description"] = part.get("description", "").split("\n")[0]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

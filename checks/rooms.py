@@ -1,6 +1,7 @@
 """Rules of the rooms that import contracts cannot say; ``python -m checks.rooms`` fails if one is broken.
 
 - core does no I/O: no file, no environment, no clock, no generator of its own.
+- core knows no cluster: what a query backend reads is declared in tables, through the base in the contract.
 - only tables opens a private source: nothing else imports DuckDB or Spark.
 - only tables and the engine use the reader of private rows; analysts, plugins and doors take declarations.
 - only tables and the ledger run statements on a database.
@@ -67,6 +68,15 @@ def find_input_output(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f".{function.attr}()"
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "np.random":
             yield node.lineno, "np.random"
+
+
+def find_clusters(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Names and texts, docstrings among them, that speak of Spark."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "asname", "module", "value"):
+            text = getattr(node, field, None)
+            if isinstance(text, str) and (match := re.search("spark", text, re.IGNORECASE)):
+                yield getattr(node, "lineno", 1), match[0]
 
 
 #: Packages whose connections read private tables.
@@ -237,6 +247,7 @@ RULES = (
         find_input_output,
         {"dpflow/core/sampling/randomness.py": "the one door to the operating system's entropy"},
     ),
+    Rule("core knows no cluster", ("dpflow/core",), find_clusters, {}),
     Rule(
         "only tables opens a private source",
         ("dpflow", "plugins", "integrations"),

@@ -29,6 +29,17 @@ BREACHES = {
             "from pathlib import Path\nx = Path('f').read_text()",
         ],
     ),
+    "core knows no cluster": (
+        "dpflow/core/contract/x.py",
+        [
+            '"""Rows on Spark."""',
+            "from dpflow.tables.backends import spark_source as x",
+            "x = y.spark",
+            "class SparkSource: pass",
+            "def f(spark): pass",
+            "x = f'{y} on Spark'",
+        ],
+    ),
     "only tables opens a private source": (
         "dpflow/quality/x.py",
         [

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
+    SerializeAsAny,
     model_validator,
 )
 
@@ -29,7 +31,7 @@ from dpflow.core.contract.contribution import (
     Limit,
     RequestedBounds,
 )
-from dpflow.core.contract.spark_source import SparkSource
+from dpflow.core.contract.server_source import ServerSource, find_kind, read_source
 from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import PlanRefused, UnknownName
 
@@ -81,7 +83,7 @@ class Join(Strict):
     read), ``whole-unit`` (no private table beside budgets per block, which it would cross).
 
     Attributes:
-        relation: the relation's name in the same file; of a source on Spark a folder or catalogue's table,
+        relation: the relation's name in the same file; of a server's source a folder or catalogue's table,
             or the name of what lies beside the table's.
         name: what its columns are called by: ``name.column``.
         kind: ``unit`` is another private table, joined on the privacy unit: its rows of a unit are
@@ -188,7 +190,7 @@ class Table(Strict):
         name: what plans, scopes and messages call it.
         database: the DuckDB file, or a list of Parquet files (``NAME.files.json``, which ``dpflow
             load --in-place`` writes); a path relative to the declaration's file.
-        source: in place of ``database``, rows that a Spark cluster reads.
+        source: in place of ``database``, rows that a server reads.
         relation: the table or view in that file; the declaration's name if left out.
         privacy_unit: whose rows one guarantee protects.
         neighbours: ``add-remove`` (one unit more or less), or ``replace`` (one unit's rows become
@@ -210,7 +212,8 @@ class Table(Strict):
             blocks were loaded again. It is public, so decide it by what is loaded and when, never
             by what rows hold.
         generalisation_only: nobody is protected; rows may be handed out or tested without noise.
-        backend: who computes answers, by the name of an installed query backend.
+        backend: who computes answers, by the name of an installed query backend; that of ``source`` if it
+            has one.
         require_certified: mechanisms that no certificate of these keys covers are refused.
         trusted_sql: private relations whose own SQL (a view's, or that of computed columns) runs as
             it is. The owner answers for it: it takes each row by itself, and fails on none. What is
@@ -219,7 +222,7 @@ class Table(Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
     database: Path
-    source: SparkSource | None = None
+    source: Annotated[SerializeAsAny[ServerSource] | None, BeforeValidator(read_source)] = None
     relation: str = ""
     privacy_unit: PrivacyUnit
     neighbours: Literal["add-remove", "replace"] = "add-remove"
@@ -243,18 +246,21 @@ class Table(Strict):
         if isinstance(given, dict) and given.get("source") is not None:
             if given.get("database", Path()) != Path():
                 raise ValueError("give database or source, not both: they are two places of rows")
-            return {"backend": "spark"} | given | {"database": Path()}
+            kind = find_kind(given["source"])
+            reader = {} if kind is None else {"backend": kind.backend}
+            return reader | given | {"database": Path()}
         return given
 
     @model_validator(mode="after")
     def _check_rules(self) -> Table:
-        if (self.source is not None) != (self.backend == "spark"):
+        reader = self.source.backend if self.source is not None else None
+        if self.backend != reader and (reader or self.backend in ServerSource.kinds):
             raise ValueError(
-                "backend spark is for a source on Spark, and no other backend reads one; take backend out"
+                f"backend {reader or self.backend} is for a source of its own, and no other backend reads one; take backend out"
             )
         if self.source is not None and (self.cached_partials or self.relation or self.trusted_sql):
             raise ValueError(
-                "cached_partials, relation and trusted_sql are for DuckDB files, not for a source on Spark; take them out"
+                f"cached_partials, relation and trusted_sql are for files, not for a source on {self.source.system}; take them out"
             )
         if self.protects == "unit-block":
             if self.block is None:
@@ -300,17 +306,15 @@ class Table(Strict):
     @property
     def place(self) -> str:
         """Where the rows are, for people; no credentials."""
-        if self.source is not None:
-            return f"{self.source.table} on {self.source.spark}"
-        return str(self.database)
+        return str(self.database) if self.source is None else self.source.description
 
     def require_file(self, door: str) -> Path:
-        """The file that holds the rows. Raises `PlanRefused` where a cluster has them: ``door``, the
+        """The file that holds the rows. Raises `PlanRefused` where a server has them: ``door``, the
         subject of a sentence, reads files of this machine only.
         """
         if self.source is not None:
             raise PlanRefused(
-                f"{door} reads DuckDB and Parquet files of this machine, and table {self.name!r} is on Spark; "
+                f"{door} reads DuckDB and Parquet files of this machine, and table {self.name!r} is on {self.source.system}; "
                 f"declare a table over a file for it"
             )
         return self.database
@@ -325,8 +329,8 @@ class Table(Strict):
         but = f", {', '.join(self.public_columns)} known" if self.public_columns else ""
         if self.trusted_sql:
             but += f", trusting the SQL of {', '.join(self.trusted_sql)}"
-        if server := self.source and self.source.trusted_server:
-            but += f", trusting a server that is not Apache Spark: {server}"
+        if trusted := self.source and self.source.trust_text:
+            but += f", trusting {trusted}"
         return f"all rows of one {self.privacy_unit.column}{where}{also} ({self.neighbours}{but})"
 
     @property
@@ -445,5 +449,5 @@ class Table(Strict):
         excluded["joins"] = {"__all__": {"public"}}
         form = self.model_dump(mode="json", exclude=excluded)
         # Which server's own rules the guarantee rests on.
-        form["trusted_server"] = self.source and self.source.trusted_server
+        form["trusted_server"] = (self.source and self.source.trust_text) or None
         return form

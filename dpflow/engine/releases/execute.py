@@ -383,9 +383,9 @@ def _place_names(table: Table, joined: str | None, folder: str | None, ledger: L
         source = table.source if joined is None else table.source.find_relation(joined)
         paths = [source.place]
         if folder is not None:
-            paths.append(source.model_copy(update={"table": folder}).place)
+            paths.append(source.in_folder(folder).place)
         paths += [os.path.realpath(one) for one in paths if one.startswith("/")]
-        marks = [f"spark\0{one}" for one in dict.fromkeys(paths)]
+        marks = [f"{table.source.backend}\0{one}" for one in dict.fromkeys(paths)]
     return [f"place {ledger.commitment(mark.encode(), 'place')[:32]}" for mark in marks]
 
 

@@ -46,9 +46,8 @@ def load_table(table: Path | str, folder: Path = Path()) -> Table:
     files: dict[str, Any] = {}
     if declared.source is None:
         files["database"] = (path.parent / declared.database).resolve()
-    elif declared.source.verified is not None:
-        verified = (path.parent / declared.source.verified).resolve()
-        files["source"] = declared.source.model_copy(update={"verified": verified})
+    else:
+        files["source"] = declared.source.resolve_files(path.parent)
     if (rule := declared.require_certified) is not None and rule.file is not None:
         file = (path.parent / rule.file).resolve()
         files["require_certified"] = rule.model_copy(update={"file": file})

@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Callable
 
-from dpflow.core.contract.spark_source import SparkSource
 from dpflow.errors import InvalidInput
+from dpflow.tables.backends.spark_source import SparkSource
 
 _FINDERS: dict[str, Callable[[str], str | None]] = {}
 

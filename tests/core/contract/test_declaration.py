@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import re
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import ValidationError
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.server_source import ServerSource
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import PlanRefused, UnknownName
 
@@ -167,3 +168,53 @@ def test_a_mistake_is_a_sentence_with_an_example(changes: dict[str, Any], text: 
     found = describe_problems(caught.value)
     assert text in found
     assert not re.search("Input|valid|instance|dictionary|Field required", found)
+
+
+@pytest.fixture
+def lake(monkeypatch: pytest.MonkeyPatch) -> type[ServerSource]:
+    """A kind of source that a third party's query backend would read."""
+    monkeypatch.setattr(ServerSource, "kinds", {})
+
+    class LakeSource(ServerSource):
+        backend: ClassVar[str] = "lake"
+        system: ClassVar[str] = "a lake"
+        example = "{lake: east}"
+        lake: str
+        depth: int = 0
+
+        place = description = property(lambda self: f"lake {self.lake}")
+        trust_text = property(lambda self: "" if self.depth < 9 else "deep water")
+
+        def in_folder(self, folder: str) -> ServerSource:
+            return self.find_relation(folder)
+
+        def find_relation(self, relation: str) -> ServerSource:
+            return self.model_copy(update={"lake": relation})
+
+    return LakeSource
+
+
+def test_a_backend_brings_its_kind_of_source(lake: type[ServerSource]) -> None:
+    """By the field that is called like the backend: validated, shown, kept whole and in the guarantee."""
+    fields = {name: value for name, value in GOOD.items() if name != "database"}
+    table = Table.model_validate(fields | {"source": {"lake": "east", "depth": 9}})
+    assert isinstance(table.source, lake) and table.backend == "lake"
+    assert table.place == "lake east" and "trusting deep water" in table.protection_text
+    assert Table.model_validate(table.model_dump(exclude={"database"})) == table
+    assert table.stored_form() == table.model_copy(update={"database": "x"}).stored_form()
+    assert table.stored_form() != declare_table().stored_form()
+    (schema,) = [
+        d for d in Table.model_json_schema()["$defs"].values() if "lake" in d["properties"]
+    ]
+    assert schema["required"] == ["lake"]
+    with pytest.raises(PlanRefused, match="on a lake"):
+        table.require_file("a door")
+    for source in ({"lake": 3}, {"lake": "east", "width": 1}, {"river": "x"}, "east"):
+        with pytest.raises(ValidationError) as caught:
+            Table.model_validate(fields | {"source": source})
+        assert describe_problems(caught.value).startswith("source: ")
+    for changes in ({"backend": "lake"}, {"source": {"lake": "east"}}):
+        with pytest.raises(ValidationError, match="two places|of its own"):
+            declare_table(**changes)
+    with pytest.raises(ValidationError, match="of its own"):
+        Table.model_validate(fields | {"source": {"lake": "east"}, "backend": "duckdb"})

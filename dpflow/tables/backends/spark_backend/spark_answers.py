@@ -19,7 +19,6 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
-from dpflow.core.contract.spark_source import SparkSource, is_folder
 from dpflow.errors import TableBusy
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend
 from dpflow.tables.backends.spark_backend import spark_groups
@@ -35,6 +34,7 @@ from dpflow.tables.backends.spark_backend.spark_sources import (
     open_state,
     require_source,
 )
+from dpflow.tables.backends.spark_source import SparkSource, is_folder
 from dpflow.tables.language.nodes import Node
 
 T = TypeVar("T")

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from dpflow.core.contract.declaration import Join, Table
-from dpflow.core.contract.spark_source import SparkSource
 from dpflow.errors import PlanRefused
 from dpflow.tables.access.sql import Field, match_name
 from dpflow.tables.backends.spark_backend.hash_bounding import UnitBounds, count_and_first
 from dpflow.tables.backends.spark_backend.spark_columns import INTEGERS, quote_name, unit_text
 from dpflow.tables.backends.spark_backend.spark_sources import SourceState
+from dpflow.tables.backends.spark_source import SparkSource
 
 
 class JoinedRows:

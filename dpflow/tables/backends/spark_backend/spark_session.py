@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dpflow.core.contract.spark_source import SparkSource
 from dpflow.error_boundary import contain_errors, silence_libraries
 from dpflow.errors import (
     DpflowError,
@@ -20,6 +19,7 @@ from dpflow.extras import require_extra
 from dpflow.tables.backends.server_addresses import find_server_address
 from dpflow.tables.backends.spark_backend.canaries import check_server
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
+from dpflow.tables.backends.spark_source import SparkSource
 
 #: Loggers of the client's that write an error's text by handlers of their own.
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "pyspark.sql.connect.logging")

@@ -20,13 +20,14 @@ from urllib.parse import unquote
 
 import duckdb
 
-from dpflow.core.contract.spark_source import SparkSource, is_folder
+from dpflow.core.contract.server_source import ServerSource
 from dpflow.errors import PlanRefused, TableBusy, TableUnreadable
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.parquet_texts import read_text_types
 from dpflow.tables.backends.spark_backend.spark_columns import quote_name
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection, read_condition
 from dpflow.tables.backends.spark_backend.verified_columns import find_verified
+from dpflow.tables.backends.spark_source import SparkSource, is_folder
 
 #: Folders of table formats, which say what of the other files counts.
 _LOGS = {"_delta_log": "delta", "metadata": "iceberg", ".hoodie": "hudi"}
@@ -267,8 +268,8 @@ def _digest(state: Any) -> bytes:
     return hashlib.sha256(repr(state).encode()).digest()
 
 
-def require_source(source: SparkSource | None, what: str) -> SparkSource:
+def require_source(source: ServerSource | None, what: str) -> SparkSource:
     """The source of a declaration. Raises `PlanRefused` if it has none."""
-    if source is None:
+    if not isinstance(source, SparkSource):
         raise PlanRefused(f"{what} has no source on Spark; write one, or take backend out")
     return source

@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpflow.core.contract.spark_source import SparkSource
 from dpflow.errors import TableUnreadable
 from dpflow.private_files import write_private
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
+from dpflow.tables.backends.spark_source import SparkSource
 from dpflow.yaml_files import parse_json
 
 _VERSION = 1

@@ -11,6 +11,7 @@ from dpflow.tables.backends.spark_backend.spark_columns import needs_verificatio
 from dpflow.tables.backends.spark_backend.spark_queries import describe_fields
 from dpflow.tables.backends.spark_backend.spark_sources import SourceState
 from dpflow.tables.backends.spark_backend.verified_columns import write_verified
+from dpflow.tables.backends.spark_source import SparkSource
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def verify_source(table: Table) -> VerifiedSource:
         TableBusy: files were written meanwhile.
     """
     source = table.source
-    if source is None or source.verified is None:
+    if not isinstance(source, SparkSource) or source.verified is None:
         raise InvalidInput(
             f"table {table.name!r} names no file for what is verified; write one into its source on Spark, such as "
             f"verified: {table.name}.verified.json"

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues
-from dpflow.core.contract.spark_source import SparkSource
 from dpflow.engine.releases.execute import data_names
 from dpflow.errors import PlanRefused, TableBusy, TableUnreadable
 from dpflow.ledger import Ledger
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
+from dpflow.tables.backends.spark_source import SparkSource
 from dpflow.tables.private import PrivateTable
 
 TOWN = {"relation": "towns", "name": "town", "kind": "dimension", "on": {"k": "code"}}

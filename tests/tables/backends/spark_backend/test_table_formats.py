@@ -20,13 +20,13 @@ from spark_servers import declare_source
 from dpflow import Session, plan, release
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
-from dpflow.core.contract.spark_source import SparkSource
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import DpflowError, PlanRefused, SessionClosed, TableBusy, TableUnreadable
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.backends.spark_backend import spark_session
+from dpflow.tables.backends.spark_source import SparkSource
 from dpflow.tables.private import PrivateTable
 
 pytestmark = pytest.mark.skipif(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dpflow.core.contract.strict_models import Strict
+from dpflow.core.contract.server_source import ServerSource
 
 _SIGN = r"[^*?\[\]{}\\\x00-\x1f]"
 _NAME = r"[^/:@*?\[\]{}\\\x00-\x1f]*"
@@ -24,7 +24,7 @@ _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 _SCHEMES |= dict.fromkeys(("file", "hdfs", "viewfs", "dbfs"), "")
 
 
-class SparkSource(Strict):
+class SparkSource(ServerSource):
     """Rows that a Spark cluster reads, through Spark Connect.
 
     Attributes:
@@ -45,6 +45,8 @@ class SparkSource(Strict):
             than the type. After rows were written they are refused until the next record.
     """
 
+    backend: ClassVar[str] = "spark"
+    system: ClassVar[str] = "Spark"
     example = "{spark: lake, table: 's3://lake/visits'}"
 
     spark: Annotated[
@@ -70,6 +72,27 @@ class SparkSource(Strict):
         # Of a path normpath keeps two slashes at its beginning.
         path = "/" + posixpath.normpath(_decode_signs(match[3])).lstrip("/")
         return f"{scheme}://{(match[2] or '').casefold()}{path}" if scheme else path
+
+    @property
+    def description(self) -> str:
+        """Table and server, for people."""
+        return f"{self.table} on {self.spark}"
+
+    @property
+    def trust_text(self) -> str:
+        """The server that is not Apache Spark, by its own word."""
+        server = self.trusted_server
+        return f"a server that is not Apache Spark: {server}" if server else ""
+
+    def in_folder(self, folder: str) -> SparkSource:
+        """The same rows by the folder that a catalogue says they are in."""
+        return self.model_copy(update={"table": folder})
+
+    def resolve_files(self, folder: Path) -> SparkSource:
+        """The same source, whose record of verified columns is relative to the declaration's folder."""
+        if self.verified is None:
+            return self
+        return self.model_copy(update={"verified": (folder / self.verified).resolve()})
 
     def find_relation(self, relation: str) -> SparkSource:
         """The source of what a join names: a folder or a catalogue's table, or by a word what lies beside
