@@ -14,7 +14,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dpflow.core.accounting.events import ZCDP, Pure
-from dpflow.core.contract.gates import GATE_MECHANISMS
 from dpflow.ledger import BudgetView, Ledger, ReleaseKey, make_slot
 from dpflow.ui.application import create_app
 from dpflow.ui.pages import Audience
@@ -55,7 +54,10 @@ class Books:
         self.release("visits", "mean age", "0.1")
         self.release("survey", "gauss", ZCDP(Fraction(1, 500)), dag="team_a")
         self.session(
-            "holdout", "reusable_holdout", {"queries": 20, "failures": 3, "threshold": SECRETS[3]}
+            "holdout",
+            "reusable_holdout",
+            {"queries": 20, "failures": 3, "threshold": SECRETS[3]},
+            is_gate=True,
         )
         self.session("answers", "private_knn", {"predictions": 1000})
 
@@ -78,7 +80,12 @@ class Books:
             self.ledger.settle(held, {"value": int(SECRETS[0])})
         return held.release_id
 
-    def session(self, name: str, mechanism: str, params: dict[str, Any]) -> str:
+    def session(
+        self, name: str, mechanism: str, params: dict[str, Any], *, is_gate: bool = False
+    ) -> str:
+        about = {"name": name, "mechanism": mechanism, "table": "t.yml", "params": params}
+        counted = {name: params.get(name) for name in ("queries", "failures")}
+        limits: dict[str, Any] = {"gate": counted} if is_gate else {}
         opened = self.ledger.open_session(
             ReleaseKey("visits", "", "", name, name),
             event=Pure(Fraction(1, 10)),
@@ -86,11 +93,11 @@ class Books:
             family="f",
             slot=None,
             principal="airflow:models",
-            request={"name": name, "mechanism": mechanism, "table": "t.yml", "params": params},
+            request=about | limits,
             state={"threshold": int(SECRETS[1])},
             exclusive=False,
         )
-        words = ("yes", "no", SECRETS[2]) if mechanism in GATE_MECHANISMS else (SECRETS[2],) * 3
+        words = ("yes", "no", SECRETS[2]) if is_gate else (SECRETS[2],) * 3
         for number, word in enumerate(words):
             self.ledger.answer(
                 opened.session_id,

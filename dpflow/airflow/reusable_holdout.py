@@ -88,7 +88,12 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Answer the candidates in order, then branch; see the class."""
         from dpflow.engine import make_plan
-        from dpflow.engine.sessions.holdout_gate import join_outcomes, judge_all, require_metrics
+        from dpflow.engine.sessions.holdout_gate import (
+            join_outcomes,
+            judge_all,
+            require_gate,
+            require_metrics,
+        )
         from dpflow.engine.sessions.model_gate import submit_candidate
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
@@ -100,6 +105,8 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
         ]
         # All are planned before one is charged: a mistake in the last costs nothing.
         plans = [make_plan(request, registry, ledger) for request in requests]
+        for plan in plans:
+            require_gate(plan)
         promoter = None
         if self.promote is not None:
             require_metrics(plans)

@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from dpflow.cli.ask import read_queries
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.cli.gate_power_plot import describe_option, draw_power, write_request
-from dpflow.core.contract.gates import GATE_MECHANISMS
 from dpflow.engine import make_plan
 from dpflow.engine.planning.gate_design import load_gate_file
 from dpflow.engine.releases.plan import Plan
@@ -25,18 +24,15 @@ from dpflow.engine.sessions.holdout_gate import (
     Promotes,
     asks_for_champions,
     join_outcomes,
+    require_gate,
     require_metrics,
     review_champion,
 )
 from dpflow.engine.sessions.model_gate import submit_candidate
 from dpflow.engine.sessions.query_list import resolve_paths
 from dpflow.engine.sessions.session import Session
-from dpflow.errors import DpflowError, InvalidInput, PlanRefused
+from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
-from dpflow.mechanisms.holdout_params import HoldoutParams
-from dpflow.mechanisms.reusable_holdout import ReusableHoldout
-from dpflow.mechanisms.thresholdout import Thresholdout
-from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
 from dpflow.registry import Registry
 
 
@@ -58,9 +54,7 @@ app = typer.Typer(
 
 FileArgument = Annotated[
     Path,
-    typer.Argument(
-        help=f"A release file (YAML) whose mechanism is {' or '.join(GATE_MECHANISMS)}."
-    ),
+    typer.Argument(help="A release file (YAML) whose mechanism is a gate, such as thresholdout."),
 ]
 ModelOption = Annotated[
     str | None, typer.Option(help="A registered MLflow model, whose alias moves to who is better.")
@@ -120,12 +114,8 @@ def show_plan(
     """
     request, design = load_gate_file(file, Registry.load())
     plan, _ = _plan_request(request, file, ledger)
-    about: dict[str, Any] = plan.describe()
-    params = plan.params
-    assert isinstance(params, HoldoutParams | ThresholdoutParams)
-    # Gaussian noise pays for every look.
-    limit = "failures" if params.method == "gaussian" else "paid answers"
-    about |= {"looks": params.queries, limit: params.failures}
+    gate = require_gate(plan)
+    about: dict[str, Any] = {**plan.describe(), **gate.describe_limits(plan.params)}
     event, curve = "refused", list[tuple[float, float]]()
     if design is not None:
         chosen = design.chosen
@@ -134,7 +124,11 @@ def show_plan(
         event = "replaces" if design.wishes.question == "champion" else "refused"
         curve = list(design.curve)
     elif units is not None and deviation > 0:
-        curve = [(x, _refusal_power(plan, x, units, deviation)) for x in (0.0, *EXCESSES)]
+        powers = {
+            excess: gate.refusal_power(plan.params, plan.table, excess, units, deviation)
+            for excess in (0.0, *EXCESSES)
+        }
+        curve = [(excess, power) for excess, power in powers.items() if power is not None]
     what = "better by" if event == "replaces" else "too good by"
     if write is not None:
         write_request(request, write)
@@ -300,22 +294,8 @@ def _load(file: Path, ledger: str | None) -> tuple[Plan, Ledger]:
 def _plan_request(request: ReleaseRequest, file: Path, ledger: str | None) -> tuple[Plan, Ledger]:
     book = open_ledger(ledger, files=[file])
     plan = make_plan(request, Registry.load(), book)
-    if not isinstance(plan.params, HoldoutParams | ThresholdoutParams):
-        raise PlanRefused(
-            f"{file} asks for {request.mechanism}, and a gate is {' or '.join(GATE_MECHANISMS)}; other sessions are "
-            f"opened by dpflow ask"
-        )
+    require_gate(plan)
     return plan, book
-
-
-def _refusal_power(plan: Plan, excess: float, units: int, deviation: float) -> float:
-    """How often the planned gate refuses a claim that is too good by so much."""
-    params, mechanism = plan.params, plan.mechanism
-    if isinstance(params, ThresholdoutParams):
-        assert isinstance(mechanism, Thresholdout)
-        return mechanism.refusal_power(params, plan.table, excess, units, deviation)
-    assert isinstance(params, HoldoutParams) and isinstance(mechanism, ReusableHoldout)
-    return mechanism.refusal_power(params, plan.table, excess, units, deviation)
 
 
 def _open(plan: Plan, book: Ledger) -> Session:

@@ -12,6 +12,7 @@ costs a full share.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -53,6 +54,10 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     citation = "Dwork, Roth 2014, Algorithms 1-2, Theorem 3.23 (sparse vector)"
     Params = AboveThresholdParams
     Query = ThresholdQuery
+
+    def limits(self, params: AboveThresholdParams) -> Mapping[str, int]:
+        """How many answers above a threshold it gives."""
+        return {"failures": params.failures}
 
     def _make_engine(self, params: AboveThresholdParams, table: Table) -> Engine:
         # A query may be grouped by any column, so the session is charged for the largest bound.

@@ -1,6 +1,4 @@
-"""What a gate is opened with and asked: the parameters and questions of
-`dpflow.mechanisms.reusable_holdout`.
-"""
+"""What a gate is opened with: the parameters of `dpflow.mechanisms.reusable_holdout`."""
 
 from __future__ import annotations
 
@@ -10,23 +8,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
-from dpflow.core.contract.estimators import AnyMetric, EstimatorQuery
+from dpflow.core.contract.estimators import AnyMetric
+from dpflow.core.contract.gate import Reserve
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.toolbox.generalisation_bounds import Promise
 from dpflow.core.toolbox.ranges import AnyRange
 
 PRIVATE = ("sparse_vector", "one_query", "tight")  #: methods with a privacy guarantee
-
-
-class Reserve(Params):
-    """What a gate keeps for releases inside it.
-
-    ``epsilon``: less than the gate's. ``delta``: at most the gate's.
-    """
-
-    epsilon: Epsilon
-    delta: Delta = Fraction(0)
 
 
 class HoldoutParams(Params):
@@ -119,32 +108,3 @@ class HoldoutParams(Params):
         return Promise(
             self.queries, self.failures, float(self.beta), float(self.rho), float(self.alpha)
         )
-
-
-class ClaimQuery(EstimatorQuery):
-    """One of two questions.
-
-    ``claim``: the number that the estimator is said to have on fresh data. ``champion``: the digest
-    of a candidate that this one is said to beat on fresh data (`dpflow.Session.challenge`).
-    ``better_by``: by more than how much, in units of the metric.
-    """
-
-    claim: Exact | None = None
-    champion: str = ""
-    better_by: Annotated[Exact, Field(ge=0)] = Fraction(0)
-
-    @model_serializer(mode="wrap")
-    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A claim as before there were champions: questions are known by a digest of this."""
-        written: dict[str, Any] = write(self)
-        if self.champion:
-            return written
-        return {k: v for k, v in written.items() if k not in ("champion", "better_by")}
-
-    @model_validator(mode="after")
-    def _check_question(self) -> ClaimQuery:
-        if (self.claim is None) == (not self.champion):
-            raise ValueError("give a claim, or the champion that this candidate is said to beat")
-        if self.better_by and not self.champion:
-            raise ValueError("better_by is about a champion; leave it out of a claim")
-        return self

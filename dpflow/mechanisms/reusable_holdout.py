@@ -37,6 +37,7 @@ rows it was not supposed to have.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -47,8 +48,9 @@ from numpy.typing import NDArray
 from dpflow.core.accounting.composition import step_eps
 from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.estimators import SqlEstimator
-from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.estimators import Metric, SqlEstimator
+from dpflow.core.contract.gate import ClaimQuery, Gate, Reserve
+from dpflow.core.contract.interactive import State, Verdict
 from dpflow.core.contract.requests import Answer, GroupValues, PerGroup
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.gate_power import refusal_probability, share_above
@@ -77,7 +79,7 @@ from dpflow.core.toolbox.unit_counts import (
 )
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
-from dpflow.mechanisms.holdout_params import PRIVATE, ClaimQuery, HoldoutParams
+from dpflow.mechanisms.holdout_params import PRIVATE, HoldoutParams
 
 HALF = Fraction(1, 2)
 COUNT_FAILURE = 0.01  #: share of beta with which a noisy number of units may be too large
@@ -93,7 +95,7 @@ def per_failure(epsilon: Fraction, delta: Fraction, failures: int) -> Fraction:
     return max(even, Fraction(step_eps(epsilon, delta, failures))) if delta > 0 else even
 
 
-class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
+class ReusableHoldout(Gate[HoldoutParams]):
     """Is a claimed number plausible on fresh data?"""
 
     name = "reusable_holdout"
@@ -103,8 +105,26 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         "Feldman, Steinke 2017, Theorem 5.1 (stable median); Dwork et al. 2015 (reusable holdout)"
     )
     Params = HoldoutParams
-    Query = ClaimQuery
-    locks_dataset = True
+
+    def find_metric(self, params: HoldoutParams) -> Metric | None:
+        """The session's, if it fixes one."""
+        return params.metric
+
+    def find_reserve(self, params: HoldoutParams) -> Reserve | None:
+        """What pays for releases inside the session."""
+        return params.reserve
+
+    def limits(self, params: HoldoutParams) -> Mapping[str, int]:
+        """Claims, and those of them that may fail."""
+        return {"queries": params.queries, "failures": params.failures}
+
+    def describe_limits(self, params: HoldoutParams) -> Mapping[str, int]:
+        """A claim that fails is what costs."""
+        return {"looks": params.queries, "paid answers": params.failures}
+
+    def count_groups(self, params: HoldoutParams) -> int | None:
+        """Those that estimates are of."""
+        return params.groups
 
     def changed_groups(self, table: Table) -> int:
         """Groups that one unit's change may touch."""

@@ -43,7 +43,9 @@ from dpflow.core.accounting.amounts import SMALLEST_RHO
 from dpflow.core.accounting.composition import step_eps
 from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.estimators import Metric
+from dpflow.core.contract.gate import ClaimQuery, Gate
+from dpflow.core.contract.interactive import State, Verdict
 from dpflow.core.contract.requests import GroupedUnits, PerUnit, UnitScores
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.gate_power import mean_refusal_probability
@@ -62,7 +64,6 @@ from dpflow.core.toolbox.sum_tests import GaussianTest, SparseVectorTest, SumTes
 from dpflow.core.toolbox.unit_counts import learn_units
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
-from dpflow.mechanisms.holdout_params import ClaimQuery
 from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
 
 #: Shares of beta: that a noisy number of units is too large; that the noise of a verdict, or of a
@@ -70,7 +71,7 @@ from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
 COUNT_FAILURE, VERDICT_FAILURE, SCORE_FAILURE = 0.01, 0.25, 0.2
 
 
-class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
+class Thresholdout(Gate[ThresholdoutParams]):
     """Is a claimed mean plausible on fresh data, or a candidate better than the champion?"""
 
     name = "thresholdout"
@@ -79,8 +80,23 @@ class Thresholdout(InteractiveMechanism[ThresholdoutParams, ClaimQuery]):
     )
     citation = "Dwork, Feldman, Hardt, Pitassi, Reingold, Roth 2015 (Thresholdout)"
     Params = ThresholdoutParams
-    Query = ClaimQuery
-    locks_dataset = True
+
+    def find_metric(self, params: ThresholdoutParams) -> Metric:
+        """The session's."""
+        return params.metric
+
+    def asks_for_champions(self, params: ThresholdoutParams) -> bool:
+        """Whether ``question`` is champion."""
+        return params.question == "champion"
+
+    def limits(self, params: ThresholdoutParams) -> Mapping[str, int]:
+        """Questions, and the answers among them that `sparse_vector` pays for."""
+        return {"queries": params.queries, "failures": params.failures}
+
+    def describe_limits(self, params: ThresholdoutParams) -> Mapping[str, int]:
+        """Gaussian noise pays for every look."""
+        paid = "failures" if params.method == "gaussian" else "paid answers"
+        return {"looks": params.queries, paid: params.failures}
 
     def event(self, params: ThresholdoutParams, table: Table) -> Event:
         """The whole session's guarantee; `Unprotected` without noise."""

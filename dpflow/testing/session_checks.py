@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dpflow.core.contract.gate import VERDICTS, Gate
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.sampling.randomness import Source, SystemSource
@@ -69,6 +70,12 @@ class MemorySession:
             self.params, self.table, self.state, query, answer, self.source
         )
         self.state, self.closed = round_trip(state), verdict.closed
+        if isinstance(self.mechanism, Gate):
+            require(
+                verdict.body.get("verdict") in VERDICTS, f"a gate answers {', '.join(VERDICTS)}"
+            )
+            limits = {f"{name}_left" for name in self.mechanism.limits(self.params)}
+            require(limits <= verdict.body.keys(), "every answer of a gate says what is left")
         return verdict
 
     def transcript(self, pick: Pick, game: Game | None = None) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from typing import Any
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.periods import next_start
 from dpflow.core.accounting.privacy_filters import SATURATED, Filter
-from dpflow.core.contract.gates import GATE_MECHANISMS
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import (
     BudgetState,
@@ -354,7 +353,7 @@ def show_release(visit: Visit) -> Page:
         (
             _render_facts(facts),
             table("What each budget paid", ("Scope", "Block", "#Epsilon", "#Delta", "#Renyi divergence"), costs, "Nothing."),
-            *(_show_verdicts(visit, release) if release.mechanism in GATE_MECHANISMS else ()),
+            *(_show_verdicts(visit, release) if release.gate is not None else ()),
             element("p", "The values are in the published table, and encrypted in the ledger: this page has no key."),
         ),
     )  # fmt: skip
@@ -383,8 +382,8 @@ def show_sessions(visit: Visit) -> Page:
     sessions = visit.view.sessions(visit.audience.dags, visit.number("before"), PAGE + 1)
     more = sessions[PAGE - 1].seq if len(sessions) > PAGE else None
     listed = sessions[:PAGE]
-    gates = [_make_session_row(s) for s in listed if s.mechanism in GATE_MECHANISMS]
-    others = [_make_session_row(s) for s in listed if s.mechanism not in GATE_MECHANISMS]
+    gates = [_make_session_row(s) for s in listed if s.gate is not None]
+    others = [_make_session_row(s) for s in listed if s.gate is None]
     return Page(
         "Sessions",
         "sessions",
@@ -407,10 +406,11 @@ _SESSION_HEADS = ("=Opened (UTC)", "Session", "Mechanism", "Scope", "=Cost", "St
 
 
 def _make_session_row(session: ShownRelease) -> tuple[object, ...]:
-    most = session.params.get("queries", session.params.get("predictions", ""))
+    limits = session.params if session.gate is None else session.gate
+    most = limits.get("queries", limits.get("predictions", ""))
     rest = max(most - session.answers, 0) if isinstance(most, int) else ""
     left = 0 if rest and session.state != "open" else rest
-    is_gate = session.mechanism in GATE_MECHANISMS
+    is_gate = session.gate is not None
     return (
         _format_time(session.at),
         link(session.name or session.release_id, "release", id=session.release_id),

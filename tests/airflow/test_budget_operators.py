@@ -26,7 +26,7 @@ from datetime import datetime
 from airflow.sdk import DAG, task
 from airflow.providers.standard.operators.empty import EmptyOperator
 from dpflow.airflow import BudgetBranchOperator, BudgetCheckOperator, BudgetGrantOperator, BudgetReportOperator
-from dpflow.airflow import ReleaseOperator, ReusableHoldoutOperator
+from dpflow.airflow import ReleaseOperator, SessionOperator
 
 def wanted(name, epsilon="0.3", **more):
     return {"name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": epsilon}} | more
@@ -170,14 +170,14 @@ def test_what_a_run_has_paid_does_not_send_it_elsewhere(tiny: Tiny, dag: Any) ->
 
 
 def test_a_session_below_is_counted_until_it_is_open(tiny: Tiny, dag: Any) -> None:
-    """A holdout's session is charged by whatever run came first; later runs owe nothing for it."""
+    """A session is charged by whatever run came first; later runs owe nothing for it."""
     from airflow_names import AirflowFailException
 
     body = """
         check = BudgetCheckOperator(task_id="check")
         session = {"name": "s", "mechanism": "above_threshold", "table": "visits.yml", "scope": "visits",
                    "blocks": ["2020-01-01"], "params": {"epsilon": "0.8"}}
-        gate = ReusableHoldoutOperator(task_id="gate", session=session, candidates=[])
+        gate = SessionOperator(task_id="gate", session=session, queries=[])
         check >> gate >> ReleaseOperator(task_id="one", release=wanted("a"), blocks=BLOCK)
         """
     made = dag(body)

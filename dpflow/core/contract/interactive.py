@@ -67,6 +67,18 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
         """
         return ""
 
+    def limits(self, params: P) -> Mapping[str, int]:
+        """How often it answers, by what is counted, such as ``queries`` and ``failures``: what is left
+        before the first answer. Answers say the rest as ``queries_left`` and so on.
+        """
+        return {}
+
+    def count_groups(self, params: P) -> int | None:
+        """Into how many groups it splits the units, where what it proves is about one partition of data
+        that nothing else reads; None for a session without groups.
+        """
+        return None
+
     def computed_columns(self, params: P, table: Table) -> Mapping[str, Column]:
         """Columns that it needs beside the declared ones, as `Mechanism.computed_columns`."""
         return {}

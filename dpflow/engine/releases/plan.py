@@ -20,6 +20,7 @@ from dpflow.core.accounting.events import (
 from dpflow.core.contract.columns import Column, default_step
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.gate import Gate
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import UnboundedValues
@@ -242,6 +243,12 @@ class Plan:
             ),
             "epsilon": self.privacy_cost()[0],
             "delta": self.privacy_cost()[1],
+            # For pages, which have no registry: what a gate is asked at most.
+            **(
+                {"gate": dict(self.mechanism.limits(self.params))}
+                if isinstance(self.mechanism, Gate)
+                else {}
+            ),
             # Of sealed blocks, so that who audits sees which version of them was read.
             **({"sealed_version": self.table.sealed_version} if sealed else {}),
             # For who reads receipts without a key: how wide the noise is, and where the values are.

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from dpflow.core.contract.gate import OUTCOMES, Gate
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
@@ -30,10 +31,6 @@ from dpflow.errors import (
 log = logging.getLogger(__name__)
 
 
-#: What became of a candidate, the one that decides for many first: ``promoted``, the alias points at it;
-#: ``plausible``, its claim is, and nothing can be promoted; ``exhausted``, no answer is left;
-#: ``not_better``, it lost to the champion; ``no``, its claim is not plausible or nothing compared it.
-OUTCOMES = ("promoted", "plausible", "exhausted", "not_better", "no")
 IS_CHAMPION = "it is the champion"  #: why nothing is asked about a candidate
 
 
@@ -87,10 +84,20 @@ class Promotes(Protocol):
         """
 
 
+def require_gate(plan: Plan) -> Gate[Any]:
+    """The gate that a plan opens. Raises `PlanRefused` for another mechanism."""
+    if not isinstance(plan.mechanism, Gate):
+        raise PlanRefused(
+            f"{plan.request.name} asks for {plan.mechanism.name}, which is no gate; take one, such as reusable_holdout, or "
+            f"open it with dpflow ask or release it with dpflow release"
+        )
+    return plan.mechanism
+
+
 def require_metrics(plans: Sequence[Plan]) -> None:
-    """Raises `PlanRefused` unless every session fixes a metric, before one is charged."""
+    """Raises `PlanRefused` unless every session is a gate that fixes a metric, before one is charged."""
     for plan in plans:
-        if getattr(plan.params, "metric", None) is None:
+        if require_gate(plan).find_metric(plan.params) is None:
             raise PlanRefused(
                 f"{plan.request.name} fixes no metric, so it says nothing about which of two candidates is better; give it "
                 f"metric: accuracy, or another one, or promote nothing"
@@ -125,7 +132,8 @@ def judge(
         ended = {"outcome": "exhausted", "verdict": "exhausted", "guarantee": "none"}
         return {**about, "session": session.id, **ended}
     record = {"session": session.id, "commitment": session.commitment({**about, **answer})}
-    action = {"outcome": "plausible" if answer["verdict"] == "yes" else "no"}
+    outcomes = {"yes": "plausible", "exhausted": "exhausted"}
+    action = {"outcome": outcomes.get(answer["verdict"], "no")}
     if answer["verdict"] == "yes" and promoter is not None:
         proof = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
         action = _promote(session, candidate, promoter, record | proof)
@@ -188,7 +196,7 @@ def _promote(
 
 def asks_for_champions(plan: Plan) -> bool:
     """Whether a session says which of two candidates is better, and nothing about claims."""
-    return getattr(plan.params, "question", "claim") == "champion"
+    return require_gate(plan).asks_for_champions(plan.params)
 
 
 def _judge_challenger(
@@ -243,6 +251,8 @@ def _challenge_champion(
     try:
         answer = session.challenge(candidate, champion, promoter.better_by)
     except SessionClosed:
+        answer = {"verdict": "exhausted"}
+    if answer["verdict"] == "exhausted":
         return {}, _act("exhausted", "the gate has no answer left")
     if answer["verdict"] == "none":
         return answer, _act("no", "the comparison failed")
@@ -292,6 +302,8 @@ def review_champion(session: Session, promoter: Promotes) -> dict[str, Any]:
             answer = session.ask(champion.query(), champion)
             fell = answer["verdict"] == "no"
     except SessionClosed:
+        answer, fell = {"verdict": "exhausted"}, False
+    if answer["verdict"] == "exhausted":
         return {**about, "verdict": "exhausted", "guarantee": "none"}
     # Another team may have moved it meanwhile, and a retry finds it moved.
     if fell and former is not None and promoter.find_champion() == standing:

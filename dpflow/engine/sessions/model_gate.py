@@ -12,6 +12,7 @@ from dpflow.engine.sessions.holdout_gate import (
     asks_for_champions,
     judge,
     parse_submission,
+    require_gate,
     require_metrics,
 )
 from dpflow.engine.sessions.session import Session
@@ -37,6 +38,7 @@ class ModelGate:
         promoter: Promotes | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
+        require_gate(session.plan)
         if promoter is not None:
             require_metrics([session.plan])
         self.session, self._promoter, self._defaults = session, promoter, dict(defaults or {})

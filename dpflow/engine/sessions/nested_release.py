@@ -28,6 +28,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from dpflow.core.accounting.amounts import exact_text
+from dpflow.core.contract.gate import Gate, Reserve
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.engine.releases.make_plan import make_plan
@@ -59,7 +60,7 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
         InvalidDeclaration: not a release.
         PlanRefused: the gate keeps no reserve, or the mechanism has no exact epsilon and delta.
     """
-    if getattr(gate.params, "reserve", None) is None:
+    if _find_reserve(gate) is None:
         raise PlanRefused(
             f"{gate.request.name} keeps nothing for other releases, and while it is open nothing else reads its data; open a "
             f"gate with reserve: {{epsilon: ...}}, which is then part of its own epsilon"
@@ -92,12 +93,19 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
     return plan
 
 
+def _find_reserve(plan: Plan) -> Reserve | None:
+    """What a session keeps for releases inside it, before the first."""
+    gate = plan.mechanism
+    return gate.find_reserve(plan.params) if isinstance(gate, Gate) else None
+
+
 def reserve_left(gate: Plan, state: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
     """Epsilon and delta of a session's reserve that are not spent yet."""
     if STATE in state:
         epsilon, delta = map(Fraction, state[STATE])
         return epsilon, delta
-    reserve: Any = getattr(gate.params, "reserve")  # noqa: B009  only some sessions have one
+    reserve = _find_reserve(gate)
+    assert reserve is not None
     return reserve.epsilon, reserve.delta
 
 

@@ -21,6 +21,7 @@ from dpflow.core.contract.estimators import (
     SqlEstimator,
     Subject,
 )
+from dpflow.core.contract.gate import ClaimQuery, Gate
 from dpflow.core.contract.requests import (
     GroupedUnits,
     GroupEstimates,
@@ -83,8 +84,8 @@ class ScoreReaders:
     @property
     def metric(self) -> Metric | None:
         """The metric that the session's owner fixed, if any."""
-        metric = getattr(self._plan.params, "metric", None)
-        return metric if isinstance(metric, Metric) else None
+        gate = self._plan.mechanism
+        return gate.find_metric(self._plan.params) if isinstance(gate, Gate) else None
 
     def group_reader(
         self,
@@ -361,12 +362,13 @@ class ScoreReaders:
 def _require_possible_claim(query: EstimatorQuery, span: tuple[float, float]) -> None:
     """Raises `InvalidInput` for a number that the metric cannot have: a certain no would be paid for."""
     low, high = map(Fraction, span)
-    claim, better_by = getattr(query, "claim", None), getattr(query, "better_by", 0)
-    if claim is not None and not low <= claim <= high:
+    if not isinstance(query, ClaimQuery):
+        return
+    if query.claim is not None and not low <= query.claim <= high:
         raise InvalidInput(
             f"the claim is outside of the metric's range [{span[0]:g}, {span[1]:g}]; claim a score that it can have"
         )
-    if better_by > high - low:
+    if query.better_by > high - low:
         raise InvalidInput(
             f"nothing is better by more than the metric's range [{span[0]:g}, {span[1]:g}]; take a smaller better_by"
         )

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from dpflow import fault_points
 from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator
-from dpflow.core.contract.gates import GATE_MECHANISMS
+from dpflow.core.contract.gate import ClaimQuery, Gate
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupValues, UnitScores
@@ -42,7 +42,7 @@ from dpflow.engine.sessions import nested_release
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.score_readers import ScoreReaders
 from dpflow.error_boundary import errors_end_here
-from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, SessionClosed
+from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, PluginError, SessionClosed
 from dpflow.ledger import Ledger, SessionRecord
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
@@ -87,7 +87,7 @@ def charge_session(
         exclusive=mechanism.locks_dataset,
         request=plan.ledger_entry(),
         data=names,
-        partition=_group_partition(plan),
+        partition=_describe_partition(plan, mechanism.count_groups(plan.params)),
         protects=plan.table.protection_text,
         certified_by=certifiers,
     )
@@ -188,7 +188,7 @@ class Session:
             ) from None
         if isinstance(parsed, EstimatorQuery):
             # A digest alone gives no scores to compare with, which inside the draw would be the answer none.
-            if getattr(parsed, "champion", ""):
+            if isinstance(parsed, ClaimQuery) and parsed.champion:
                 raise InvalidInput(
                     "a question names no champion, for it is scored as well; call challenge with both candidates"
                 )
@@ -314,7 +314,7 @@ class Session:
         is seen. A gate's verdict is told, too, also when it dies in between and is asked again.
         """
         stored = self._store_once(name, answer)
-        if self._plan.mechanism.name in GATE_MECHANISMS:
+        if isinstance(self._plan.mechanism, Gate):
             self._ledger.tell_verdict(self.id, name, principal=self._principal)
         return stored
 
@@ -352,10 +352,10 @@ class Session:
         """What the session can still give: its state, and what its last answer said is left.
         Public.
         """
-        session, params = self._ledger.session(self.id), self._plan.params
-        counts = {
-            f"{k}_left": getattr(params, k) for k in ("queries", "failures") if hasattr(params, k)
-        }
+        session, mechanism = self._ledger.session(self.id), self._plan.mechanism
+        assert isinstance(mechanism, InteractiveMechanism)
+        limits = mechanism.limits(self._plan.params)
+        counts: dict[str, Any] = {f"{name}_left": number for name, number in limits.items()}
         # The last answer says all of it, but for one that is none, and where releases inside say more.
         # A session that was imported has no state to tell.
         says_all = session.state and nested_release.STATE not in session.state
@@ -382,6 +382,13 @@ class Session:
     ) -> Callable[[], Any] | None:
         """What reads the scores that a statistic is about; None if it is about none."""
         if isinstance(statistic, GroupValues):
+            mechanism = self._plan.mechanism
+            assert isinstance(mechanism, InteractiveMechanism)
+            if mechanism.count_groups(self._plan.params) is None:
+                raise PluginError(
+                    f"session {mechanism.name} asks for groups, and the ledger knows no partition of it; its author must say "
+                    f"in count_groups how many there are"
+                )
             return self._readers.group_reader(statistic, query, candidate, champion)
         if isinstance(statistic, UnitScores):
             return self._readers.unit_reader(statistic, query, candidate, champion)
@@ -467,14 +474,13 @@ class Session:
         )
 
 
-def _group_partition(plan: Plan) -> str:
-    """How a session partitions its data into groups, or "": by a keyed hash of the privacy unit,
-    which depends on the dataset.
+def _describe_partition(plan: Plan, groups: int | None) -> str:
+    """How a session partitions its data into groups, or "" if it does not: by a keyed hash of the privacy
+    unit, which depends on the dataset.
 
     Proofs are for a fixed partition of data that nothing else reads: the ledger stores the first
     partition of any data, and refuses others.
     """
-    groups = getattr(plan.params, "groups", None)
-    if not isinstance(groups, int):
+    if groups is None:
         return ""
     return f"{groups} groups by {plan.table.privacy_unit.column!r} in scope {plan.request.scope.split('/')[0]!r}"

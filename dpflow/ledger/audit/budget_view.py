@@ -194,6 +194,7 @@ class ShownRelease:
         run_id: Airflow's run that charged it; "" outside Airflow.
         params: what its mechanism was given, as far as it is asked for by everybody who plans.
         answers: of a session, how often it answered.
+        gate: of a gate, how often it answers, by what is counted; None for anything else.
         verdicts: of a gate, what was told of its answers, by number: verdict, and failures left if it said so.
         half_widths: of the noise's 95 % intervals by measure, as they were planned; none where the
             result alone says them.
@@ -219,6 +220,7 @@ class ShownRelease:
     charges: tuple[tuple[str, str, Cost], ...]
     params: dict[str, Any]
     answers: int = 0
+    gate: Mapping[str, Any] | None = None
     verdicts: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
     half_widths: dict[str, float] = field(default_factory=dict)
     published: str = ""
@@ -227,7 +229,7 @@ class ShownRelease:
     def failures_left(self) -> object:
         """Of a gate, by its last verdict that says so; before it, all that it was opened with."""
         told = [left for _, (_, left) in sorted(self.verdicts.items()) if left is not None]
-        return told[-1] if told else self.params.get("failures", "")
+        return told[-1] if told else (self.gate or {}).get("failures", "")
 
 
 @dataclass(frozen=True)
@@ -562,6 +564,7 @@ def _show_release(entry: Any, row: Any, session: Unsettled | None) -> ShownRelea
         charges=tuple((at, b, Cost(*units)) for at, b, *units in body["charges"]),
         params=dict(request.get("params") or {}),
         answers=session.answers if session else 0,
+        gate=None if request.get("gate") is None else dict(request["gate"]),
         verdicts={n: (word, left) for n, word, left in session.verdicts} if session else {},
         half_widths=_read_widths(request.get("half_width_95")),
         published=str(request.get("publish") or ""),

@@ -16,11 +16,11 @@ from holdout_gates import PARAMS
 from pydantic import ValidationError
 
 from dpflow import Session, plan
+from dpflow.core.contract.gate import ClaimQuery
 from dpflow.engine.sessions.candidate import Submission, load_candidate
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
-from dpflow.mechanisms.holdout_params import ClaimQuery
 from dpflow.registry import Registry
 from dpflow.tables import read_predictions
 from dpflow.tables.access.declarations import load_table

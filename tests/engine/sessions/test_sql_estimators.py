@@ -16,6 +16,7 @@ from smallworld import forbid_reads
 
 from dpflow import Session, plan
 from dpflow.core.contract.estimators import SqlEstimator
+from dpflow.core.contract.gate import ClaimQuery
 from dpflow.core.contract.requests import GroupValues
 from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
 from dpflow.engine.sessions.holdout_gate import judge
@@ -28,7 +29,6 @@ from dpflow.errors import (
     UnknownName,
 )
 from dpflow.ledger import Ledger
-from dpflow.mechanisms.holdout_params import ClaimQuery
 from dpflow.registry import Registry
 from dpflow.tables.access import sandbox
 from dpflow.tables.access.declarations import load_table

@@ -23,6 +23,7 @@ that no later round can use.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil, log
 from typing import Annotated, Any, Literal
@@ -118,6 +119,14 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
     Params = RoundsParams
     Query = EstimatorQuery
     locks_dataset = True
+
+    def limits(self, params: RoundsParams) -> Mapping[str, int]:
+        """How many queries it answers."""
+        return {"queries": params.queries}
+
+    def count_groups(self, params: RoundsParams) -> int | None:
+        """The groups that all answers are of."""
+        return params.groups
 
     def event(self, params: RoundsParams, table: Table) -> Event:
         """`Unprotected`: exact medians. Raises `PlanRefused` if proof is required and missing."""

@@ -21,6 +21,7 @@ When not to use it: below about 46,000 queries fresh rows for each query need fe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from math import log, sqrt
 from typing import Annotated
@@ -92,6 +93,11 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
     Params = MeanParams
     Query = MeanQuery
     locks_dataset = True
+
+    def limits(self, params: MeanParams) -> Mapping[str, int]:
+        """How many queries it answers."""
+        return {"queries": params.queries}
+
     independent_answers = True
 
     def event(self, params: MeanParams, table: Table) -> Event:

@@ -23,6 +23,7 @@ do better; the sizes it needs are enormous.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -142,6 +143,10 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
     Params = WeightsParams
     Query = WeightsQuery
     locks_dataset = True
+
+    def limits(self, params: WeightsParams) -> Mapping[str, int]:
+        """How many queries it answers."""
+        return {"queries": params.queries}
 
     def _update_count(self, params: WeightsParams, table: Table) -> int:
         return ceil(

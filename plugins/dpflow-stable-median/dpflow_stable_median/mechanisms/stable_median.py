@@ -23,6 +23,7 @@ samples``); for bounded means with a large variance `mean_queries` is cheaper.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import log
@@ -130,6 +131,15 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
     Params = AnsweringParams
     Query = AnswerQuery
     locks_dataset = True
+
+    def limits(self, params: AnsweringParams) -> Mapping[str, int]:
+        """How many queries it answers."""
+        return {"queries": params.queries}
+
+    def count_groups(self, params: AnsweringParams) -> int | None:
+        """The groups that all answers are of."""
+        return params.groups
+
     independent_answers = True
 
     def touched_groups(self, table: Table) -> int:
