@@ -2,6 +2,7 @@
 
 - core does no I/O: no file, no environment, no clock, no generator of its own.
 - core knows no cluster: what a query backend reads is declared in tables, through the base in the contract.
+- a method that subclasses must write is abstract.
 - only tables opens a private source: nothing else imports DuckDB or Spark.
 - only tables and the engine use the reader of private rows; analysts, plugins and doors take declarations.
 - only tables and the ledger run statements on a database.
@@ -77,6 +78,13 @@ def find_clusters(tree: ast.AST) -> Iterator[tuple[int, str]]:
             text = getattr(node, field, None)
             if isinstance(text, str) and (match := re.search("spark", text, re.IGNORECASE)):
                 yield getattr(node, "lineno", 1), match[0]
+
+
+def find_unwritten_methods(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """``raise NotImplementedError``, which is noticed when it is too late."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and "NotImplementedError" in ast.unparse(node):
+            yield node.lineno, "raise NotImplementedError"
 
 
 #: Packages whose connections read private tables.
@@ -248,6 +256,12 @@ RULES = (
         {"dpflow/core/sampling/randomness.py": "the one door to the operating system's entropy"},
     ),
     Rule("core knows no cluster", ("dpflow/core",), find_clusters, {}),
+    Rule(
+        "a method that subclasses write is abstract",
+        ("dpflow", "plugins"),
+        find_unwritten_methods,
+        {"dpflow/hookspecs.py": "bodies of hook specifications, which pluggy never runs"},
+    ),
     Rule(
         "only tables opens a private source",
         ("dpflow", "plugins", "integrations"),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -104,13 +105,13 @@ class _Follower(Source):
         law.keep(answer)
         return answer
 
+    @abstractmethod
     def follow(self, law: Any) -> Any:
         """The next number."""
-        raise NotImplementedError
 
+    @abstractmethod
     def share(self, draw: Callable[[], Any], fit: Callable[[Any], Any]) -> Any:
         """A uniform draw that both sides have in common, as far as it fits both."""
-        raise NotImplementedError
 
     def draw_words(self, n: int) -> RandomWords:
         """Refused: nobody says what they become."""

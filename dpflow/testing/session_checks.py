@@ -71,11 +71,11 @@ class MemorySession:
         )
         self.state, self.closed = round_trip(state), verdict.closed
         if isinstance(self.mechanism, Gate):
-            require(
-                verdict.body.get("verdict") in VERDICTS, f"a gate answers {', '.join(VERDICTS)}"
-            )
+            word = verdict.body.get("verdict")
+            require(word in VERDICTS, f"a gate answers one of {', '.join(VERDICTS)}")
             limits = {f"{name}_left" for name in self.mechanism.limits(self.params)}
-            require(limits <= verdict.body.keys(), "every answer of a gate says what is left")
+            is_said = word == "none" or limits <= verdict.body.keys()
+            require(is_said, "every verdict of a gate says what is left")
         return verdict
 
     def transcript(self, pick: Pick, game: Game | None = None) -> tuple[str, ...]:

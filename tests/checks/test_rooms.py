@@ -40,6 +40,13 @@ BREACHES = {
             "x = f'{y} on Spark'",
         ],
     ),
+    "a method that subclasses write is abstract": (
+        "dpflow/engine/x.py",
+        [
+            "def f(): raise NotImplementedError",
+            "class A:\n    def f(self):\n        raise NotImplementedError('f')",
+        ],
+    ),
     "only tables opens a private source": (
         "dpflow/quality/x.py",
         [

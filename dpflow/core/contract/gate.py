@@ -24,8 +24,8 @@ from dpflow.core.contract.strict_models import Exact
 
 P = TypeVar("P", bound=BaseModel)
 
-#: What a gate answers. The engine itself says "none" for a draw that failed, which ends the session.
-VERDICTS = ("yes", "no", "exhausted")
+#: What a gate answers; "none" ends the session, as a draw that fails does: nothing is said of the candidate.
+VERDICTS = ("yes", "no", "none", "exhausted")
 #: What becomes of a candidate, the word that decides for many first: ``promoted``, the alias points at
 #: it; ``plausible``, its claim is, and nothing can be promoted; ``exhausted``, no answer is left;
 #: ``not_better``, it lost to the champion; ``no``, its claim is not plausible or nothing compared it.
@@ -82,7 +82,8 @@ class Gate(InteractiveMechanism[P, ClaimQuery]):
           nothing.
         - ``guarantee`` in the body is "proven" only where the verdict holds for fresh data with the stated
           probability, whatever was asked before. Otherwise it is "heuristic", or "none" beside "exhausted".
-        - What `limits` counts is in every body with what is left of it, as ``queries_left`` and so on.
+        - What `limits` counts is in every body but that of "none" with what is left of it, as
+          ``queries_left`` and so on.
 
     What dpflow guarantees for it:
         - It is charged whole, once, before rows are read, and nothing else reads its table while it is open.

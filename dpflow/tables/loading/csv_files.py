@@ -16,8 +16,8 @@ from dpflow.tables.access import sql
 from dpflow.tables.loading.column_types import normalize_types
 from dpflow.tables.loading.report import Rejects
 from dpflow.tables.loading.sources import (
-    CastSource,
     FileStates,
+    LoadSource,
     find_state,
     open_unpacked,
     require_columns,
@@ -78,7 +78,7 @@ def read_header(file: Path, form: CsvFormat) -> list[str]:
     return names
 
 
-class CsvSource(CastSource):
+class CsvSource(LoadSource):
     """CSV files of one header, gzipped or not."""
 
     def __init__(

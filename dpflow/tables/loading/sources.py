@@ -12,11 +12,12 @@ import hashlib
 import itertools
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 import duckdb
 
@@ -33,36 +34,6 @@ from dpflow.tables.access.parquet_texts import (
 from dpflow.tables.loading.column_types import normalize_type, normalize_types
 from dpflow.tables.loading.exact_values import TypedValue
 from dpflow.tables.loading.report import Rejects
-
-
-class LoadSource(Protocol):
-    """Rows to be loaded.
-
-    Attributes:
-        name: what messages and the file's own book of loads call it.
-        columns: declared types by name, in the order of the table.
-        ignored_columns: columns that it has and nobody declared.
-    """
-
-    name: str
-    columns: Mapping[str, str]
-    ignored_columns: tuple[str, ...]
-
-    def fingerprint(self) -> str:
-        """A digest of the content: the same again is not loaded twice."""
-
-    @contextmanager
-    def open_query(self, connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
-        """A query of the declared columns in their types, for as long as the source is open."""
-
-    def count_rejects(
-        self, connection: duckdb.DuckDBPyConnection, rows: int
-    ) -> tuple[int, tuple[Rejects, ...]]:
-        """How many rows the query left out, and why; ``rows`` were taken.
-
-        Raises:
-            TableUnreadable: rows are neither taken nor left out, so they were read wrongly.
-        """
 
 
 @dataclass(frozen=True)
@@ -107,25 +78,34 @@ def find_state(file: Path) -> tuple[int, ...]:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
-class CastSource:
-    """Rows of which each column is cast to its declared type; a value that is not exactly of it is
-    counted (`dpflow.tables.loading.exact_values`). A source says what it reads, and what its columns
+class LoadSource(ABC):
+    """Rows to be loaded, of which each column is cast to its declared type; a value that is not exactly of
+    it is counted (`dpflow.tables.loading.exact_values`). A source says what it reads, and what its columns
     are in that.
+
+    Attributes:
+        name: what messages and the file's own book of loads call it.
+        columns: declared types by name, in the order of the table.
+        ignored_columns: columns that it has and nobody declared.
+        canonical_columns: columns whose texts a database wrote from values of their declared types.
     """
 
     name: str
     columns: Mapping[str, str]
     ignored_columns: tuple[str, ...] = ()
-    #: Columns whose texts a database wrote from values of their declared types.
     canonical_columns: frozenset[str] = frozenset()
 
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A digest of the content: the same again is not loaded twice."""
+
+    @abstractmethod
     def _relation(self) -> str:
         """What the rows are read from."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _value(self, column: str) -> tuple[str, str]:
         """A declared column in the relation, NULL where it has no value, and its type there."""
-        raise NotImplementedError
 
     def _time_format(self, kind: str) -> str | None:
         """How texts of this type are written, if not as in ISO 8601."""
@@ -173,6 +153,7 @@ class CastSource:
 
     @contextmanager
     def open_query(self, connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
+        """A query of the declared columns in their types, for as long as the source is open."""
         with self._attach(connection):
             query, faults = self._read_casts(self._relation())
             listed = ", ".join(
@@ -186,6 +167,11 @@ class CastSource:
     def count_rejects(
         self, connection: duckdb.DuckDBPyConnection, rows: int
     ) -> tuple[int, tuple[Rejects, ...]]:
+        """How many rows the query left out, and why; ``rows`` were taken.
+
+        Raises:
+            TableUnreadable: rows are neither taken nor left out, so they were read wrongly.
+        """
         total, counts = self._count_faults(connection, self._relation())
         return total - rows, tuple(
             Rejects(self.name, column, self._describe_fault(column), count)
@@ -207,7 +193,7 @@ class CastSource:
         return f"not {self.columns[column]}" if column else "not JSON"
 
 
-class JsonSource(CastSource):
+class JsonSource(LoadSource):
     """JSON files: one object a line, or one array of objects. Fields that nobody declared are left
     out, and a missing field has no value.
     """
@@ -254,7 +240,7 @@ class JsonSource(CastSource):
         self._states.require_unchanged()
 
 
-class ParquetSource(CastSource):
+class ParquetSource(LoadSource):
     """Parquet files; their own types, unless others are declared."""
 
     def __init__(self, files: Sequence[Path], columns: Mapping[str, str]) -> None:
@@ -287,7 +273,7 @@ class ParquetSource(CastSource):
         self._states.require_unchanged()
 
 
-class ObjectSource(CastSource):
+class ObjectSource(LoadSource):
     """An Arrow table or a pandas frame in this process."""
 
     def __init__(self, rows: Any, columns: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ guarantee; beside them the sound mechanisms that they differ from.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from enum import Enum
 from fractions import Fraction
@@ -169,9 +170,9 @@ class _Setting(Count):
 
     Params = _SettingParams
 
+    @abstractmethod
     def is_broken(self, params: Any) -> bool:
         """Whether these parameters weaken the noise."""
-        raise NotImplementedError
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         stronger = params.epsilon * (4 if self.is_broken(params) else 1)

@@ -23,6 +23,7 @@ nor thresholds.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -131,8 +132,9 @@ class _ByScore(Counted[Any]):
     def _bounded_columns(self, params: Any, table: Table) -> dict[str, Column]:
         return {name: table.bounded_column(name) for name in params.columns}
 
+    @abstractmethod
     def _list_rules(self, params: Any, table: Table) -> Sequence[Rule] | None:
-        raise NotImplementedError
+        """The rules to choose from; None where they are all points of a column, or all thresholds."""
 
     def promise(self, params: Any, table: Table) -> ErrorPromise:
         """The share of the rows that the rule gets wrong beyond the best one."""
