@@ -10,7 +10,7 @@ from typing import Any
 
 from dpflow.core.contract.gate import VERDICTS, Gate
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
-from dpflow.core.contract.requests import Answer, GroupedSums
+from dpflow.core.contract.requests import Answer, GroupedSums, GroupValues
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.testing import harness
 from dpflow.testing.audit import (
@@ -89,6 +89,11 @@ class MemorySession:
         verdicts: list[str] = []
         while not self.closed and (query := play(self.queries, verdicts)) is not None:
             request = self.mechanism.data_request(self.params, query, self.table)
+            is_counted = self.mechanism.count_groups(self.params) is not None
+            require(
+                is_counted or not isinstance(request, GroupValues),
+                "a session that asks for groups must say in count_groups how many there are",
+            )
             verdict = self.ask_query(query, pick(request))
             verdicts.append(json.dumps([verdict.body, verdict.closed], sort_keys=True))
         # Padding makes transcripts as long as each other, which the audit needs.

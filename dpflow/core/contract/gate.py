@@ -56,7 +56,7 @@ class ClaimQuery(EstimatorQuery):
 
     @model_serializer(mode="wrap")
     def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A claim as before there were champions: questions are known by a digest of this."""
+        """A claim without the fields of a challenge: questions are known by a digest of this."""
         written: dict[str, Any] = write(self)
         if self.champion:
             return written

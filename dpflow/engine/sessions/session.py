@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from dpflow import fault_points
 from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator
-from dpflow.core.contract.gate import ClaimQuery, Gate
+from dpflow.core.contract.gate import VERDICTS, ClaimQuery, Gate
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupValues, UnitScores
@@ -431,6 +431,9 @@ class Session:
             fault_points.pass_point("aggregate.after")
             verdict, after = mechanism.answer(plan.params, plan.table, state, query, values, source)
             body = dict(verdict.body)
+            # It becomes public, so it is one of few words, or the answer none.
+            if isinstance(mechanism, Gate) and body.get("verdict") not in VERDICTS:
+                raise PluginError(f"gate {mechanism.name} answers none of {', '.join(VERDICTS)}")
             if body.get("guarantee") == "proven" and doubt:
                 body = {k: v for k, v in body.items() if k != "tolerance"}
                 body |= {"guarantee": "heuristic", "because": doubt}
