@@ -71,18 +71,18 @@ def find_input_output(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
             yield node.lineno, "np.random"
 
 
-def find_clusters(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def find_clusters(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     """Names and texts, docstrings among them, that speak of Spark."""
-    for node in ast.walk(tree):
+    for node in nodes:
         for field in ("id", "attr", "arg", "name", "asname", "module", "value"):
             text = getattr(node, field, None)
             if isinstance(text, str) and (match := re.search("spark", text, re.IGNORECASE)):
                 yield getattr(node, "lineno", 1), match[0]
 
 
-def find_unwritten_methods(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def find_unwritten_methods(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     """``raise NotImplementedError``, which is noticed when it is too late."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Raise) and "NotImplementedError" in ast.unparse(node):
             yield node.lineno, "raise NotImplementedError"
 

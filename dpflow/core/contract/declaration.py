@@ -253,10 +253,12 @@ class Table(Strict):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Table:
-        reader = self.source.backend if self.source is not None else None
-        if self.backend != reader and (reader or self.backend in ServerSource.kinds):
+        kind = (
+            type(self.source) if self.source is not None else ServerSource.kinds.get(self.backend)
+        )
+        if kind is not None and (self.source is None or self.backend != kind.backend):
             raise ValueError(
-                f"backend {reader or self.backend} is for a source of its own, and no other backend reads one; take backend out"
+                f"backend {kind.backend} is for a source on {kind.system}, and no other backend reads one; take backend out"
             )
         if self.source is not None and (self.cached_partials or self.relation or self.trusted_sql):
             raise ValueError(

@@ -27,6 +27,7 @@ from dpflow.errors import (
     SessionClosed,
     TableUnreadable,
 )
+from dpflow.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +88,10 @@ class Promotes(Protocol):
 def require_gate(plan: Plan) -> Gate[Any]:
     """The gate that a plan opens. Raises `PlanRefused` for another mechanism."""
     if not isinstance(plan.mechanism, Gate):
+        installed = Registry.load().mechanisms.items()
+        gates = " or ".join(name for name, other in installed if isinstance(other, Gate))
         raise PlanRefused(
-            f"{plan.request.name} asks for {plan.mechanism.name}, which is no gate; take one, such as reusable_holdout, or "
-            f"open it with dpflow ask or release it with dpflow release"
+            f"{plan.request.name} asks for {plan.mechanism.name}, and a gate is {gates}; other sessions are opened by dpflow ask"
         )
     return plan.mechanism
 
