@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import click
 import typer
 
 from dpflow.cli.console import (
@@ -83,8 +82,8 @@ def recover(
     have charged are closed until granted again.
     """
     if lost is None and sys.stdin.isatty():
-        lost = typer.prompt("What was lost", type=click.Choice(["mark", "database"]))
-    if lost is None:
+        lost = typer.prompt("What was lost (mark, database)")
+    if lost not in ("mark", "database"):
         raise InvalidInput("say what was lost: --lost mark or --lost database")
     book, principal = open_ledger(ledger), current_principal()
     if lost == "mark":

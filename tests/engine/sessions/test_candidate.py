@@ -251,7 +251,7 @@ def test_the_order_of_rows_changes_nothing(tiny: Tiny) -> None:
         request = GroupValues(7, ("age",))
         found.append(
             group_values(
-                SnapshotTable.load(table), request, b"k", (), mean, Subject(("age",)), 0.0
+                SnapshotTable(load_table(table)), request, b"k", (), mean, Subject(("age",)), 0.0
             ).tolist()
         )
     assert found[0] == found[1] == found[2]

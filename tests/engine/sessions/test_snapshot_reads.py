@@ -15,6 +15,7 @@ from dpflow.errors import TableBusy
 from dpflow.registry import Registry
 from dpflow.tables import read_predictions
 from dpflow.tables.access import sandbox
+from dpflow.tables.access.declarations import load_table
 from dpflow.tables.snapshot import SnapshotTable
 
 if TYPE_CHECKING:
@@ -36,9 +37,8 @@ GROUPS = GroupValues(200, ("sick", "id"))
 def private(tiny: Tiny) -> SnapshotTable:
     tiny.fill(ROWS)
     columns: dict[str, Any] = {"columns": COLUMNS, "block": None, "protects": "unit"}
-    return SnapshotTable.load(
-        tiny.declare(contribution_bounds={"rows": 4}, holdout=True, **columns)
-    )
+    declared = tiny.declare(contribution_bounds={"rows": 4}, holdout=True, **columns)
+    return SnapshotTable(load_table(declared))
 
 
 def _subject(tiny: Tiny, text: str = "(id * 7919) % 1000 / 999.0") -> Subject:

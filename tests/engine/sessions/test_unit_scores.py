@@ -18,6 +18,7 @@ from dpflow.engine.sessions.unit_scores import mean_shares
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
 from dpflow.tables.snapshot import SnapshotTable
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def table(tiny: Tiny) -> Path:
         50,
         0,
         filter="basic",
-        table=SnapshotTable.load(path).declaration,
+        table=load_table(path),
         principal="owner",
         confirm_large=True,
     )
@@ -133,7 +134,7 @@ def test_other_metrics_are_refused(tiny: Tiny, table: Path, metric: str, why: st
 
 def _scores(table: Path, estimator: Estimator, **more: Any) -> Any:
     subject = Subject(("age",), {}, "sick", lambda rows: np.asarray(rows["age"]) > 48)
-    private = SnapshotTable.load(table)
+    private = SnapshotTable(load_table(table))
     return mean_shares(private, ("sick", "age"), (), (), estimator, subject, (0.0, 1.0), 0.0, **more)  # fmt: skip
 
 
@@ -172,7 +173,7 @@ def test_one_complete_row_scores_nobody_else(tiny: Tiny, table: Path) -> None:
         connection.execute("UPDATE visits SET loss = 0.5 WHERE person = 'p7'")
     agreement = Registry.load().find_estimator("column_agreement")
     columns = ("sick", "guess", "loss")
-    private, subject = SnapshotTable.load(table), Subject(columns)
+    private, subject = SnapshotTable(load_table(table)), Subject(columns)
     found = [
         mean_shares(private, columns, needed, (), agreement, subject, (0.0, 1.0), 0.0, scores_rows_alone=alone)
         for needed in ((), ("sick", "guess"))
@@ -193,7 +194,7 @@ def test_texts_are_values(tiny: Tiny, table: Path) -> None:
     assert judge(session, given)["verdict"] == "yes"
     agreement, columns = Registry.load().find_estimator("column_agreement"), ("visit", "guess")
     shares = mean_shares(
-        SnapshotTable.load(table), columns, columns, (), agreement, Subject(columns), (0.0, 1.0), 0.0, scores_rows_alone=True
+        SnapshotTable(load_table(table)), columns, columns, (), agreement, Subject(columns), (0.0, 1.0), 0.0, scores_rows_alone=True
     )  # fmt: skip
     assert np.isnan(shares).sum() == 1 and np.nansum(shares) == 1998 and len(shares) == 2000
 
