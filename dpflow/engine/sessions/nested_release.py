@@ -28,17 +28,21 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from dpflow.core.accounting.amounts import exact_text
+from dpflow.core.accounting.privacy_filters import make_filter
 from dpflow.core.contract.gate import Gate, Reserve
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.errors import BudgetExceeded, InvalidDeclaration, PlanRefused
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
 
 #: Where a session's state holds what is left of its reserve, once some of it is spent.
 STATE = "inside"
+#: What a reserve holds, of any size: a sum of epsilons and deltas.
+EXACT_PRICES = make_filter("basic", Fraction(1), Fraction(1, 2))
 WHY = "a release inside the session is private by unit, and the proof is about whole groups"
 
 
@@ -84,7 +88,8 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
         # The gate's own table may be read inside its session, although it is a holdout.
         "table": gate.table.model_copy(update={"holdout": False}),
     }
-    plan = make_plan(gate.request.model_copy(update=changes), registry)
+    filters = ScopeFilters(supposed={gate.request.scope: EXACT_PRICES})
+    plan = make_plan(gate.request.model_copy(update=changes), registry, filters=filters)
     if not isinstance(plan.mechanism, Mechanism) or plan.event.epsilon_delta() is None:
         raise PlanRefused(
             f"{plan.mechanism.name} is no single release with an exact epsilon and delta, and a reserve is a sum of those; take "

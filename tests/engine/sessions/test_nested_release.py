@@ -4,6 +4,7 @@ verdicts prove.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from dpflow import Session, fault_points, plan, release
 from dpflow.core.accounting.events import Approximate, Pure
 from dpflow.engine.sessions.holdout_gate import judge
+from dpflow.engine.sessions.nested_release import inner_plan
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, SessionClosed, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -130,6 +132,22 @@ def test_what_has_no_place_inside(tiny: Tiny, ledger: Ledger) -> None:
         with pytest.raises(error, match=message):
             session.ask(wrong)
     assert ledger.session(session.id) == state and session.remaining()["answered"] == 0
+
+
+def test_noise_that_is_left_to_choose_is_what_the_reserve_holds(tiny: Tiny, ledger: Ledger) -> None:
+    """Sums of two columns take Gaussian noise for a delta, which has no exact price: inside a gate Laplace
+    noise is taken, and not refused.
+    """
+    sums = {"columns": ["sick", "age"], "epsilon": "0.01", "delta": "0.01"}
+    table = load_table(tiny.folder / "visits.yml")
+    outside = plan(
+        "vector_sum", table.model_copy(update={"holdout": False}), name="b", scope="gate", **sums
+    )
+    assert outside.event.epsilon_delta() is None
+    params: dict[str, Any] = PARAMS | {"reserve": {"epsilon": "1", "delta": "0.1"}, "delta": "0.2"}
+    gate = plan("reusable_holdout", table, name="gate", scope="gate", **params)
+    inside = inner_plan(gate, {"mechanism": "vector_sum", "params": sums}, Registry.load())
+    assert inside.event.epsilon_delta() == (Fraction("0.01"), 0)
 
 
 def test_a_crash_inside_is_charged_once(
