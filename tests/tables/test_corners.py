@@ -21,6 +21,15 @@ def test_a_part_of_all_corners(number: int, tmp_path: Path) -> None:
     assert findings.problems == [] and findings.answered + findings.refused > 0
 
 
+@pytest.mark.parametrize(
+    "corner", [c for c in CORNERS if c.kind == "DATE" and c.low < -(10**6)], ids=str
+)
+def test_dates_beyond_all_calendars_keep_their_days(corner: Corner, tmp_path: Path) -> None:
+    """Bounds beyond the type: every day is itself, and an infinite one counts as the bound."""
+    findings = audit_corner(corner, DuckDBStore(tmp_path), 1)
+    assert findings.problems == [] and findings.answered > 0
+
+
 def test_listed_files_have_corners_too(tmp_path: Path) -> None:
     """The same of Parquet files, at two ends."""
     store = ParquetStore(tmp_path)

@@ -460,10 +460,18 @@ def days_of_date(
     return Whole(DUCKDB, f"({value} - DATE '1970-01-01')", low, high, BIGINT)
 
 
+#: The least and the largest finite DATE, in days since 1970-01-01.
+FIRST_DAY, LAST_DAY = -(2**31) + 2, 2**31 - 2
+
+
+def clamp_days(days: int) -> int:
+    """The nearest number of days that a finite DATE has."""
+    return min(max(days, FIRST_DAY), LAST_DAY)
+
+
 def date_of_days(days: int) -> str:
     """The DATE so many days after 1970-01-01, clamped to the type."""
-    near = min(max(days, -(2 * 10**6)), 10**8)
-    return f"CAST(DATE '1970-01-01' + CAST({near} AS INTEGER) AS DATE)"
+    return f"CAST(DATE '1970-01-01' + CAST({clamp_days(days)} AS INTEGER) AS DATE)"
 
 
 def decimal_digits(value: str, width: int, scale: int) -> Whole:

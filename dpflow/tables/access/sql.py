@@ -22,6 +22,7 @@ from dpflow.tables.access.arithmetic import (
     RANGES,
     Whole,
     choose,
+    clamp_days,
     coalesce,
     date_of_days,
     days_of_date,
@@ -402,7 +403,17 @@ def _from_exact(column: Field, declared: Column) -> Whole:
     _, divisor = _exact_steps(column, 0, 0)
     ratio = 1 / (divisor * declared.step)
     # Rounded outwards, so that clamping the type's own units moves no value within the bounds.
-    units, _ = _exact_steps(column, low / ratio // 1, -(-high / ratio // 1))
+    first, last = low / ratio // 1, -(-high / ratio // 1)
+    units, _ = _exact_steps(column, first, last)
+    if column.kind in {"date"} | _TIMES and (first < units.low or last > units.high):
+        # Bounds beyond what the type can hold: an infinity counts as the bound all the same.
+        units = choose(
+            [
+                (f"{column.sql} = CAST('{side}' AS {column.type})", DUCKDB.number(int(end)))
+                for side, end in (("-inf", first), ("inf", last))
+            ],
+            units,
+        )
     if ratio != 1:
         try:
             units = (units * ratio.numerator).divide_half_away(ratio.denominator)
@@ -420,7 +431,7 @@ def _exact_steps(column: Field, first: int, last: int) -> tuple[Whole, int]:
     """
     name, kind = column.sql, column.kind
     if kind == "date":
-        ends = [min(max(end, -2 * 10**6), 10**8) for end in (first, last)]
+        ends = [clamp_days(end) for end in (first, last)]
         clamped = f"least(greatest({name}, {date_of_days(ends[0])}), {date_of_days(ends[1])})"
         return days_of_date(f"CAST({clamped} AS DATE)", *ends), 1
     if kind in _TIMES:
