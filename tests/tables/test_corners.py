@@ -22,7 +22,7 @@ def test_a_part_of_all_corners(number: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "corner", [c for c in CORNERS if c.kind == "DATE" and c.low < -(10**6)], ids=str
+    "corner", [c for c in CORNERS if c.kind == "DATE" and c.low < -(10**6)], ids=lambda c: c.name
 )
 def test_dates_beyond_all_calendars_keep_their_days(corner: Corner, tmp_path: Path) -> None:
     """Bounds beyond the type: every day is itself, and an infinite one counts as the bound."""
