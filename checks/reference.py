@@ -151,11 +151,13 @@ def declaration_page() -> str:
     ]
     for model in declaration_models():
         parts += [f"## {model.__name__}\n\n", first_paragraph(model), "\n\n", model_table(model)]
-    return "".join(parts)
+    # The one kind of server that is built in.
+    return "".join(parts).replace("[ServerSource](#serversource)", "[SparkSource](#sparksource)")
 
 
 def release_file_page() -> str:
     """Every field of a release file."""
+    from dpflow.core.contract.contribution import RequestedBounds
     from dpflow.engine.releases.request import Publish, ReleaseRequest
 
     return "".join(
@@ -167,6 +169,8 @@ def release_file_page() -> str:
             model_table(ReleaseRequest),
             "## publish\n\n",
             model_table(Publish),
+            "## RequestedBounds\n\n",
+            model_table(RequestedBounds),
         )
     )
 

@@ -73,6 +73,13 @@ Rows = Annotated[int, Field(ge=1, le=MAX_ROWS)]
 class PeriodLimits(Strict):
     """Limits of one unit by periods of a column of dates or times. That of a day is also the limit
     where rows are grouped by the column itself.
+
+    Attributes:
+        day: of the days.
+        week: of the weeks, which begin on Mondays.
+        month: of the months.
+        quarter: of the quarters.
+        year: of the years.
     """
 
     example = "{day: 30, month: 12}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import importlib
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -227,7 +228,8 @@ def test_a_backfill_changes_the_rows_of_its_own_run(project: Project) -> None:
     # Built again from what is stored: nothing changes, and nothing is charged.
     build(project, "2020-01-01", revision=1)
     assert project.published.execute(read).fetchall() == both and project.spent() == "1"
-    # A newer draw of a day takes its place, and an older stored one does not take it back.
+    # A newer draw of a day takes its place, and an older stored one does not take it back. Times are whole seconds.
+    time.sleep(1.1)
     build(project, "2020-01-02", revision=3)
     newer = project.published.execute(read).fetchall()
     assert len(newer) == 4 and newer[:2] == both[:2] and newer[2:] != second
