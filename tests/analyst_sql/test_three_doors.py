@@ -116,7 +116,10 @@ def test_the_three_doors_agree(timed: World) -> None:
             assert explained == "accepted", (text, explained)
             assert not isinstance(answer, tuple), (text, answer)
             if text in truths:
-                assert close(answer.rows[0][0], truths[text] or 0), (
+                value, truth = answer.rows[0][0], truths[text] or 0
+                # Noise of scale .15 reaches 1 in one query of some hundreds, and 4 never.
+                near = isinstance(value, int) and isinstance(truth, int) and abs(value - truth) <= 3
+                assert near or close(value, truth), (
                     text,
                     answer.rows,
                     truths[text],
