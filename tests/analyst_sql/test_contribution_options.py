@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,7 @@ QUESTIONS = (
 )
 
 
-# Of 79 intervals that hold with 95 % each, 65 or fewer hold with probability 4e-5.
-@pytest.mark.parametrize(("groups", "least", "most"), [(None, 66 / 79, 1.0), (1, 0.0, 0.35)])
+@pytest.mark.parametrize(("groups", "least", "most"), [(None, 0.9, 1.0), (1, 0.0, 0.35)])
 def test_intervals_of_ordinary_questions_hold_the_truth(
     tmp_path: Path, groups: int | None, least: float, most: float
 ) -> None:
@@ -168,9 +168,18 @@ def test_intervals_of_ordinary_questions_hold_the_truth(
     ledger = Ledger(tmp_path / "ledger.sqlite", create=True)
     ledger.grant("log", 20, 0, table=table, principal="owner", confirm_large=True)
     held = []
-    for text, expected in zip(QUESTIONS, truth, strict=True):
+    # Four draws of each: of 316 intervals of 95 % fewer than 90 % hold once in ten thousand times.
+    for revision, (text, expected) in itertools.product(
+        range(1, 5), zip(QUESTIONS, truth, strict=True)
+    ):
         answer = dpflow.sql(
-            text, scope="log", tables=[table], ledger=ledger, epsilon="0.5", groups=groups
+            text,
+            scope="log",
+            tables=[table],
+            ledger=ledger,
+            epsilon="0.5",
+            groups=groups,
+            revision=revision,
         )
         by_key = {str(key)[:10]: float(n) for key, n in expected.items()}
         for (key, _), (_, cell) in zip(answer.rows, answer.values, strict=True):

@@ -101,6 +101,7 @@ def ask_doors(world: World, text: str, **options: Any) -> list[Any]:
 def test_the_three_doors_agree(timed: World) -> None:
     """90 of 5,460 shapes; an answer is what DuckDB answers itself."""
     accepted = refused = 0
+    terms: dict[str, Any] = {"filter": "basic", "table": timed.table, "principal": "owner"}
     with duckdb.connect(str(timed.folder / "visits.duckdb"), read_only=True) as connection:
         truths: dict[str, Any] = {}
         for text in draw_queries(90):
@@ -109,17 +110,18 @@ def test_the_three_doors_agree(timed: World) -> None:
             # Types that DuckDB does not compare either.
             except duckdb.Error:
                 continue
-    for text in draw_queries(90):
-        plan, explained, answer = ask_doors(timed, text)
+    for number, text in enumerate(draw_queries(90)):
+        scope = f"plenty-{number // 10}"
+        if number % 10 == 0:
+            timed.ledger.grant(scope, 10**6, "0.1", **terms, confirm_large=True)
+        # So much that noise reaches 1 in no query.
+        plan, explained, answer = ask_doors(timed, text, scope=scope, epsilon=80_000)
         if plan == "accepted":
             accepted += 1
             assert explained == "accepted", (text, explained)
             assert not isinstance(answer, tuple), (text, answer)
             if text in truths:
-                value, truth = answer.rows[0][0], truths[text] or 0
-                # Noise of scale .15 reaches 1 in one query of some hundreds, and 4 never.
-                near = isinstance(value, int) and isinstance(truth, int) and abs(value - truth) <= 3
-                assert near or close(value, truth), (
+                assert close(answer.rows[0][0], truths[text] or 0), (
                     text,
                     answer.rows,
                     truths[text],
