@@ -1,18 +1,20 @@
-"""Runs of a DAG by Airflow's own task runner (`dag.test()` on a throw-away database), in a process of
-its own.
-"""
+"""Runs of a DAG by Airflow's own task runner (`dag.test()` on a throw-away database), in a process of its own."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from airflow_process import AirflowProcess
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -73,6 +75,16 @@ def run_python(environment: dict[str, str], *command: str) -> list[str]:
     return [done.stdout, done.stderr]
 
 
+@cache
+def start_airflow() -> AirflowProcess:
+    """The process that runs the DAGs of all tests of this worker."""
+    home = tempfile.TemporaryDirectory()
+    process = AirflowProcess(Path(home.name))
+    atexit.register(home.cleanup)
+    atexit.register(process.close)
+    return process
+
+
 @pytest.fixture(scope="session")
 def airflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty Airflow database. To make one takes several CPU seconds, to copy it none."""
@@ -87,10 +99,11 @@ def run_dag(
     dag_file: str,
     runs: str,
     output: list[str] | None = None,
+    new_process: bool = False,
     **more: str,
 ) -> list[dict[str, Any]]:
     """What the runs of a DAG ended as, on a copy of the database; what they wrote to streams is
-    added to ``output``.
+    added to ``output``. In a new process nothing is imported before the environment is set.
     """
     (tiny.folder / "d.py").write_text(dag_file)
     home = tiny.folder / "airflow"
@@ -98,7 +111,11 @@ def run_dag(
     shutil.copy(database, home / "airflow.db")
     connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
     environment = airflow_environment(home) | {"AIRFLOW_CONN_DPFLOW_LEDGER": json.dumps(connection)}
-    written = run_python(environment | more, "-c", START + runs + END, str(tiny.folder))
+    program, environment = START + runs + END, environment | more
+    if new_process:
+        written = run_python(environment, "-c", program, str(tiny.folder))
+    else:
+        written = start_airflow().run(program, environment, str(tiny.folder))
     if output is not None:
         output += written
     found: list[dict[str, Any]] = json.loads((tiny.folder / "seen.json").read_text())
