@@ -15,8 +15,9 @@ from dpflow.testing.scripted_sources import ScriptedSource
 
 #: Checks that take seconds an example: black-box audits and enumerations.
 LONG = (": guarantee_survives_audit [", ": guarantee_holds_exactly [")
-#: Part of the effort of a check of generated tables that its sample takes.
-SAMPLE = 1 / 16
+#: Checks of which `slow_audits` leaves a sample, and which part of their effort it takes: those of generated tables,
+#: and black-box audits.
+SAMPLES = {rule.__name__: 1 / 16 for rule in GENERATED} | {"guarantee_survives_audit": 1 / 4}
 
 
 def parametrize_with_checks(
@@ -31,8 +32,8 @@ def parametrize_with_checks(
         mechanisms: instances.
         examples: by mechanism name, for those whose parameters have no standard names.
         slow_audits: give all audits and all enumerations but one of each mechanism the mark ``slow``, which the project
-            must register. Mechanisms take turns in which of their examples stays. Of the generated
-            tables a sample stays: those with the most telling declarations.
+            must register. Mechanisms take turns in which of their examples stays, and a sample of it does. Of the
+            generated tables a sample stays: those with the most telling declarations.
         slow: names of rules whose checks all get this mark.
     """
     cases = []
@@ -45,9 +46,10 @@ def parametrize_with_checks(
             for check in audits[:stays] + audits[stays + 1 :]:
                 marks[check.name] = pytest.mark.slow
         for check in checks[:] if slow_audits else ():
-            if check.name.endswith(tuple(rule.__name__ for rule in GENERATED)):
+            effort = SAMPLES.get(check.name.split(": ")[1].split(" ")[0])
+            if effort is not None and check.name not in marks:
                 marks[check.name] = pytest.mark.slow
-                checks.append(Check(f"{check.name} [sample]", partial(_run_sample, check)))
+                checks.append(Check(f"{check.name} [sample]", partial(_run_at, effort, check)))
         for check in checks:
             if any(f": {rule} [" in check.name for rule in slow):
                 marks[check.name] = pytest.mark.slow
@@ -55,8 +57,8 @@ def parametrize_with_checks(
     return pytest.mark.parametrize("check", cases)
 
 
-def _run_sample(check: Check) -> None:
-    with spend_effort(SAMPLE):
+def _run_at(effort: float, check: Check) -> None:
+    with spend_effort(effort):
         check.run()
 
 
