@@ -19,6 +19,7 @@ from dpflow.cli.console import explain_entry, show_table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.engine import load_request, make_plan
 from dpflow.registry import Registry
+from dpflow.tables.access import sandbox
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -327,8 +328,11 @@ def test_odd_files_get_one_sentence(tiny: Tiny) -> None:
     assert "there is no ledger" in dpflow(tiny, "ledger", "show").stderr
 
 
-def test_a_file_another_process_writes_is_worth_a_retry(tiny: Tiny) -> None:
+def test_a_file_another_process_writes_is_worth_a_retry(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Exit 75, and after the writer has finished the same command works."""
+    monkeypatch.setattr(sandbox, "MAX_WAIT", 1.0)
     hold = "import duckdb, sys, time; c = duckdb.connect(sys.argv[1]); print('held', flush=True); time.sleep(3600)"
     with subprocess.Popen(
         [sys.executable, "-c", hold, str(tiny.database)], stdout=subprocess.PIPE
