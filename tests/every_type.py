@@ -78,8 +78,8 @@ ROLES: dict[str, Check] = {
     "above": ({"columns": {"x": {}}}, "x > 1", SUMS),
 }  # fmt: skip
 #: What a refusal says of the column, of the rule by which its type does not fit, or of a table whose types the
-#: server does not have, by its analysis of the schema.
-NAMED = ("'x'", '"x"', "'types'", "(AnalysisException)")
+#: server does not have.
+NAMED = ("'x'", '"x"', "'types'", "the server lacks the type of a column")
 #: What a backend makes of a type's two tables: fields of their declarations, or why there is none.
 Place = Mapping[str, Any]
 Store = Callable[[str, Path], tuple[Place, Place] | str]

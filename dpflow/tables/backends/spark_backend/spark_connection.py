@@ -114,6 +114,25 @@ class SparkConnection:
         schema = to_arrow_schema(frame.schema if schema is None else schema, timezone="UTC")
         return pa.concat_tables(pieces).cast(schema) if pieces else schema.empty_table()
 
+    def read_schema(self, rows: Any) -> Any:
+        """The columns of a relation; no row is read. Raises as `run`."""
+
+        def ask(_: Any) -> Any:
+            from pyspark.errors import PySparkException
+
+            try:
+                return rows.schema
+            except PySparkException as error:
+                if _is_out_of_reach(error) or read_condition(error) == "COLUMN_ALREADY_EXISTS":
+                    raise
+                raise TableUnreadable(
+                    f"the types of the columns of {self.what} cannot be read on Spark ({type(error).__name__}): a file is "
+                    f"no whole Parquet file, or the server lacks the type of a column, also of one that nothing reads; "
+                    f"write such a column with another type (nanoseconds as BIGINT), or leave it out of the files"
+                ) from None
+
+        return self.run(ask)
+
     def find_stored_types(self, rows: Any, columns: Sequence[str]) -> list[str]:
         """The type of each quoted column by the server's ``typeof``, which is asked beside no row: Sail's schemas
         say BIGINT of an unsigned column, where a cast of a value beyond 2^63 fails.

@@ -328,7 +328,7 @@ def describe_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
     """The columns of a relation, from its schema alone. Raises `PlanRefused` where two have one name but
     for their case.
     """
-    schema = connection.run(lambda _: rows.schema)
+    schema = connection.read_schema(rows)
     if len({one.name.casefold() for one in schema}) < len(schema):
         raise connection.refuse_same_names()
     return {one.name: describe_field(one.name, name_type(one)) for one in schema}
