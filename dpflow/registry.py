@@ -36,6 +36,7 @@ BUILT_INS = (
     "dpflow.mechanisms.select",
     "dpflow.mechanisms.quantile",
     "dpflow.mechanisms.bounds",
+    "dpflow.mechanisms.contributions",
     "dpflow.mechanisms.above_threshold",
     "dpflow.mechanisms.check_rows",
     "dpflow.mechanisms.watch_rows",

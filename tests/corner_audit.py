@@ -28,6 +28,7 @@ from dpflow.core.contract.requests import (
     SortedValues,
     UnboundedValues,
     UnitScores,
+    UnitSizes,
 )
 from dpflow.errors import DpflowError
 from dpflow.tables.private import PrivateTable
@@ -189,6 +190,7 @@ def list_questions(corner: Corner, form: Form) -> Iterator[Question]:
         yield plain(name, values, _compare_values)
     yield plain("records", Records((x, y), 2), _record_comparison((x, y)))
     yield plain("key sets", KeySets("p"), lambda *_: "")
+    yield plain("unit sizes", UnitSizes(("p", "k")), lambda *_: "")
     for name, unbounded in {
         "open": UnboundedValues(x),
         "open by key": UnboundedValues(x, "k", ("a", "b"), 1, 2),

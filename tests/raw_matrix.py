@@ -36,6 +36,7 @@ from dpflow.core.contract.requests import (
     Sets,
     SortedValues,
     UnboundedValues,
+    UnitSizes,
     ValueCounts,
 )
 from dpflow.errors import DpflowError
@@ -103,10 +104,12 @@ _PUBLIC_KEY: dict[str, Maker] = {
     "sorted values by key": lambda x, keys: SortedValues("v", 100, x, keys, 100),
     "unbounded values by key": lambda x, keys: UnboundedValues("v", x, keys, 100, 100),
     "records": lambda x, _: Records((x, "v"), 100),
+    "unit sizes": lambda x, _: UnitSizes((x,)),
 }
 _PRIVATE_KEY: dict[str, Maker] = {
     "sums by private key": lambda x, _: _sums(x),
     "key sets": lambda x, _: KeySets(x, 100),
+    "unit sizes": lambda x, _: UnitSizes((x,)),
 }
 _BESIDE: dict[str, Maker] = {
     **{name: (lambda x, keys, make=make: make("v", keys)) for name, make in _VALUE.items()},

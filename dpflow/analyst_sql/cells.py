@@ -4,19 +4,17 @@ that hold for several of them together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpflow.analyst_sql.query_parts import QueryPart, split_key
 from dpflow.analyst_sql.select_query import SelectQuery, SqlAggregate
-from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import UNLIMITED, Row, ValueRange
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.moments import Measure
-from dpflow.core.toolbox.noise import FAILURE, Noise
+from dpflow.core.toolbox.noise import FAILURE
 from dpflow.engine.releases.plan import Plan
 from dpflow.tables.language.nodes import Node
 
@@ -147,32 +145,11 @@ def make_width(plan: Plan, row: Row, cells: int = 1) -> Callable[[int], float | 
         used = release.query.weights(measure)
         failure = FAILURE / (len(used) * together)
         tails = {
-            moment: float(sum_half_width(release.noises[moment], cells, failure)) for moment in used
+            moment: float(release.noises[moment].sum_half_width(cells, failure)) for moment in used
         }
         return release.query.error_bound(measure, tails)
 
     return width
-
-
-def sum_half_width(noise: Noise, cells: int, failure: float) -> int:
-    """A t that a sum of independent noise exceeds with this probability at most, by Chernoff's bound."""
-    if cells == 1:
-        return noise.half_width(failure)
-    if not isinstance(noise.event, DiscreteLaplace):
-        # Discrete Gaussian noise is subgaussian with its own sigma (Canonne, Kamath, Steinke 2020).
-        return math.ceil(math.sqrt(2 * cells * float(noise.event.sigma2) * math.log(2 / failure)))
-    scale = float(noise.event.scale)
-    best = math.inf
-    for step in range(1, 100):
-        rate = step / 100 / scale
-        # E exp(rate X) = (1 - q)^2 / ((1 - q e^rate)(1 - q e^-rate)), q = exp(-1/scale).
-        log_moment = (
-            2 * math.log(-math.expm1(-1 / scale))
-            - math.log(-math.expm1(rate - 1 / scale))
-            - math.log(-math.expm1(-rate - 1 / scale))
-        )
-        best = min(best, (cells * log_moment + math.log(2 / failure)) / rate)
-    return math.ceil(best)
 
 
 def additive_plan(plan: Plan, label: str) -> Plan | None:

@@ -265,7 +265,7 @@ def write_sum_width(first: Number, together: int, count: Any) -> Any:
 
 def _write_tail(noise: Noise, failure: float, cells: Any) -> Any:
     """A t that a sum of so many noises exceeds with this probability at most, as in
-    `dpflow.analyst_sql.cells.sum_half_width`.
+    `dpflow.core.toolbox.noise.Noise.sum_half_width`.
     """
     logarithm = math.log(2 / failure)
     if isinstance(noise.event, DiscreteLaplace):

@@ -4,6 +4,7 @@ plan.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,9 +38,14 @@ WHY = {
     "block": "a column such as a day whose values have a budget each: then a unit's rows of one day are protected, not those of all days",
     "bounds": "the range of a number that you know without looking: values outside are clamped, and noise grows with it",
     "keys": "the groups to be shown, known without looking: a key that exists because one person has it tells on that person",
+    "profile": "epsilon of a release of how many rows and groups units have, by which later releases choose their bounds; or none",
     "epsilon": "the budget: everything released together tells at most so much about one of them; 1 is a usual start",
     "delta": "the chance, for each of them, that epsilon does not hold: far below one in the number of people",
 }
+
+
+#: Periods of a date that an owner is asked about, and that a profile counts.
+PERIODS = ("day", "week", "month")
 
 
 def command(
@@ -85,6 +91,7 @@ def command(
     ] = None,
     epsilon: Annotated[str | None, typer.Option(help=f"{WHY['epsilon']}.")] = None,
     delta: Annotated[str | None, typer.Option(help=f"{WHY['delta']}; 1e-6 if left out.")] = None,
+    profile: Annotated[str | None, typer.Option(help=f"EPSILON: {WHY['profile']}.")] = None,
     grant: Annotated[
         bool, typer.Option("--grant/--no-grant", help="Give the table's scope the budget.")
     ] = True,
@@ -128,6 +135,7 @@ def command(
         column,
     )
     amounts = asker.complete_budget(epsilon, delta) if grant else None
+    profile = asker.complete_profile(profile, amounts)
     asker.require_answers()
     text = proposals.write_declaration(proposal, folder)
     table = _read_declaration(text, folder)
@@ -136,11 +144,14 @@ def command(
     proposals.check_catalogue(listing, listing_file.parent)
     release = folder / f"{name}_first.yml"
     first = _first_release(proposal, amounts, first_block)
+    profile_file = folder / f"{name}_profile.yml"
+    profile_text = asker.write_profile(proposal, profile, first_block)
     # Granted first: what the ledger refuses must leave no declaration behind.
     if amounts is not None:
         _grant_budget(table, amounts, location, confirm_large)
     files = {folder / proposals.SCHEMA_FILE: proposals.schema_text()}
     files |= {declaration: text, listing_file: listing} | ({release: first} if first else {})
+    files |= {profile_file: profile_text} if profile_text else {}
     if dag:
         files[dag_file] = proposals.write_dag(
             name, *_choose_first(proposal, amounts), proposal.block
@@ -150,12 +161,18 @@ def command(
         declaration,
         listing_file,
         *([release] if first else []),
+        *([profile_file] if profile_text else []),
         *([dag_file] if dag else []),
     ]
     print("wrote " + ", ".join(map(str, written)))
     if first:
         plan_command.command(release, ledger=location)
         print(f"nothing is spent yet; release it with: dpflow release {release}")
+        if profile_text:
+            plan_command.command(profile_file, ledger=location)
+            print(
+                f"before it, so that it chooses its bounds by them: dpflow release {profile_file}"
+            )
     elif proposal.block:
         print(f"budgets are per {proposal.block}, so a release names the blocks that it reads")
     if amounts is None:
@@ -311,6 +328,31 @@ class _Asker:
         delta = delta or (self._ask("delta", "", "1e-6") if self._asks else "1e-6")
         return (epsilon, delta or "0") if epsilon else None
 
+    def complete_profile(self, profile: str | None, amounts: tuple[str, str] | None) -> str | None:
+        """Epsilon of a contribution profile, a tenth of the budget by default in a terminal; None for none."""
+        if profile is None and self._asks and amounts is not None:
+            tenth = exact_text(parse_exact("epsilon", amounts[0]) / 10)
+            profile = self._ask("profile", "", tenth)
+        return None if profile in (None, "none") else exact_text(parse_exact("profile", profile))
+
+    def write_profile(
+        self, proposal: proposals.Proposal, epsilon: str | None, first_block: str | None
+    ) -> str | None:
+        """The text of a release of the profile: of columns with keys, and of days, weeks and months; None
+        without an epsilon, or where blocks are needed and none was named.
+        """
+        if epsilon is None or (proposal.block and first_block is None):
+            return None
+        groupings: list[str] = []
+        for name in proposal.columns:
+            column = self._columns[name]
+            if column.is_date and re.fullmatch(r"[A-Za-z_]\w*", name):
+                groupings += [f"date_trunc('{period}', {name})" for period in PERIODS]
+            elif name in proposal.keys or (column.is_key and not column.is_number):
+                groupings.append(name)
+        params = {"epsilon": epsilon, "groupings": groupings}
+        return proposals.write_release(proposal.name, "contributions", params, first_block)
+
     def require_answers(self) -> None:
         """Raises `InvalidInput` with everything that nobody said, so that one more try is enough."""
         if self._missing:
@@ -418,10 +460,9 @@ def _parse_periods(text: str) -> dict[str, int]:
     if text.strip() == "none":
         return {}
     numbers = [_parse_count(part.strip()) for part in text.split(",")]
-    periods = ("day", "week", "month")
-    if len(numbers) != len(periods):
+    if len(numbers) != len(PERIODS):
         raise InvalidInput("write three numbers, of days, weeks and months, such as 30, 20, 12")
-    return dict(zip(periods, numbers, strict=True))
+    return dict(zip(PERIODS, numbers, strict=True))
 
 
 def _parse_keys(text: str) -> tuple[str, ...]:

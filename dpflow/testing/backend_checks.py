@@ -25,6 +25,7 @@ from dpflow.core.contract.requests import (
     Records,
     SortedValues,
     UnboundedValues,
+    UnitSizes,
 )
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.private import PrivateTable
@@ -265,6 +266,8 @@ def small_tables_are_answered(bench: Bench) -> None:
         require(len(table.answer(GroupedSums("k", None, 2, 3), ()).keys) == size, "private keys")
         require(len(table.answer(SortedValues("v", 1), ()).values) == size, "sorted values")
         require(len(table.answer(KeySets("k"), ()).keys) == size, "key sets")
+        sizes = table.answer(UnitSizes(("k",)), ())
+        require(all(sum(units) == size for _, units in (sizes.rows, *sizes.groups)), "unit sizes")
         require(len(table.answer(Records(("v", "k"), 2), ()).units) == size, "records")
         moments = table.group_moments(GroupMoments(3, ("v",), ("n", "x")), b"secret", ())
         require(float(moments["x"].sum()) == 4 * size, "moments of holdout groups")
@@ -274,6 +277,40 @@ def small_tables_are_answered(bench: Bench) -> None:
         require(sorted(estimates[estimates == estimates].tolist()) == [5.0] * size, "estimates")
         with table.hold_open(), table.open_answer(UnboundedValues("v"), ()) as column:
             require(int(column.rows[0]) == size, "values of an open column")
+
+
+def sizes_are_counted(bench: Bench) -> None:
+    """Units are counted by all their rows and by their distinct groups: public ones where keys are
+    listed, and no missing one; each block by itself where blocks are protected.
+    """
+    rows = [
+        ("1", "a", "2020-01-31 10:00:00"),
+        ("1", "a", "2020-02-01 00:00:00"),
+        ("1", "b", "2020-02-29 00:00:00"),
+        ("2", "c", "2021-01-01 00:00:00"),
+        ("2", "a", None),
+        ("3", None, None),
+        (None, "a", "2020-01-01 00:00:00"),
+    ]
+    columns = {
+        "k": {"public_keys": ["b", "a"]},
+        "d": {},
+        "p": {"expression": "coalesce(k, 'none')"},
+        "m": {"expression": "date_trunc('month', d)"},
+    }
+    table = bench.table({"u": "INTEGER", "k": "VARCHAR", "d": "TIMESTAMP"}, rows, columns=columns)
+    request = UnitSizes(("k", "p", "m"))
+    table.check_request(request)
+    answer = table.answer(request, ())
+    got = [dict(zip(*map(list, one))) for one in (answer.rows, *answer.groups)]
+    expected = [{1: 1, 2: 1, 3: 1}, {1: 1, 2: 1}, {1: 1, 2: 2}, {1: 1, 2: 1}]
+    require(got == expected, f"units by rows and groups must be {expected}, not {got}")
+    _require_refusal(partial(table.check_request, UnitSizes(("x",))), "no such column")
+    blocks = [("1", "2020-01-01"), ("1", "2020-01-01"), ("1", "2020-01-02"), ("2", "2020-01-02")]
+    table = bench.table({"u": "INTEGER", "b": "DATE"}, blocks, block="b", protects="unit-block")
+    answer = table.answer(UnitSizes(), ("2020-01-01", "2020-01-02"))
+    apart = dict(zip(*map(list, answer.rows)))
+    require(apart == {1: 2, 2: 1}, f"each block's units are counted apart, not as {apart}")
 
 
 def snapshots_are_told_apart(bench: Bench) -> None:
@@ -311,6 +348,7 @@ RULES = (
     computed_columns_are_grouped,
     blocks_are_kept_apart,
     dimensions_add_no_rows,
+    sizes_are_counted,
     small_tables_are_answered,
     *BOUND_RULES,
     snapshots_are_told_apart,

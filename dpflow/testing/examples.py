@@ -33,6 +33,7 @@ from dpflow.core.contract.requests import (
     SortedValues,
     UnboundedValues,
     UnitScores,
+    UnitSizes,
     ValueCounts,
     row_limit,
 )
@@ -40,7 +41,7 @@ from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.given_sides import Sides
-from dpflow.testing.neighbours import key_sets, make_histogram
+from dpflow.testing.neighbours import key_sets, make_histogram, make_sizes
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 
@@ -285,6 +286,10 @@ def possible_answers(request: DataRequest, table: Table) -> dict[str, Answer]:
         return {f"{n} rows": _make_records(request, table, n) for n in (0, 1, 2, 7, 1000)}
     if isinstance(request, UnboundedValues):
         return _unbounded_answers(request)
+    if isinstance(request, UnitSizes):
+        lists = {"no units": [], "one unit": [3], "many": [1, 2, 3, 7, 2**40] * 2000}
+        number = len(request.groupings)
+        return {name: make_sizes(sizes, *[sizes] * number) for name, sizes in lists.items()}
     if isinstance(request, UnitScores):
         return _unit_answers()
     m = request.groups
@@ -457,6 +462,8 @@ def neighbouring_answers(request: DataRequest, table: Table) -> list[tuple[Answe
         return _neighbouring_columns(request, replace)
     if isinstance(request, UnitScores):
         return _neighbouring_units(replace)
+    if isinstance(request, UnitSizes):
+        return _neighbouring_sizes(request, replace)
     m = request.groups
     ones, spread = np.zeros(m), np.linspace(0, 1, m)
     # Medians sit at 0 with few ones beside: a group that moves crosses the gap.
@@ -465,6 +472,16 @@ def neighbouring_answers(request: DataRequest, table: Table) -> list[tuple[Answe
     return [
         (_raise_lowest(ones, moved), PerGroup(ones)),
         (_raise_lowest(spread, moved), PerGroup(spread)),
+    ]
+
+
+def _neighbouring_sizes(request: UnitSizes, replace: bool) -> list[tuple[Answer, Answer]]:
+    """One unit more, or with another number of rows and groups, in bins of few and of many units."""
+    shared, number = [1] * 30 + [4] * 5, len(request.groupings)
+    sides = [[*shared, size] for size in (1, 2**30)]
+    other = shared + [9] * replace
+    return [
+        (make_sizes(side, *[side] * number), make_sizes(other, *[other] * number)) for side in sides
     ]
 
 

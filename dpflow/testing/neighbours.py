@@ -26,8 +26,10 @@ from dpflow.core.contract.requests import (
     RecordArrays,
     Records,
     Sets,
+    SizeCounts,
     SortedValues,
     UnboundedValues,
+    UnitSizes,
     ValueCounts,
     group_limit,
     row_limit,
@@ -79,6 +81,8 @@ def reference_answer(request: DataRequest, units: Iterable[UnitRows]) -> Answer:
         return _record_arrays(request, units)
     if isinstance(request, UnboundedValues):
         return _unbounded_column(request, units)
+    if isinstance(request, UnitSizes):
+        return _count_sizes(request, units)
     raise TypeError(
         f"there is no reference answer for a {type(request).__name__}; build it by hand"
     )
@@ -123,6 +127,9 @@ def answer_fingerprint(answer: Answer) -> Any:
                 *(answer.columns[name].tolist() for name in sorted(answer.columns)),
             )
         )
+    if isinstance(answer, SizeCounts):
+        lists = (answer.rows, *answer.groups)
+        return tuple(tuple(zip(sizes.tolist(), units.tolist())) for sizes, units in lists)
     if isinstance(answer, ArrayColumn):
         return answer.size, tuple(tuple(sorted(values.tolist())) for values in answer.groups)
     return tuple(answer.values.tolist())
@@ -202,6 +209,23 @@ def key_sets(bags: Iterable[Iterable[str]], groups: int = 10**6) -> Sets:
     return Sets(
         keys, units, np.array([keys.index(key) for bag in key_lists for key in bag], np.int64)
     )
+
+
+def make_sizes(rows: Iterable[int], *groups: Iterable[int]) -> SizeCounts:
+    """The answer of units with so many rows, and so many groups of each grouping; 0 is none."""
+
+    def count(sizes: Iterable[int]) -> tuple[Any, Any]:
+        return np.unique(np.array([n for n in sizes if n], np.int64), return_counts=True)
+
+    return SizeCounts(count(rows), tuple(map(count, groups)))
+
+
+def _count_sizes(request: UnitSizes, units: Iterable[UnitRows]) -> SizeCounts:
+    units = list(units)
+    groups = [
+        [len({row[by] for row in unit} - {None}) for unit in units] for by in request.groupings
+    ]
+    return make_sizes(map(len, units), *groups)
 
 
 def _group_values(

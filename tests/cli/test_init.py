@@ -64,8 +64,9 @@ def test_options_make_everything(folder: Path) -> None:
     """Declaration, catalogue, budget and a first plan, which is released as it is."""
     options = ("--keys", "city=Oslo,Rome", "--groups", "city=2", "--bounds", "age=0..120")
     options += ("--groups", "day:month=3", "--groups", "day:week=9", "--rows-per-group", "day=1")
-    status, output, errors = init(folder, *ANSWERS, *options)
+    status, output, errors = init(folder, *ANSWERS, *options, "--profile", "0.5")
     assert status == 0, errors
+    assert "resolution" in output and "dpflow release visits_profile.yml" in output
     assert "epsilon 1" in output and "dpflow release visits_first.yml" in output
     table = load_table(folder / "visits.yml")
     assert table.columns["city"].public_keys == ("Oslo", "Rome")
@@ -86,6 +87,11 @@ def test_options_make_everything(folder: Path) -> None:
     status, output, errors = dpflow(folder, "release", "visits_first.yml", "--json")
     assert status == 0, errors
     assert [row[0] for row in json.loads(output)["rows"]] == ["Oslo", "Rome"]
+    status, output, errors = dpflow(folder, "release", "visits_profile.yml", "--json")
+    assert status == 0, errors
+    days = [f"date_trunc('{period}', day)" for period in ("day", "week", "month")]
+    groupings = {"", "city", "adult", "mood", *days}
+    assert {row[0] for row in json.loads(output)["rows"]} == groupings
 
 
 def test_nothing_that_a_row_holds_is_shown_or_written(folder: Path) -> None:
@@ -138,6 +144,7 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "1",
         "1",
         "1e-6",
+        "none",
     ]
     screen = Terminal()
     monkeypatch.setattr(sys, "stdin", Terminal("\n".join(typed) + "\n"))

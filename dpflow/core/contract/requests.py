@@ -208,6 +208,19 @@ class KeySets:
     groups: int = 1
 
 
+@dataclass(frozen=True)
+class UnitSizes:
+    """How many units have one row, how many two and so on; the same for their distinct groups of
+    columns. No unit is truncated: in every list it stands once, or not at all.
+
+    Attributes:
+        groupings: the columns whose groups are counted, each list apart. Of a column with public keys
+            only those are counted; rows without a key are left out.
+    """
+
+    groupings: tuple[str, ...] = ()
+
+
 def group_limit(request: GroupedSums | SortedValues | UnboundedValues) -> int | None:
     """Groups that a unit keeps; None where there are no more keys."""
     groups = min(request.groups, request.rows or request.groups)
@@ -224,7 +237,14 @@ def row_limit(request: GroupedSums | SortedValues | UnboundedValues) -> int | No
 
 
 DataRequest = (
-    GroupedSums | SortedValues | KeySets | GroupValues | UnitScores | Records | UnboundedValues
+    GroupedSums
+    | SortedValues
+    | KeySets
+    | UnitSizes
+    | GroupValues
+    | UnitScores
+    | Records
+    | UnboundedValues
 )
 
 
@@ -331,6 +351,16 @@ class Sets:
     keys: tuple[str, ...] = field(repr=False)
     units: NDArray[np.int64] = field(repr=False)
     codes: NDArray[np.int64] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SizeCounts:
+    """Answer to `UnitSizes`: for rows, and then for each grouping, the numbers that some unit has,
+    ascending, and how many units have each.
+    """
+
+    rows: tuple[NDArray[np.int64], NDArray[np.int64]] = field(repr=False)
+    groups: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...] = field(repr=False)
 
 
 @dataclass(frozen=True)

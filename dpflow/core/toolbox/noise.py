@@ -135,6 +135,30 @@ class Noise:
         # Steinke 2020, Prop. 25)
         return math.ceil(-NormalDist().inv_cdf(failure / 2) * math.sqrt(float(self.event.sigma2)))
 
+    def sum_half_width(self, terms: int, failure: float = FAILURE) -> int:
+        """A t that a sum of so many independent noises exceeds with this probability at most, by
+        Chernoff's bound.
+        """
+        if terms == 1:
+            return self.half_width(failure)
+        if not isinstance(self.event, DiscreteLaplace):
+            # Discrete Gaussian noise is subgaussian with its own sigma (Canonne, Kamath, Steinke 2020).
+            return math.ceil(
+                math.sqrt(2 * terms * float(self.event.sigma2) * math.log(2 / failure))
+            )
+        scale = float(self.event.scale)
+        best = math.inf
+        for step in range(1, 100):
+            rate = step / 100 / scale
+            # E exp(rate X) = (1 - q)^2 / ((1 - q e^rate)(1 - q e^-rate)), q = exp(-1/scale).
+            log_moment = (
+                2 * math.log(-math.expm1(-1 / scale))
+                - math.log(-math.expm1(rate - 1 / scale))
+                - math.log(-math.expm1(-rate - 1 / scale))
+            )
+            best = min(best, (terms * log_moment + math.log(2 / failure)) / rate)
+        return math.ceil(best)
+
 
 def laplace_noise(reach: Sensitivity, epsilon: Fraction) -> Noise:
     """Noise that makes a vector of this reach epsilon-DP."""

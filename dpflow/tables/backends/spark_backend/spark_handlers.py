@@ -17,9 +17,15 @@ from dpflow.core.contract.requests import (
     SortedValues,
     UnboundedValues,
     UnitScores,
+    UnitSizes,
 )
 from dpflow.errors import PlanRefused
-from dpflow.tables.backends.spark_backend import open_values, spark_groups, spark_queries
+from dpflow.tables.backends.spark_backend import (
+    open_values,
+    spark_groups,
+    spark_queries,
+    spark_sizes,
+)
 from dpflow.tables.backends.spark_backend.spark_queries import SparkQuery
 
 
@@ -38,6 +44,7 @@ HANDLERS: dict[type, SparkHandler] = {
     GroupedSums: SparkHandler(spark_queries.check_sums, spark_queries.answer_sums),
     SortedValues: SparkHandler(spark_queries.check_values, spark_queries.answer_values),
     KeySets: SparkHandler(spark_queries.check_sets, spark_queries.answer_sets),
+    UnitSizes: SparkHandler(spark_sizes.check_sizes, spark_sizes.answer_sizes),
     Records: SparkHandler(spark_queries.check_records, spark_queries.answer_records),
     UnboundedValues: SparkHandler(
         open_values.check_values, open_values.keep_values, open_values.open_column

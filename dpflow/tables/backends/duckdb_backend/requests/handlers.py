@@ -19,6 +19,7 @@ from dpflow.core.contract.requests import (
     SortedValues,
     UnboundedValues,
     UnitScores,
+    UnitSizes,
 )
 from dpflow.errors import PlanRefused
 from dpflow.tables.backends.duckdb_backend.requests import (
@@ -28,6 +29,7 @@ from dpflow.tables.backends.duckdb_backend.requests import (
     sorted_values,
     sums,
     unbounded_values,
+    unit_sizes,
 )
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
@@ -74,6 +76,7 @@ HANDLERS: dict[type, RequestHandler] = {
         truncate=sorted_values.truncate_request,
     ),
     KeySets: RequestHandler(key_sets.check_request, key_sets.answer_request),
+    UnitSizes: RequestHandler(unit_sizes.check_request, unit_sizes.answer_request),
     Records: RequestHandler(records.check_request, records.answer_request),
     UnboundedValues: RequestHandler(
         unbounded_values.check_request, _refuse_rounds, unbounded_values.open_column

@@ -1,0 +1,144 @@
+"""How much units contribute, as a released profile tells: noisy numbers of units by rows and by groups.
+
+A histogram has bins of sizes, such as 5 to 6 rows. Of what it says two things are used. An estimate
+of what a bound cuts, to choose bounds by: numbers within their noise count as none there. And an
+upper limit on the number of units above a bound, which holds with a stated probability whatever the
+rows are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, from_json, to_json
+from dpflow.core.toolbox.noise import FAILURE, Noise
+
+#: A profile is used where its resolution is at most this part of the number of units.
+MAX_RESOLUTION = 10
+
+
+def size_bins(largest: int) -> tuple[int, ...]:
+    """The least size of each bin: 1, 2, 3, 4, 6, 8, 12, 16 and so on up to the largest size; the last
+    bin has no end.
+    """
+    starts, step = [1], 1
+    while starts[-1] < largest:
+        following = starts[-1] + step
+        starts.append(following)
+        # Two bins for each doubling.
+        step = max(1, 1 << (following.bit_length() - 2))
+    return tuple(start for start in starts if start <= largest)
+
+
+@dataclass(frozen=True)
+class SizeHistogram:
+    """Noisy numbers of units by size.
+
+    Attributes:
+        starts: the least size of each bin, ascending from 1.
+        counts: units in each bin, with independent noise.
+        noise: of one count.
+    """
+
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    noise: Noise
+
+    @cached_property
+    def tails(self) -> NDArray[np.int64]:
+        """Noisy numbers of units in each bin and those above it."""
+        return np.cumsum(np.array(self.counts, np.int64)[::-1])[::-1]
+
+    def limit_above(self, size: int, failure: float = FAILURE) -> int:
+        """A number that at most so many units have more than ``size`` of, but with this probability.
+        Units of the bin in which ``size`` lies count as above it, unless it is the bin's end.
+        """
+        place = bisect_right(self.starts, size)
+        if place == len(self.starts) or self.starts[place] != size + 1:
+            place -= 1
+        terms = len(self.starts) - place
+        # Half of a two-sided failure is that of one side.
+        slack = self.noise.sum_half_width(terms, min(2 * failure, 1.0))
+        return max(0, int(self.tails[place]) + slack)
+
+    @cached_property
+    def estimates(self) -> NDArray[np.float64]:
+        """The units of each bin, none below 0, and none above the last bin that noise does not explain."""
+        shown = [
+            tail > self.noise.sum_half_width(len(self.counts) - place, FAILURE)
+            for place, tail in enumerate(self.tails.tolist())
+        ]
+        last = max((place for place, is_shown in enumerate(shown) if is_shown), default=-1)
+        counts = np.maximum(np.array(self.counts, np.float64), 0.0)
+        return np.where(np.arange(len(counts)) <= last, counts, 0.0)
+
+    @cached_property
+    def sizes(self) -> NDArray[np.float64]:
+        """The middle of each bin; the last one's start."""
+        ends = [*(start - 1 for start in self.starts[1:]), self.starts[-1]]
+        sums = [float(start + end) for start, end in zip(self.starts, ends)]
+        return np.array(sums, np.float64) / 2.0
+
+    @property
+    def largest(self) -> int:
+        """The start of the last bin that noise does not explain; 1 if all may be empty."""
+        occupied = np.flatnonzero(self.estimates)
+        return self.starts[int(occupied[-1])] if occupied.size else 1
+
+
+@dataclass(frozen=True)
+class ContributionProfile:
+    """A released profile.
+
+    Attributes:
+        rows: units by their rows.
+        groups: units by their groups of each grouping, by its text.
+        resolution: how far a number of units may be from the truth, at 95 %.
+    """
+
+    rows: SizeHistogram
+    groups: Mapping[str, SizeHistogram]
+    resolution: int
+
+    @property
+    def units(self) -> int:
+        """The noisy number of units."""
+        return max(0, int(self.rows.tails[0]))
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether its resolution is at most a tenth of the units, so that it says something of them."""
+        return self.resolution * MAX_RESOLUTION <= self.units
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON from which `from_json` makes an equal profile."""
+
+        def write(histogram: SizeHistogram) -> dict[str, Any]:
+            return {"starts": list(histogram.starts), "counts": list(histogram.counts)}
+
+        return {
+            "noise": to_json(self.rows.noise.event),
+            "resolution": self.resolution,
+            "rows": write(self.rows),
+            "groups": {by: write(histogram) for by, histogram in self.groups.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ContributionProfile:
+        """The inverse of `to_json`."""
+        event = from_json(data["noise"])
+        assert isinstance(event, DiscreteLaplace | DiscreteGaussian)
+        noise = Noise(event)
+
+        def read(histogram: Mapping[str, Sequence[int]]) -> SizeHistogram:
+            return SizeHistogram(tuple(histogram["starts"]), tuple(histogram["counts"]), noise)
+
+        groups = {by: read(histogram) for by, histogram in data["groups"].items()}
+        return cls(read(data["rows"]), groups, int(data["resolution"]))

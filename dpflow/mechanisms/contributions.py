@@ -1,0 +1,226 @@
+"""How many rows and groups units have: what contribution bounds are chosen by, released once.
+
+Definition: for every unit its number of rows, and for each grouping its number of distinct groups,
+fall into a bin (1, 2, 3, 4 to 5, 6 to 7, 8 to 11 and so on, two for each doubling); each bin's
+number of units gets noise. No unit is truncated. Groupings are columns and row expressions; left
+out, they are the columns with public keys, and day, week and month of the columns that declare dates
+as bounds or limits by periods.
+
+Guarantee: a unit is in one bin of each of the H histograms, or in none, so it moves the counts by H
+in L1 and by root(H) in L2 under add-remove; under replace it leaves one bin and enters another, so
+by 2 H and root(2 H). Where budgets are per block, units of each block have bins of their own, and
+every block pays. Bins depend on the declaration alone.
+
+Error: the plan states the resolution, the half-width at 95 % of the number of units above any size. A
+profile of fewer than ten times as many units says little, and bounds are not chosen by it. That number
+of units is private, so it is compared after the charge; name ``units`` where it is known, and a plan
+that is too coarse for it is refused.
+
+When not to use it: where everybody knows how many rows and groups a unit has; declare that instead.
+
+Source: Amin, Kulesza, Munoz, Vassilvitskii 2019 (bounding user contributions); Liu et al. 2022
+(algorithms for bounding contribution for histogram estimation under user-level privacy).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dpflow.core.accounting.events import DiscreteLaplace, Event
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.contribution import PeriodLimits
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import SizeCounts, UnitSizes
+from dpflow.core.contract.results import NOT_NEGATIVE, ErrorBound, Result, Row, ValueRange
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.aggregate import NoisyParams
+from dpflow.core.toolbox.contribution_profile import (
+    MAX_RESOLUTION,
+    ContributionProfile,
+    SizeHistogram,
+    size_bins,
+)
+from dpflow.core.toolbox.noise import Noise, Sensitivity, gaussian_noise, laplace_noise, rho_for
+from dpflow.errors import PlanRefused
+from dpflow.hookspecs import hookimpl
+
+#: Where the last bin begins if nothing declared says more: of rows, and of groups.
+MAX_ROW_BIN, MAX_GROUP_BIN = 2**16, 2**12
+#: The shortest of each period, in days.
+PERIODS = {"day": 1, "week": 7, "month": 28}
+
+
+class ContributionsParams(NoisyParams):
+    """``groupings``: columns and row expressions such as ``date_trunc('month', day)``; the declared
+    ones if left out. ``units``: how many units there are, where that is known. ``epsilon``: the privacy
+    cost of all histograms together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or
+    auto.
+    """
+
+    groupings: (
+        Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=50)] | None
+    ) = None
+    units: Annotated[int, Field(ge=1, le=10**12)] | None = None
+
+
+class Contributions(Mechanism[ContributionsParams]):
+    """Noisy numbers of units by rows and by groups."""
+
+    name = "contributions"
+    summary = "how many rows and groups units have, to choose contribution bounds by"
+    citation = "Amin, Kulesza, Munoz, Vassilvitskii 2019 (bounding user contributions for differential privacy)"
+    Params = ContributionsParams
+
+    def _groupings(self, params: ContributionsParams, table: Table) -> tuple[str, ...]:
+        if params.groupings is not None:
+            for name in params.groupings:
+                # Anything else is an expression, which `computed_columns` has.
+                if re.fullmatch(r"[\w.]+", name):
+                    table.column(name)
+            return tuple(dict.fromkeys(params.groupings))
+        found = [
+            name
+            for name, column in table.columns.items()
+            if column.public_keys is not None and name != table.privacy_unit.column
+        ]
+        for name, column in table.columns.items():
+            limits = (column.groups, column.rows_per_group)
+            if column.bounds_are_times or any(isinstance(one, PeriodLimits) for one in limits):
+                found += [f"date_trunc('{period}', {name})" for period in PERIODS]
+        return tuple(dict.fromkeys(found))
+
+    def computed_columns(self, params: ContributionsParams, table: Table) -> Mapping[str, Column]:
+        """A column for each grouping that nobody declared."""
+        return {
+            name: Column(expression=name)
+            for name in self._groupings(params, table)
+            if name not in table.columns
+        }
+
+    def _histograms(self, params: ContributionsParams, table: Table) -> dict[str, tuple[int, ...]]:
+        """The bins of rows, under "", and of each grouping."""
+        bins = {"": size_bins(MAX_ROW_BIN)}
+        for name in self._groupings(params, table):
+            bins[name] = size_bins(_most_groups(table, name))
+        return bins
+
+    def _choose_noise(self, params: ContributionsParams, table: Table) -> Noise:
+        moved = len(self._groupings(params, table)) + 1
+        if table.neighbours == "replace":
+            moved *= 2
+        sensitivity = Sensitivity(moved, moved)
+        laws = []
+        if params.noise != "gaussian":
+            laws.append(laplace_noise(sensitivity, params.epsilon))
+        if params.delta:
+            laws.append(gaussian_noise(sensitivity, rho_for(params.epsilon, params.delta)))
+        return min(laws, key=lambda noise: noise.half_width())
+
+    def _resolution(self, params: ContributionsParams, table: Table) -> int:
+        most = max(map(len, self._histograms(params, table).values()))
+        return self._choose_noise(params, table).sum_half_width(most)
+
+    def event(self, params: ContributionsParams, table: Table) -> Event:
+        """The guarantee of all histograms together. Raises `PlanRefused` where ``units`` are too few for
+        them.
+        """
+        resolution = self._resolution(params, table)
+        if params.units is not None and resolution * MAX_RESOLUTION > params.units:
+            raise PlanRefused(
+                f"a profile of these {len(self._histograms(params, table))} histograms counts units up to +- {resolution}, "
+                f"which is more than a tenth of {params.units}; raise epsilon, name fewer groupings, or declare groups and rows"
+            )
+        return self._choose_noise(params, table).event
+
+    def data_request(self, params: ContributionsParams, table: Table) -> UnitSizes:
+        """How many units have each number of rows, and of groups."""
+        return UnitSizes(self._groupings(params, table))
+
+    def draw(
+        self, params: ContributionsParams, table: Table, answer: SizeCounts, source: Source
+    ) -> Result:
+        """A noisy number for every bin of every histogram."""
+        noise, half_width = self._choose_noise(params, table), 0
+        half_width = noise.half_width()
+        histograms: dict[str, SizeHistogram] = {}
+        rows: list[Row] = []
+        bins = self._histograms(params, table)
+        for (name, starts), sizes in zip(bins.items(), (answer.rows, *answer.groups), strict=True):
+            counts = noise.add_noise(_count_bins(starts, *sizes), source).tolist()
+            histograms[name] = SizeHistogram(starts, tuple(counts), noise)
+            labels = _label_bins(starts, "rows" if name == "" else "groups")
+            rows += [Row(name, label, n, half_width) for label, n in zip(labels, counts)]
+        profile = ContributionProfile(
+            histograms.pop(""), histograms, self._resolution(params, table)
+        )
+        return Result(tuple(rows), {"contributions": profile.to_json()})
+
+    def value_ranges(self, params: ContributionsParams, table: Table) -> Mapping[str, ValueRange]:
+        """Numbers of units are not negative."""
+        labels = [
+            label
+            for name, starts in self._histograms(params, table).items()
+            for label in _label_bins(starts, "rows" if name == "" else "groups")
+        ]
+        return dict.fromkeys(labels, NOT_NEGATIVE)
+
+    def error_bound(self, params: ContributionsParams, table: Table) -> ErrorBound:
+        """The half-width of one number, and the resolution."""
+        noise, resolution = self._choose_noise(params, table), self._resolution(params, table)
+        law = "Laplace" if isinstance(noise.event, DiscreteLaplace) else "Gaussian"
+        note = (
+            f"{law} noise on {len(self._histograms(params, table))} histograms; resolution {resolution} units: bounds are chosen "
+            f"by it where it counts {resolution * MAX_RESOLUTION} units or more"
+        )
+        return ErrorBound({"units": float(noise.half_width())}, note)
+
+
+def _most_groups(table: Table, name: str) -> int:
+    """Groups that a unit can reach, as far as the declaration says."""
+    column = table.columns.get(name)
+    if column is not None and column.public_keys is not None:
+        return max(1, len(column.public_keys))
+    period = re.fullmatch(r"date_trunc\('(\w+)', ([\w.]+)\)", name)
+    of = table.columns.get(period[2]) if period else None
+    if period and of is not None and of.bounds_are_times and period[1] in PERIODS:
+        assert of.lower is not None and of.upper is not None
+        days = of.upper - of.lower
+        return min(MAX_GROUP_BIN, int(days // PERIODS[period[1]]) + 2)
+    return MAX_GROUP_BIN
+
+
+def _count_bins(
+    starts: tuple[int, ...], sizes: NDArray[np.int64], units: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    counts = np.zeros(len(starts), np.int64)
+    places = np.searchsorted(np.array(starts, np.int64), sizes, side="right") - 1
+    # A unit without rows or groups is in no bin.
+    np.add.at(counts, places[places >= 0], units[places >= 0])
+    return counts
+
+
+def _label_bins(starts: tuple[int, ...], noun: str) -> list[str]:
+    ends = [*(start - 1 for start in starts[1:]), None]
+    labels = []
+    for start, end in zip(starts, ends):
+        size = (
+            f"{start} or more"
+            if end is None
+            else f"{start}"
+            if end == start
+            else f"{start} to {end}"
+        )
+        labels.append(f"units with {size} {noun if size != '1' else noun[:-1]}")
+    return labels
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> list[Contributions]:
+    return [Contributions()]
