@@ -34,6 +34,7 @@ from dpflow.core.contract.requests import (
     RecordArrays,
     Records,
     Sets,
+    SizeCounts,
     SortedValues,
     UnboundedValues,
     UnitSizes,
@@ -550,10 +551,14 @@ def _count_answer(answer: Any, request: Any) -> Counter[Any]:
                 found["values", code, value] = n
         case Sets():
             assert len(set(answer.keys)) == len(answer.keys), "a key twice"
-            units: dict[int, set[str]] = {}
+            bags: dict[int, set[str]] = {}
             for unit, key in zip(answer.units.tolist(), answer.codes.tolist(), strict=True):
-                units.setdefault(unit, set()).add(answer.keys[key])
-            found.update(("keys of a unit", *sorted(one)) for one in units.values())
+                bags.setdefault(unit, set()).add(answer.keys[key])
+            found.update(("keys of a unit", *sorted(one)) for one in bags.values())
+        case SizeCounts():
+            for place, (sizes, units) in enumerate((answer.rows, *answer.groups)):
+                for size, n in zip(sizes.tolist(), units.tolist(), strict=True):
+                    found[f"sizes {place}", size] = n
         case RecordArrays():
             columns = [one.tolist() for one in answer.columns.values()]
             found.update(("record", *row) for row in zip(*columns, strict=True))

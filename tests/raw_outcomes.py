@@ -72,8 +72,8 @@ def _files(folder: Path) -> set[str]:
 #: Marks what must be equal, and is no count of rows.
 CONSTANT = "constant"
 #: What a row of one unit moves at most, where that is not 1: bounds in grid steps, their squares,
-#: and a unit's set of keys that becomes another one.
-_MOST = {"sums": 100, "squares": 100**2, "keys": 2}
+#: and a unit's set of keys or number of rows that becomes another one.
+_MOST = {"sums": 100, "squares": 100**2, "keys": 2, "sizes": 2}
 
 
 def distance(one: Any, other: Any) -> dict[Any, float]:
