@@ -18,8 +18,8 @@ class BudgetGrantOperator(PrivacyOperator):
     :param table: the declaration whose privacy unit the budget protects: its name in ``dpflow.yml``,
         or its path relative to the DAG file (templated). None says that the scope belongs to no table yet.
     :param delta: as ``epsilon`` (templated).
-    :param filter: the privacy filter: basic, renyi or hybrid.
-    :param tail_share: the part of delta that converts Renyi divergence; all of it by default.
+    :param filter: the privacy filter: basic, renyi or hybrid; by default as `Ledger.grant` chooses.
+    :param tail_share: the part of delta that converts Renyi divergence; by default as there.
     :param confirm_large: an epsilon above 20 or a delta above 1e-3 is meant.
     :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the role behind
         it must be an owner's.
@@ -39,7 +39,7 @@ class BudgetGrantOperator(PrivacyOperator):
         epsilon: str,
         table: str | None,
         delta: str = "0",
-        filter: Literal["basic", "renyi", "hybrid"] = "basic",
+        filter: Literal["basic", "renyi", "hybrid"] | None = None,
         tail_share: str | None = None,
         confirm_large: bool = False,
         ledger_conn_id: str | None = None,
@@ -67,16 +67,21 @@ class BudgetGrantOperator(PrivacyOperator):
         ledger = open_ledger(self.ledger_conn_id, dag_folder(context))
         table = None if self.table is None else load_table(self.table, dag_folder(context))
         terms = amounts.check_epsilon(self.epsilon), amounts.check_delta(self.delta)
-        share = amounts.parse_exact("tail_share", 1 if self.tail_share is None else self.tail_share)
-        requested = make_filter(self.filter, *terms, tail_share=share)
+        share = None
+        if self.tail_share is not None:
+            share = amounts.parse_exact("tail_share", self.tail_share)
         for granted in ledger.scopes():
             # Every run of a DAG comes here: a grant that changes nothing adds no entry.
             if (
                 granted.scope == self.scope
                 and granted.protects == (table.protection_text if table else "")
-                and (granted.filter.name, granted.epsilon, granted.filter.delta)
-                == (self.filter, *terms)
-                and (self.tail_share is None or granted.filter.tail_delta == requested.tail_delta)
+                and self.filter in (None, granted.filter.name)
+                and (granted.epsilon, granted.filter.delta) == terms
+                and (
+                    share is None
+                    or granted.filter.tail_delta
+                    == make_filter(granted.filter.name, *terms, tail_share=share).tail_delta
+                )
             ):
                 self.log.info("scope %s has this grant: nothing was changed", self.scope)
                 break

@@ -21,6 +21,7 @@ from dpflow.core.contract.contribution import TOUCHED
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
+from dpflow.ledger import GrantProposal
 from dpflow.ledger.books.grants import require_confirmation
 from dpflow.tables.access.column_roles import ColumnRoles, list_columns, list_tables
 from dpflow.tables.access.declarations import load_table
@@ -516,10 +517,11 @@ def _grant_budget(table: Table, amounts: tuple[str, str], ledger: str, confirm_l
     """Give the table's own scope its budget, and say what that promises."""
     # Before the ledger is made, which a refusal must not leave behind.
     require_confirmation(*amounts, confirm_large)
-    terms: Any = {"filter": "basic", "confirm_large": confirm_large}
+    terms: Any = {"table": table, "confirm_large": confirm_large}
     book = open_ledger(ledger, create=True)
-    book.grant(table.name, *amounts, table=table, principal=current_principal(), **terms)
+    told = book.grant(table.name, *amounts, principal=current_principal(), **terms)
+    rule = (told.terms if isinstance(told, GrantProposal) else told).filter
     print(
-        f"granted scope {table.name!r} epsilon {amounts[0]}, delta {amounts[1]}: everything that is released from it "
+        f"granted scope {table.name!r} epsilon {amounts[0]}, delta {amounts[1]} ({rule.name}): everything that is released from it "
         f"together protects {table.protection_text}"
     )

@@ -95,8 +95,12 @@ def grant(
     epsilon: EpsilonOption,
     delta: DeltaOption = "0",
     filter_name: Annotated[
-        FilterName, typer.Option("--filter", help="basic, renyi or hybrid.")
-    ] = "basic",
+        FilterName | None,
+        typer.Option(
+            "--filter",
+            help="basic, renyi or hybrid. If left out, hybrid with a delta, else basic; or that of the scope so far.",
+        ),
+    ] = None,
     tail_share: ShareOption = None,
     table: Annotated[
         str | None,
@@ -512,6 +516,12 @@ def _show_grant(told: Scope | GrantProposal, as_json: bool) -> None:
         f"{granted.scope}: epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}{extent} ({rule.name}){protects}"
         f"{certified}"
     )
+    if rule.order is not None:
+        own = rule.delta - rule.tail_delta
+        print(
+            f"of delta, {exact_text(rule.tail_delta)} converts Renyi divergence and {exact_text(own)} pays mechanisms with a "
+            f"delta of their own"
+        )
     counts = count_typical_releases(rule)
     print(
         f"releases of epsilon {short(rule.epsilon / 100)} each (discrete Laplace) that it holds by filter: "

@@ -13,7 +13,13 @@ from typing import Any, cast
 from dpflow.cli.console import show_json, show_table
 from dpflow.cli.pictures import save_picture
 from dpflow.core.accounting import amounts
-from dpflow.core.accounting.privacy_filters import Cost, Filter, FilterName, make_filter
+from dpflow.core.accounting.privacy_filters import (
+    Cost,
+    Filter,
+    FilterName,
+    default_filter,
+    make_filter,
+)
 from dpflow.engine.planning import report
 from dpflow.engine.planning.simulate import (
     Forecast,
@@ -75,11 +81,11 @@ def _parse_filter(scope: str, text: str) -> Filter:
         raise InvalidInput(
             f"--grant {scope} has more than EPSILON,DELTA,FILTER,TAIL_SHARE; correct it"
         )
-    epsilon, delta, rule, share = (*parts, *("", "0", "basic", "1")[len(parts) :])
+    epsilon, delta, rule, share = (*parts, *("", "0", "", "")[len(parts) :])
     exact = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
-    return make_filter(
-        cast(FilterName, rule), *exact, tail_share=amounts.parse_exact("tail_share", share)
-    )
+    name = cast(FilterName, rule) if rule else default_filter(exact[1])
+    tail_share = amounts.parse_exact("tail_share", share) if share else None
+    return make_filter(name, *exact, tail_share=tail_share)
 
 
 def plan_schedule(

@@ -63,7 +63,7 @@ class Ledger(AuditedLedger):
         delta: Amount,
         *,
         table: Table | None,
-        filter: FilterName = "hybrid",
+        filter: FilterName | None = None,
         protects: str = "",
         blocks: bool = False,
         tail_share: Amount | None = None,
@@ -77,11 +77,13 @@ class Ledger(AuditedLedger):
         Args:
             scope: a path such as ``flights`` or ``flights/team-a``; a scope below another is a quota inside it.
             epsilon, delta: exact amounts, of every block if the scope has blocks.
-            filter: the accounting rule, fixed with the first grant.
+            filter: the accounting rule, fixed with the first grant. By default hybrid if delta > 0 and
+                the scope protects somebody, else basic.
             table: the declaration whose privacy unit the budget protects; None for a scope of no table, which then
                 protects ``protects`` in every block if ``blocks``.
             tail_share: under renyi and hybrid, the part of delta that converts Renyi divergence; the rest pays for
-                mechanisms with a delta of their own. By default all of it, or what an earlier grant said.
+                mechanisms with a delta of their own. By default what an earlier grant said, else half of it
+                under hybrid and all of it under renyi.
             approvals: 2 has this grant and all later ones of the scope wait until another principal approves
                 (`approve`); 1 ends that, once it is approved itself. By default 1, or what an earlier grant said.
             certified_by: verifier keys. The scope then pays only for mechanisms that one of them has certified, as

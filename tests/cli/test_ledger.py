@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from dpflow.cli import app
 from dpflow.core.accounting.events import DiscreteLaplace, Pure
+from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import (
     BudgetExceeded,
     DpflowError,
@@ -88,6 +89,22 @@ def test_a_grant_says_how_many_releases_each_filter_holds(tiny: Tiny, run: Run, 
     assert ledger.check(name, [noise] * count, ()) is None
     assert ledger.check(name, [noise] * (count + 1), ()) is not None
     assert "renyi" not in run("grant", "pure", "--epsilon", "1", "--no-table", "--json")["typical_releases"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("delta", "name"), [("0", "basic"), ("1e-6", "hybrid")])
+def test_both_doors_choose_one_filter(tiny: Tiny, run: Run, delta: str, name: str) -> None:
+    """What a grant without a filter gets, here and in Python; a scope keeps its filter when it is
+    granted again.
+    """
+    words = ["grant", "shell", "--epsilon", "1", "--delta", delta, "--no-table"]
+    assert f"({name})" in run(*words)
+    ledger = Ledger(tiny.ledger)
+    ledger.grant("python", 1, delta, table=None, principal="owner")
+    assert ledger.scope("shell").filter == ledger.scope("python").filter
+    run("grant", "shell", "--epsilon", "2", "--delta", "1e-5", "--no-table")
+    assert ledger.scope("shell").filter.name == name
+    ledger.grant("nobody", 1, "1e-6", table=None, protects=NOBODY, principal="owner")
+    assert ledger.scope("nobody").filter.name == "basic"
 
 
 def test_a_statement_in_each_form(tiny: Tiny, run: Run) -> None:

@@ -12,18 +12,18 @@ import pytest
 
 from dpflow.core.accounting import composition, pld, renyi
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Event, Pure
-from dpflow.core.accounting.privacy_filters import EPSILON_UNIT, Filter, make_filter
+from dpflow.core.accounting.privacy_filters import EPSILON_UNIT, Filter, FilterName, make_filter
 from dpflow.engine.planning.solve import count_rounds
 from dpflow.errors import PlanRefused
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guides" / "accounting.md").read_text()
 DELTA = Fraction(1, 10**6)
-COLUMNS = {
-    "basic": ("basic", None),
-    "renyi": ("renyi", None),
-    "hybrid, tail": ("hybrid", "tail"),
-    "hybrid, tight": ("hybrid", "tight"),
+COLUMNS: dict[str, tuple[FilterName, Fraction]] = {
+    "basic": ("basic", Fraction(1)),
+    "renyi": ("renyi", Fraction(1)),
+    "hybrid": ("hybrid", Fraction(1)),
+    "hybrid, half of delta": ("hybrid", Fraction(1, 2)),
 }
 EVENTS: dict[str, Event] = {
     "eps 0.1": Pure(Fraction(1, 10)),
@@ -67,15 +67,17 @@ def test_the_table_of_jobs() -> None:
         if row["job"].startswith("order"):
             for column, cell in row.items():
                 if cell and column in COLUMNS:
-                    name, form = COLUMNS[column]
+                    name, share = COLUMNS[column]
                     orders = [
-                        make_filter(name, Fraction(e), DELTA, conversion=form).order for e in (1, 3)
-                    ]  # type: ignore[arg-type]
+                        make_filter(name, Fraction(e), DELTA, tail_share=share).order
+                        for e in (1, 3)
+                    ]
                     assert cell == ", ".join(f"{float(order or 0):.1f}" for order in orders)
             continue
-        for column, (name, form) in COLUMNS.items():
+        for column, (name, share) in COLUMNS.items():
             if row[column]:
-                rule = make_filter(name, Fraction(row["grant"].split()[1]), DELTA, conversion=form)  # type: ignore[arg-type]
+                epsilon = Fraction(row["grant"].split()[1])
+                rule = make_filter(name, epsilon, DELTA, tail_share=share)
                 assert capacity(row["job"], rule) == row[column], (row, column)
                 seen += 1
     assert seen == 21

@@ -23,7 +23,6 @@ from dpflow.core.accounting import amounts, renyi
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, to_units_down, to_units_up
 from dpflow.core.accounting.events import Event, check_supported
 from dpflow.core.accounting.periods import PERIODS, Period
-from dpflow.core.accounting.renyi import Conversion
 from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 
 #: "cannot be paid on this path"; two of them still add up to less than 2**63.
@@ -83,7 +82,6 @@ class Filter:
         order: the Renyi order; None when no Renyi path is open.
         tail_delta: the part of delta spent on converting Renyi divergence; the rest is for the
         mechanisms' own deltas.
-        conversion: the form of that conversion, see `renyi.penalty`.
         certified_by: verifier keys. Unless there are none, only mechanisms that one of these has
             certified are paid for. It changes no sum; it is sealed with the rule because
             whoever does not know of it must not charge.
@@ -96,18 +94,13 @@ class Filter:
     delta: Fraction
     order: Fraction | None = None
     tail_delta: Fraction = Fraction(0)
-    conversion: Conversion = "tight"
     certified_by: tuple[str, ...] = ()
     period: Period | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in ("basic", "renyi", "hybrid") or self.conversion not in (
-            "tight",
-            "tail",
-        ):
-            description = f"{self.name!r} with conversion {self.conversion!r}"[:80]
+        if self.name not in ("basic", "renyi", "hybrid"):
             raise InvalidDeclaration(
-                f"there is no filter {description}; use basic, renyi or hybrid, tight or tail."
+                f"there is no filter {str(self.name)[:80]!r}; use basic, renyi or hybrid."
             )
         if self.period is not None and self.period not in PERIODS:
             raise InvalidDeclaration(
@@ -135,8 +128,7 @@ class Filter:
         if self.order is None:
             return Capacity(epsilon, own_delta, CLOSED, CLOSED)
         bound = to_units_down(
-            renyi.divergence_capacity(self.epsilon, self.tail_delta, self.order, self.conversion),
-            EPSILON_UNIT,
+            renyi.divergence_capacity(self.epsilon, self.tail_delta, self.order), EPSILON_UNIT
         )
         # A capacity at SATURATED would admit costs that were clamped to it.
         divergence = min(max(bound, CLOSED), SATURATED - 1)
@@ -192,7 +184,6 @@ class Filter:
             "delta": amounts.exact_text(self.delta),
             "order": None if self.order is None else amounts.exact_text(self.order),
             "tail_delta": amounts.exact_text(self.tail_delta),
-            "conversion": self.conversion,
         }
 
     @classmethod
@@ -200,7 +191,7 @@ class Filter:
         """The filter that `to_json` wrote, validated again. Raises `InvalidDeclaration` or
         `InvalidAmount`.
         """
-        names = {"version", "name", "epsilon", "delta", "order", "tail_delta", "conversion"}
+        names = {"version", "name", "epsilon", "delta", "order", "tail_delta"}
         keys = data.get("certified_by", ()) if isinstance(data, Mapping) else ()
         period = data.get("period") if isinstance(data, Mapping) else None
         present = names | ({"certified_by"} if keys else set()) | ({"period"} if period else set())
@@ -221,10 +212,25 @@ class Filter:
             amounts.check_delta(data["delta"]),
             None if data["order"] is None else amounts.parse_exact("order", data["order"]),
             amounts.check_delta(data["tail_delta"]),
-            data["conversion"],
             tuple(keys),
             period,
         )
+
+
+def _default_share(name: FilterName, delta: Fraction) -> Fraction:
+    # Hybrid is the default filter, so it pays for mechanisms with a delta of their own, too.
+    return Fraction(1, 2) if name == "hybrid" and delta >= 2 * DELTA_UNIT else Fraction(1)
+
+
+def default_filter(delta: Fraction, *, is_protected: bool = True) -> FilterName:
+    """The filter of a grant that names none: hybrid with a delta, which holds whatever basic holds of
+    pure releases and more, else basic.
+
+    Args:
+        is_protected: false for a scope that protects nobody: its releases make no claim that
+            Theorem 1 could add up.
+    """
+    return "hybrid" if delta > 0 and is_protected else "basic"
 
 
 def make_filter(
@@ -232,8 +238,7 @@ def make_filter(
     epsilon: Fraction,
     delta: Fraction,
     *,
-    tail_share: Fraction = Fraction(1),
-    conversion: Conversion | None = None,
+    tail_share: Fraction | None = None,
 ) -> Filter:
     """The filter of a new grant, its order chosen to hold as many small charges as possible.
 
@@ -242,9 +247,8 @@ def make_filter(
         epsilon, delta: the promise; renyi needs delta > 0, hybrid without a delta is basic
         accounting.
         tail_share: the part of delta, above 0 and up to 1, that converts Renyi divergence; the rest
-            pays for mechanisms with a delta of their own. Basic gives mechanisms the whole delta.
-        conversion: ``tight`` or ``tail``; by default tight for renyi and tail for hybrid. Both are
-        proved for both.
+            pays for mechanisms with a delta of their own. By default a half under hybrid and 1 under
+            renyi. Basic gives mechanisms the whole delta.
 
     Raises:
         InvalidAmount: an amount out of range, delta = 0 under renyi, a tail_share outside (0, 1].
@@ -252,7 +256,9 @@ def make_filter(
     epsilon, delta, share = (
         amounts.check_epsilon(epsilon),
         amounts.check_delta(delta),
-        amounts.parse_exact("tail_share", tail_share),
+        _default_share(name, delta)
+        if tail_share is None
+        else amounts.parse_exact("tail_share", tail_share),
     )
     if not 0 < share <= 1:
         raise InvalidAmount(
@@ -264,11 +270,10 @@ def make_filter(
         )
     if name == "basic" or delta == 0:
         return Filter(name, epsilon, delta)
-    form: Conversion = conversion or ("tail" if name == "hybrid" else "tight")
     tail = to_units_down(delta * share, DELTA_UNIT) * DELTA_UNIT
     if tail == 0:
         raise InvalidAmount("the tail's share of delta is below 1e-18; raise delta or tail_share.")
-    return Filter(name, epsilon, delta, renyi.best_order(epsilon, tail, form), tail, form)
+    return Filter(name, epsilon, delta, renyi.best_order(epsilon, tail), tail)
 
 
 def prove_guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = None) -> Guarantee:
@@ -290,7 +295,7 @@ def prove_guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = N
     if filter.order is not None and tail > 0 and spent.renyi < SATURATED:
         if spent.renyi == 0:
             return Guarantee(Fraction(0), own_delta, "renyi")
-        penalty = renyi.conversion_penalty(filter.order, tail, filter.conversion)
+        penalty = renyi.conversion_penalty(filter.order, tail)
         guarantees.append(
             Guarantee(
                 max(Fraction(0), spent.renyi * EPSILON_UNIT + penalty), own_delta + tail, "renyi"

@@ -15,11 +15,9 @@ from collections.abc import Callable
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final
 
 from dpflow.errors import InvalidAmount
-
-Conversion = Literal["tight", "tail"]
 
 LARGEST_ORDER: Final = Fraction(10**18)
 _DIGITS: Final = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN)
@@ -89,43 +87,37 @@ def laplace_divergence(epsilon: Fraction, order: Fraction) -> Fraction:
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 
-def conversion_penalty(
-    order: Fraction, delta: Fraction, conversion: Conversion = "tight"
-) -> Fraction:
+def conversion_penalty(order: Fraction, delta: Fraction) -> Fraction:
     """What (epsilon, delta)-DP costs above the divergence: D_a <= R implies (R + penalty,
     delta)-DP. Rounded up.
+
+    It bounds the hockey-stick divergence: ``ln(1-1/a) + ln(1/(a delta))/(a-1)`` (Canonne, Kamath,
+    Steinke 2020, Prop. 12; Balle et al. 2020).
 
     Args:
         order: the Renyi order a > 1.
         delta: in (0, 1).
-        conversion: ``tight`` bounds the hockey-stick divergence: ``ln(1-1/a) + ln(1/(a
-            delta))/(a-1)`` (Canonne, Kamath, Steinke 2020, Prop. 12; Balle et al. 2020). ``tail``
-            bounds Pr[privacy loss > epsilon]: ``ln(1/delta)/(a-1)`` (Mironov 2017, Prop. 3).
     """
     with localcontext(_DIGITS):
         a, d = _to_decimal(order), _to_decimal(delta)
-        if conversion == "tail":
-            return _add_margin(-d.ln() / (a - 1))
         return _add_margin((1 - 1 / a).ln() - (a * d).ln() / (a - 1))
 
 
-def divergence_capacity(
-    epsilon: Fraction, delta: Fraction, order: Fraction, conversion: Conversion = "tight"
-) -> Fraction:
+def divergence_capacity(epsilon: Fraction, delta: Fraction, order: Fraction) -> Fraction:
     """The largest divergence at this order that still implies (epsilon, delta)-DP; rounded down,
     may be negative.
     """
-    return epsilon - conversion_penalty(order, delta, conversion)
+    return epsilon - conversion_penalty(order, delta)
 
 
-def best_order(epsilon: Fraction, delta: Fraction, conversion: Conversion = "tight") -> Fraction:
+def best_order(epsilon: Fraction, delta: Fraction) -> Fraction:
     """The order that maximises capacity/order, which is the number of small charges a grant holds;
     four digits.
 
     Any order above 1 is valid; this one is a choice, made once when a grant is made and stored with
     it.
     """
-    return _minimise_order(lambda a: -divergence_capacity(epsilon, delta, a, conversion) / a)
+    return _minimise_order(lambda a: -divergence_capacity(epsilon, delta, a) / a)
 
 
 def smallest_epsilon(curve: Callable[[Fraction], Fraction], delta: Fraction) -> Fraction:

@@ -24,7 +24,7 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Scope
 
-FILTERS: Final[tuple[FilterName, ...]] = ("basic", "renyi", "hybrid")
+FILTERS: Final[tuple[FilterName, ...]] = ("basic", "hybrid", "renyi")
 #: In powers of ten: more than one step of the last digit.
 _STEP: Final = 0.01
 #: Significant digits of a solved epsilon: what a person copies into a release file.
@@ -123,14 +123,17 @@ def compare_filters(
 
 
 def count_typical_releases(filter: Filter) -> dict[str, int]:
-    """How many releases of discrete Laplace noise at a hundredth of a grant's epsilon each filter would
-    hold under its amounts; a filter that the amounts do not allow is left out.
+    """How many releases of discrete Laplace noise at a hundredth of a grant's epsilon the grant holds, and
+    the other filters would under its amounts; a filter that the amounts do not allow is left out.
     """
     typical = DiscreteLaplace(100 / filter.epsilon)
     counts: dict[str, int] = {}
     for name in FILTERS:
         with contextlib.suppress(InvalidInput):
-            rounds = count_rounds(make_filter(name, filter.epsilon, filter.delta), (), (typical,))
+            rule = (
+                filter if name == filter.name else make_filter(name, filter.epsilon, filter.delta)
+            )
+            rounds = count_rounds(rule, (), (typical,))
             if rounds is not None:
                 counts[name] = rounds
     return counts

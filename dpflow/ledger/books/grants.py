@@ -17,8 +17,10 @@ from dpflow.core.accounting.privacy_filters import (
     Cost,
     Filter,
     FilterName,
+    default_filter,
     make_filter,
 )
+from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger.books import charges
 from dpflow.ledger.books.records import (
@@ -64,11 +66,11 @@ def require_confirmation(epsilon: Amount, delta: Amount, is_confirmed: bool) -> 
 
 @dataclass(frozen=True)
 class Terms:
-    """A grant's amounts before they meet what was granted earlier; None of ``tail_share``,
+    """A grant's amounts before they meet what was granted earlier; None of ``name``, ``tail_share``,
     ``certified_by`` and ``period`` keeps what an earlier grant said.
     """
 
-    name: FilterName
+    name: FilterName | None
     epsilon: Fraction
     delta: Fraction
     tail_share: Fraction | None
@@ -78,7 +80,7 @@ class Terms:
     @classmethod
     def parse_terms(
         cls,
-        name: FilterName,
+        name: FilterName | None,
         epsilon: Amount,
         delta: Amount,
         tail_share: Amount | None,
@@ -103,14 +105,20 @@ class Terms:
         terms.build_filter(None)
         return terms
 
+    def choose_filter(self, known: Filter | None, protects: str) -> Terms:
+        """These terms with the filter that an earlier grant named, or the default, if they name none."""
+        name = self.name or (None if known is None else known.name)
+        return replace(
+            self, name=name or default_filter(self.delta, is_protected=protects != NOBODY)
+        )
+
     def build_filter(self, known: Filter | None) -> Filter:
         """The filter of a scope that has spent nothing yet."""
         share = self.tail_share
         if share is None and known is not None and known.order is not None:
             share = known.tail_delta / known.delta
-        built = make_filter(
-            self.name, self.epsilon, self.delta, tail_share=Fraction(1) if share is None else share
-        )
+        name = self.name or default_filter(self.delta)
+        built = make_filter(name, self.epsilon, self.delta, tail_share=share)
         return self.add_conditions(built, known)
 
     def add_conditions(self, filter: Filter, known: Filter | None) -> Filter:
@@ -169,6 +177,7 @@ def store_grant(
     state, binding = writer.state, (protects, blocks)
     before, parent = charges.find_scope(state, scope), find_parent(state, scope)
     used = charges.list_costs(state, scope)
+    terms = terms.choose_filter(None if before is None else before.filter, protects)
     stays = 1 if before is None else before.approvals
     # A scope that was charged has promised a guarantee to its table's units, which stays.
     binds = (
@@ -341,7 +350,7 @@ def may_follow(granted: Filter, former: Filter) -> bool:
     if granted.order is None:
         return True
     # Charges before a Renyi path was open were not counted on it.
-    if former.order != granted.order or former.conversion != granted.conversion:
+    if former.order != granted.order:
         return False
     share = former.tail_delta / former.delta
     return granted.tail_delta == to_units_down(granted.delta * share, DELTA_UNIT) * DELTA_UNIT
@@ -372,7 +381,7 @@ def _change_amounts(scope: Scope, terms: Terms) -> Filter:
         raise GrantConflict(
             "delta is too small for the Renyi order that this scope's charges were summed at; raise delta"
         )
-    return Filter(before.name, epsilon, delta, before.order, tail, before.conversion)
+    return Filter(before.name, epsilon, delta, before.order, tail)
 
 
 def _require_covers(granted: Scope, used: list[tuple[str, Cost]], day: dt.date) -> None:

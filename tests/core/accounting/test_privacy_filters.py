@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpflow.core.accounting import renyi
+from dpflow.core.accounting import pld, renyi
 from dpflow.core.accounting.events import (
     ZCDP,
     Approximate,
@@ -31,10 +31,10 @@ from dpflow.core.accounting.privacy_filters import (
     Cost,
     Filter,
     FilterName,
+    default_filter,
     make_filter,
     prove_guarantee,
 )
-from dpflow.core.accounting.renyi import Conversion
 from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 
 F = Fraction
@@ -76,19 +76,16 @@ def test_basic_jobs(epsilon: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "conversion", "grant", "order", "continuous", "discrete"),
+    ("name", "grant", "order", "continuous", "discrete"),
     [
-        ("renyi", None, 1, 22.0, 492, 490),
-        ("renyi", None, 3, 8.9, 3718, 3705),
-        ("hybrid", None, 1, 29.1, 355, 354),
-        ("hybrid", None, 3, 10.7, 2960, 2950),
-        ("hybrid", "tight", 1, 22.0, 492, 490),
-        ("hybrid", "tight", 3, 8.9, 3718, 3705),
+        ("renyi", 1, 22.0, 492, 490),
+        ("renyi", 3, 8.9, 3718, 3705),
+        ("hybrid", 1, 22.0, 492, 490),
+        ("hybrid", 3, 8.9, 3718, 3705),
     ],
 )
 def test_laplace_jobs(
     name: FilterName,
-    conversion: Conversion | None,
     grant: int,
     order: float,
     continuous: int,
@@ -97,7 +94,7 @@ def test_laplace_jobs(
     """Laplace 0.01 under one fixed order; integer noise of scale 100 costs a little more than
     continuous noise.
     """
-    rule = make_filter(name, F(grant), DELTA, conversion=conversion)
+    rule = make_filter(name, F(grant), DELTA, tail_share=F(1))
     assert rule.order is not None and float(rule.order) == pytest.approx(order, abs=0.05)
     assert rule.tail_delta == DELTA
     assert jobs(rule.capacity(), continuous_laplace(rule, F(1, 100))) == continuous
@@ -105,14 +102,11 @@ def test_laplace_jobs(
     assert jobs(rule.capacity(), rule.event_cost(Pure(F(1, 100)))) == discrete
 
 
-@pytest.mark.parametrize(
-    ("name", "conversion", "expected"),
-    [("renyi", None, 121), ("hybrid", None, 87), ("hybrid", "tight", 121)],
-)
-def test_gaussian_jobs(name: FilterName, conversion: Conversion | None, expected: int) -> None:
+@pytest.mark.parametrize("name", ["renyi", "hybrid"])
+def test_gaussian_jobs(name: FilterName) -> None:
     """Gaussian sigma 50 at eps 1."""
-    rule = make_filter(name, F(1), DELTA, conversion=conversion)
-    assert jobs(rule.capacity(), rule.event_cost(DiscreteGaussian(F(2500)))) == expected
+    rule = make_filter(name, F(1), DELTA, tail_share=F(1))
+    assert jobs(rule.capacity(), rule.event_cost(DiscreteGaussian(F(2500)))) == 121
 
 
 def test_a_grid_of_orders_gains_nothing() -> None:
@@ -152,15 +146,10 @@ def test_the_same_numbers_from_dp_accounting() -> None:
 EPSILONS = st.fractions(min_value=F(1, 1000), max_value=5, max_denominator=1000)
 
 
-@given(EPSILONS, st.lists(EPSILONS, max_size=12), st.sampled_from(["tight", "tail"]))
-def test_hybrid_admits_whatever_basic_admits(
-    grant: Fraction, steps: list[Fraction], conversion: Conversion
-) -> None:
+@given(EPSILONS, st.lists(EPSILONS, max_size=12))
+def test_hybrid_admits_whatever_basic_admits(grant: Fraction, steps: list[Fraction]) -> None:
     """Never fewer jobs than basic for pure events."""
-    basic, hybrid = (
-        make_filter("basic", grant, DELTA),
-        make_filter("hybrid", grant, DELTA, conversion=conversion),
-    )
+    basic, hybrid = (make_filter(name, grant, DELTA) for name in ("basic", "hybrid"))
     spent_basic = spent_hybrid = Cost()
     for step in steps:
         price = basic.event_cost(Pure(step))
@@ -253,7 +242,8 @@ def test_events_that_no_grant_could_pay_are_refused_with_the_way_out() -> None:
                 rule.event_cost(epsilon_free)
     for name in ("renyi", "hybrid"):
         with pytest.raises(PlanRefused, match="tail_share below 1"):
-            make_filter(name, F(1), DELTA).event_cost(Approximate(F(1, 10), F(1, 10**9)))
+            rule = make_filter(name, F(1), DELTA, tail_share=F(1))
+            rule.event_cost(Approximate(F(1, 10), F(1, 10**9)))
 
     class Free(Pure):
         pass
@@ -288,7 +278,7 @@ def test_bad_grants_are_refused(
     "change",
     [
         {"name": "pld"},
-        {"conversion": "loose"},
+        {"conversion": "tail"},
         {"order": None},
         {"tail_delta": "0"},
         {"tail_delta": "0.5"},
@@ -305,6 +295,32 @@ def test_a_stored_filter_that_contradicts_itself_is_refused(change: dict[str, An
         Filter.from_json(make_filter("hybrid", F(1), DELTA).to_json() | {"order": "1"})
 
 
+def test_the_default_filter_pays_for_every_event() -> None:
+    """Hybrid with a delta, half of which pays mechanisms' own; basic without one, and where nobody is
+    protected.
+    """
+    assert default_filter(DELTA) == "hybrid"
+    assert default_filter(F(0)) == default_filter(DELTA, is_protected=False) == "basic"
+    rule = make_filter("hybrid", F(1), DELTA)
+    assert rule.tail_delta == DELTA / 2 and make_filter("renyi", F(1), DELTA).tail_delta == DELTA
+    for event in (Pure(F(1, 10)), Approximate(F(1, 10), DELTA / 2), DiscreteGaussian(F(2500))):
+        assert Filter.admits(rule.capacity(), rule.event_cost(event))
+
+
+@pytest.mark.parametrize("share", [F(1), F(1, 2)])
+@pytest.mark.parametrize(
+    ("event", "grant"),
+    [(DiscreteLaplace(F(20)), F(3)), (Pure(F(1, 20)), F(1, 2)), (DiscreteGaussian(F(100)), F(3))],
+)
+def test_a_full_hybrid_grant_is_within_its_promise(
+    event: Event, grant: Fraction, share: Fraction
+) -> None:
+    """As many equal releases as it holds cost no more by their exact loss distribution (PLD)."""
+    rule = make_filter("hybrid", grant, DELTA, tail_share=share)
+    exact = pld.report_epsilon([(event, jobs(rule.capacity(), rule.event_cost(event)))], DELTA)
+    assert exact is not None and 0.5 * grant < exact <= grant
+
+
 def test_an_unknown_filter_is_refused() -> None:
     """PLD composition is no filter and cannot be asked for."""
     unknown: Any = "pld"
@@ -314,7 +330,7 @@ def test_an_unknown_filter_is_refused() -> None:
 
 def test_odometer() -> None:
     """The report takes the better path, and its full-grant value does not exceed the promise."""
-    rule = make_filter("hybrid", F(1), DELTA, conversion="tight")
+    rule = make_filter("hybrid", F(1), DELTA, tail_share=F(1))
     assert prove_guarantee(Cost(), rule).epsilon == 0
     few, many = Cost(), Cost()
     price = rule.event_cost(Pure(F(1, 100)))
@@ -376,27 +392,18 @@ def ledger_rule(rule: Filter, menu: list[Event]) -> Callable[[Counts], bool]:
     return admits
 
 
-@pytest.mark.parametrize(
-    ("name", "conversion"),
-    [
-        ("basic", "tight"),
-        ("renyi", "tight"),
-        ("renyi", "tail"),
-        ("hybrid", "tail"),
-        ("hybrid", "tight"),
-    ],
-)
+@pytest.mark.parametrize("name", ["basic", "renyi", "hybrid"])
 @pytest.mark.parametrize(
     ("grant", "delta", "unit", "menu"),
     [("1", "0.05", "0.05", (1, 12)), ("2", "0.2", "0.2", (1, 4)), ("1", "0.2", "0.25", (1, 2, 4))],
 )
 def test_no_adaptive_analyst_gets_past_a_filter(
-    name: FilterName, conversion: Conversion, grant: str, delta: str, unit: str, menu: Counts
+    name: FilterName, grant: str, delta: str, unit: str, menu: Counts
 ) -> None:
     """Exact worst case over all adaptive analysts: the divergence at the grant's epsilon is at most
     its delta.
     """
-    rule = make_filter(name, F(grant), F(delta), conversion=conversion)
+    rule = make_filter(name, F(grant), F(delta), tail_share=F(1))
     events: list[Event] = [Pure(F(unit) * m) for m in menu]
     worst = worst_divergence(ledger_rule(rule, events), float(grant), float(unit), menu)
     assert worst <= float(delta)
@@ -407,7 +414,7 @@ def test_no_adaptive_analyst_gets_past_a_filter(
 @pytest.mark.parametrize("name", ["basic", "renyi", "hybrid"])
 def test_no_adaptive_analyst_gets_past_a_filter_with_leaking_mechanisms(name: FilterName) -> None:
     """The same for mechanisms with a delta of their own: tail and leaks together stay within delta."""
-    rule = make_filter(name, F(1), F(1, 5), tail_share=F(1, 2), conversion="tight")
+    rule = make_filter(name, F(1), F(1, 5), tail_share=F(1, 2))
     events: list[Event] = [Approximate(F(1, 4) * m, F(1, 50)) for m in (1, 2)]
     worst = worst_divergence(ledger_rule(rule, events), 1.0, 0.25, (1, 2), leak=1 / 50)
     assert 0.05 < worst <= 0.2

@@ -75,7 +75,7 @@ FILTERS = [
     make_filter("basic", Fraction(1), Fraction("1e-6")),
     make_filter("renyi", Fraction(2), Fraction("1e-6"), tail_share=Fraction(1, 3)),
     make_filter("hybrid", Fraction("0.5"), Fraction("1e-9"), tail_share=Fraction(1, 7)),
-    Filter("hybrid", Fraction(3), Fraction("1e-6"), Fraction(5, 2), Fraction("1e-7"), "tail"),
+    Filter("hybrid", Fraction(3), Fraction("1e-6"), Fraction(5, 2), Fraction("1e-7")),
     Filter("renyi", Fraction("0.01"), Fraction("1e-6"), Fraction(3), Fraction("1e-7")),
     make_filter("basic", Fraction(1), Fraction(0)),
 ]

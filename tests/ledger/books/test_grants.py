@@ -144,10 +144,7 @@ def test_raising_a_grant_keeps_the_order_of_its_sums(place, ask, name):
     before = ledger.scope("s").filter
     ask.reserve(ledger, scope="s")
     after = ledger.grant("s", 9, "1e-5", table=None, filter=name, principal="owner").filter
-    assert (after.order, after.conversion) == (
-        before.order,
-        before.conversion,
-    ) and after.epsilon == 9
+    assert after.order == before.order and after.epsilon == 9
     assert ledger.verify().ok
 
 
