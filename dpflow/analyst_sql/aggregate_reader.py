@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from sqlglot import exp
 
 from dpflow.analyst_sql.canonical_conditions import rewrite_node
+from dpflow.analyst_sql.parsed_parts import strip_brackets
 from dpflow.analyst_sql.row_reader import RowReader
 from dpflow.analyst_sql.select_query import Kind, SqlAggregate
 from dpflow.analyst_sql.source_text import Refusal, refusal_of
-from dpflow.analyst_sql.value_columns import declare_value
+from dpflow.analyst_sql.value_columns import declare_computed, declare_value
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
 from dpflow.tables.language.nodes import Node
@@ -33,7 +35,10 @@ _QUANTILES = {
     "PercentileCont": "expression",
     "PercentileDisc": "expression",
     "Quantile": "quantile",
+    "ApproxQuantile": "quantile",
 }
+#: Of two expressions, in rows where both have values.
+_PAIRS = ("Corr", "CovarPop", "CovarSamp", "RegrSlope")
 
 
 class AggregateReader:
@@ -111,6 +116,12 @@ class AggregateReader:
         if kind in _QUANTILES:
             value, share = self._take(call, "this", _QUANTILES[kind])
             return self._read_quantile(value, share, condition, call)
+        if kind in _PAIRS:
+            left, right = self._take(call, "this", "expression")
+            return self._read_pair(kind, self._rows.read(left), self._rows.read(right), condition)
+        if kind == "ApproxDistinct":
+            # The number of units has noise anyway: nothing more of it is left out.
+            return self._read_units(self._take(call, "this")[0], condition)
         if kind == "WithinGroup":
             inner, order = self._take(call, "this", "expression")
             if type(inner).__name__ not in _QUANTILES or len(order.expressions) != 1:
@@ -135,7 +146,7 @@ class AggregateReader:
         return Refusal(
             "aggregates",
             f"{name} has no private form here; there are COUNT, SUM, AVG, VAR_POP, STDDEV_POP, MIN, MAX, MEDIAN, "
-            f"QUANTILE_CONT, MODE and HISTOGRAM",
+            f"QUANTILE_CONT, CORR, COVAR_POP, REGR_SLOPE, MODE and HISTOGRAM",
             call,
         )
 
@@ -171,25 +182,94 @@ class AggregateReader:
             if self._rows.is_unit(what) and not self._rows.is_declared(what):
                 return self._number("count", None, None, condition)
             return self._number("values", self._rows.read(what), None, condition)
-        unit = self._table.privacy_unit.column
-        if len(what.expressions) != 1 or not self._rows.is_unit(what.expressions[0]):
-            raise Refusal(
-                "distinct-unit",
-                f"COUNT(DISTINCT ...) counts privacy units, whose column is {unit!r}; how many values "
-                f"another column has would tell of single rows",
-                what,
-            )
+        if len(what.expressions) != 1:
+            raise self._not_the_unit(what)
+        return self._read_units(what.expressions[0], condition)
+
+    def _read_units(self, counted: Any, condition: Node | None) -> Any:
+        """How many privacy units there are; with ``CASE WHEN test THEN unit END`` those of rows that pass."""
+        part = strip_brackets(counted)
+        if isinstance(part, exp.Case | exp.If):
+            is_case = isinstance(part, exp.Case)
+            branches = part.args["ifs"] if is_case else [part]
+            default = part.args.get("default" if is_case else "false")
+            compares = is_case and part.this is not None
+            if len(branches) != 1 or compares or not isinstance(default, exp.Null | None):
+                raise self._not_the_unit(counted)
+            test, part = self._rows.read(branches[0].this), strip_brackets(branches[0].args["true"])
+            condition = test if condition is None else rewrite_node(Node("AND", (condition, test)))
+        if not self._rows.is_unit(part):
+            raise self._not_the_unit(counted)
         return self._number("units", None, None, condition)
+
+    def _not_the_unit(self, what: Any) -> Refusal:
+        unit = self._table.privacy_unit.column
+        return Refusal(
+            "distinct-unit",
+            f"COUNT(DISTINCT ...) counts privacy units, whose column is {unit!r}, or CASE WHEN ... THEN {unit} END; how many "
+            f"values another column has would tell of single rows",
+            what,
+        )
+
+    def _read_pair(self, kind: str, left: Node, right: Node, condition: Node | None) -> Any:
+        """Covariances from means of rows where both have values, each less the middle of its bounds:
+        mean(xy) - mean(x) mean(y). Correlation and slope divide by the variances of the same rows.
+        """
+        present = [Node("NOT", (Node("IS NULL", (one,)),)) for one in (left, right)]
+        conditions = [*present, *([] if condition is None else [condition])]
+        both = rewrite_node(Node("AND", (conditions[0], conditions[1])))
+        for other in conditions[2:]:
+            both = rewrite_node(Node("AND", (both, other)))
+        x, y = (self._center(one) for one in (left, right))
+        product = rewrite_node(Node("*", (x, y)))
+        means = [self._number("mean", one, None, both) for one in (product, x, y)]
+        covariance: Any = exp.paren(
+            exp.Sub(
+                this=means[0], expression=exp.paren(exp.Mul(this=means[1], expression=means[2]))
+            )
+        )
+        if kind == "CovarPop":
+            return covariance
+        if kind == "CovarSamp":
+            return self._enlarge(covariance, self._number("count", None, None, both))
+        spread = self._number("variance", right, None, both)
+        if kind == "Corr":
+            other = self._number("variance", left, None, both)
+            spread = exp.Sqrt(this=exp.Mul(this=_positive(other), expression=_positive(spread)))
+            ratio: Any = exp.Div(this=covariance, expression=spread, safe=True)
+            # Noise alone leads out of [-1, 1].
+            low, high = exp.Neg(this=_number(1)), _number(1)
+            lowest = exp.Least(this=ratio, expressions=[high], ignore_nulls=True)
+            bounded = exp.Greatest(this=lowest, expressions=[low], ignore_nulls=True)
+            test = exp.Not(this=exp.Is(this=ratio.copy(), expression=exp.Null()))
+            return exp.paren(exp.Case(ifs=[exp.If(this=test, true=bounded)]))
+        return exp.Div(this=covariance, expression=_positive(spread), safe=True)
+
+    def _center(self, value: Node) -> Node:
+        """An expression less the middle of its bounds: its products have smaller ones."""
+        try:
+            table, name = declare_computed(self._table, value)
+        except PlanRefused as error:
+            raise refusal_of(error, self._call, "bounds") from None
+        column = table.columns[name]
+        assert column.lower is not None and column.upper is not None
+        middle = round((column.lower + column.upper) / 2)
+        return Node("-", (value, Node("number", (Decimal(middle),)))) if middle else value
 
     def _read_sample(self, root: bool, value: Node, condition: Node | None) -> Any:
         """VAR_SAMP from VAR_POP and the number of values, which is released beside it."""
         variance = self._number("variance", value, None, condition)
-        less = exp.Sub(this=self._count_values(value, condition), expression=_number(1))
+        sample = self._enlarge(variance, self._count_values(value, condition))
+        return _take_root(sample) if root else sample
+
+    def _enlarge(self, variance: Any, count: Any) -> Any:
+        """Of as many values as a sample has: times n / (n - 1)."""
+        less = exp.Sub(this=count, expression=_number(1))
         # variance * n / (n - 1), where n stands once, so that its noise counts once.
         factor = exp.Add(
             this=_number(1), expression=exp.Div(this=_number(1), expression=exp.paren(less.copy()))
         )
-        sample = exp.Case(
+        return exp.Case(
             ifs=[
                 exp.If(
                     this=exp.GT(this=exp.paren(less), expression=_number(0)),
@@ -197,7 +277,6 @@ class AggregateReader:
                 )
             ]
         )
-        return _take_root(sample) if root else sample
 
     def _count_values(self, value: Node, condition: Node | None) -> Any:
         """How many values an aggregate is over: all rows where missing ones count as a number."""
@@ -209,10 +288,13 @@ class AggregateReader:
         return self._number("values", value, None, condition)
 
     def _read_quantile(self, value: Any, share: Any, condition: Node | None, call: Any) -> Any:
+        if isinstance(share, exp.Array) and share.expressions:
+            each = (self._read_quantile(value, one, condition, call) for one in share.expressions)
+            return exp.Array(expressions=list(each))
         if not isinstance(share, exp.Literal) or share.is_string:
             raise Refusal(
                 "literals",
-                "a quantile takes one share as a number, such as 0.5; write several as several columns",
+                "a quantile takes a share as a number, such as 0.5, or a list of them, such as [0.25, 0.75]",
                 share if isinstance(share, exp.Expression) else call,
             )
         part = Fraction(str(share.this)) if len(str(share.this)) < 20 else Fraction(0)
@@ -250,6 +332,12 @@ class AggregateReader:
 
 def _number(value: int) -> Any:
     return exp.Literal.number(value)
+
+
+def _positive(variance: Any) -> Any:
+    """NULL of what noise made no positive number: nothing is divided by it."""
+    test = exp.GT(this=variance, expression=_number(0))
+    return exp.paren(exp.Case(ifs=[exp.If(this=test, true=variance.copy())]))
 
 
 def _take_root(variance: Any) -> Any:

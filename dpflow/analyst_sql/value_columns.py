@@ -29,7 +29,15 @@ _FLAG: dict[str, Any] = {
     "step": Fraction(1),
     "missing": Fraction(0),
 }
-_CONDITIONS = {*COMPARISONS.values(), *CONNECTIVES.values(), "NOT", "IN", "LIKE", "IS NULL"}
+_CONDITIONS = {
+    *COMPARISONS.values(),
+    *CONNECTIVES.values(),
+    "NOT",
+    "IN",
+    "LIKE",
+    "IS NULL",
+    "regexp_matches",
+}
 _ONE, _ZERO = (Node("number", (Decimal(number),)) for number in (1, 0))
 
 
@@ -104,7 +112,7 @@ def _find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction
     used = [table.column(name) for name in sorted(node.column_names())]
     if not used:
         raise PlanRefused("it is of a constant; write the constant times COUNT(*)")
-    if any(table.column(name).holds_dates for name in _list_values(node)):
+    if any(table.column(name).holds_dates for name in _list_values(node, table)):
         raise PlanRefused(
             "a date is ranked as it is only; take out FILTER and arithmetic, or put the condition into WHERE"
         )
@@ -126,16 +134,23 @@ def _find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction
     return low * step, max(high, low + 1) * step, step
 
 
-def _list_values(node: Node) -> set[str]:
-    """The columns whose values go into that of an expression: not those of conditions and date parts."""
+def _list_values(node: Node, table: Table) -> set[str]:
+    """The columns whose values go into that of an expression: not those of conditions, date parts and
+    differences of dates.
+    """
     if node.op == "column":
         return node.column_names()
-    if node.op in (*PART_RANGES, *_CONDITIONS):
+    if node.op in (*PART_RANGES, *_CONDITIONS, "date_diff"):
         return set()
+    if node.op == "-" and len(node.args) == 2 and all(one.op == "column" for one in node.args):
+        names = {name: table.column(name).holds_dates for name in node.column_names()}
+        return set() if all(names.values()) else set(names)
     values = node.args
     if node.op == "CASE":
         values = (*node.args[1::2], *node.args[len(node.args) // 2 * 2 :])
-    return {name for value in values if isinstance(value, Node) for name in _list_values(value)}
+    return {
+        name for value in values if isinstance(value, Node) for name in _list_values(value, table)
+    }
 
 
 def _find_step(node: Node, table: Table) -> Fraction | None:

@@ -55,7 +55,7 @@ REFUSED = [
     ("SELECT COUNT(*) FROM visits WHERE age > $1", "parameters", 1, 41),
     ("SELECT COUNT(*) FROM visits WHERE age > ?", "parameters", 1, 35),
     ("SELECT QUANTILE_CONT(age, 1.5) FROM visits", "literals", 1, 27),
-    ("SELECT QUANTILE_CONT(age, [0.1, 0.2]) FROM visits", "literals", 1, 28),
+    ("SELECT QUANTILE_CONT(age, [0.1, 1.5]) FROM visits", "literals", 1, 33),
     ("SELECT COUNT(*) FROM visits LIMIT 10%", "allow-list", 1, 35),
     ("SELECT COUNT(*) FROM visits GROUP BY 7", "positions", 1, 38),
     ("SELECT city, COUNT(*) FROM visits GROUP BY city ORDER BY 3", "positions", 1, 58),

@@ -8,7 +8,8 @@ The language: declared columns and literals; ``= <> < <= > >=``, ``BETWEEN``, ``
 NULL``, ``LIKE`` with a literal, ``AND OR NOT``; ``+ - * / %``, ``abs``, ``sqrt``, ``ln`` and
 ``exp`` of numbers; ``lower``, ``upper`` and ``length`` of text; ``CASE WHEN``, ``coalesce``,
 ``least`` and ``greatest``; ``date_trunc`` and the parts of dates and timestamps; ``bucket(x, 10)``,
-the start of the bin of that width; and casts that cannot fail. Nothing else: what sqlglot parses is copied node by node into `Node`,
+the start of the bin of that width; casts that cannot fail; and what `dpflow.tables.language.respelled` reads as these. Nothing else:
+what sqlglot parses is copied node by node into `Node`,
 and a node or an argument that this file does not name is refused.
 `dpflow.tables.language.expressions` adds aggregates to it.
 
@@ -45,6 +46,7 @@ from dpflow.tables.language.nodes import (
     Node,
     refuse_sql,
 )
+from dpflow.tables.language.respelled import read_respelled
 
 #: Operators of which a long line is one thing, by the kinds that it may mix.
 _LINES = {"Add": ("Add", "Sub"), "Sub": ("Add", "Sub"), "And": ("And",), "Or": ("Or",)}
@@ -110,7 +112,9 @@ class Reader:
         if depth <= 0:
             refuse_sql("depth", f"it is nested deeper than {MOST_DEPTH}; list values with IN")
         if kind == "Paren":
-            return self._read_node(self._take_arguments(found, "this")[0], depth)
+            return self._read_node(self.take_arguments(found, "this")[0], depth)
+        if (respelled := read_respelled(self, found, depth)) is not None:
+            return respelled
         if kind in _LINES and len(operands := self._read_line(found, kind)) > MOST_IN_LINE:
             return self._balance_line(operands, kind, depth)
         if kind in BINARY:
@@ -118,18 +122,18 @@ class Reader:
             extra = ("typed", "safe") if kind == "Div" else ()
             return self._read_operator(
                 BINARY[kind],
-                self._take_arguments(found, "this", "expression", ignore=extra),
+                self.take_arguments(found, "this", "expression", ignore=extra),
                 depth,
             )
         if kind in FUNCTIONS:
-            return self._read_operator(FUNCTIONS[kind], self._take_arguments(found, "this"), depth)
+            return self._read_operator(FUNCTIONS[kind], self.take_arguments(found, "this"), depth)
         if kind in CHOICES:
-            first, others = self._take_arguments(
+            first, others = self.take_arguments(
                 found, "this", "expressions", ignore=("ignore_nulls",)
             )
             return self._read_operator(CHOICES[kind], [first, *(others or ())], depth)
         if kind in DATE_PARTS:
-            return self._read_part(DATE_PARTS[kind], self._take_arguments(found, "this")[0], depth)
+            return self._read_part(DATE_PARTS[kind], self.take_arguments(found, "this")[0], depth)
         if kind == "Anonymous" and found.name.lower() in ("bucket", "date_trunc", "datetrunc"):
             bucket = found.name.lower() == "bucket"
             return (self._read_bucket if bucket else self._read_date_trunc)(found, depth)
@@ -148,11 +152,11 @@ class Reader:
         """
         operands: list[tuple[str, Any]] = []
         while (operator := type(found).__name__) in _LINES[kind]:
-            found, right = self._take_arguments(found, "this", "expression")
+            found, right = self.take_arguments(found, "this", "expression")
             operands.append((operator, right))
             # Brackets on the left change nothing: a line is read from the left with or without.
             while type(found).__name__ == "Paren":
-                found = self._take_arguments(found, "this")[0]
+                found = self.take_arguments(found, "this")[0]
         return [(kind, found), *reversed(operands)]
 
     def _balance_line(self, operands: list[tuple[str, Any]], kind: str, depth: int) -> Node:
@@ -172,7 +176,11 @@ class Reader:
             nodes = [*pairs, *nodes[2 * len(pairs) :]]
         return nodes[0]
 
-    def _take_arguments(self, found: Any, *names: str, ignore: tuple[str, ...] = ()) -> list[Any]:
+    def read_operand(self, found: Any, depth: int) -> Node:
+        """An operand of what is read at a depth."""
+        return self._read_node(found, depth - 1)
+
+    def take_arguments(self, found: Any, *names: str, ignore: tuple[str, ...] = ()) -> list[Any]:
         """The named arguments. Any other that is set would change the meaning, so it is refused."""
         for name, value in found.args.items():
             if name not in (*names, *ignore) and value not in (None, False, [], ""):
@@ -180,7 +188,7 @@ class Reader:
         return [found.args.get(name) for name in names]
 
     def _read_column(self, found: Any, depth: int) -> Node:
-        self._take_arguments(found, "this", "table")
+        self.take_arguments(found, "this", "table")
         parts = [found.args.get(name) for name in ("table", "this")]
         if any(part is not None and type(part).__name__ != "Identifier" for part in parts):
             refuse_sql("declared columns", "* and lambda parameters are not columns")
@@ -218,14 +226,14 @@ class Reader:
 
     def _read_neg(self, found: Any, depth: int) -> Node:
         # -5 becomes a literal, so that IN and comparisons of whole numbers take it.
-        operand = self._read_node(self._take_arguments(found, "this")[0], depth - 1)
+        operand = self._read_node(self.take_arguments(found, "this")[0], depth - 1)
         return _negate(operand)
 
     def _read_not(self, found: Any, depth: int) -> Node:
-        return self._read_operator("NOT", self._take_arguments(found, "this"), depth)
+        return self._read_operator("NOT", self.take_arguments(found, "this"), depth)
 
     def _read_is(self, found: Any, depth: int) -> Node:
-        left, right = self._take_arguments(found, "this", "expression")
+        left, right = self.take_arguments(found, "this", "expression")
         if type(right).__name__ != "Null":
             refuse_sql("allow-list", "only IS NULL and IS NOT NULL are in the language")
         return self._read_operator("IS NULL", [left], depth)
@@ -234,20 +242,20 @@ class Reader:
         """Each operand is read once: twice would be 2^n times in n of them, one inside the other."""
         value, low, high = (
             self._read_node(one, depth - 2)
-            for one in self._take_arguments(found, "this", "low", "high")
+            for one in self.take_arguments(found, "this", "low", "high")
         )
         return Node("AND", (Node(">=", (value, low)), Node("<=", (value, high))))
 
     def _read_case(self, found: Any, depth: int) -> Node:
-        ifs, default = self._take_arguments(found, "ifs", "default")
-        parts = [part for one in ifs for part in self._take_arguments(one, "this", "true")]
+        ifs, default = self.take_arguments(found, "ifs", "default")
+        parts = [part for one in ifs for part in self.take_arguments(one, "this", "true")]
         # ELSE NULL is what a CASE without ELSE gives, so both are one node.
         if type(default).__name__ in ("NoneType", "Null"):
             default = None
         return self._read_operator("CASE", [*parts, *([] if default is None else [default])], depth)
 
     def _read_in(self, found: Any, depth: int) -> Node:
-        value, listed = self._take_arguments(found, "this", "expressions")
+        value, listed = self.take_arguments(found, "this", "expressions")
         nodes = [self._read_node(item, depth - 1) for item in listed or ()]
         if not nodes or any(node.op not in ("number", "text", "truth") for node in nodes):
             refuse_sql("literals", "IN takes a list of literals")
@@ -255,7 +263,7 @@ class Reader:
         return Node("IN", (self._read_node(value, depth - 1), *sorted(set(nodes), key=str)))
 
     def _read_bucket(self, found: Any, depth: int) -> Node:
-        _, arguments = self._take_arguments(found, "this", "expressions")
+        _, arguments = self.take_arguments(found, "this", "expressions")
         node = Node("bucket", tuple(self._read_node(one, depth - 1) for one in arguments or ()))
         if len(node.args) != 2 or node.args[1].op != "number":
             refuse_sql("literals", "bucket takes a number and a literal width")
@@ -269,7 +277,7 @@ class Reader:
         return node
 
     def _read_extract(self, found: Any, depth: int) -> Node:
-        part, value = self._take_arguments(found, "this", "expression")
+        part, value = self.take_arguments(found, "this", "expression")
         name = EXTRACTED.get(str(part.this).upper()) if type(part).__name__ == "Var" else None
         if name is None:
             refuse_sql("literals", f"EXTRACT gives {', '.join(sorted(EXTRACTED)).lower()}")
@@ -282,7 +290,7 @@ class Reader:
         return node
 
     def _read_date_trunc(self, found: Any, depth: int) -> Node:
-        _, arguments = self._take_arguments(found, "this", "expressions")
+        _, arguments = self.take_arguments(found, "this", "expressions")
         nodes = [self._read_node(one, depth - 1) for one in arguments or ()]
         units = DATE_UNITS + TIME_UNITS
         if len(nodes) != 2 or nodes[0].op != "text" or nodes[0].args[0].lower() not in units:
@@ -292,7 +300,7 @@ class Reader:
         return Node("date_trunc", (Node("text", (nodes[0].args[0].lower(),)), nodes[1]))
 
     def _read_cast(self, found: Any, depth: int) -> Node:
-        value, kind = self._take_arguments(found, "this", "to")
+        value, kind = self.take_arguments(found, "this", "to")
         name = CAST_TYPES.get(getattr(kind.this, "name", "")) if kind is not None else None
         # DATE '2020-01-01' and its other spellings are the literal, which takes the type of what it is
         # compared with.
@@ -311,7 +319,7 @@ class Reader:
         return Node("CAST", (self._read_node(value, depth - 1), name))
 
     def _read_like(self, found: Any, depth: int) -> Node:
-        value, pattern = self._take_arguments(found, "this", "expression", ignore=("negate",))
+        value, pattern = self.take_arguments(found, "this", "expression", ignore=("negate",))
         node = self._read_operator("LIKE", (value, pattern), depth)
         if node.args[1].op != "text":
             refuse_sql("literals", "LIKE takes a literal pattern")

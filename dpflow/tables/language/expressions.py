@@ -142,13 +142,13 @@ class _Reader(Reader):
             self._in_aggregate = False
 
     def _filter(self, found: Any, depth: int) -> Node:
-        inner, where = self._take_arguments(found, "this", "expression")
+        inner, where = self.take_arguments(found, "this", "expression")
         node = self._read_node(inner, depth - 1)
         if not isinstance(node, Aggregate):
             refuse_sql("aggregates", "FILTER stands after one aggregate")
         self._in_aggregate = True
         try:
-            condition = self._read_node(self._take_arguments(where, "this")[0], depth - 1)
+            condition = self._read_node(self.take_arguments(where, "this")[0], depth - 1)
         finally:
             self._in_aggregate = False
         # A count_if is a FILTER already: both conditions have to hold.
@@ -164,18 +164,18 @@ class _Reader(Reader):
                 "FILTER",
                 (
                     Aggregate("count(*)", ()),
-                    *self._read_arguments(self._take_arguments(found, "this"), depth),
+                    *self._read_arguments(self.take_arguments(found, "this"), depth),
                 ),
             )
         if kind == "Median":
             return Aggregate(
                 "quantile_cont",
-                (*self._read_arguments(self._take_arguments(found, "this"), depth), _HALF),
+                (*self._read_arguments(self.take_arguments(found, "this"), depth), _HALF),
             )
         if kind in _QUANTILES:
             name, share = _QUANTILES[kind]
             node = Aggregate(
-                name, self._read_arguments(self._take_arguments(found, "this", share), depth)
+                name, self._read_arguments(self.take_arguments(found, "this", share), depth)
             )
             if node.args[1].op != "number" or not 0 <= node.args[1].args[0] <= 1:
                 refuse_sql("literals", "a quantile is asked at a literal between 0 and 1")
@@ -183,24 +183,24 @@ class _Reader(Reader):
         if kind in _TWO:
             return Aggregate(
                 _TWO[kind],
-                self._read_arguments(self._take_arguments(found, "this", "expression"), depth),
+                self._read_arguments(self.take_arguments(found, "this", "expression"), depth),
             )
         return Aggregate(
-            _ONE[kind], self._read_arguments(self._take_arguments(found, "this"), depth)
+            _ONE[kind], self._read_arguments(self.take_arguments(found, "this"), depth)
         )
 
     def _read_arguments(self, found: list[Any], depth: int) -> tuple[Node, ...]:
         return tuple(self._read_node(one, depth - 1) for one in found)
 
     def _read_count(self, found: Any, depth: int) -> Node:
-        (what,) = self._take_arguments(found, "this", ignore=("big_int",))
+        (what,) = self.take_arguments(found, "this", ignore=("big_int",))
         if what is None or type(what).__name__ == "Star":
             if what is not None:
-                self._take_arguments(what)
+                self.take_arguments(what)
             return Aggregate("count(*)", ())
         if type(what).__name__ != "Distinct":
             return Aggregate("count", self._read_arguments([what], depth))
-        (several,) = self._take_arguments(what, "expressions")
+        (several,) = self.take_arguments(what, "expressions")
         if len(several) != 1:
             refuse_sql("allow-list", "DISTINCT of several expressions is not in the language")
         return Aggregate("count distinct", self._read_arguments(several, depth))

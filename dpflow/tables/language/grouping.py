@@ -9,6 +9,8 @@ contribution bounds say. So sensitivities are those of one column.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -131,10 +133,10 @@ def list_keys(node: Node, table: Table) -> tuple[str, ...] | None:
         return tuple(map(str, range(low, high + 1)))
     if node.op in _TRUTHS:
         return "false", "true"
-    if node.op == "CASE":
-        values = [*node.args[1::2], *node.args[len(node.args) // 2 * 2 :]]
-        if all(value.op == "text" for value in values):
-            return tuple(sorted({value.args[0] for value in values}))
+    if node.op == "CAST" and node.args[1] == "VARCHAR":
+        return _list_operand(node.args[0], table)
+    if node.op in _OF_TEXTS:
+        return _list_texts(node, table)
     inner = node.args[-1] if node.op == "date_trunc" else node.args[0] if node.args else None
     if isinstance(inner, Node) and inner.op == "column":
         column = table.column(".".join(inner.args[0]))
@@ -143,7 +145,50 @@ def list_keys(node: Node, table: Table) -> tuple[str, ...] | None:
     return None
 
 
-_TRUTHS = {"=", "<>", "<", "<=", ">", ">=", "AND", "OR", "NOT", "IS NULL", "IN", "LIKE"}
+def _list_texts(node: Node, table: Table) -> tuple[str, ...] | None:
+    """The keys of a text that is made of others, each of which has known keys."""
+    values = [arg for arg in node.args if isinstance(arg, Node)]
+    if node.op == "CASE":
+        values = [*node.args[1::2], *node.args[len(node.args) // 2 * 2 :]]
+    if node.op == "substring":
+        values = values[:1]
+    lists = [_list_operand(value, table) for value in values]
+    known = [keys for keys in lists if keys is not None]
+    if len(known) < len(lists) or math.prod(map(len, known)) > MOST_KEYS:
+        return None
+    if node.op == "substring":
+        first, length = (int(arg.args[0]) for arg in node.args[1:])
+        known = [tuple(key[first - 1 : first - 1 + length] for key in known[0])]
+    if node.op == "||":
+        known = [tuple(map("".join, itertools.product(*known)))]
+    return tuple(sorted({key for keys in known for key in keys}))
+
+
+def _list_operand(value: Node, table: Table) -> tuple[str, ...] | None:
+    if value.op == "text":
+        return (str(value.args[0]),)
+    if value.op == "column":
+        return table.column(".".join(value.args[0])).public_keys
+    return list_keys(value, table)
+
+
+#: Operators that give one of their operands' texts, or a text made of them.
+_OF_TEXTS = ("CASE", "coalesce", "substring", "||")
+_TRUTHS = {
+    "=",
+    "<>",
+    "<",
+    "<=",
+    ">",
+    ">=",
+    "AND",
+    "OR",
+    "NOT",
+    "IS NULL",
+    "IN",
+    "LIKE",
+    "regexp_matches",
+}
 
 
 def _list_bins(node: Node, low: int, high: int) -> tuple[str, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from dataclasses import dataclass
 
@@ -44,6 +45,8 @@ def bound_expression(node: Node, table: Table, integers: set[str]) -> RowBounds:
         return _bound_choice(node, [bound_expression(arg, table, integers) for arg in values])
     if node.op == "length":
         return RowBounds(0, math.inf, True)
+    if node.op == "date_diff":
+        return _bound_difference(node, table)
     if node.op in PART_RANGES:
         return RowBounds(*PART_RANGES[node.op], True)
     if node.op == "bucket":
@@ -80,6 +83,44 @@ def _bound_choice(node: Node, spans: list[RowBounds]) -> RowBounds:
     if node.op == "greatest":
         low = max([low, *(s.low for s in literals)])
     return RowBounds(low, high, all(s.whole for s in spans))
+
+
+def _bound_difference(node: Node, table: Table) -> RowBounds:
+    """Of two columns whose bounds are dates: what `date_diff` gives for their ends."""
+    ends = []
+    for arg in node.args[1:]:
+        if arg.op == "text":
+            day = _day_of(arg.args[0])
+            ends.append((day, day))
+            continue
+        column = table.column(".".join(arg.args[0])) if arg.op == "column" else None
+        if column is None or not column.holds_dates or None in (column.lower, column.upper):
+            return RowBounds(whole=True)
+        ends.append((float(column.lower or 0), float(column.upper or 0)))
+    unit, (earlier, later) = node.args[0].args[0], ends
+    low, high = later[0] - earlier[1], later[1] - earlier[0]
+    if math.isnan(low):
+        return RowBounds(whole=True)
+    if unit == "day":
+        return RowBounds(low, high, True)
+    # A day of a timestamp's column ends a day later; years, quarters, months and weeks are at least so long.
+    if unit in _PER_DAY:
+        return RowBounds((low - 1) * _PER_DAY[unit], (high + 1) * _PER_DAY[unit], True)
+    days = _DAYS[unit]
+    return RowBounds(math.floor(low / days) - 1, math.ceil(high / days) + 1, True)
+
+
+def _day_of(text: str) -> float:
+    """Of a literal date or timestamp the days since 1970."""
+    try:
+        return float(dt.date.fromisoformat(text[:10]).toordinal() - _EPOCH)
+    except ValueError:
+        return math.nan
+
+
+_EPOCH = dt.date(1970, 1, 1).toordinal()
+_DAYS = {"week": 7, "month": 28, "quarter": 90, "year": 365}
+_PER_DAY = {"hour": 24, "minute": 1440, "second": 86_400, "microsecond": 86_400_000_000}
 
 
 def bound_operator(op: str, spans: list[RowBounds]) -> tuple[float, float]:

@@ -60,6 +60,13 @@ PART_RANGES = {
 }
 #: What ``date_trunc`` rounds down to: dates, and what only timestamps have.
 DATE_UNITS, TIME_UNITS = ("year", "quarter", "month", "week", "day"), ("hour", "minute")
+#: What ``date_diff`` counts the boundaries of: with dates, and those that only timestamps have.
+DIFFERENCES = (
+    *("day", "week", "month", "quarter", "year"),
+    *("hour", "minute", "second", "microsecond"),
+)
+#: Operators that are rendered as DuckDB's SQL alone.
+DUCKDB_ALONE = ("substring", "||", "date_diff", "regexp_matches", "regexp_extract")
 #: Types of CAST by what sqlglot calls them.
 CAST_TYPES = {
     "TEXT": "VARCHAR",
@@ -72,7 +79,7 @@ CAST_TYPES = {
 }
 CHOICES = {"Least": "least", "Greatest": "greatest", "Coalesce": "coalesce"}
 BINARY = COMPARISONS | CONNECTIVES | ARITHMETIC
-_INFIX = {*BINARY.values(), "LIKE"}
+_INFIX = {*BINARY.values(), "LIKE", "||"}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from dpflow.tables.language.nodes import (
     CHOICES,
     COMPARISONS,
     DATE_UNITS,
+    DUCKDB_ALONE,
     PART_RANGES,
     Node,
     refuse_sql,
@@ -168,6 +169,8 @@ class Renderer(ABC):
             return self._write_cast(node)
         if node.op == "date_trunc":
             return self._write_date_trunc(node)
+        if node.op in DUCKDB_ALONE:
+            return self.write_special(node)
         if node.op in PART_RANGES:
             moment = self._calendar_value(node, node.args[0])
             return self.date_part(node.op, moment.sql), "whole"
@@ -189,11 +192,18 @@ class Renderer(ABC):
             return value, "whole" if node.op == "length" else "text"
         raise AssertionError(f"{node.op} has no SQL")
 
+    def write_special(self, node: Node) -> tuple[str, str]:
+        """An operator of `DUCKDB_ALONE`, with its family."""
+        refuse_sql("types", f"{node.op} is computed on DuckDB only, not on {self.dialect}")
+
     def _write_arithmetic(self, node: Node) -> Term:
         """Arithmetic with one guard around all of it: engines write what stands in a nullif twice,
         so one in each operand would double the query with every level.
         """
         terms = [self.write_term(arg) for arg in node.args]
+        if node.op == "-" and [term.family for term in terms] == ["date", "date"]:
+            unit, (later, earlier) = Node("text", ("day",)), node.args
+            return Term(*self.write_special(Node("date_diff", (unit, earlier, later))))
         require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
         values = [self._as_operand(term) for term in terms]
         if len(values) == 1:
@@ -362,6 +372,36 @@ class DuckDBRenderer(Renderer):
         if not field.is_float:
             return missing
         return self.write.operate(missing, "OR", self.write.call("isnan", field.sql))
+
+    def write_special(self, node: Node) -> tuple[str, str]:
+        if node.op == "date_diff":
+            unit = node.args[0].args[0]
+            moments = [
+                self._calendar_value(node, arg) if arg.op != "text" else None
+                for arg in node.args[1:]
+            ]
+            families = {moment.family for moment in moments if moment is not None}
+            require_operands(len(families) == 1, node, "two dates, or two timestamps")
+            (family,) = families
+            ends = [
+                self._time_constant(arg.args[0], family) if moment is None else moment.sql
+                for arg, moment in zip(node.args[1:], moments)
+            ]
+            require_operands(unit in DATE_UNITS or family != "date", node, "timestamps")
+            # Of the years 1 to 9999 there are fewer than 2^59 microseconds.
+            return self.write.call("date_diff", self.write.text(unit), *ends), "whole"
+        terms = [self.write_term(arg) for arg in node.args]
+        texts = terms[: 2 if node.op != "substring" else 1]
+        require_operands(all(term.family == "text" for term in texts), node, "text")
+        if node.op == "||":
+            return self.write.operate(terms[0].sql, "||", terms[1].sql), "text"
+        family = "truth" if node.op == "regexp_matches" else "text"
+        values = [
+            # DuckDB wants positions as they stand, and groups as no BIGINT.
+            str(int(arg.args[0])) if arg.op == "number" else term.sql
+            for arg, term in zip(node.args, terms)
+        ]
+        return self.write.call(node.op, *values), family
 
     def text_bytes(self, text: str) -> str:
         return self.write.call("encode", text)

@@ -24,6 +24,7 @@ _OPERATORS = {
     "AND": "And",
     "OR": "Or",
     "LIKE": "Like",
+    "||": "DPipe",
 }
 
 

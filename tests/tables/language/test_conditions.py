@@ -184,8 +184,23 @@ def test_what_conditions_mean(nasty: Any, where: str, rows: int) -> None:
         ("now() > ts", "the function 'now'"),
         ("current_date > day", "CurrentDate"),
         ("txt SIMILAR TO '(a+)+'", "SimilarTo"),
-        ("txt ~ 'x'", "RegexpLike"),
-        ("regexp_matches(txt, '(')", "Regexp"),
+        ("txt ~ txt", "literals"),
+        ("regexp_matches(txt, '(')", "the regular expression is none of DuckDB's"),
+        ("regexp_matches(txt, '(a{999}){999}')", "the regular expression is none of DuckDB's"),
+        ("regexp_matches(txt, 'a', 'i')", "with flag"),
+        ("substr(txt, 0, 2) = ''", "literals"),
+        ("left(txt, -1) = ''", "literals"),
+        ("txt ILIKE 'É%'", "literals"),
+        ("contains(txt, '%')", "literals"),
+        ("strftime(day, '%s') = ''", "literals"),
+        ("strftime(day, 'x') = ''", "literals"),
+        ("day + INTERVAL 1 DAY > day", "literals"),
+        ("day < DATE '9999-12-31' + INTERVAL 1 DAY", "literals"),
+        ("ts - ts > INTERVAL 1 MONTH", "literals"),
+        ("day - day > INTERVAL 1 DAY", "types"),
+        ("date_diff('hour', day, day) = 1", "types"),
+        ("date_diff('day', day, ts) = 1", "types"),
+        ("date_diff('century', day, day) = 1", "literals"),
         ("txt LIKE 'a' ESCAPE 'bc'", "Escape"),
         ("txt LIKE ANY ('a')", "allow-list"),
         ("txt LIKE txt", "literals"),
@@ -193,7 +208,7 @@ def test_what_conditions_mean(nasty: Any, where: str, rows: int) -> None:
         ("i // 0 = 1", "IntDiv"),
         ("i ** 99 > 1", "Pow"),
         ("i << 99 > 1", "allow-list"),
-        ("txt || txt = ''", "DPipe"),
+        ("txt || i = ''", "types"),
         ("CASE i WHEN 1 THEN flag END", "Case with this"),
         ("CASE WHEN i THEN flag END", "types"),
         ("CASE WHEN flag THEN i ELSE txt END = 1", "types"),
@@ -207,7 +222,7 @@ def test_what_conditions_mean(nasty: Any, where: str, rows: int) -> None:
         ("i = NULL", "IS NULL"),
         ("i IN (NULL)", "IS NULL"),
         ("i IN (big)", "literals"),
-        ("i IS TRUE", "IS NULL"),
+        ("i IS TRUE", "types"),
         ("i = 1e999", "literals"),
         ("(i, i) = (1, 1)", "Tuple"),
         ("i[1] = 1", "Bracket"),
@@ -313,6 +328,7 @@ def test_equal_conditions_have_one_text() -> None:
     assert texts[1] != texts[0]
 
 
+DIFFERENCES = ["day", "week", "month", "quarter", "year"]
 PARTS = ["year", "quarter", "month", "day", "dayofyear", "dayofweek", "isodow", "hour", "minute"]
 times = st.deferred(
     lambda: (
@@ -343,6 +359,17 @@ numbers = st.deferred(
         )
         | texts.map(lambda t: f"length({t})")
         | numbers.map(lambda n: f"bucket({n}, 7)")
+        | numbers.map(lambda n: f"FLOOR({n} / 7) * 7")
+        | numbers.map(lambda n: f"nullif({n}, f)")
+        | st.sampled_from(
+            [
+                *(f"date_diff('{unit}', DATE '9999-12-31', day)" for unit in DIFFERENCES),
+                "if(flag, i, NULL)",
+                "date_diff('microsecond', ts, TIMESTAMP '9999-12-31 23:59:59.999999')",
+                "date_diff('hour', tz, tz)",
+                "day - day",
+            ]
+        )
         | st.tuples(st.sampled_from(PARTS), times).map(lambda t: f"{t[0]}({t[1]})")
         | st.sampled_from(["CAST(flag AS BIGINT)", "CAST(i AS DOUBLE)", "CAST(big AS BIGINT)"])
     )
@@ -351,6 +378,10 @@ texts = st.deferred(
     lambda: (
         st.sampled_from(["txt", "en", "'Oslo'", "'%'", "''''"])
         | texts.map(lambda t: f"upper(lower({t}))")
+        | texts.map(lambda t: f"substr({t}, 2, 3) || concat(txt, en)")
+        | st.sampled_from(
+            ["regexp_extract(txt, '(.)(.)', 2)", "strftime(day, '%Y, %A')", "strftime(tz, '%m')"]
+        )
         | st.sampled_from(["i", "big", "day", "ts", "flag", "id"]).map(
             lambda c: f"CAST({c} AS VARCHAR)"
         )
@@ -372,6 +403,16 @@ condition_texts = st.deferred(
         | st.tuples(numbers, comparison, numbers).map(" ".join)
         | st.tuples(texts, comparison, texts).map(" ".join)
         | texts.map(lambda t: f"{t} LIKE '_%\\'")
+        | texts.map(lambda t: f"{t} ILIKE '_O%'")
+        | st.sampled_from(
+            [
+                "regexp_matches(txt, '^(a+)+$')",
+                "flag IS NOT TRUE",
+                "txt IS DISTINCT FROM en",
+                "ts - ts > INTERVAL '1 day'",
+                "day < DATE '2020-01-31' + INTERVAL 1 MONTH",
+            ]
+        )
         | times.map(lambda t: f"date_trunc('month', {t}) >= '2020-02-01'")
         | numbers.map(lambda n: f"{n} IN (0, 1.5)")
         | condition_texts.map(lambda c: f"NOT ({c})")
