@@ -14,12 +14,20 @@ import re
 from collections.abc import Callable
 from decimal import Decimal
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dpflow.tables.language.nodes import COMPARISONS, DIFFERENCES, Node, refuse_sql
 
-if TYPE_CHECKING:
-    from dpflow.tables.language.conditions import Reader
+
+class Reader(Protocol):
+    """What copies operands into the language."""
+
+    def read_operand(self, found: Any, depth: int) -> Node:
+        """An operand of what is read at a depth."""
+
+    def take_arguments(self, found: Any, *names: str, ignore: tuple[str, ...] = ()) -> list[Any]:
+        """The named arguments; any other that is set is refused."""
+
 
 #: The longest text that ``substring`` gives, and the longest pattern.
 MAX_LENGTH, MAX_PATTERN = 10_000, 500
