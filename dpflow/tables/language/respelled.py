@@ -13,9 +13,9 @@ import datetime as dt
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from functools import cache
 from typing import Any, Protocol
 
+from dpflow.tables.access.patterns import find_problem
 from dpflow.tables.language.nodes import COMPARISONS, DIFFERENCES, Node, refuse_sql
 
 
@@ -328,26 +328,13 @@ def _regexp(reader: Reader, parsed: Any, depth: int) -> Node:
             "literals",
             f"a regular expression has at most {MAX_PATTERN} characters, and nine groups",
         )
-    check_pattern(pattern, position)
+    # One that DuckDB does not take would fail where rows are read.
+    if problem := find_problem(pattern):
+        refuse_sql("literals", f"the regular expression is none of DuckDB's: {problem}")
     subject = (reader.read_operand(value, depth), Node("text", (pattern,)))
     if not extracts:
         return Node("regexp_matches", subject)
     return Node("regexp_extract", (*subject, Node("number", (Decimal(position),))))
-
-
-@cache
-def check_pattern(pattern: str, group: int) -> None:
-    """Refuse a regular expression that DuckDB does not take: it would fail where rows are read."""
-    import duckdb
-
-    problem = ""
-    with duckdb.connect(":memory:") as connection:
-        try:
-            connection.execute("SELECT regexp_extract('', ?, ?)", [pattern, group])
-        except duckdb.Error as error:
-            problem = str(error).splitlines()[0][:80]
-    if problem:
-        refuse_sql("literals", f"the regular expression is none of DuckDB's: {problem}")
 
 
 #: Functions that are parsed as a name with arguments.

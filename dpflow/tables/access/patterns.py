@@ -1,0 +1,18 @@
+"""Whether DuckDB takes a regular expression, asked of a database without rows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import duckdb
+
+
+@cache
+def find_problem(pattern: str) -> str:
+    """What DuckDB says of a pattern that it does not take; empty for one that it takes."""
+    with duckdb.connect(":memory:") as connection:
+        try:
+            connection.execute("SELECT regexp_matches('', ?)", [pattern])
+        except duckdb.Error as error:
+            return str(error).splitlines()[0][:80]
+    return ""
