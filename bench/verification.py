@@ -16,7 +16,7 @@ import json
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +30,34 @@ from dpflow.ledger.history import chain
 RELEASES, REPEATS, AT_ONCE, BAR = 4_000, 7, 50, 2.5
 
 
-def make_ledger(folder: Path, releases: int) -> Ledger:
+def make_ledger(folder: Path, releases: int, at_once: int = AT_ONCE) -> Ledger:
     """A ledger with settled releases of mapped tasks: two entries for each."""
     ledger = Ledger(folder / "ledger", anchor=folder / "anchor", create=True)
     ledger.grant(
         "bench", 10**6, 0, table=None, filter="hybrid", principal="bench", confirm_large=True
     )
+    spend(ledger, range(releases // at_once), at_once)
+    return ledger
+
+
+def spend(ledger: Ledger, runs: Iterable[int], at_once: int, task: str = "task") -> None:
+    """Charge and settle so many mapped releases in each run."""
     request = {"name": "count", "mechanism": "count", "params": {"epsilon": "0.001"}, "table": "t"}
-    for run in range(releases // AT_ONCE):
+    for run in runs:
         asks = [
             ReleaseCharge(
-                ReleaseKey("bench", "dag", "task", f"run-{run}", f"{instance:064x}"),
+                ReleaseKey("bench", "dag", task, f"run-{run}", f"{instance:064x}"),
                 event=Pure("0.001"),
                 blocks=(),
                 family="f" * 64,
-                slot=make_slot("dag", f"run-{run}", "task", instance=str(instance)),
+                slot=make_slot("dag", f"run-{run}", task, instance=str(instance)),
                 principal="airflow:dag",
                 request=request,
             )
-            for instance in range(AT_ONCE)
+            for instance in range(at_once)
         ]
         held = ledger.reserve_many(asks)
         ledger.settle_many([(one, {"rows": [[1, 2, 3]]}, "0" * 64) for one in held])
-    return ledger
 
 
 def measure(ledger: Ledger, repeats: int = REPEATS) -> tuple[int, dict[str, float]]:

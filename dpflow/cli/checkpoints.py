@@ -28,6 +28,12 @@ def sign_checkpoint(
         Path | None,
         typer.Option(help="A witness's private key; the owner's, in the anchor, if left out."),
     ] = None,
+    since: Annotated[
+        Path | None,
+        typer.Option(
+            help="An earlier checkpoint of the same signer or the owner: only what came after it is verified."
+        ),
+    ] = None,
     ledger: LedgerOption = None,
 ) -> None:
     """Verify everything, then print a signed note of how far the history goes and what was spent.
@@ -35,7 +41,8 @@ def sign_checkpoint(
     Keep it elsewhere: mail it, commit it, put it into an object store.
     """
     signer = None if key is None else Signer.parse(read_text(key))
-    print(open_ledger(ledger).checkpoint(signer), end="")
+    earlier = None if since is None else read_text(since)
+    print(open_ledger(ledger).checkpoint(signer, since=earlier), end="")
 
 
 def make_key(

@@ -88,6 +88,14 @@ SinceOption = Annotated[
     ),
 ]
 
+NewOnlyOption = Annotated[
+    bool,
+    typer.Option(
+        "--new-only",
+        help="Trust the checkpoint, the earliest if there are several, and check what came after it.",
+    ),
+]
+
 
 @app.command()
 def grant(
@@ -318,6 +326,7 @@ def verify(
     since: Annotated[
         Path | None, typer.Option(help="A checkpoint that the history must extend.")
     ] = None,
+    new_only: NewOnlyOption = False,
     key: KeysOption = None,
     failures: Annotated[
         bool,
@@ -333,11 +342,14 @@ def verify(
     changed, dropped, reordered or restored. With --failures, exit 1 if a draw failed.
     """
     if failures:
-        report = open_ledger(ledger).failures()
-        show_json(asdict(report)) if as_json else print(report)
-        sys.exit(bool(report.failures))
+        draws = open_ledger(ledger).failures()
+        show_json(asdict(draws)) if as_json else print(draws)
+        sys.exit(bool(draws.failures or draws.unreadable))
+    if new_only and since is None:
+        raise InvalidInput("--new-only starts at a checkpoint; name it with --since FILE")
     note = None if since is None else read_text(since)
-    _show_verification(open_ledger(ledger).verify(since=note, keys=key or ()), as_json)
+    report = open_ledger(ledger).verify(since=note, keys=key or (), new_only=new_only)
+    _show_verification(report, as_json)
 
 
 @app.command()
@@ -412,6 +424,7 @@ def write_report(
         list[Path] | None,
         typer.Option(help="A checkpoint that the history should extend; may be repeated."),
     ] = None,
+    new_only: NewOnlyOption = False,
     key: KeysOption = None,
     ledger: LedgerOption = None,
 ) -> None:
@@ -423,7 +436,10 @@ def write_report(
         for name, text in (("since", since), ("until", until))
     }
     notes = [read_text(file) for file in checkpoint or ()]
-    page = open_ledger(ledger).report(scope, **points, checkpoints=notes, keys=key or ())
+    if new_only and not notes:
+        raise InvalidInput("--new-only starts at a checkpoint; name it with --checkpoint FILE")
+    terms: Any = points | {"checkpoints": notes, "keys": key or (), "new_only": new_only}
+    page = open_ledger(ledger).report(scope, **terms)
     if file is None:
         print(page, end="")
         return

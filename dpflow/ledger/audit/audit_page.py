@@ -48,6 +48,7 @@ class AuditPage:
         since, until: the period, from the first on and before the second; None is no bound.
         checkpoints: signed ones, each with whose key signed it and why the history does not extend it
             ("" if it does), as `CheckpointTrace.explain` says.
+        checked_after: entries up to this one were not verified; 0 if all were.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class AuditPage:
         since: Point | None,
         until: Point | None,
         checkpoints: Sequence[tuple[Checkpoint, str, str]] = (),
+        checked_after: int = 0,
     ) -> None:
         self._scope, self._since, self._until = scope, since, until
-        self._checkpoints = checkpoints
+        self._checkpoints, self._checked_after = checkpoints, checked_after
         self._grants: list[Entry] = []
         self._in_force: dict[str, Entry] = {}  # the newest grant of each scope before the period
         self._spends = {name: _Spend() for name in ("DAG", "principal", "scope that asked")}
@@ -120,11 +122,17 @@ class AuditPage:
             for block, cost in sorted(self._total.costs[""].items())
             for rest in [self._amounts(cost)]
         ]
+        verified = "The whole history was verified for this page."
+        if self._checked_after:
+            verified = (
+                f"Entries behind {self._checked_after} were verified for this page; those before were not rechecked, a "
+                f"checkpoint was trusted."
+            )
         return "".join(
             [
                 begin_page(title, width="70rem", style=_STYLE),
                 f"<p>{escape(period)}</p>\n",
-                f"<p>The whole history was verified for this page. Newest: {escape(self._newest)}. ",
+                f"<p>{verified} Newest: {escape(self._newest)}. ",
                 "The page is not signed: compare it with a signed checkpoint.</p>\n",
                 _render_table("Checkpoints", _CHECKPOINT, self._checkpoint_rows()),
                 _render_table("Grants", _GRANT, self._grant_rows()),

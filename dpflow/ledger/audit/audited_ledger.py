@@ -8,9 +8,9 @@ import contextlib
 import datetime as dt
 import itertools
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import sqlalchemy as sa
 
@@ -18,6 +18,7 @@ from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit import export, migrations, recheck, recovery, verify
 from dpflow.ledger.audit.audit_page import AuditPage
 from dpflow.ledger.audit.failures import FailureReport, read_failures
+from dpflow.ledger.audit.forward import ForwardCheck
 from dpflow.ledger.audit.statement import Group, Statement, StatementReader
 from dpflow.ledger.books import charges, releases, sessions
 from dpflow.ledger.books.records import (
@@ -167,6 +168,7 @@ class AuditedLedger(SealedDatabase):
         until: Point | None = None,
         checkpoints: Sequence[str] = (),
         keys: Sequence[str] = (),
+        new_only: bool = False,
     ) -> str:
         """One HTML page for an auditor: grants, spend, refusals, orphans and decisions of a scope in a
         period, and whether the history extends checkpoints.
@@ -175,6 +177,7 @@ class AuditedLedger(SealedDatabase):
             scope: a granted scope; the quotas below it are part of it.
             since, until: from this entry or time on, and before that one; no bound if None.
             checkpoints: signed ones, and ``keys`` that may have signed them beside the owner's own.
+            new_only: verify as `verify` does with the earliest of them; the page says so.
 
         Raises:
             UnknownName: nobody granted the scope.
@@ -184,11 +187,13 @@ class AuditedLedger(SealedDatabase):
             charges.get_scope(state, scope)
         points = [self._open_checkpoint(note, keys) for note in checkpoints]
         with self._database.begin_reading() as transaction:
-            trace, expected, problems = self._verify_within(transaction, points)
+            trace, expected, problems, after = self._verify_within(
+                transaction, points, new_only=new_only and bool(points)
+            )
         if problems:
             raise LedgerCorrupt(f"nothing is reported that does not verify: {problems[0]}")
         answers = [(point, signer, trace.explain(point)) for point, signer in points]
-        page = AuditPage(scope, since, until, answers)
+        page = AuditPage(scope, since, until, answers, after)
         # What was written since was not verified.
         page.add_entries(itertools.islice(self.stream_history(), expected.entries))
         return page.render_html()
@@ -220,42 +225,66 @@ class AuditedLedger(SealedDatabase):
 
     # --- verification -----------------------------------------------------------------------------
 
-    def verify(self, *, since: str | None = None, keys: Sequence[str] = ()) -> VerificationReport:
+    def verify(
+        self, *, since: str | None = None, keys: Sequence[str] = (), new_only: bool = False
+    ) -> VerificationReport:
         """Recompute chain and seals, compare with the anchor, and rebuild every table from the
         entries.
 
         Args:
             since: a signed checkpoint, which the history must extend.
             keys: verifier keys that may have signed it, beside the owner's own.
+            new_only: trust the checkpoint, and check the entries behind it and the rows that they
+                touch alone. A loss or an import since then is checked from the first entry on.
 
         Raises:
             LedgerCorrupt: no trusted key signed the checkpoint.
         """
         points = [] if since is None else [self._open_checkpoint(since, keys)]
         with self._database.begin_reading() as transaction:
-            trace, expected, problems = self._verify_within(transaction, points)
+            trace, expected, problems, after = self._verify_within(
+                transaction, points, new_only=new_only
+            )
         compared = points[0][0].size if points else None
         found = *problems, *trace.problems
-        return VerificationReport(expected.entries, found, compared, tuple(trace.warnings))
+        return VerificationReport(expected.entries, found, compared, tuple(trace.warnings), after)
 
     def _verify_within(
         self,
         transaction: Transaction,
         points: Sequence[tuple[Checkpoint, str]] = (),
         marked: bool = True,
-    ) -> tuple[recovery.CheckpointTrace, recheck.Recheck, list[str]]:
-        """What goes by, what the entries leave, and all that is wrong; without the mark's own
-        problems if ``marked`` is false.
+        new_only: bool = False,
+    ) -> tuple[recovery.CheckpointTrace, recheck.Recheck, list[str], int]:
+        """What goes by, what the entries leave, all that is wrong, and the entry behind which it was
+        checked; without the mark's own problems if ``marked`` is false.
+
+        Args:
+            new_only: start at the earliest of the checkpoints, if it can be.
         """
-        auditor = chain.Auditor(self._anchor, marked=marked)
-        expected = recheck.Recheck()
+        start = min((point for point, _ in points), key=lambda p: p.size) if new_only else None
+        forward = None if start is None else ForwardCheck(transaction, self._anchor, start)
+        if forward is None or forward.is_whole or start is None:
+            auditor = chain.Auditor(self._anchor, marked=marked)
+            expected, forward, start = recheck.Recheck(), None, None
+            entries: Iterator[Any] = transaction.stream(verify.ENTRIES)
+        else:
+            auditor = chain.Auditor(self._anchor, start=(start.size, start.head))
+            forward.require_mark(auditor.mark)
+            expected, entries = forward.start(), forward.entries()
         trace = recovery.CheckpointTrace(points, self._anchor.ledger_id, expected)
-        rows = trace.pass_entries(transaction.stream(verify.ENTRIES))
-        for row in auditor.pass_entries(rows):
+        if forward is not None:
+            trace.start(forward.first)
+        for row in auditor.pass_entries(trace.pass_entries(entries)):
             expected.apply_entry(row)
-        tables = verify.TableCheck(transaction, expected, self._cipher, self._seal_state)
-        found = tables.find_problems(self._meta_values())
-        return trace, expected, [*auditor.problems, *expected.problems, *found]
+        found = []
+        if forward is not None:
+            forward.forget_past(expected)
+            found += forward.problems
+        tables = verify.TableCheck(transaction, expected, self._cipher, self._seal_state, forward)
+        found += tables.find_problems(self._meta_values())
+        after = 0 if start is None else start.size
+        return trace, expected, [*auditor.problems, *expected.problems, *found], after
 
     def _open_checkpoint(self, note: str, keys: Sequence[str]) -> tuple[Checkpoint, str]:
         """A checkpoint and whose trusted key signed it."""
@@ -270,11 +299,13 @@ class AuditedLedger(SealedDatabase):
         """The owner's key pair. Raises `LedgerCorrupt` where the anchor has no private half."""
         return recovery.make_signer(self._anchor)
 
-    def checkpoint(self, signer: Signer | None = None) -> str:
+    def checkpoint(self, signer: Signer | None = None, *, since: str | None = None) -> str:
         """Verify everything, and sign how far the history goes and what was spent.
 
         Args:
             signer: a witness; the owner if left out.
+            since: an earlier checkpoint of the owner or this signer, behind which alone is verified.
+                The new one then says so.
 
         Returns:
             A signed note. Keep it where whoever can write the ledger and its anchor cannot.
@@ -282,11 +313,15 @@ class AuditedLedger(SealedDatabase):
         Raises:
             LedgerCorrupt: the ledger does not verify.
         """
+        keys = [] if signer is None else [signer.public_text]
+        points = [] if since is None else [self._open_checkpoint(since, keys)]
         with self._database.begin_reading() as transaction:
-            trace, expected, problems = self._verify_within(transaction)
-        if problems:
+            trace, expected, problems, after = self._verify_within(
+                transaction, points, new_only=bool(points)
+            )
+        if problems := [*problems, *trace.problems]:
             raise LedgerCorrupt(f"nothing is signed that does not verify: {problems[0]}")
-        point = recovery.make_checkpoint(self._anchor, expected, trace)
+        point = recovery.make_checkpoint(self._anchor, expected, trace, after)
         return (signer or self.signer).sign(point.text)
 
     # --- decisions of owners ----------------------------------------------------------------------
@@ -305,7 +340,7 @@ class AuditedLedger(SealedDatabase):
                 raise InvalidInput(
                     "the high-water mark is there; if it knows entries that are gone, see dpflow ledger recover --lost database"
                 )
-            trace, expected, problems = self._verify_within(transaction, marked=False)
+            trace, expected, problems, _ = self._verify_within(transaction, marked=False)
             if problems:
                 raise LedgerCorrupt(
                     f"a history that does not verify is not accepted: {problems[0]}"
@@ -353,7 +388,7 @@ class AuditedLedger(SealedDatabase):
         points = [] if checkpoint is None else [self._open_checkpoint(checkpoint, keys)]
         point, signer = points[0] if points else (None, "")
         with self._database.begin_writing() as transaction:
-            trace, _, problems = self._verify_within(transaction, points, marked=False)
+            trace, _, problems, _ = self._verify_within(transaction, points, marked=False)
             if problems:
                 raise LedgerCorrupt(f"what is left does not verify: {problems[0]}")
             if point is not None and not trace.accepts(point):

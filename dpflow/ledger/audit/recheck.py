@@ -106,14 +106,33 @@ def name_fixed(values: tuple[Any, ...]) -> dict[str, Any]:
 class ReleaseState:
     """What the history says of a release or session."""
 
-    __slots__ = ("fixed", "kind", "scope", *_CHANGING)
+    __slots__ = ("fixed", "kind", "scope", "seq", *_CHANGING)
 
-    def __init__(self, fixed: bytes, scope: str, kind: str, state: str, secret: str | None) -> None:
-        self.fixed, self.scope, self.kind, self.state = fixed, scope, kind, state
+    def __init__(
+        self, fixed: bytes, seq: int, scope: str, kind: str, state: str, secret: str | None
+    ) -> None:
+        self.fixed, self.seq = fixed, seq
+        self.scope, self.kind, self.state = scope, kind, state
         self.attempts, self.fenced_below, self.version = 1, 0, 0
         self.secret_digest = secret
         self.result_digest: str | None = None
         self.snapshot: str | None = None
+
+    @classmethod
+    def from_entry(cls, entry: Any, body: Mapping[str, Any]) -> ReleaseState:
+        """As the entry that charged it left it."""
+        fixed = digest_values(read_fixed(entry, body))
+        state = "open" if entry.kind == "session" else "reserved"
+        return cls(fixed, entry.seq, entry.scope, entry.kind, state, body["state"])
+
+    @classmethod
+    def from_row(cls, row: Any) -> ReleaseState:
+        """As a row says, in the order of the table's columns."""
+        kind = "session" if row.state in ("open", "closed") else "reserve"
+        release = cls(digest_values(_fixed_of_row(row)), row.seq, row.scope, kind, row.state, None)
+        for name, value in zip(_CHANGING, _changing_of_row(row)):
+            setattr(release, name, value)
+        return release
 
     def changing(self) -> dict[str, Any]:
         """The columns that change."""
@@ -188,8 +207,13 @@ class Recheck:
         return 2 in (terms["approvals"], self.scopes.get(scope, terms)["approvals"])
 
     def _apply_propose(self, entry: Any, body: dict[str, Any]) -> None:
-        terms = self._read_terms(entry, body)
+        self.propose(entry, body)
+        terms = self.proposals[entry.scope]
         _require(self._needs_second(entry.scope, terms), "proposes what needs no second approval")
+
+    def propose(self, entry: Any, body: dict[str, Any]) -> None:
+        """Take down a proposal."""
+        terms = self._read_terms(entry, body)
         self.proposals[entry.scope] = terms | {"principal": entry.principal, "seq": entry.seq}
 
     def _require_second(self, entry: Any, terms: Mapping[str, Any], approved: int | None) -> None:
@@ -260,11 +284,9 @@ class Recheck:
             row["partition"] = row["partition"] or body["partition"] or None
         for claim in joined:
             self.data.setdefault(claim, {"first": name, "gate": None, "partition": None})
-        fixed = digest_values(read_fixed(entry, body))
-        state = "open" if is_session else "reserved"
         if is_session:
             self.keys.add((name, 0))
-        self.releases[name] = ReleaseState(fixed, scope, kind, state, body["state"])
+        self.releases[name] = ReleaseState.from_entry(entry, body)
 
     def _apply_session(self, entry: Any, body: dict[str, Any]) -> None:
         self._apply_reserve(entry, body, "session")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
@@ -87,6 +88,11 @@ class CheckpointTrace:
             if (point.ledger_id, point.size) == (ledger_id, 0)
         }
         self.taken_over: set[str] = set()
+
+    def start(self, row: Any) -> None:
+        """Begin behind an entry that was signed; None if it is gone."""
+        if row is not None:
+            deque(self.pass_entries([row]), 0)
 
     def pass_entries(self, rows: Any) -> Iterator[Any]:
         """All entries by number, as they come."""
@@ -217,7 +223,9 @@ def _subtract(larger: Cost, smaller: Cost) -> Cost:
     return Cost(*(SATURATED if a == SATURATED else a - b for a, b in pairs))
 
 
-def make_checkpoint(anchor: Anchor, expected: Recheck, trace: CheckpointTrace) -> Checkpoint:
+def make_checkpoint(
+    anchor: Anchor, expected: Recheck, trace: CheckpointTrace, checked_after: int
+) -> Checkpoint:
     """What a verified history comes to."""
     return Checkpoint(
         anchor.ledger_id,
@@ -236,6 +244,17 @@ def make_checkpoint(anchor: Anchor, expected: Recheck, trace: CheckpointTrace) -
             for name, row in sorted(expected.scopes.items())
         ),
         tuple(sorted(expected.account_rows(), key=lambda row: row[:2])),
+        tuple(
+            (name, row.seq, row.attempts, row.fenced_below, row.version, row.secret_digest)
+            for name, row in sorted(expected.releases.items())
+            if row.state in ("reserved", "open")
+        ),
+        tuple(
+            row["seq"]
+            for name, row in sorted(expected.proposals.items())
+            if row["seq"] > expected.scopes.get(name, {"seq": 0})["seq"]
+        ),
+        checked_after,
     )
 
 

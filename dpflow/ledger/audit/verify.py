@@ -4,8 +4,8 @@ leave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
@@ -14,7 +14,13 @@ from dpflow.ledger.audit.recheck import Recheck, ReleaseState, digest_values
 from dpflow.ledger.books.releases import WITH_KEY, open_result
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, open_answer, read_verdict
 from dpflow.ledger.history.cipher import Cipher
-from dpflow.ledger.history.state import EMPTY_ROOT, TABLES, build_nodes, list_items
+from dpflow.ledger.history.state import (
+    EMPTY_ROOT,
+    TABLES,
+    LedgerState,
+    build_nodes,
+    list_items,
+)
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction
 
@@ -44,12 +50,23 @@ def _open_result(cipher: Cipher, row: Any) -> str:
     return open_result(cipher, row, row.result, row.wrapped)
 
 
+class TouchedRows(Protocol):
+    """The rows that a part of the history touched."""
+
+    def rows_of(self, table: sa.Table, expected: Recheck) -> Iterable[Any]:
+        """Those of a table, as `TableCheck` compares them."""
+
+    def key_rows(self) -> Iterable[Any]:
+        """Those of the table of keys."""
+
+
 class TableCheck:
     """Compares rows with what the rules left, table by table, and computes the root they give.
 
     Args:
         cipher: opens results, answers and states.
         seal: the commitment to a session's secret state.
+        touched: the rows to compare; None for every row.
     """
 
     def __init__(
@@ -58,17 +75,21 @@ class TableCheck:
         expected: Recheck,
         cipher: Cipher,
         seal: Callable[[str], str],
+        touched: TouchedRows | None = None,
     ) -> None:
         self.problems: list[str] = []
+        self._touched = touched
         self._transaction, self._expected, self._seal = transaction, expected, seal
         self._cipher = cipher.read_many()
 
     def find_problems(self, meta: Mapping[str, str]) -> list[str]:
         """Every difference between the tables and what the history says."""
         # An index may be damaged while every row of its table still reads right.
-        if self._transaction.dialect == "sqlite" and self._transaction.text(
-            "PRAGMA integrity_check(1)"
-        ) != [("ok",)]:
+        if (
+            self._touched is None
+            and self._transaction.dialect == "sqlite"
+            and self._transaction.text("PRAGMA integrity_check(1)") != [("ok",)]
+        ):
             self.problems.append(
                 "the file is damaged, though its history may be whole: export it and import that, or bring the newest copy back"
             )
@@ -82,13 +103,24 @@ class TableCheck:
         except TypeError:
             items = []
         self._compare_keys()
-        if not self.problems:
+        if self._touched is not None:
+            self._prove_items(items)
+        elif not self.problems:
             self._compare_nodes(items)
         return self.problems
+
+    def _prove_items(self, items: list[str]) -> None:
+        """What was compared is below the newest entry's root."""
+        try:
+            LedgerState(self._transaction, self._expected.root or EMPTY_ROOT).prove_items(items)
+        except LedgerCorrupt as error:
+            self.problems.append(str(error))
 
     def _rows_of(self, table: sa.Table) -> Any:
         """The rows of a table as they come, each compared."""
         compare: Any = getattr(self, "_compare_" + table.name.removeprefix("dpflow_"))
+        if self._touched is not None:
+            return compare(iter(self._touched.rows_of(table, self._expected)))
         if table is schema.release:
             return compare(self._transaction.stream(RELEASES))
         if table is schema.answer:
@@ -226,7 +258,8 @@ class TableCheck:
     def _compare_keys(self) -> None:
         """Every key opens something or did. What is stored was opened with its own."""
         expected = self._expected.keys
-        for row in self._transaction.stream(_KEYS):
+        touched = self._touched
+        for row in self._transaction.stream(_KEYS) if touched is None else touched.key_rows():
             name = row.release_id, row.version
             known = name in expected
             expected.discard(name)

@@ -393,12 +393,14 @@ class VerificationReport:
         problems: everything that does not hold.
         compared_with: number of the entry of the checkpoint that was compared; None without one.
         warnings: what changes no sum and may mislead people, such as clocks that went back.
+        checked_after: entries up to this one were not checked again: the checkpoint was trusted.
     """
 
     entries: int
     problems: tuple[str, ...]
     compared_with: int | None = None
     warnings: tuple[str, ...] = ()
+    checked_after: int = 0
 
     @property
     def ok(self) -> bool:
@@ -418,5 +420,8 @@ class VerificationReport:
                 "compared with no checkpoint kept elsewhere (--since FILE), so a database and an anchor that were restored "
                 "together would not be noticed"
             )
-        lines = [f"{self.entries} entries verified: chain, anchor and sums hold; {compared}"]
+        number, rest = self.entries - self.checked_after, ""
+        if self.checked_after:
+            rest = f"; entries before {self.checked_after + 1} not rechecked, nor rows that none since has touched"
+        lines = [f"{number} entries verified: chain, anchor and sums hold; {compared}{rest}"]
         return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])

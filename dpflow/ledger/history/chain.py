@@ -257,16 +257,17 @@ def _explain_loss(seq: int) -> str:
 
 
 class Auditor:
-    """Checks a whole history. It takes the mark when it is made: make it before the history is
-    read, because others go on. If ``marked`` is false, an owner decides without one.
+    """Checks a history behind an entry, from the first on by default. It takes the mark when it is
+    made: make it before the history is read, because others go on. If ``marked`` is false, an owner
+    decides without one.
     """
 
-    def __init__(self, anchor: Anchor, *, marked: bool = True) -> None:
-        self._anchor, self._damaged = anchor, ""
+    def __init__(self, anchor: Anchor, *, marked: bool = True, start: Seen = NOTHING) -> None:
+        self._anchor, self._damaged, self._start = anchor, "", start
         self.problems: list[str] = []
-        self._mark = NOTHING
+        self.mark = NOTHING
         try:
-            self._mark = anchor.read_mark() if marked else NOTHING
+            self.mark = anchor.read_mark() if marked else NOTHING
         except LedgerCorrupt as error:
             self._damaged = str(error)
 
@@ -274,7 +275,10 @@ class Auditor:
         """All entries by number, as they come; when they are through, `problems` has everything
         wrong with chain, seals and mark.
         """
-        previous, number, at_mark, problems = FIRST, 0, None, self.problems
+        (number, previous), problems = self._start, self.problems
+        # A mark before the start says nothing of what comes behind it.
+        at_mark = previous if self.mark[0] == number else None
+        passed = self.mark[1] if self.mark[0] < number else FIRST
         for row in rows:
             number += 1
             # A gap is told once; counting goes on from the number that is there.
@@ -286,10 +290,10 @@ class Auditor:
             if fault := find_fault(self._anchor, row):
                 problems.append(fault)
             previous = row.hash
-            if number == self._mark[0]:
+            if number == self.mark[0]:
                 at_mark = row.hash
             yield row
         if self._damaged:
             problems.append(self._damaged)
-        elif self._mark[1] not in (FIRST, at_mark):
-            problems.append(_explain_loss(self._mark[0]))
+        elif self.mark[1] not in (FIRST, at_mark, passed):
+            problems.append(_explain_loss(self.mark[0]))

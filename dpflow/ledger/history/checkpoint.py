@@ -164,6 +164,11 @@ class Checkpoint:
         scopes: name, filter as JSON text, what is protected, whether by blocks, whether closed, how
             many principals must agree to its next grant.
         spent: cost by scope and block.
+        unsettled: what was reserved or open: release, its entry, attempts, the attempts that are fenced,
+            version, and commitment to the secret state of a session, else None.
+        waiting: entries of the proposals that waited.
+        checked_after: 0 if every entry was verified; else those up to here were taken from an earlier
+            checkpoint.
     """
 
     ledger_id: str
@@ -173,27 +178,33 @@ class Checkpoint:
     at: str
     scopes: tuple[tuple[Any, ...], ...]
     spent: tuple[tuple[str, str, Cost], ...]
+    unsettled: tuple[tuple[Any, ...], ...] = ()
+    waiting: tuple[int, ...] = ()
+    checked_after: int = 0
 
     @property
     def text(self) -> str:
         """The lines that are signed."""
         head = _encode(bytes.fromhex(self.head))
         lines = [f"{_ORIGIN}{self.ledger_id}", str(self.size), head]
-        lines += [f"state {self.root}", f"at {self.at}"]
+        lines += [f"state {self.root}", f"at {self.at}", f"checked after {self.checked_after}"]
         lines += [f"scope {_line(scope)}" for scope in self.scopes]
         lines += [
             f"spent {_line((scope, block, cost.epsilon, cost.delta, cost.renyi))}"
             for scope, block, cost in self.spent
         ]
+        lines += [f"unsettled {_line(row)}" for row in self.unsettled]
+        lines += [f"waiting {number}" for number in self.waiting]
         return "\n".join(lines) + "\n"
 
     @classmethod
     def parse(cls, text: str) -> Checkpoint:
         """What `text` says. Raises `InvalidInput`."""
         try:
-            origin, size, head, state, at, *more = text.splitlines()
+            origin, size, head, state, at, checked, *more = text.splitlines()
             scopes = [json.loads(line[6:]) for line in more if line.startswith("scope ")]
             spent = [json.loads(line[6:]) for line in more if line.startswith("spent ")]
+            unsettled = [json.loads(line[10:]) for line in more if line.startswith("unsettled ")]
             parsed = cls(
                 origin.removeprefix(_ORIGIN),
                 int(size),
@@ -204,7 +215,15 @@ class Checkpoint:
                     (str(a), str(b), str(c), int(d), int(e), int(f)) for a, b, c, d, e, f in scopes
                 ),
                 tuple((str(a), str(b), Cost(*map(int, units))) for a, b, *units in spent),
+                tuple(
+                    (str(a), *map(int, numbers), None if z is None else str(z))
+                    for a, *numbers, z in unsettled
+                ),
+                tuple(int(line[8:]) for line in more if line.startswith("waiting ")),
+                int(checked.removeprefix("checked after ")),
             )
+            if any(len(row) != 6 for row in parsed.unsettled):
+                raise ValueError
             if parsed.text != text:
                 raise ValueError
         except (ValueError, TypeError):

@@ -352,6 +352,14 @@ class LedgerState:
             if find_digest(leaves[path], path) != digest:
                 raise LedgerCorrupt(_explain_row(name))
 
+    def prove_items(self, items: Sequence[str]) -> None:
+        """Raises `LedgerCorrupt` unless the newest entry's root holds these items of `list_items`."""
+        leaves = self._load_paths(item[:64] for item in items)
+        if any(find_digest(leaves[item[:64]], item[:64]) != item[64:] for item in items):
+            raise LedgerCorrupt(
+                "a row that new entries left is not what the newest entry's root says; run dpflow ledger verify"
+            )
+
     def store_root(self) -> str:
         """The root with all changes, which are written to the rows and nodes."""
         self.prove_reads()
