@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.toolbox.noise import rho_for
 from dpflow.demo.data import extract_flights
-from experiments.mean_gate import MeanGate, vote
+from experiments.gate import MeanGate, vote
 from experiments.report import Bound, Experiment, Found
 
 UNITS, QUESTIONS, TOLERANCE = 3000, 200, 0.03

@@ -91,7 +91,7 @@ class TriesGate(Gate[TriesParams]):
         noise = discrete_laplace(Fraction(most * params.tries) / params.epsilon, 1, source)
         body = {
             "verdict": "yes" if total + int(noise[0]) > 0 else "no",
-            "guarantee": "heuristic",
+            "guarantee": "unproven",
             "queries_left": params.tries - answered - 1,
         }
         return Verdict(body), State({"answered": answered + 1})

@@ -48,7 +48,7 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
         outcome that is left out skips all. None: no branching.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
 
-    Returns one verdict per candidate: yes, no or exhausted, its outcome, whether it is proven or heuristic, the
+    Returns one verdict per candidate: yes, no or exhausted, its outcome, whether it is proven or unproven, the
     corrected value of a no if the session corrects, how many claims and failures are left, the
     keyed id of the data and a commitment. The holdout's noisy threshold and counts appear nowhere.
     """

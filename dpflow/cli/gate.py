@@ -120,7 +120,7 @@ def show_plan(
     if design is not None:
         chosen = design.chosen
         about |= {"method": chosen.method, "verdicts": chosen.guarantee}
-        about |= {"intervals": f"+- {design.interval:.3g}, and noise"} if design.interval else {}
+        about |= {"intervals": f"+- {design.interval:.3g}"} if design.interval else {}
         event = "replaces" if design.wishes.question == "champion" else "refused"
         curve = list(design.curve)
     elif units is not None and deviation > 0:

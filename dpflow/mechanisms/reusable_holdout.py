@@ -26,8 +26,11 @@ Methods without noise promise no privacy and run on tables declared generalisati
 Generalisation: ``proven`` (with probability 1-beta every claim in the (rho, 1-rho) quantile
 interval of phi on fresh groups passes and every one above (rho-alpha, 1-rho+alpha), or with
 ``both`` outside it, fails: Feldman and Steinke, Theorem 5.1; for description_length a union bound
-over transcripts) when m and the noise meet the method's sizes, else ``heuristic``; every verdict
-says which. ``require: proven`` refuses a session that is not, with the numbers that would be. Fresh
+over transcripts) when m and the noise meet the method's sizes, else ``unproven``; every verdict
+says which. A challenge's yes is proven by every method: the mean difference of fresh groups is above
+``better_by``, by the test of `dpflow.core.toolbox.improvement` on groups, and a union bound over
+transcripts with the noise (docs/guides/gate-proof.md). Half of ``beta`` is for challenges where the
+session fixes a metric. ``require: proven`` refuses a session that is not, with the numbers that would be. Fresh
 groups are of the sizes in this partition, and units are independent draws.
 
 When not to use it: after the holdout was read by other means. No gate detects a model fitted to
@@ -66,12 +69,13 @@ from dpflow.core.toolbox.generalisation_bounds import (
     tight_groups,
     tight_threshold,
 )
-from dpflow.core.toolbox.noise import half_width
+from dpflow.core.toolbox.improvement import count_improvement
 from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
 from dpflow.core.toolbox.ranges import AnyRange
-from dpflow.core.toolbox.sparse_vector import Engine, Memory, sum_differences
+from dpflow.core.toolbox.sparse_vector import Engine, Memory
+from dpflow.core.toolbox.sum_tests import SparseVectorTest
+from dpflow.core.toolbox.transcripts import Transcripts
 from dpflow.core.toolbox.unit_counts import (
-    MOST_TOLERANCE,
     learn_units,
     least_units,
     qualify_proof,
@@ -142,7 +146,7 @@ class ReusableHoldout(Gate[HoldoutParams]):
         """The whole session's guarantee; `Unprotected` without noise. Refuses what ``require``
         forbids.
         """
-        if params.require == "proven" and (why := self._explain_heuristic(params, table)):
+        if params.require == "proven" and (why := self._explain_unproven(params, table)):
             raise PlanRefused(f"{why}; or drop require: proven")
         if not params.is_private:
             return Unprotected()
@@ -159,18 +163,18 @@ class ReusableHoldout(Gate[HoldoutParams]):
 
     def note(self, params: HoldoutParams, table: Table) -> str:
         """Whether verdicts are proven to generalise, and what would be needed if they are not."""
-        if why := self._explain_heuristic(params, table):
-            return f"verdicts are heuristic: {why}"
+        if why := self._explain_unproven(params, table):
+            return f"verdicts are unproven: {why}"
         least = least_units(params.groups, float(params.rho - params.alpha))
         return (
             f"verdicts are proven to generalise, if the table has at least {least} units with a value, the estimator is a mean "
             f"of bounded scores, and nothing was released from this data before"
         )
 
-    def _explain_heuristic(self, params: HoldoutParams, table: Table) -> str:
+    def _explain_unproven(self, params: HoldoutParams, table: Table) -> str:
         """Why nothing that this session says can be proven, or ""."""
         if not is_proven(params, self.changed_groups(table)):
-            return explain_heuristic(params, table)
+            return explain_unproven(params, table)
         if table.contribution_bounds.rows != 1:
             return "a proof is about units of one row; declare contribution_bounds: {rows: 1}"
         private = not table.generalisation_only and table.neighbours != "replace"
@@ -244,7 +248,8 @@ class ReusableHoldout(Gate[HoldoutParams]):
         # Who opened it for proofs only has no use for anything else.
         if params.require == "proven" and worth["guarantee"] != "proven":
             return Verdict({"verdict": "none", **worth}, closed=True), state
-        counts, threshold = self._count_against(params, table, query, answer, values)
+        before = (claim_count, failures)
+        counts, threshold = self._count_against(params, table, query, answer, values, before)
         pays, after = self._is_below(params, table, state, counts, threshold, source)
         failures += pays
         # A claim costs where it fails, a challenge where it succeeds: both are rare.
@@ -260,7 +265,7 @@ class ReusableHoldout(Gate[HoldoutParams]):
                 corrected=value,
                 corrected_guarantee="proven"
                 if good and worth["guarantee"] == "proven"
-                else "heuristic",
+                else "unproven",
             )
         return verdict, State({"asked": claim_count + 1, **known, **after})
 
@@ -271,14 +276,20 @@ class ReusableHoldout(Gate[HoldoutParams]):
         query: ClaimQuery,
         answer: PerGroup,
         values: NDArray[np.float64],
+        before: tuple[int, int],
     ) -> tuple[list[int], Fraction]:
-        """Integers that a group moves by 1 at most, and what one of them is at most if it pays."""
+        """Integers that a group moves by 1 at most, and what one of them is at most if it pays.
+
+        Args:
+            before: claims and failures before this one.
+        """
         groups = len(values)
         if query.champion:
-            margin = _challenge_margin(params, self.changed_groups(table), values, answer.width)
-            least = groups * query.better_by / (2 * Fraction(answer.width))
-            # One more, for the sum is rounded down and has to be above.
-            return [-sum_differences(values, answer.width)], -(least + margin + 1)
+            differences = np.nan_to_num(values, nan=0.0) / answer.width
+            margin = query.better_by / Fraction(answer.width)
+            cost = _challenge_cost(params, *before)
+            found = count_improvement(differences, margin, cost, is_replaced=True)
+            return [-found], Fraction(-_challenge_noise(params, self.changed_groups(table)))
         assert query.claim is not None
         claim = float(query.claim)
         # A loss that is too good is one that is too low.
@@ -303,47 +314,28 @@ class ReusableHoldout(Gate[HoldoutParams]):
         """What a verdict is worth on fresh data, and what was learnt of the units: part of the
         state, once and for the whole session.
         """
-        if why := self._explain_heuristic(params, table):
+        # Every transcript is counted, whatever the groups prove about claims.
+        if query.champion:
+            return {"guarantee": "proven"}, {}
+        if why := self._explain_unproven(params, table):
             proven = is_proven(params, self.changed_groups(table))
-            return {"guarantee": "heuristic", **({"because": why} if proven else {})}, {}
+            return {"guarantee": "unproven", **({"because": why} if proven else {})}, {}
         if params.metric is None and (
             query.default is not None or isinstance(query.estimator, SqlEstimator)
         ):
             why = "the default of a group without rows is the candidate's own; open with a metric, which fixes it"
-            return {"guarantee": "heuristic", "because": why}, {}
-        if query.champion and params.is_private:
-            why = "with noise only claims are proven, and this is a comparison"
-            return {"guarantee": "heuristic", "because": why}, {}
+            return {"guarantee": "unproven", "because": why}, {}
         counted, failure = state.data.get("units"), float(params.beta) * COUNT_FAILURE
         units = learn_units(answer.units, counted, params.count_epsilon, failure, source)
         private = answer.units is not None and not answer.units.is_public
         known: dict[str, Any] = {"units": units} if private and units is not None else {}
-        if query.champion:
-            return self._describe_comparison(params, table, answer), known
         if not params.is_private:
             known, why = remember_needs(state.data, answer.units)
             if why:
-                return {"guarantee": "heuristic", "because": why}, known
+                return {"guarantee": "unproven", "because": why}, known
         share = float(params.rho - params.alpha)
         said = {"guarantee": "proven"}
         return qualify_proof(said, answer, units, params.groups, share), known
-
-    def _describe_comparison(
-        self, params: HoldoutParams, table: Table, answer: PerGroup
-    ) -> dict[str, Any]:
-        """What a comparison without noise is worth: the mean of fresh groups' differences is above
-        ``better_by`` if it is a yes.
-        """
-        groups = params.groups // (params.queries if params.method == "splitting" else 1)
-        margin = _challenge_margin(params, self.changed_groups(table), np.zeros(groups), 1.0)
-        # With the least spread; a larger one only makes a yes rarer.
-        if margin >= groups * Fraction(MOST_TOLERANCE):
-            why = f"{groups} groups are too few to tell differences of this range apart"
-            return {"guarantee": "heuristic", "because": why}
-        return {
-            "guarantee": "proven",
-            "tolerance": float(margin / groups) * 2 * answer.width,
-        }
 
     def _is_below(
         self,
@@ -423,41 +415,33 @@ def _failure_threshold(params: HoldoutParams, changed: int) -> Fraction:
     return params.rho - params.alpha / 2
 
 
-def _challenge_margin(
-    params: HoldoutParams, changed: int, values: NDArray[np.float64], width: float
-) -> Fraction:
-    """By how much the sum of differences has to be above 0, in units of twice the width.
+def _challenge_cost(params: HoldoutParams, asked: int, failures: int) -> float:
+    """What the union over transcripts costs the next comparison."""
+    texts = 1 if params.correct is None else params.correct.key_count
+    # Half of beta is for claims, and a quarter for the noise.
+    failure = float(params.beta) * (0.25 if params.is_private else 0.5)
+    if params.method == "splitting":
+        return Transcripts(params.queries, 1).cost(0, 0, failure)
+    return Transcripts(params.queries, params.failures, texts).cost(asked, failures, failure)
 
-    With noise: what its two parts together exceed once in twenty comparisons. Without: by how much
-    the mean may be above that of fresh groups, for all transcripts together (Maurer, Pontil 2009,
-    Theorem 4, for numbers of range 1).
-    """
-    if params.is_private:
-        verdict = _stretch_epsilon(params) / (2 if params.correct else 1)
-        scales = (4 * changed / verdict, 2 * changed / verdict)
-        # A fortieth each, one-sided: together a twentieth.
-        return Fraction(sum(half_width(scale, 1 / 20) for scale in scales))
-    groups, rate = (
-        len(values),
-        balance_threshold(float(params.rho - params.alpha), float(params.rho))[1],
-    )
-    promise = _verdict_promise(params)
-    # Every node of the tree of transcripts may be wrong with probability exp(-nodes).
-    nodes = (
-        splitting_groups(promise) / promise.queries
-        if params.method == "splitting"
-        else description_length_groups(promise)
-    ) * rate
-    spread = float(np.var(values / (2 * width), ddof=1)) if groups > 1 else 1.0
-    margin = math.sqrt(2 * spread * nodes / groups) + 7 * nodes / (3 * max(groups - 1, 1))
-    return Fraction(margin * groups)
+
+def _challenge_noise(params: HoldoutParams, changed: int) -> int:
+    """What noise alone reaches in a quarter of beta of sessions, all comparisons together."""
+    if not params.is_private:
+        return 0
+    verdict = _stretch_epsilon(params) / (2 if params.correct else 1)
+    test = SparseVectorTest(Engine(verdict, changed, params.failures), verdict)
+    # A comparison is one sum, one-sided, and a claim may be two.
+    return math.ceil(test.session_reach(2 * params.queries, float(params.beta) / 2))
 
 
 def _verdict_promise(params: HoldoutParams) -> Promise:
     """The promise of the verdicts: half of beta is for corrected values where there are any."""
     promise = params.make_promise()
-    # The other half of beta is for the corrected values, and a hundredth for a noisy count.
+    # The other half of beta is for the corrected values, half of all for comparisons by the metric, and a
+    # hundredth for a noisy count.
     beta = promise.beta / (1 if params.correct is None else 2)
+    beta /= 1 if params.metric is None else 2
     beta *= 1 if params.count_epsilon is None else 1 - COUNT_FAILURE
     return Promise(promise.queries, promise.failures, beta, promise.rho, promise.alpha)
 
@@ -484,8 +468,9 @@ def is_proven(params: HoldoutParams, changed: int) -> bool:
         return params.groups >= description_length_groups(
             promise, params.correct.key_count if params.correct else 1
         )
-    # A metric changes no noise, and has no hash.
-    return _noise_proves(params.model_copy(update={"metric": None}), changed)
+    # A metric has no hash: of it only the part of beta remains.
+    plain = {"metric": None, "beta": params.beta / (1 if params.metric is None else 2)}
+    return _noise_proves(params.model_copy(update=plain), changed)
 
 
 def _correct_value(
@@ -514,7 +499,7 @@ def _correction_proven(params: HoldoutParams, changed: int) -> bool:
         # KL(1/2 || 1/4), the median's.
         return is_proven(params, changed) and verdict <= math.log(4 / 3) / 2
     epsilon, delta, stretch = _group_amounts(params, changed)
-    beta = float(params.beta) / 2
+    beta = float(params.beta) / (2 if params.metric is None else 4)
     return correction_proven(
         params.failures, params.correct.key_count, beta, params.groups, epsilon, delta, stretch
     )
@@ -533,7 +518,7 @@ def proven_sizes(params: HoldoutParams) -> dict[str, int]:
     }
 
 
-def explain_heuristic(params: HoldoutParams, table: Table) -> str:
+def explain_unproven(params: HoldoutParams, table: Table) -> str:
     """The refusal of a session that proves nothing: what it has, what its method needs, and the
     cheapest proven method.
     """

@@ -3,10 +3,10 @@
 Definition: a unit's score s_u is the mean of its rows' scores, as a share of the metric's range. A
 claim v with threshold T is too good if the sum over units of (v - T - s_u) is above 0, which is v - T
 above the mean score, and too bad if the sum of (s_u - v - T) is. A challenger is better than the
-champion if the sum over units of (its score - the champion's - better_by) is above what noise reaches.
+champion by more than better_by if the test of `dpflow.core.toolbox.improvement` says so.
 
-Guarantee: the sum in units of one unit's largest move, rounded down, moves by 1 at most, and no count
-enters (`dpflow.core.toolbox.mean_test`). It meets noise for sensitivity 1 in one of two ways
+Guarantee: what is compared is an integer that one unit moves by 1 at most, and no count enters
+(`dpflow.core.toolbox.mean_test`). It meets noise for sensitivity 1 in one of two ways
 (`dpflow.core.toolbox.sum_tests`), so the session has its guarantee whatever is asked:
 
 - `sparse_vector` is epsilon-DP, however many answers are free. Each stretch up to a paid answer costs
@@ -17,13 +17,13 @@ enters (`dpflow.core.toolbox.mean_test`). It meets noise for sensitivity 1 in on
   e^2/2, and each of the sums that may be asked about an equal part, whatever the answers are: one for
   each of ``queries``, two with ``side: both``, and with ``correct`` one more for each failure.
 
-Without epsilon there is no noise and no privacy: verdicts are exact, and few paid answers leave few
-transcripts, so a union bound covers all of them.
+Without epsilon there is no noise and no privacy, and verdicts are exact.
 
-Intervals: a passed claim is within T and the noise of the holdout's mean. The sampling error is added:
-without noise that of every possible transcript, which is proven for independent units; with noise that
-of as many fixed questions, which is heuristic where the analyst adapts. All intervals of a session
-hold together, but with probability beta.
+Generalisation: with probability 1 - ``beta`` all that a session calls proven holds on fresh data,
+whatever was asked after whatever answers: every champion's yes is a model better by more than
+better_by, and every interval holds the claimed score. The noise alone stays within its reach, and
+conditioned on it a union bound covers every transcript (`dpflow.core.toolbox.transcripts`), with and
+without noise. It assumes that units are independent draws.
 
 Source: Dwork, Feldman, Hardt, Pitassi, Reingold, Roth 2015 ("Generalization in adaptive data analysis
 and holdout reuse"), with a linear test instead of their mean.
@@ -37,7 +37,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpflow.core.accounting.amounts import SMALLEST_RHO
 from dpflow.core.accounting.composition import step_eps
@@ -49,25 +48,19 @@ from dpflow.core.contract.interactive import State, Verdict
 from dpflow.core.contract.requests import GroupedUnits, PerUnit, UnitScores
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.gate_power import mean_refusal_probability
-from dpflow.core.toolbox.mean_test import (
-    STEPS,
-    count_shortfall,
-    fresh_width,
-    largest_move,
-    log_transcripts,
-    sum_steps,
-    transcript_width,
-)
+from dpflow.core.toolbox.improvement import count_improvement, list_rates, total_cost
+from dpflow.core.toolbox.mean_test import STEPS, count_shortfall, largest_move, sum_steps
 from dpflow.core.toolbox.noise import half_width, rho_for, scale_for
 from dpflow.core.toolbox.sparse_vector import Engine
 from dpflow.core.toolbox.sum_tests import GaussianTest, SparseVectorTest, SumTest
+from dpflow.core.toolbox.transcripts import Transcripts, highest_mean, lowest_mean
 from dpflow.core.toolbox.unit_counts import learn_units
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
 
-#: Shares of beta: that a noisy number of units is too large; that the noise of a verdict, or of a
-#: score, is beyond what is stated; the rest is for the sample.
+#: Shares of beta: that a noisy number of units is too large, or too small; that the noise of any
+#: verdict, or of any score, is beyond its reach; the rest is for the sample.
 COUNT_FAILURE, VERDICT_FAILURE, SCORE_FAILURE = 0.01, 0.25, 0.2
 
 
@@ -117,14 +110,12 @@ class Thresholdout(Gate[ThresholdoutParams]):
         return SparseVector(params.epsilon)
 
     def note(self, params: ThresholdoutParams, table: Table) -> str:
-        """Which of its answers are proven to generalise."""
-        if params.is_private:
-            is_counted = params.count_epsilon or table.neighbours == "replace"
-            more = "" if is_counted else "; without count_epsilon verdicts carry no interval"
-            return (
-                f"the privacy guarantee is exact, and verdicts are heuristic about fresh data{more}"
-            )
-        return "intervals are proven for independent units, and nobody is protected"
+        """What its answers prove, and what they need for it."""
+        if params.question == "champion":
+            return "every yes is proven for independent units"
+        if params.is_private and not (params.count_epsilon or table.neighbours == "replace"):
+            return "without count_epsilon verdicts carry no interval and prove nothing"
+        return "intervals are proven for independent units"
 
     def make_test(self, params: ThresholdoutParams) -> SumTest:
         """How sums are compared: one unit moves every compared integer by 1 at most. Raises
@@ -184,19 +175,29 @@ class Thresholdout(Gate[ThresholdoutParams]):
             deviation: of one unit's difference, as a share of the range.
             width: of the metric's range, in its own units.
         """
-        least = float(params.better_by) / width
-        if not params.is_private:
-            luck = _bernstein_term(deviation**2, units, params)
-            return mean_refusal_probability(gain - least - luck, units, deviation, ())
-        move = float(largest_move(Fraction(-least), table, -1))
-        margin = self.challenge_margin(params) * move / units
-        return self.make_test(params).power(gain - least - margin, units, deviation, move)
+        margin = params.better_by / Fraction(width)
+        cost = total_cost(count_transcripts(params, width).largest_cost(sample_failure(params)))
+        level, scale = float(margin), 1 + float(margin)
+        mean, spread = (gain - level) / scale, deviation / scale
+        needed, powers = self.challenge_margin(params), []
+        for each in list_rates(margin, is_replaced=_is_replaced(table)):
+            rate, curvature, move = (float(x) for x in (each.rate, each.curvature, each.move))
+            distance = rate * mean - curvature * (spread**2 + mean**2)
+            distance -= (cost + needed * move) / units
+            if not params.is_private:
+                powers.append(mean_refusal_probability(distance, units, rate * spread, ()))
+            else:
+                test = self.make_test(params)
+                powers.append(test.power(distance, units, rate * spread, move))
+        return max(powers)
 
     def challenge_margin(self, params: ThresholdoutParams) -> int:
-        """What noise alone reaches in a share beta of sessions, all comparisons together, in moves."""
-        failure = float(params.beta) / params.queries
+        """What noise alone reaches in a part of beta of sessions, all comparisons together, in moves."""
+        if not params.is_private:
+            return 0
         # One side only.
-        return math.ceil(self.make_test(params).half_width(min(1.0, 2 * failure)))
+        failure = min(1.0, 2 * VERDICT_FAILURE * float(params.beta))
+        return math.ceil(self.make_test(params).session_reach(params.queries, failure))
 
     def open(self, params: ThresholdoutParams, table: Table, source: Source) -> State:
         """No question asked yet; with noise, that of the first threshold is drawn."""
@@ -235,15 +236,18 @@ class Thresholdout(Gate[ThresholdoutParams]):
         counted = self._count_units(params, state, answer, source)
         units = self._usable_number(params, counted, answer)
         if query.champion:
-            compared = self._compare_challenger(params, table, query, answer)
+            compared = self._compare_challenger(params, table, query, answer, asked, failures)
         else:
             compared = _compare_claim(params, table, query, answer)
         pays, after = self._is_over(params, state, compared, source)
         word = "yes" if pays == bool(query.champion) else "no"
-        failures += pays
-        worth = self._describe_worth(params, table, query, answer, units, word)
+        cost = count_transcripts(params, answer.span[1] - answer.span[0]).cost(
+            asked, failures, sample_failure(params)
+        )
+        worth = self._describe_worth(params, table, query, answer, units, word, cost)
         if pays and params.correct and not query.champion and units is not None:
-            worth |= self._draw_score(params, table, answer, units, source)
+            worth |= self._draw_score(params, table, answer, units, cost, source)
+        failures += pays
         verdict = _make_verdict(word, params, asked + 1, failures, worth)
         return verdict, State({"asked": asked + 1, **counted, **after})
 
@@ -279,19 +283,20 @@ class Thresholdout(Gate[ThresholdoutParams]):
         return counted.get("units") or None if matches else None
 
     def _compare_challenger(
-        self, params: ThresholdoutParams, table: Table, query: ClaimQuery, answer: PerUnit
+        self,
+        params: ThresholdoutParams,
+        table: Table,
+        query: ClaimQuery,
+        answer: PerUnit,
+        asked: int,
+        failures: int,
     ) -> list[int]:
-        """How far the challenger is above what it has to be, in whole units."""
+        """How far the challenger is above what luck and noise reach, in whole moves of one unit."""
         width = Fraction(answer.span[1]) - Fraction(answer.span[0])
         least = max(query.better_by, params.better_by) / width
-        if params.is_private:
-            margin = self.challenge_margin(params)
-            return [count_shortfall(-answer.shares, -least, table, -1) - margin]
-        whole, number = sum_steps(answer.shares, -1)
-        if not number:
-            return [-1]
-        luck = _bernstein_width(answer.shares, number, params)
-        return [1 if Fraction(whole, STEPS * number) - least > Fraction(luck) else -1]
+        cost = count_transcripts(params, float(width)).cost(asked, failures, sample_failure(params))
+        found = count_improvement(answer.shares, least, cost, is_replaced=_is_replaced(table))
+        return [found - self.challenge_margin(params) + (0 if params.is_private else 1)]
 
     def _is_over(
         self, params: ThresholdoutParams, state: State, compared: list[int], source: Source
@@ -316,36 +321,46 @@ class Thresholdout(Gate[ThresholdoutParams]):
         answer: PerUnit,
         units: int | None,
         word: str,
+        cost: float,
     ) -> dict[str, Any]:
         """What a verdict says about fresh data: noise and interval, in units of the metric."""
-        proven = not params.is_private
-        worth: dict[str, Any] = {"guarantee": "proven" if proven else "heuristic"}
-        if proven and query.champion:
-            # Its text holds no number of units.
-            return worth
+        # A comparison needs no number of units.
+        if query.champion:
+            return {"guarantee": "proven"}
         if units is None:
             why = (
                 "the number of units with a value in these columns is not that of a session's first question, and an exact "
                 "number would be one more text of a transcript"
-                if proven
+                if not params.is_private
                 else "the number of units with a value in these columns was not counted, or came to 0; count_epsilon counts "
                 "those of a session's first question"
                 if params.count_epsilon
                 else "the number of units is private and was not counted; open with count_epsilon"
             )
-            return {"guarantee": "heuristic", "because": why}
-        width = answer.span[1] - answer.span[0]
-        noise = 0.0
+            return {"guarantee": "unproven", "because": why}
+        worth: dict[str, Any] = {}
+        over, under = (float(level) for level in _levels(params, query, answer))
+        # Scores are rounded by less than a step.
+        slack = 1 / STEPS
         if params.is_private:
             test, move = self.make_test(params), _move(params, table, query, answer)
-            worth["noise"] = test.half_width(0.05) * move / units * width
-            noise = test.half_width(VERDICT_FAILURE * float(params.beta) / params.queries) * move
-        if query.champion or word != "yes":
-            return worth
-        assert query.claim is not None
-        reach = float(params.threshold) + (noise / units + sampling_width(params, units)) * width
-        worth["interval"] = _claim_interval(params, float(query.claim), reach, answer)
-        return worth
+            worth["noise"] = (
+                test.half_width(0.05) * move / units * (answer.span[1] - answer.span[0])
+            )
+            slack += verdict_reach(test, params) * move / units
+        exponent, low, high = (cost + math.log(2)) / units, 0.0, 1.0
+        if word == "yes":
+            low = lowest_mean(over - slack, exponent)
+            high = highest_mean(under + slack, exponent) if params.side == "both" else high
+        elif params.side == "over":
+            high = highest_mean(over + slack, exponent)
+        if low <= 0 and high >= 1:
+            both = word == "no" and params.side == "both"
+            why = "a no of both sides does not say which" if both else _explain_width(units)
+            return {"guarantee": "unproven", "because": why, **worth}
+        # Of a loss less is better.
+        ends = (1 - high, 1 - low) if answer.lower_is_better else (low, high)
+        return {"guarantee": "proven", **worth, "interval": _in_units(ends, answer)}
 
     def _draw_score(
         self,
@@ -353,9 +368,12 @@ class Thresholdout(Gate[ThresholdoutParams]):
         table: Table,
         answer: PerUnit,
         units: int,
+        cost: float,
         source: Source,
     ) -> dict[str, Any]:
-        """The holdout's mean with noise, and an interval for that of fresh data."""
+        """The holdout's mean with noise, a multiple of the threshold, and an interval for that of fresh
+        data.
+        """
         whole, number = sum_steps(answer.shares)
         # Around the middle, where one unit moves the sum least.
         move = STEPS if largest_move(Fraction(1, 2), table) == 1 else STEPS // 2
@@ -365,26 +383,63 @@ class Thresholdout(Gate[ThresholdoutParams]):
         if not answer.is_size_public and params.count_epsilon is not None:
             failure = COUNT_FAILURE * float(params.beta)
             count_error = half_width(scale_for(1, params.count_epsilon), 2 * failure)
-        share = min(1.0, max(0.0, 0.5 + noisy / (STEPS * (units + count_error))))
-        noise = (
-            noise_law.half_width(SCORE_FAILURE * float(params.beta) / params.failures)
-            / STEPS
-            / units
-        )
-        # The number of units may be off by twice that, of a mean that is at most half a range.
-        reach = noise + count_error / units + sampling_width(params, units)
         low, high = answer.span
-        score = low + share * (high - low)
-        ends = (score - reach * (high - low), score + reach * (high - low))
-        return {"score": score, "interval": [max(low, ends[0]), min(high, ends[1])]}
+        grid = float(params.threshold) / (high - low)
+        share = min(1.0, max(0.0, 0.5 + noisy / (STEPS * (units + count_error))))
+        share = min(1.0, round(share / grid) * grid)
+        noise = noise_law.half_width(SCORE_FAILURE * float(params.beta) / params.failures) / STEPS
+        # The number of units may be off by twice that, of a mean that is at most half a range.
+        reach = (noise + count_error) / units + grid / 2 + 1 / STEPS
+        exponent = (cost + math.log(2)) / units
+        ends = (lowest_mean(share - reach, exponent), highest_mean(share + reach, exponent))
+        score = {"score": low + share * (high - low)}
+        if ends == (0, 1):
+            return {**score, "guarantee": "unproven", "because": _explain_width(units)}
+        return {**score, "guarantee": "proven", "interval": _in_units(ends, answer)}
 
 
-def sampling_width(params: ThresholdoutParams, units: int) -> float:
-    """How far the mean of so many units may be from that of fresh ones, as a share of the range."""
-    beta = float(params.beta) / 2 if params.is_private else float(params.beta)
+def claim_reach(params: ThresholdoutParams, table: Table, units: int, width: float) -> float:
+    """How far a plausible claim and the score on fresh data may lie apart at most, as a share of the
+    range, in the last answer of a session: where scores spread as coins do.
+    """
+    noise = 0.0
     if params.is_private:
-        return fresh_width(units, params.queries, beta)
-    return transcript_width(units, params.queries, params.failures, beta)
+        # At a claim of 1/2, where noise counts least.
+        noise = verdict_reach(Thresholdout().make_test(params), params) / units
+        noise *= float(largest_move(Fraction(1, 2), table))
+    cost = count_transcripts(params, width).largest_cost(sample_failure(params)) + math.log(2)
+    level = 0.5 - noise
+    return float(params.threshold) / width + 0.5 - lowest_mean(level, cost / units)
+
+
+def _explain_width(units: int) -> str:
+    return f"with {units} units the interval would be the whole range"
+
+
+def count_transcripts(params: ThresholdoutParams, width: float) -> Transcripts:
+    """A no with a score carries one of few multiples of the threshold."""
+    texts = math.ceil(Fraction(width) / params.threshold) + 1 if params.correct else 1
+    return Transcripts(params.queries, params.failures, texts)
+
+
+def sample_failure(params: ThresholdoutParams) -> float:
+    """The part of beta that is for the sample."""
+    share = 1.0
+    if params.is_private:
+        share -= VERDICT_FAILURE + (SCORE_FAILURE if params.correct else 0.0)
+        share -= 2 * COUNT_FAILURE if params.count_epsilon else 0.0
+    return share * float(params.beta)
+
+
+def verdict_reach(test: SumTest, params: ThresholdoutParams) -> float:
+    """What the noise of all claims' verdicts stays within, in moves."""
+    sums = params.queries * (2 if params.side == "both" else 1)
+    return test.session_reach(sums, VERDICT_FAILURE * float(params.beta))
+
+
+def _is_replaced(table: Table) -> bool:
+    """Whether a unit may have one score before and another one after."""
+    return table.neighbours == "replace" or table.protects == "unit-block"
 
 
 def _count_scores(answer: PerUnit) -> int:
@@ -415,23 +470,6 @@ def _draw_rho(params: ThresholdoutParams) -> Fraction:
             "a larger epsilon or delta, a smaller count_epsilon, or fewer queries"
         )
     return each
-
-
-def _bernstein_width(
-    differences: NDArray[np.float64], number: int, params: ThresholdoutParams
-) -> float:
-    """By how much the mean of differences may be above that of fresh units, in every transcript
-    (Maurer, Pontil 2009, Theorem 4, for numbers of range 2).
-    """
-    present = differences[~np.isnan(differences)]
-    if number < 2:
-        return math.inf
-    return _bernstein_term(float(present.var(ddof=1)), number, params)
-
-
-def _bernstein_term(variance: float, number: int, params: ThresholdoutParams) -> float:
-    logs = log_transcripts(params.queries, params.failures) + math.log(2 / float(params.beta))
-    return math.sqrt(2 * variance * logs / number) + 2 * 7 * logs / (3 * (number - 1))
 
 
 def _levels(
@@ -468,25 +506,16 @@ def _compare_claim(
 
 
 def _move(params: ThresholdoutParams, table: Table, query: ClaimQuery, answer: PerUnit) -> float:
-    """How far one unit moves the sum behind a verdict, in shares of the range."""
-    if query.champion:
-        width = Fraction(answer.span[1]) - Fraction(answer.span[0])
-        least = max(query.better_by, params.better_by) / width
-        return float(largest_move(-least, table, -1))
+    """How far one unit moves the sum behind a claim's verdict, in shares of the range."""
     over, under = _levels(params, query, answer)
     moves = [largest_move(over, table), largest_move(1 - under, table)]
     return float(max(moves) if params.side == "both" else moves[0])
 
 
-def _claim_interval(
-    params: ThresholdoutParams, claim: float, reach: float, answer: PerUnit
-) -> list[float]:
-    """What a claim that passed says about fresh data: claim +- reach, or the side that was tested."""
+def _in_units(ends: tuple[float, float], answer: PerUnit) -> list[float]:
+    """An interval of shares of the range, in units of the metric."""
     low, high = answer.span
-    ends = [max(low, claim - reach), min(high, claim + reach)]
-    if params.side == "over":
-        return [low, ends[1]] if answer.lower_is_better else [ends[0], high]
-    return ends
+    return [low + end * (high - low) for end in ends]
 
 
 def _make_verdict(

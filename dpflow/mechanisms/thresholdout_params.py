@@ -27,8 +27,9 @@ class ThresholdoutParams(Params):
     that are too good, `both` also those that are too bad. ``question``: `claim`, whether a claimed
     score is plausible, or `champion`, whether a candidate is better than the champion; then nothing
     else is asked. ``better_by``: by how much at least a challenger has to be better, in units of the
-    metric. ``correct``: whether a claim's no carries the holdout's score. ``count_epsilon``: the part
-    of epsilon that counts the units, where their number is private: intervals need it.
+    metric. ``correct``: whether a claim's no carries the holdout's score, as a multiple of ``threshold``.
+    ``count_epsilon``: the part of epsilon that counts the units, where their number is private: intervals
+    of claims need it.
     """
 
     metric: AnyMetric
@@ -68,8 +69,12 @@ class ThresholdoutParams(Params):
             raise ValueError("method gaussian needs a delta; without one take sparse_vector")
         if self.failures > self.queries:
             raise ValueError("failures are among the queries, so they cannot be more")
-        if self.question == "champion" and (self.correct or self.side == "both"):
-            raise ValueError("correct and side are about claims; leave them out beside champion")
+        if self.question == "champion" and (
+            self.correct or self.side == "both" or self.count_epsilon is not None
+        ):
+            raise ValueError(
+                "correct, side and count_epsilon are about claims; leave them out beside champion"
+            )
         return self
 
     @property

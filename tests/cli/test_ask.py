@@ -99,12 +99,12 @@ def test_three_doors_one_session(
 
 
 def test_a_session_says_when_it_can_prove_nothing(tiny: Tiny, file: Path) -> None:
-    """Few groups are heuristic; require: proven refuses them before anything is charged, with the
+    """Few groups are unproven; require: proven refuses them before anything is charged, with the
     number needed.
     """
     assert (
         run(tiny, str(file), "estimator=column_mean", "columns=[age]")["answers"][0]["guarantee"]
-        == "heuristic"
+        == "unproven"
     )
     file.write_text(
         yaml.safe_dump(SESSION | {"name": "p", "params": SESSION["params"] | {"require": "proven"}})
@@ -151,5 +151,5 @@ def test_a_proof_begins_with_unseen_rows(tiny: Tiny, file: Path) -> None:
     assert answer["guarantee"] == "proven" and 0 < answer["tolerance"] < 60, answer
     second = plan("stable_median", tiny.folder / "visits.yml", **(given | {"name": "two"}))
     answer = Session.open(second, Ledger(tiny.ledger), Registry.load()).ask(query)
-    assert answer["guarantee"] == "heuristic" and "before the session" in answer["because"]
+    assert answer["guarantee"] == "unproven" and "before the session" in answer["because"]
     assert first.ask(query)["guarantee"] == "proven"

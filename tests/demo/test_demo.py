@@ -88,7 +88,7 @@ def test_the_gate_tells_honest_from_overfitted(facts: DemoFacts) -> None:
     assert len({v["candidate"] for v in facts.verdicts}) == len(facts.verdicts)
     assert {v["verdict"] for v in facts.verdicts if v["kind"] == "honest"} == {"yes"}
     assert {v["verdict"] for v in facts.verdicts if v["kind"] == "freedman"} == {"no"}
-    assert {v["guarantee"] for v in facts.verdicts} == {"heuristic"}
+    assert {v["guarantee"] for v in facts.verdicts} == {"unproven"}
 
 
 def test_the_verdicts_branch_the_run(facts: DemoFacts) -> None:

@@ -30,7 +30,7 @@ from dpflow.core.toolbox.generalisation_bounds import (
     sparse_vector_groups,
     tight_groups,
 )
-from dpflow.core.toolbox.sparse_vector import Engine, sum_differences
+from dpflow.core.toolbox.sparse_vector import Engine
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.holdout_params import HoldoutParams
 from dpflow.mechanisms.reusable_holdout import (
@@ -43,6 +43,7 @@ from dpflow.mechanisms.reusable_holdout import (
 from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example
+from dpflow.testing.harness import StreamSource
 from dpflow.testing.session_checks import MemorySession
 
 GATE = ReusableHoldout()
@@ -52,12 +53,17 @@ SURE = {"epsilon": "1000000", "groups": 100, "queries": 50, "failures": 3}  # no
 GRID = {"kind": "grid", "lower": 0, "upper": 1, "step": "0.01"}
 
 
-def claims(params: dict[str, Any], numbers: list[Any], table: Any = EXAMPLE_TABLE) -> MemorySession:
+def claims(
+    params: dict[str, Any],
+    numbers: list[Any],
+    table: Any = EXAMPLE_TABLE,
+    source: Source | None = None,
+) -> MemorySession:
     asks = [
         {"estimator": "accuracy", "columns": ["amount"], "claim": str(v), "candidate": str(i)}
         for i, v in enumerate(numbers)
     ]
-    return MemorySession(GATE, Example(table, params, asks), SystemSource())
+    return MemorySession(GATE, Example(table, params, asks), source or SystemSource())
 
 
 def verdicts(
@@ -201,7 +207,7 @@ def test_corrected_values_are_medians() -> None:
     found = verdicts(SURE | {"correct": GRID}, ["0.99", "0.1"])
     assert (
         found[0]["corrected"] == pytest.approx(0.5, abs=0.011)
-        and found[0]["corrected_guarantee"] == "heuristic"
+        and found[0]["corrected_guarantee"] == "unproven"
     )
     assert "corrected" not in found[1]
     free = {
@@ -311,7 +317,7 @@ def test_proven_is_said_only_of_what_says_something(
     session = claims(given, ["0.99"], OPEN_TABLE)
     values = np.ones(50_000)
     body = session.ask_query(session.queries[0], PerGroup(values, units=units)).body
-    assert body["guarantee"] == "heuristic" and because in body["because"]
+    assert body["guarantee"] == "unproven" and because in body["because"]
     assert body["verdict"] == "yes" and "tolerance" not in body
     strict = claims(given | {"require": "proven"}, ["0.99"], OPEN_TABLE)
     none = strict.ask_query(strict.queries[0], PerGroup(values, units=units))
@@ -373,22 +379,6 @@ def test_a_challenger_is_better_in_the_mean_or_not_at_all(method: str) -> None:
     assert ask(1.0, "0") == ("yes", 2) and ask(0.0, "0") == ("no", 3)
 
 
-def test_one_group_moves_a_sum_of_differences_by_one_at_most() -> None:
-    """Whatever the numbers are, those that are none included; and it uses all of that."""
-    rng, most = np.random.default_rng(0), 0
-    odd = [math.nan, math.inf, -math.inf, 1e308, -0.7, 0.7, 0.0, 0.1]
-    for _ in range(2000):
-        values = rng.uniform(-0.7, 0.7, size=rng.integers(1, 50))
-        other = values.copy()
-        other[rng.integers(len(values))] = rng.choice(odd)
-        moved = abs(sum_differences(values, 0.7) - sum_differences(other, 0.7))
-        most = max(most, moved)
-        assert moved <= 1
-    assert most == 1
-    assert sum_differences(np.full(1000, 0.7), 0.7) == 500
-    assert sum_differences(np.array([-0.7]), 0.7) - sum_differences(np.array([0.7]), 0.7) == -1
-
-
 def test_no_lucky_challenger_of_many_comes_in() -> None:
     """Without noise and for a proven gate: of 50 challengers that are as good as the champion none
     passes, in 20 runs; one that is better by the tolerance does.
@@ -405,7 +395,29 @@ def test_no_lucky_challenger_of_many_comes_in() -> None:
         asked = session.mechanism.Query.model_validate(query | {"candidate": "better"})
         better = (0.12 + rng.normal(0, 0.1, size=5692)).clip(-1, 1)
         body = session.ask_query(asked, PerGroup(better, width=1.0)).body
-        assert body["verdict"] == "yes" and body["tolerance"] < 0.12
+        assert body["verdict"] == "yes" and body["guarantee"] == "proven"
+
+
+def test_luck_and_noise_together_promote_nobody() -> None:
+    """The example DAG's gate of before, on 2,000 units: of 100 near-duplicates that are worse by little
+    none comes in, in 8 sessions; a twentieth a comparison let some in, in most. What is better by far does.
+    """
+    given = {"epsilon": "10", "groups": 2000, "queries": 101, "failures": 3, "metric": "accuracy"}
+    query = {"estimator": "accuracy", "columns": ["amount"], "champion": "a"}
+    rng = np.random.default_rng(3)
+    for seed in range(8):
+        session = claims(given, [], EXAMPLE_TABLE, StreamSource(seed))
+        worse = rng.choice([-1.0, 0.0, 1.0], (101, 2000), p=[0.105, 0.8, 0.095])
+        worse[100] = 0.5
+        said = [
+            session.ask_query(
+                session.mechanism.Query.model_validate(query | {"candidate": str(number)}),
+                PerGroup(differences, width=1.0),
+            ).body
+            for number, differences in enumerate(worse)
+        ]
+        assert [body["verdict"] for body in said] == ["no"] * 100 + ["yes"]
+        assert {body["guarantee"] for body in said} == {"proven"}
 
 
 def test_splitting_uses_every_group_once() -> None:

@@ -26,6 +26,8 @@ P = TypeVar("P", bound=BaseModel)
 
 #: What a gate answers; "none" ends the session, as a draw that fails does: nothing is said of the candidate.
 VERDICTS = ("yes", "no", "none", "exhausted")
+#: Fields of an answer that hold no more than its proof does: they leave where rows are not fresh.
+PROVEN_FIELDS = ("interval", "tolerance")
 #: What becomes of a candidate, the word that decides for many first: ``promoted``, the alias points at
 #: it; ``plausible``, its claim is, and nothing can be promoted; ``exhausted``, no answer is left;
 #: ``not_better``, it lost to the champion; ``no``, its claim is not plausible or nothing compared it.
@@ -81,7 +83,7 @@ class Gate(InteractiveMechanism[P, ClaimQuery]):
           session's metric on the same rows. "exhausted" answers everything after the last answer, and costs
           nothing.
         - ``guarantee`` in the body is "proven" only where the verdict holds for fresh data with the stated
-          probability, whatever was asked before. Otherwise it is "heuristic", or "none" beside "exhausted".
+          probability, whatever was asked before. Otherwise it is "unproven", or "none" beside "exhausted".
         - What `limits` counts is in every body but that of "none" with what is left of it, as
           ``queries_left`` and so on.
 
@@ -89,7 +91,7 @@ class Gate(InteractiveMechanism[P, ClaimQuery]):
         - It is charged whole, once, before rows are read, and nothing else reads its table while it is open.
         - The same candidate with the same claim, or a second challenge of one candidate, gets the stored
           verdict, and spends nothing.
-        - "proven" becomes "heuristic" where rows are not fresh: released before, changed, or read by a
+        - "proven" becomes "unproven" where rows are not fresh: released before, changed, or read by a
           release inside the session.
         - Each candidate ends with one of `OUTCOMES`; the alias moves on a yes alone, and only a metric that
           the session fixes compares two candidates.

@@ -17,9 +17,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.noise import require_scale
@@ -109,18 +106,3 @@ class Memory:
     def from_json(cls, data: dict[str, Any]) -> Memory:
         """The inverse of `to_json`."""
         return cls(int(data["failures"]), int(data["noise"]))
-
-
-#: Bits of the grid on which differences are added.
-DIFFERENCE_BITS = 40
-
-
-def sum_differences(values: NDArray[np.float64], width: float) -> int:
-    """The sum of numbers within +-width, in units of twice the width, rounded down: an integer that
-    one changed number moves by 1 at most, however doubles round. What is no number is 0.
-    """
-    half = 2 ** (DIFFERENCE_BITS - 1)
-    shares = np.clip(np.nan_to_num(values, nan=0.0), -width, width) / width
-    whole = np.rint(shares * half).astype(np.int64)
-    # 10^7 groups of 2^39 fit into 64 bits; >> rounds down, so what moves by a whole moves by 1.
-    return int(whole.sum()) >> DIFFERENCE_BITS

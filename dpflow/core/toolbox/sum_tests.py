@@ -24,7 +24,13 @@ from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.gate_power import mean_refusal_probability
 from dpflow.core.toolbox.mean_test import comparison_half_width
-from dpflow.core.toolbox.noise import Noise, Sensitivity, gaussian_noise, scale_for
+from dpflow.core.toolbox.noise import (
+    Noise,
+    Sensitivity,
+    gaussian_noise,
+    half_width,
+    scale_for,
+)
 from dpflow.core.toolbox.sparse_vector import Engine, Memory
 
 #: One unit moves a sum by this much at most.
@@ -44,6 +50,11 @@ class SumTest(Protocol):
 
     def half_width(self, failure: float) -> float:
         """A t that the noise of one answer exceeds, to either side, with this probability at most."""
+
+    def session_reach(self, sums: int, failure: float) -> float:
+        """What no noise of a session exceeds, to either side, but with this probability, all of so many
+        sums together.
+        """
 
     def power(self, distance: float, units: int, deviation: float, move: float) -> float:
         """How often a mean is said to be above that is so far above: see `mean_refusal_probability`.
@@ -75,6 +86,13 @@ class SparseVectorTest:
     def half_width(self, failure: float) -> float:
         return comparison_half_width(self.engine.query_scale, failure)
 
+    def session_reach(self, sums: int, failure: float) -> float:
+        # Which threshold meets which sum depends on the rows: so either each noise alone, with a quarter for
+        # the few thresholds and one more for the sum that was rounded down, or all pairs.
+        thresholds = half_width(self.engine.threshold_scale, failure / 4 / self.engine.failures)
+        alone = thresholds + half_width(self.engine.query_scale, failure * 0.75 / sums) + 1
+        return min(alone, self.half_width(failure / sums / self.engine.failures))
+
     def power(self, distance: float, units: int, deviation: float, move: float) -> float:
         scales = self.engine.query_scale, self.engine.threshold_scale
         moves = Fraction(move)
@@ -104,6 +122,9 @@ class GaussianTest:
     def half_width(self, failure: float) -> float:
         # One more for the sum that was rounded down.
         return gaussian_noise(ONE, self.rho).half_width(failure) + 1
+
+    def session_reach(self, sums: int, failure: float) -> float:
+        return self.half_width(failure / sums)
 
     def power(self, distance: float, units: int, deviation: float, move: float) -> float:
         of_mean = move / sqrt(2 * self.rho * units)

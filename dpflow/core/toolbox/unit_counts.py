@@ -111,7 +111,7 @@ class Resolution:
 def qualify_proof(
     said: Mapping[str, Any], answer: PerGroup, units: int | None, groups: int, share: float
 ) -> dict[str, Any]:
-    """What a session says of an answer: proven with its tolerance, or heuristic and why.
+    """What a session says of an answer: proven with its tolerance, or unproven and why.
 
     Args:
         said: what the plan alone proves, with ``guarantee``.
@@ -121,7 +121,7 @@ def qualify_proof(
         return dict(said)
     resolution = describe_resolution(answer, units, groups, share)
     if resolution.tolerance is None:
-        return {**said, "guarantee": "heuristic", "because": resolution.doubt}
+        return {**said, "guarantee": "unproven", "because": resolution.doubt}
     return {**said, "tolerance": resolution.tolerance}
 
 

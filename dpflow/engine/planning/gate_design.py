@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -43,7 +42,7 @@ from dpflow.engine.releases.request import ReleaseRequest, parse_request
 from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 from dpflow.mechanisms.holdout_params import HoldoutParams
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
-from dpflow.mechanisms.thresholdout import Thresholdout, sampling_width
+from dpflow.mechanisms.thresholdout import Thresholdout, claim_reach
 from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
 from dpflow.registry import Registry
 from dpflow.yaml_files import load_yaml
@@ -176,7 +175,8 @@ def design_gate(wishes: GateWishes, table: Table, registry: Registry) -> GateDes
         (shift + x * tolerance, chosen.power((shift + x * tolerance) / width)) for x in CURVE
     )
     widths = _compare_widths(wishes, width) if table.generalisation_only else {}
-    return GateDesign(wishes, chosen, options, curve, _interval(wishes, chosen, width), widths)
+    interval = _interval(wishes, table, chosen, width)
+    return GateDesign(wishes, chosen, options, curve, interval, widths)
 
 
 def _compare_widths(wishes: GateWishes, width: float) -> dict[str, float]:
@@ -247,11 +247,12 @@ def _mean_option(
     if method in ("sparse_vector_with_delta", "gaussian"):
         params["delta"] = str(wishes.delta)
     if wishes.question == "champion":
-        luck = Fraction(0) if epsilon is None else compute_luck_margin(wishes) * Fraction(width)
-        params["better_by"] = str(wishes.better_by + luck)
-        params["failures"] = _most_paid(wishes, width, wishes.better_by + luck)
+        params["better_by"] = str(wishes.better_by)
+        params["failures"] = _most_paid(wishes, width, wishes.better_by)
     if epsilon is not None:
-        params |= {"epsilon": str(epsilon), "count_epsilon": str(epsilon * COUNT_SHARES[method])}
+        params["epsilon"] = str(epsilon)
+        if wishes.question == "claim":
+            params["count_epsilon"] = str(epsilon * COUNT_SHARES[method])
     parsed, mechanism = ThresholdoutParams.model_validate(params), Thresholdout()
     units, deviation, score = wishes.units, float(wishes.deviation), float(wishes.score)
 
@@ -260,20 +261,12 @@ def _mean_option(
             return mechanism.recognition_power(parsed, table, excess, units, deviation, width=width)
         return mechanism.refusal_power(parsed, table, excess, units, deviation, score, width)
 
-    guarantee = "heuristic" if epsilon is not None else "proven"
     name = f"mean, {METHOD_NAMES[method]}"
     right = _rightness(wishes, power, width)
-    return GateOption(name, mechanism.name, params, epsilon, right, guarantee, power)
-
-
-def compute_luck_margin(wishes: GateWishes) -> Fraction:
-    """By how much a challenger may seem better by the luck of the holdout's sample, as a share of the
-    range, in a share beta of sessions: noise covers itself only, and without noise the gate measures
-    the spread itself.
-    """
-    beta = 0.05 / wishes.candidates
-    luck = NormalDist().inv_cdf(1 - beta) * float(wishes.deviation) / math.sqrt(wishes.units)
-    return Fraction(math.ceil(luck * 10**4), 10**4)
+    if wishes.question == "claim" and claim_reach(parsed, table, units, width) >= 0.5:
+        # An interval as wide as the range proves nothing.
+        right = 0.0
+    return GateOption(name, mechanism.name, params, epsilon, right, "proven", power)
 
 
 def _group_option(
@@ -299,7 +292,7 @@ def _group_option(
     def power(excess: float) -> float:
         return mechanism.refusal_power(parsed, table, excess, wishes.units, float(wishes.deviation))
 
-    guarantee = "heuristic" if mechanism.note(parsed, table).count("heuristic") else "proven"
+    guarantee = "unproven" if mechanism.note(parsed, table).count("unproven") else "proven"
     of = (
         f"{groups // wishes.candidates} groups of its own"
         if exact_method == "splitting"
@@ -313,7 +306,7 @@ def _rightness(wishes: GateWishes, power: Callable[[float], float], width: float
     """The least probability of being right among those asked for."""
     tolerance = float(wishes.tolerance) / width
     if wishes.question == "champion":
-        # Luck never says yes more often than beta, by how the margins are made.
+        # Neither luck nor noise says yes in more than a share beta of sessions.
         return power(float(wishes.better_by) / width + tolerance)
     return min(1 - power(0.0), power(tolerance))
 
@@ -363,12 +356,14 @@ def _is_mean(wishes: GateWishes, registry: Registry) -> bool:
     return registry.find_estimator(estimator).row_scores is not None
 
 
-def _interval(wishes: GateWishes, chosen: GateOption, width: float) -> float:
-    """About how far a passed claim and the score on fresh data may lie apart; 0 if it says nothing."""
+def _interval(wishes: GateWishes, table: Table, chosen: GateOption, width: float) -> float:
+    """How far a passed claim and the score on fresh data may lie apart, in the last answer; 0 if it says
+    nothing.
+    """
     if chosen.mechanism != Thresholdout.name or wishes.question == "champion":
         return 0.0
     params = ThresholdoutParams.model_validate(chosen.params)
-    return float(params.threshold) + sampling_width(params, wishes.units) * width
+    return claim_reach(params, table, wishes.units, width) * width
 
 
 def _explain_refusal(

@@ -13,7 +13,7 @@ filter of capacity (epsilon, delta) admits, interleaved with one session: docs/g
 theorem 1 and sessions.
 
 Generalisation: the verdicts' proofs are about neighbours that differ in a whole *group* of units,
-and a release is private for one privacy unit only. After the first of them verdicts are heuristic;
+and a release is private for one privacy unit only. After the first of them verdicts are unproven;
 those before it keep their proof, because it is one about the transcript so far. Corrected values
 move with one group's estimate, which is why they void nothing. Gates without noise have no epsilon
 to reserve: their proof allows no other output of the holdout at all.

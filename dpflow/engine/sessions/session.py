@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from dpflow import fault_points
 from dpflow.core.contract.estimators import EstimatorQuery, Metric, SqlEstimator
-from dpflow.core.contract.gate import VERDICTS, ClaimQuery, Gate
+from dpflow.core.contract.gate import PROVEN_FIELDS, VERDICTS, ClaimQuery, Gate
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupValues, UnitScores
@@ -421,10 +421,12 @@ class Session:
         snapshot = self._ledger.commitment(identity, "snapshot") if mechanism.locks_dataset else ""
         if mechanism.locks_dataset:
             ours = {_ROWS: snapshot, **ours}
-        # Why a verdict that the mechanism calls proven is heuristic in this session.
+        # Why a verdict that the mechanism calls proven is unproven in this session.
         doubt = self._seen or (nested_release.WHY if nested_release.STATE in ours else "")
         if ours.get(_ROWS, snapshot) != snapshot:
             doubt = doubt or "the rows are not those of the session's first answer"
+            # Rows that come back were others meanwhile, so no later answer has them again.
+            ours[_ROWS] = ""
 
         def draw_verdict(source: Source) -> tuple[Verdict, State]:
             values = read()
@@ -435,8 +437,11 @@ class Session:
             if isinstance(mechanism, Gate) and body.get("verdict") not in VERDICTS:
                 raise PluginError(f"gate {mechanism.name} answers none of {', '.join(VERDICTS)}")
             if body.get("guarantee") == "proven" and doubt:
-                body = {k: v for k, v in body.items() if k != "tolerance"}
-                body |= {"guarantee": "heuristic", "because": doubt}
+                # What was stated with the proof falls with it.
+                body = {k: v for k, v in body.items() if k not in PROVEN_FIELDS}
+                body |= {"guarantee": "unproven", "because": doubt}
+                if "corrected_guarantee" in body:
+                    body["corrected_guarantee"] = "unproven"
             if mechanism.locks_dataset:
                 body["snapshot"] = snapshot
             if champion is not None:

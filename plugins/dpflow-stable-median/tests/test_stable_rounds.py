@@ -42,7 +42,7 @@ def test_a_plausible_answer_is_the_exact_median_of_the_round() -> None:
     values = np.random.default_rng(0).normal(size=400)
     body = asked([values])[0]
     assert body["value"] == np.sort(values[:50])[24] and not body["switched"]
-    assert (body["queries_left"], body["failures_left"], body["guarantee"]) == (99, 2, "heuristic")
+    assert (body["queries_left"], body["failures_left"], body["guarantee"]) == (99, 2, "unproven")
 
 
 def test_an_overfitted_round_is_thrown_away() -> None:
@@ -91,7 +91,7 @@ def test_it_protects_nobody_and_says_what_it_needs() -> None:
     ):
         ROUNDS.event(few, EXAMPLE_TABLE)
     assert (
-        f"heuristic: rounds of 50 groups and 250 that verify prove nothing: take {fresh}"
+        f"unproven: rounds of 50 groups and 250 that verify prove nothing: take {fresh}"
         in ROUNDS.note(few, EXAMPLE_TABLE)
     )
     enough = {"round_groups": fresh, "groups": 3 * fresh + verifying, "require": "proven"}

@@ -128,7 +128,7 @@ def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
     simple = params.model_copy(update={"interval": "simple"})
     assert (
         session.describe_guarantee(simple, EXAMPLE_TABLE, Fraction(1, 10))["guarantee"]
-        == "heuristic"
+        == "unproven"
     )
     for wrong in ("0", "1", "-1", "x"):
         with pytest.raises(ValueError):
@@ -331,7 +331,7 @@ def test_a_plan_says_what_its_answers_prove() -> None:
     assert session.note(proven, EXAMPLE_TABLE).startswith(
         "answers are proven to lie in the (0.25, 0.75) interval"
     )
-    assert "heuristic: 400 groups at epsilon" in session.note(few, EXAMPLE_TABLE)
+    assert "unproven: 400 groups at epsilon" in session.note(few, EXAMPLE_TABLE)
     assert f"take at least {plan.groups} groups" in session.note(few, EXAMPLE_TABLE)
     assert "take median: exponential" in session.note(other, EXAMPLE_TABLE)
 

@@ -95,7 +95,7 @@ def test_a_plan_says_what_its_verdicts_prove(tiny: Tiny, ledger: Ledger) -> None
         "reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS
     )
     assert (
-        "verdicts are heuristic: 400 groups prove nothing with method sparse_vector"
+        "verdicts are unproven: 400 groups prove nothing with method sparse_vector"
         in planned.describe()["note"]
     )
     assert "cheapest proven method on this table is tight with" in planned.describe()["note"]
@@ -437,7 +437,7 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
     assert all(0 < v["tolerance"] < 60 for v in found)
     later = judge(open_gate(tiny, ledger, "open", name="later", **FREE), HONEST)
     assert (later["guarantee"], later["because"]) == (
-        "heuristic",
+        "unproven",
         "something was released from this data before the session was opened",
     )
     tiny.fill(f"{ROWS}; CREATE TABLE more AS FROM visits")
@@ -453,7 +453,7 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
         open_gate(tiny, ledger, "open", name="by age", table="other.yml", **FREE)
     ledger.grant("rows", 1, 0, filter="basic", table=table, principal="owner")
     handed = judge(open_gate(tiny, ledger, "rows", table="more.yml", **FREE), HONEST)
-    assert handed["guarantee"] == "heuristic" and "declare holdout" in handed["because"]
+    assert handed["guarantee"] == "unproven" and "declare holdout" in handed["because"]
     with pytest.raises(
         PlanRefused,
         match="prove nothing .* cheapest proven method on this table is description_length",

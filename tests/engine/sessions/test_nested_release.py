@@ -185,7 +185,7 @@ def test_verdicts_after_it_prove_nothing(
     tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proofs are about whole groups, a release protects one unit: verdicts before it keep theirs,
-    those after it are heuristic.
+    those after it are unproven.
     """
     from dpflow.mechanisms import reusable_holdout
 
@@ -194,7 +194,7 @@ def test_verdicts_after_it_prove_nothing(
     before = judge(session, HONEST)
     session.ask(count())
     after = judge(session, HONEST | {"claim": "17"})
-    assert before["guarantee"] == "proven" and after["guarantee"] == "heuristic"
+    assert before["guarantee"] == "proven" and after["guarantee"] == "unproven"
     assert (
         "inside the session is private by unit" in after["because"]
         and judge(session, HONEST)["guarantee"] == "proven"

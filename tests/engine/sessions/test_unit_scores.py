@@ -117,7 +117,7 @@ def test_a_claim_is_about_the_mean_of_people(
     assert low < mean < high and min(high - mean, mean - low) < 0.12
     failed = judge(session, {"name": "b", "claim": str(mean + better * 0.06), **submission})
     assert failed["verdict"] == "no"
-    assert passed["guarantee"] == "heuristic" and passed["noise"] < 0.02
+    assert passed["guarantee"] == "proven" and passed["noise"] < 0.02
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
                 "answers are proven to generalise, if the units are enough for the groups and nothing was released from this "
                 "data before"
             )
-        return f"answers are heuristic: {_explain_unproven(params)}"
+        return f"answers are unproven: {_explain_unproven(params)}"
 
     def open(self, params: RoundsParams, table: Table, source: Source) -> State:
         """A state without randomness: no query answered, round 0."""
@@ -187,11 +187,11 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
             value = lower_median(values[now * size : (now + 1) * size])
         # A table that protects nobody says how many units it has.
         units = learn_units(answer.units, None, None, 0.0, source)
-        said = {"guarantee": "proven" if params.is_proven else "heuristic"}
+        said = {"guarantee": "proven" if params.is_proven else "unproven"}
         worth = qualify_proof(said, answer, units, params.groups, float(params.rho - params.alpha))
         known, why = remember_needs(state.data, answer.units)
         if why:
-            worth = {"guarantee": "heuristic", "because": why}
+            worth = {"guarantee": "unproven", "because": why}
         body: dict[str, Any] = {
             "value": value,
             "switched": switched,

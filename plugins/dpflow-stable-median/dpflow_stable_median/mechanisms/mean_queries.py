@@ -13,7 +13,7 @@ that over epsilon makes an answer epsilon-DP.
 Generalisation (the lecture's Theorem 1.2): with probability 1-beta all answers are within ``tau``
 of the population's mean, tau = 6 epsilon_total + noise, in units of upper - lower. ``proven`` where
 that theorem's conditions hold, a unit is a row, their number is public, and tau is below half of
-the range; else ``heuristic``, and ``because`` says why.
+the range; else ``unproven``, and ``because`` says why.
 
 When not to use it: below about 46,000 queries fresh rows for each query need fewer of them
 (``dpflow calculate mean_sizes``).
@@ -110,15 +110,15 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         tau = proven_tau(params, table, params.rows)
         private = not table.generalisation_only and table.neighbours != "replace"
         if tau is not None and private:
-            return f"answers are heuristic: {PRIVATE_NUMBER}"
+            return f"answers are unproven: {PRIVATE_NUMBER}"
         if tau is not None:
             return (
                 f"answers are proven to be within {tau:.4g} of the truth on fresh rows, for values in [0, 1], if there are "
                 f"{params.rows} of them and nothing was released from this data before"
             )
         if table.contribution_bounds.rows != 1:
-            return "answers are heuristic: the theorem is about units of one row"
-        return "answers are heuristic: the calculator mean_sizes names the rows and the epsilon that prove something"
+            return "answers are unproven: the theorem is about units of one row"
+        return "answers are unproven: the calculator mean_sizes names the rows and the epsilon that prove something"
 
     def open(self, params: MeanParams, table: Table, source: Source) -> State:
         """A state without randomness: no query answered."""
@@ -186,7 +186,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         body = {
             "value": float(value),
             "half_width_95": float(unit * half_width(scale) / rows),
-            "guarantee": "proven" if tau is not None else "heuristic",
+            "guarantee": "proven" if tau is not None else "unproven",
             "tau": None if tau is None else tau * float(unit * per_row),
             "queries_left": left,
         }

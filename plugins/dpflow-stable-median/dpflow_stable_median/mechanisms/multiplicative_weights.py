@@ -235,7 +235,7 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         good = good and known == params.rows
         body = {
             "value": value,
-            "guarantee": "proven" if good else "heuristic",
+            "guarantee": "proven" if good else "unproven",
             "tau": tau if good and query.weights else None,
             "updates_left": run.updates_left,
             "queries_left": left,

@@ -14,7 +14,7 @@ Generalisation (Feldman, Steinke 2017, Theorem 4.3): with probability 1-beta eve
 between the quartiles of phi on fresh groups, whatever the analyst asks after which answer.
 ``proven`` when m and epsilon carry that proof for the session's queries and range size (constants
 solved numerically, every step of it a proof), or with ``interval: simple`` the one of Theorem 4.7,
-whose interval is (rho, 1-rho) for a tiny rho; else ``heuristic``. Groups are of the sizes in this
+whose interval is (rho, 1-rho) for a tiny rho; else ``unproven``. Groups are of the sizes in this
 partition.
 
 When not to use it: below about 6,000 queries fresh groups for each query need fewer rows (``dpflow
@@ -172,7 +172,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
                 f"answers are proven to lie in {between}, if the units are enough for the groups and nothing was released "
                 f"from this data before"
             )
-        return f"answers are heuristic: {explain_unproven(params, self.touched_groups(table))}"
+        return f"answers are unproven: {explain_unproven(params, self.touched_groups(table))}"
 
     def open(self, params: AnsweringParams, table: Table, source: Source) -> State:
         """A state without randomness: no query answered."""
@@ -253,7 +253,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
             interval, proven = ([rho, 1 - rho], simple_proof_holds(task, params.groups, step))
         elif params.interval == "simple":  # its proof is about interior points
             proven = False
-        return {"guarantee": "proven" if proven else "heuristic", "interval": interval}
+        return {"guarantee": "proven" if proven else "unproven", "interval": interval}
 
 
 def simple_proof_holds(task: median_sizes.AnsweringTask, groups: int, step: float) -> bool:
