@@ -84,6 +84,20 @@ class _Rows(DuckDBRenderer):
         self.integers.add(name)
         return Term(self.write.cast(clamped, "BIGINT"), "whole")
 
+    def _write_operator(self, node: Node) -> tuple[str, str]:
+        if node.op == "IS NULL" and node.args[0].op == "column":
+            # A number stands in for what is missing here, as it does where rows are read first.
+            name = ".".join(node.args[0].args[0])
+            if self.table.column(name).missing != "skip" and self._is_number(name):
+                return self.write.truth(False), "truth"
+        return super()._write_operator(node)
+
+    def _is_number(self, name: str) -> bool:
+        try:
+            return super().column(name).family in ("whole", "number")
+        except PlanRefused:  # a type of which only IS NULL can be asked
+            return False
+
     def _fill_missing(self, term: Term, missing: Fraction) -> Term:
         """A number without bounds, or what a missing one is."""
         if term.family == "whole" and missing.denominator == 1 and abs(missing) < 2**62:

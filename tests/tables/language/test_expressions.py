@@ -18,6 +18,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import SqlEstimator
 from dpflow.core.contract.requests import GroupEstimates, GroupValues
 from dpflow.errors import PlanRefused, UnknownName
+from dpflow.tables.backends.duckdb_backend.requests.holdout_groups import estimate_arrays
 from dpflow.tables.private import PrivateTable
 
 COLUMNS: dict[str, Any] = {
@@ -297,6 +298,30 @@ def test_missing_numbers_are_as_declared_without_bounds(make: Any) -> None:
     assert (
         estimates(private, "median(w)", 1)[0] == 7 and estimates(private, "count(none)", 1)[0] == 10
     )
+
+
+def test_a_number_that_stands_in_for_missing_ones_is_not_missing(
+    data: PrivateTable, make: Any
+) -> None:
+    """``IS NULL`` too asks the number that is read, as it does where rows are read first."""
+    columns: dict[str, Any] = {
+        "w": {"missing": 7},
+        "n": {"lower": 0, "upper": 9, "missing": 3},
+        "none": {},
+    }
+    private = make(
+        "CREATE TABLE data AS SELECT i AS u, CASE WHEN i < 10 THEN 1.0::DOUBLE WHEN i < 20 THEN 'nan' END AS w, "
+        "CASE WHEN i < 10 THEN i END AS n, CASE WHEN i < 10 THEN i END AS none FROM range(100) t(i)",
+        columns=columns,
+    )
+    groups, rows = private.grouped_rows(GroupValues(1, tuple(columns)), b"secret", ())
+    for name, missing in (("w", 0), ("n", 0), ("none", 90)):
+        text = f"count_if({name} IS NULL)"
+        assert estimates(private, text, 1)[0] == missing, name
+        read = {name: rows[name]}
+        request = GroupEstimates(1, text)
+        assert estimate_arrays(request, private.declaration, groups, read)[0] == missing, name
+    assert estimates(data, "count_if(k IS NULL)", 1)[0] == 0
 
 
 rows = st.deferred(
