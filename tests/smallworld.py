@@ -35,6 +35,19 @@ PASSED_AUDIT: dict[str, Any] = {
     "weakened": 2,
     "power": 1.0,
     "verdict": "not refuted",
+    "coverage": {
+        "neighbours": ["add-remove", "replace"],
+        "protects": ["unit", "unit-block"],
+        "bounds": ["above 0", "around 0", "below 0"],
+        "keys": ["private", "public"],
+        "groups": ["1", "above 1"],
+        "rows_per_group": ["1", "above 1"],
+        "limits": ["a column's", "the table's"],
+        "epsilon": [f"1e{i}" for i in range(-12, 7)],
+        "delta": ["0", "above 0"],
+        "noise": ["auto", "gaussian", "laplace"],
+        "of": ["rows", "units"],
+    },
 }
 ROWS = """
 CREATE TABLE visits AS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,8 +25,9 @@ def command(
 ) -> None:
     """Measure a mechanism's guarantee: by its exact output distributions, or by draws.
 
-    The audit is repeated with weaker noise, until it refutes the guarantee: one that sees nothing
-    has no power. No table is read, and nothing is charged.
+    First come generated declarations, parameters and neighbours; then the audit is repeated with weaker
+    noise, until it refutes the guarantee: one that sees nothing has no power. No table is read, and
+    nothing is charged.
     """
     with require_extra("testing", "an audit"):
         import scipy  # noqa: F401  the bounds of counted draws
@@ -78,5 +80,15 @@ def command(
             for a in audits
         ),
     )
+    for audit in audits:
+        if audit.reason:
+            print(f"{audit.mechanism} is refuted {audit.reason}", file=sys.stderr)
+    if name is not None:
+        for audit in audits:
+            show_table(
+                f"tried (generated declarations that could not be followed: {audit.not_followed})",
+                ("property", "values"),
+                ((what, ", ".join(values)) for what, values in audit.coverage.items()),
+            )
     if any(audit.refuted for audit in audits):
         raise typer.Exit(1)

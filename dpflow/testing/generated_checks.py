@@ -1,8 +1,8 @@
 """Checks of a one-shot mechanism on generated tables (`dpflow.testing.generated_tables`).
 
 `guarantee_holds_on_generated_tables` compares whole runs where noise may be seen: the loss of one
-possible run is exact (`dpflow.testing.replay`), so a pure guarantee is refuted by one run. Noise
-that stays secret is enumerated where it has few values.
+possible run is exact (`dpflow.testing.replay`), so a pure guarantee is refuted by one run, and one
+with a delta by many. Noise that stays secret is enumerated where it has few values.
 
 `structure_is_public` looks at tables of 0 to 4,096 equal units. With the same random words, the form
 of the result must not depend on how many there are: which samplers are called and at which scale,
@@ -17,18 +17,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from dpflow.core.accounting.events import Unprotected
+from dpflow.core.contract.audit_cells import Cells, merge_cells
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
 from dpflow.testing import harness
-from dpflow.testing.audit import audit_with_confirmation
+from dpflow.testing.audit import RARE, audit_with_confirmation
 from dpflow.testing.enumeration import NotEnumerable, enumerate_outputs
 from dpflow.testing.exact_divergence import divergence
 from dpflow.testing.generated_tables import (
+    CLOSE_PAIRS,
+    MAX_PAIRS,
     Case,
     answer_units,
     generate_cases,
@@ -40,8 +44,8 @@ from dpflow.testing.generated_tables import (
 from dpflow.testing.harness import LimitedSource, StreamSource, epsilon_delta, require
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.outcomes import choose_paths, digest_outcome, list_features, make_outcome
-from dpflow.testing.replay import climb_losses, follow_samplers
-from dpflow.testing.replay_audit import ROUNDING
+from dpflow.testing.replay import climb_losses, draw_losses, follow_samplers
+from dpflow.testing.replay_audit import ROUNDING, bound_delta
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.sampler_patches import REAL, replace_samplers
 
@@ -52,7 +56,11 @@ TAIL, SLACK = 1e-9, 1e-5
 #: Pairs of neighbours of all cases together. Work is counted, so that what a check finds does not
 #: depend on how busy a machine is; a mechanism whose draws take long is stopped after so many CPU
 #: seconds all the same. Cases beyond either are reported as not followed.
-PAIRS, MAX_SECONDS = 1_000, 20
+PAIRS, MAX_SECONDS = 2_400, 20
+#: Runs with a delta that show whether it is too small: few, and many where few needed so much more.
+FEW_RUNS, MANY_RUNS, SUSPICIOUS = 30, 3_000, 0.05
+#: Pairs of each case that have been compared after each round.
+DEPTHS = (2, MAX_PAIRS, CLOSE_PAIRS)
 #: Sizes of tables: all to the first number, then a geometric grid to the second.
 ALL_SIZES, MAX_SIZE = 256, 4_096
 #: Changes of form that are audited for one case.
@@ -67,14 +75,14 @@ class Coverage:
 
     Attributes:
         cases, pairs: how many declarations with parameters, and pairs of neighbours.
-        cells: values of each public property that some followed case had.
+        cells: of all cases that were followed.
         not_followed: cases whose noise could not be followed.
         paths: runs of enumerations.
     """
 
     cases: int = 0
     pairs: int = 0
-    cells: dict[str, set[str]] = field(default_factory=dict)
+    cells: Cells = field(default_factory=dict)
     not_followed: int = 0
     paths: int = 0
 
@@ -91,78 +99,119 @@ class Violation:
 
     def __str__(self) -> str:
         return (
-            f"on a generated table ({', '.join(map(str, self.case.cell.values()))}; "
+            f"on a generated table ({_name_cells(self.case.cells)}; "
             f"{dict(self.case.params)}) {self.loss}, where the event states "
             f"({self.epsilon:g}, {self.delta:g}). Neighbouring answers: "
             f"{answer_fingerprint(self.pair[0])} and {answer_fingerprint(self.pair[1])}"
         )
 
 
+def _name_cells(cells: Cells) -> str:
+    return ", ".join(f"{name} {' and '.join(sorted(cells[name]))}" for name in cells)
+
+
 def find_violation(
     mechanism: Mechanism[Any], effort: float = 1.0
 ) -> tuple[Violation | None, Coverage]:
-    """The first pair of generated neighbours that breaks the guarantee, and what was compared."""
+    """The first pair of generated neighbours that breaks the guarantee, and what was compared: of every
+    case a few pairs, then of every one more of them.
+    """
     coverage, end = Coverage(), time.thread_time() + MAX_SECONDS * effort
+    compared = [
+        _ComparedCase(mechanism, case, coverage, effort) for case in generate_cases(mechanism)
+    ]
     with follow_samplers():
-        for case in generate_cases(mechanism):
-            spent = coverage.pairs >= PAIRS * effort or coverage.paths >= ALL_PATHS * effort
-            if spent or time.thread_time() > end:
-                coverage.not_followed += 1
-                continue
-            violation = _compare_case(mechanism, case, coverage, end)
-            if violation is not None:
+        for depth, case in product(DEPTHS, compared):
+            if coverage.pairs >= PAIRS * effort or (coverage.pairs and time.thread_time() > end):
+                break
+            if (violation := case.compare(depth)) is not None:
                 return violation, coverage
+    followed = [one for one in compared if one.done]
+    coverage.cases, coverage.not_followed = len(followed), len(compared) - len(followed)
+    coverage.cells = merge_cells(one.case.cells for one in followed)
     return None, coverage
 
 
-def _compare_case(
-    mechanism: Mechanism[Any], case: Case, coverage: Coverage, end: float
-) -> Violation | None:
-    params = mechanism.Params.model_validate(dict(case.params))
-    event = mechanism.event(params, case.table)
-    if isinstance(event, Unprotected):
-        return None
-    epsilon, delta = epsilon_delta(event)
-    try:
-        request = mechanism.data_request(params, case.table)
-        pairs = generated_neighbours(request, case.table, case.max_pairs)
-    except TypeError:  # a request without a reference answer
-        coverage.not_followed += 1
+class _ComparedCase:
+    """A case, and how many of its pairs were compared."""
+
+    def __init__(
+        self, mechanism: Mechanism[Any], case: Case, coverage: Coverage, effort: float
+    ) -> None:
+        self.case, self.done = case, 0
+        self._mechanism, self._coverage, self._effort = mechanism, coverage, effort
+        self._params = mechanism.Params.model_validate(dict(case.params))
+        self._event = mechanism.event(self._params, case.table)
+        self._laws: dict[Any, dict[str, float] | None] = {}
+        self._pairs: list[tuple[Answer, Answer]] | None = None
+        self._ends = isinstance(self._event, Unprotected)
+
+    def compare(self, depth: int) -> Violation | None:
+        """What breaks the guarantee on the first pairs, up to this number."""
+        if self._ends:
+            return None
+        epsilon, delta = epsilon_delta(self._event)
+        for pair in self._list_pairs()[self.done : depth]:
+            loss = self._find_loss(pair, epsilon, delta)
+            if loss is None:
+                self._ends = True
+                return None
+            self.done += 1
+            self._coverage.pairs += 1
+            if loss:
+                return Violation(self.case, epsilon, delta, loss, pair)
         return None
 
-    def bind(answer: Answer) -> Callable[[Source], str]:
-        return lambda source: digest_outcome(mechanism.draw(params, case.table, answer, source))
+    def _list_pairs(self) -> list[tuple[Answer, Answer]]:
+        if self._pairs is None:
+            try:
+                request = self._mechanism.data_request(self._params, self.case.table)
+                self._pairs = generated_neighbours(request, self.case.table, self.case.max_pairs)
+            except TypeError:  # a request without a reference answer
+                self._pairs = []
+        return self._pairs
 
-    laws: dict[Any, dict[str, float] | None] = {}
-    followed = 0
-    for one, other in pairs:
-        if followed and time.thread_time() > end:
-            break
-        loss = ""
+    def _find_loss(self, pair: tuple[Answer, Answer], epsilon: float, delta: float) -> str | None:
+        """What is wrong with a pair: "" if nothing is; None if it cannot be followed."""
+        runs = self._bind(pair[0]), self._bind(pair[1])
         try:
             if delta:
-                raise Unfollowed("a delta needs whole laws")
-            worst = max(_largest_loss(bind(a), bind(b)) for a, b in ((one, other), (other, one)))
-            if worst > epsilon + ROUNDING:
-                loss = f"a possible run loses {worst:.4g}"
-        except Unfollowed:
-            sides = [_law_of(laws, answer, bind, coverage) for answer in (one, other)]
-            if sides[0] is None or sides[1] is None:
-                break
-            delta_found = divergence(sides[0], sides[1], epsilon)
-            if delta_found > delta + SLACK:
-                loss = (
-                    f"the output distributions need delta {delta_found:.4g} at epsilon {epsilon:g}"
+                needed = max(
+                    _draw_delta(*runs, epsilon, delta), _draw_delta(*runs[::-1], epsilon, delta)
                 )
-        followed += 1
-        coverage.pairs += 1
-        if loss:
-            return Violation(case, epsilon, delta, loss, (one, other))
-    coverage.cases += bool(followed)
-    coverage.not_followed += not followed
-    for name, value in case.cell.items() if followed else ():
-        coverage.cells.setdefault(name, set()).add(value)
-    return None
+                return (
+                    f"runs need delta {needed:.4g} at epsilon {epsilon:g}" if needed > delta else ""
+                )
+            worst = max(_largest_loss(*runs), _largest_loss(*runs[::-1]))
+            return f"a possible run loses {worst:.4g}" if worst > epsilon + ROUNDING else ""
+        except Unfollowed:
+            first, second = self._law_of(pair[0]), self._law_of(pair[1])
+        if first is None or second is None:
+            return None
+        needed = divergence(first, second, epsilon)
+        if needed <= delta + SLACK:
+            return ""
+        return f"the output distributions need delta {needed:.4g} at epsilon {epsilon:g}"
+
+    def _bind(self, answer: Answer) -> Callable[[Source], str]:
+        draw, params, table = self._mechanism.draw, self._params, self.case.table
+        return lambda source: digest_outcome(draw(params, table, answer, source))
+
+    def _law_of(self, answer: Answer) -> dict[str, float] | None:
+        """The output distribution, or None where it has too many paths."""
+        name = answer_fingerprint(answer)
+        if name not in self._laws and self._coverage.paths < ALL_PATHS * self._effort:
+            draw, paths = self._bind(answer), [0]
+
+            def count_path(source: Source) -> str:
+                paths[0] += 1
+                return draw(source)
+
+            self._laws[name] = None
+            with suppress(NotEnumerable):
+                self._laws[name] = enumerate_outputs(count_path, tail=TAIL, paths=PATHS)
+            self._coverage.paths += paths[0]
+        return self._laws.get(name)
 
 
 def _largest_loss(first: Callable[[Source], str], second: Callable[[Source], str]) -> float:
@@ -170,26 +219,18 @@ def _largest_loss(first: Callable[[Source], str], second: Callable[[Source], str
     return float(climb_losses(first, second, 1, math.inf).max())
 
 
-def _law_of(
-    laws: dict[Any, dict[str, float] | None],
-    answer: Answer,
-    bind: Callable[[Answer], Callable[[Source], str]],
-    coverage: Coverage,
-) -> dict[str, float] | None:
-    """The output distribution, or None where it has too many paths."""
-    name = answer_fingerprint(answer)
-    if name not in laws:
-        draw, paths = bind(answer), [0]
-
-        def count_path(source: Source) -> str:
-            paths[0] += 1
-            return draw(source)
-
-        laws[name] = None
-        with suppress(NotEnumerable):
-            laws[name] = enumerate_outputs(count_path, tail=TAIL, paths=PATHS)
-        coverage.paths += paths[0]
-    return laws[name]
+def _draw_delta(
+    first: Callable[[Source], str], second: Callable[[Source], str], epsilon: float, delta: float
+) -> float:
+    """A lower bound of the delta that drawn runs need at epsilon; more of them where few seem to need more
+    than is stated.
+    """
+    for number, failure in ((FEW_RUNS, 0.5), (MANY_RUNS, RARE)):
+        losses = draw_losses(first, second, number, math.inf)
+        bound, estimate = bound_delta(losses, epsilon, failure)
+        if estimate <= delta + SUSPICIOUS:
+            return 0.0
+    return bound
 
 
 def guarantee_holds_on_generated_tables(mechanism: Mechanism[Any]) -> None:

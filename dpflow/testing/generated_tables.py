@@ -13,11 +13,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 from itertools import combinations_with_replacement, product
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
+from dpflow.core.contract.audit_cells import Cells, describe_cells, list_settings
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, DataRequest
@@ -62,30 +62,31 @@ class Case:
     Attributes:
         table: the declaration.
         params: as in a release file.
-        cell: what a certificate says of it: relation, sign of the bounds, contribution bounds and
-            the values of settings.
+        cells: what a certificate says of it.
         max_pairs: pairs of neighbours that are compared.
     """
 
     table: Table
     params: Mapping[str, Any]
-    cell: Mapping[str, str]
+    cells: Cells
     max_pairs: int = MAX_PAIRS
 
 
 @lru_cache(maxsize=1)
-def generate_declarations() -> tuple[tuple[Table, Mapping[str, str]], ...]:
-    """Every combination of relation, sign of bounds and contribution bounds."""
-    declared = []
-    for relation, sign, (bounds, own) in product(_RELATIONS, BOUNDS, CONTRIBUTIONS):
-        raw = _declare(relation, sign, bounds, own)
-        cell = {
-            "neighbours": relation,
-            "bounds": sign,
-            "contributions": f"{bounds} {own or ''}".strip(),
-        }
-        declared.append((Table.model_validate(raw), cell))
-    return tuple(declared)
+def generate_declarations() -> tuple[Table, ...]:
+    """Every combination of relation, sign of bounds and contribution bounds, and those of a unit that
+    is protected in each block alone: there neighbours differ by its rows of one block.
+    """
+    declared = [
+        _declare(relation, sign, bounds, own)
+        for relation, sign, (bounds, own) in product(_RELATIONS, BOUNDS, CONTRIBUTIONS)
+    ]
+    in_blocks = [
+        raw | {"protects": "unit-block", "block": "day"}
+        for raw in declared
+        if raw["neighbours"] == "add-remove"
+    ]
+    return tuple(Table.model_validate(raw) for raw in (*declared, *in_blocks[1::4]))
 
 
 def _declare(
@@ -100,35 +101,13 @@ def _declare(
         "neighbours": relation,
         "columns": {
             "user": {},
+            "day": {},
             "kind": {"public_keys": ["b", "a"], **own},
             "word": dict(own),
             "amount": {"lower": low, "upper": high, "step": step},
             "share": {"lower": low, "upper": high, "step": "0.5"},
         },
     }
-
-
-def settings_of(model: Any) -> dict[str, list[Any]]:
-    """Every value of the fields that have few: a `Literal`, an `Enum` or a flag."""
-    values: dict[str, list[Any]] = {}
-    for name, info in model.model_fields.items():
-        listed = [*_listed_values(info.annotation)]
-        if listed:
-            values[name] = listed
-    return values
-
-
-def _listed_values(annotation: Any) -> Iterator[Any]:
-    if annotation is bool:
-        yield from (False, True)
-    elif isinstance(annotation, type) and issubclass(annotation, Enum):
-        yield from (member.value for member in annotation)
-    elif get_origin(annotation) is Literal:
-        yield from get_args(annotation)
-    elif get_args(annotation):  # unions, and annotated types
-        for part in get_args(annotation):
-            if not isinstance(part, str):
-                yield from _listed_values(part)
 
 
 @lru_cache(maxsize=1)
@@ -142,40 +121,40 @@ def generate_cases(mechanism: Mechanism[Any]) -> Sequence[Case]:
     # Without a delta one run can refute a guarantee, so parameters without one come first.
     fillings = sorted(standard_parameters(mechanism.Params), key=lambda raw: "delta" in raw)
     changes: list[dict[str, Any]] = [
-        {name: value} for name, values in settings_of(mechanism.Params).items() for value in values
+        {name: value}
+        for name, values in list_settings(mechanism.Params).items()
+        for value in values
     ]
     declared = generate_declarations()
     # Units of several groups show more than those of one.
-    telling = [next(one for one in declared if _is_telling(one[0], r)) for r in _RELATIONS]
-    cases: dict[str, Case] = {}
+    telling = [next(table for table in declared if _is_telling(table, r)) for r in _RELATIONS]
+    cases: dict[tuple[int, str], Case] = {}
 
     def add_case(
-        place: tuple[Table, Mapping[str, str]],
+        table: Table,
         change: dict[str, Any],
         epsilon: str,
         max_pairs: int = MAX_PAIRS,
     ) -> None:
-        table, cell = place
         for filling in fillings:
             raw = {**filling, **change}
             if "epsilon" in mechanism.Params.model_fields:
                 raw["epsilon"] = epsilon
             with suppress(InvalidInput):
                 params, _ = plan_mechanism(mechanism, table, raw)
-                described = {**cell, **{name: str(value) for name, value in change.items()}}
-                case = Case(table, raw, described, max_pairs)
-                cases.setdefault(f"{cell} {params.model_dump_json()}", case)
+                case = Case(table, raw, describe_cells(table, params), max_pairs)
+                cases.setdefault((id(table), params.model_dump_json()), case)
                 return
 
     if not fillings:
         return []
-    for place, epsilon in product(telling, EPSILONS):
-        add_case(place, {}, epsilon, CLOSE_PAIRS if epsilon in EPSILONS[:2] else MAX_PAIRS)
-    for turn, (change, place) in enumerate(product(changes, telling)):
-        add_case(place, change, EPSILONS[turn % len(EPSILONS)])
+    for table, epsilon in product(telling, EPSILONS):
+        add_case(table, {}, epsilon, CLOSE_PAIRS if epsilon in EPSILONS[:2] else MAX_PAIRS)
+    for turn, (change, table) in enumerate(product(changes, telling)):
+        add_case(table, change, EPSILONS[turn % len(EPSILONS)])
     others = spread([*product(declared, [*fillings, *changes])])
-    for turn, (place, change) in enumerate(others[: MAX_CASES - len(cases)]):
-        add_case(place, change, EPSILONS[turn % len(EPSILONS)])
+    for turn, (table, change) in enumerate(others[: MAX_CASES - len(cases)]):
+        add_case(table, change, EPSILONS[turn % len(EPSILONS)])
     return list(cases.values())
 
 
@@ -314,5 +293,5 @@ def lone_unit_cases(mechanism: Mechanism[Any]) -> Iterator[tuple[Case, tuple[Ans
                 ]
                 other = units[1:] if relation == "replace" else []
                 pair = answer_units(request, table, units[:1]), answer_units(request, table, other)
-                yield Case(table, raw, {"neighbours": relation, "lone": epsilon}), pair
+                yield Case(table, raw, describe_cells(table, params)), pair
                 break

@@ -7,6 +7,9 @@ Three methods, each wherever it can follow the mechanism: the exact output distr
 Of a composition whose parts no pair of neighbours shows together, each part is held to its own cost, too
 (`dpflow.testing.part_audit`).
 
+First of all a one-shot mechanism is held to its guarantee on generated declarations, parameters and neighbours
+(`dpflow.testing.generated_checks`), and a session at epsilons from 1/1000 to 100.
+
 Each is run once more with the noise of every sampler weakened (`dpflow.testing.sampler_patches`)
 by 2, 4, 8, ... until it refutes the guarantee: an audit that cannot see a broken mechanism says
 nothing about the sound one. A guarantee that is tight on the compared tables is refuted at 2; one
@@ -17,17 +20,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 from dpflow.core.accounting.events import Event, Unprotected
+from dpflow.core.contract.audit_cells import Cells, describe_cells, merge_cells
 from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.errors import InvalidInput
-from dpflow.testing import exact_divergence
-from dpflow.testing.audit import Audit, Sampler, affordable_draws, audit_pair, estimate_power
+from dpflow.testing import exact_divergence, harness
+from dpflow.testing.audit import (
+    Audit,
+    Sampler,
+    affordable_draws,
+    audit_pair,
+    audit_with_confirmation,
+    estimate_power,
+)
 from dpflow.testing.exact_checks import ExactComparison, compare_exactly, tiny_examples
 from dpflow.testing.examples import (
     AnyMechanism,
@@ -36,7 +49,13 @@ from dpflow.testing.examples import (
     examples_for,
     plan_mechanism,
 )
-from dpflow.testing.harness import epsilon_delta
+from dpflow.testing.generated_checks import (
+    delta_covers_lone_units,
+    find_violation,
+    structure_is_public,
+)
+from dpflow.testing.generated_tables import EPSILONS
+from dpflow.testing.harness import NotConformant, epsilon_delta, spend_effort
 from dpflow.testing.part_audit import audit_parts
 from dpflow.testing.release_checks import neighbouring_results
 from dpflow.testing.replay_audit import estimate_power as estimate_replay_power
@@ -52,6 +71,10 @@ POWER = 0.99
 CONFIDENCE = 0.99
 #: Draws from either neighbour, at most.
 DRAWS = 40_000
+#: CPU seconds of an audit that looks at all generated tables.
+ENOUGH = 50
+#: CPU seconds of a session's look at one epsilon, and draws from either neighbour.
+SWEEP_SECONDS, SWEEP_DRAWS = 0.8, 400
 #: Points of a privacy profile.
 POINTS = 41
 
@@ -70,12 +93,16 @@ class MechanismAudit:
         epsilon, delta: its guarantee.
         measured_epsilon: the loss is at least this at delta, with ``confidence``.
         confidence: 1 for an exact method.
-        refuted: whether some example breaks the guarantee.
+        refuted: whether some example or generated table breaks the guarantee.
+        reason: what was found on a generated table; "" otherwise.
         weakened: the factor by which noise must be weaker to be caught, or None if none was.
         power: how surely it is then caught, at least.
         compared: pairs of neighbours, or draws from either of them.
-        seconds: CPU time.
+        seconds: CPU time, beside that of generated tables.
         stated, measured: privacy profiles: delta by epsilon, from above and from below.
+        coverage: values by property of the declarations and parameters that were tried
+            (`dpflow.core.contract.audit_cells`).
+        not_followed: generated declarations with parameters of which nothing could be compared.
     """
 
     mechanism: str
@@ -94,6 +121,9 @@ class MechanismAudit:
     seconds: float
     stated: Profile
     measured: Profile
+    reason: str = ""
+    coverage: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    not_followed: int = 0
 
     @property
     def verdict(self) -> str:
@@ -117,23 +147,32 @@ class MechanismAudit:
 
 
 def audit_mechanism(
-    mechanism: AnyMechanism, examples: Sequence[Example] = (), seconds: float = 50
+    mechanism: AnyMechanism, examples: Sequence[Example] = (), seconds: float = ENOUGH
 ) -> MechanismAudit:
     """Audit a mechanism on examples, or on the standard ones.
 
     Args:
         mechanism: an instance.
         examples: for a mechanism whose parameters have no standard names.
-        seconds: CPU time, about; the exact method ends earlier.
+        seconds: CPU time, about, beside that of generated tables; the exact method ends earlier. Below `ENOUGH`
+            fewer of these are looked at, too.
 
     Raises:
         InvalidInput: there are no standard examples, and none were given.
     """
-    begun = time.thread_time()
     examples = [add_computed_columns(mechanism, example) for example in examples]
     given = examples or examples_for(mechanism)
     if isinstance(plan_mechanism(mechanism, given[0].table, given[0].params)[1], Unprotected):
         return _state_nothing(mechanism, given[0])
+    with spend_effort(harness.effort * min(1.0, seconds / ENOUGH)):
+        generated = (
+            _check_generated(mechanism)
+            if isinstance(mechanism, Mechanism)
+            else _sweep_epsilons(mechanism, given)
+        )
+    if generated.reason:
+        seconds = min(seconds, 2)  # for a profile: the verdict is known
+    begun = time.thread_time()
     # Examples of the author's own come first: they say where the guarantee is tight.
     tiny = [] if any(one.form for one in examples) else tiny_examples(mechanism)
     replayed = _audit_replays(mechanism, given, seconds / 3)
@@ -157,7 +196,78 @@ def audit_mechanism(
             -one.share,
         ),
     )
-    return _stamp(best, begun)
+    if generated.reason:
+        best = replace(best, refuted=True, reason=generated.reason, weakened=None, power=0.0)
+    cells = [generated.cells, *_cells_of(mechanism, [*given, *tiny])]
+    coverage = {name: sorted(values) for name, values in sorted(merge_cells(cells).items())}
+    seconds = time.thread_time() - begun
+    return replace(best, coverage=coverage, not_followed=generated.not_followed, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class _Generated:
+    """What generated tables said: what is wrong, and what they covered."""
+
+    reason: str = ""
+    cells: Cells = field(default_factory=dict)
+    not_followed: int = 0
+
+
+def _check_generated(mechanism: Mechanism[Any]) -> _Generated:
+    """The checks of generated tables."""
+    violation, coverage = find_violation(mechanism, harness.effort)
+    reason = "" if violation is None else str(violation)
+    for check in (structure_is_public, delta_covers_lone_units):
+        try:
+            if not reason:
+                check(mechanism)
+        except NotConformant as refusal:
+            reason = str(refusal)
+    return _Generated(reason, coverage.cells, coverage.not_followed)
+
+
+def _sweep_epsilons(
+    mechanism: InteractiveMechanism[Any, Any], examples: Sequence[Example]
+) -> _Generated:
+    """A short look at a session under either relation at each power of ten of epsilon: whole runs replayed, or
+    drawn where they cannot be.
+    """
+    cells = list[Cells]()
+    if "epsilon" not in mechanism.Params.model_fields:
+        return _Generated()
+    first = {example.table.neighbours: example for example in reversed(examples)}
+    for example, epsilon in product(first.values(), EPSILONS):
+        trial = replace(example, params={**example.params, "epsilon": epsilon})
+        with suppress(InvalidInput):
+            params, _ = plan_mechanism(mechanism, trial.table, trial.params)
+            if not _holds_briefly(mechanism, trial):
+                relation = trial.table.neighbours
+                return _Generated(
+                    f"at epsilon {epsilon} under {relation}, its guarantee is refuted"
+                )
+            cells.append(describe_cells(trial.table, params))
+    return _Generated(cells=merge_cells(cells))
+
+
+def _holds_briefly(mechanism: InteractiveMechanism[Any, Any], example: Example) -> bool:
+    seconds = SWEEP_SECONDS * harness.effort
+    if (replayed := replay_examples(mechanism, [example], seconds)) is not None:
+        return replayed.passed
+    samplers = _list_samplers(mechanism, example)
+    for a, b in samplers:
+        draws = affordable_draws(a, SWEEP_DRAWS, seconds / len(samplers))
+        guarantee = _guarantee_of(mechanism, example)
+        if not audit_with_confirmation(a, b, *guarantee, draws=draws).passed:
+            return False
+    return True
+
+
+def _cells_of(mechanism: AnyMechanism, examples: Sequence[Example]) -> Iterator[Cells]:
+    """The properties of examples that plan."""
+    for example in examples:
+        with suppress(InvalidInput):
+            params, _ = plan_mechanism(mechanism, example.table, example.params)
+            yield describe_cells(example.table, params)
 
 
 def _state_nothing(mechanism: AnyMechanism, example: Example) -> MechanismAudit:
@@ -180,10 +290,6 @@ def _state_nothing(mechanism: AnyMechanism, example: Example) -> MechanismAudit:
         stated=(),
         measured=(),
     )
-
-
-def _stamp(found: MechanismAudit, begun: float) -> MechanismAudit:
-    return MechanismAudit(**{**vars(found), "seconds": time.thread_time() - begun})
 
 
 def _audit_exactly(

@@ -80,11 +80,11 @@ class ReplayedRuns:
     @property
     def excess(self) -> float:
         """By how much the runs seem to need a larger delta at epsilon."""
-        return _bound_delta(self.losses, self.epsilon, 0.5)[1] - self.delta
+        return bound_delta(self.losses, self.epsilon, 0.5)[1] - self.delta
 
     def delta_at(self, epsilon: float) -> float:
         """A lower bound of the least delta at this epsilon."""
-        return max(0.0, _bound_delta(self.losses, epsilon, 1 - CONFIDENCE)[0])
+        return max(0.0, bound_delta(self.losses, epsilon, 1 - CONFIDENCE)[0])
 
 
 def replay_examples(
@@ -136,7 +136,7 @@ def estimate_power(replayed: ReplayedRuns) -> float:
         drawn = n - replayed.climbs
         both = replayed.losses[:drawn], replayed.losses[drawn:]
         return max(estimate_hit(losses, replayed.epsilon, miss) for losses in both)
-    low = _bound_delta(replayed.losses, replayed.epsilon, miss)[0]
+    low = bound_delta(replayed.losses, replayed.epsilon, miss)[0]
     # The true deviation is at most this (Maurer, Pontil 2009, theorem 10), and so is the next one,
     # but for the misses; the next bound lies so far below the next mean.
     parts = np.maximum(0.0, -np.expm1(replayed.epsilon - replayed.losses))
@@ -230,15 +230,13 @@ def _judge(
             place,
             len(climbed),
         )
-    passed = _bound_delta(losses, epsilon, RARE)[0] <= delta
+    passed = bound_delta(losses, epsilon, RARE)[0] <= delta
     measured = _find_epsilon(losses, delta)
     return ReplayedRuns(example, epsilon, delta, measured, passed, len(losses), losses, place)
 
 
-def _bound_delta(
-    losses: NDArray[np.float64], epsilon: float, failure: float
-) -> tuple[float, float]:
-    """The least delta at epsilon, from below, and its estimate."""
+def bound_delta(losses: NDArray[np.float64], epsilon: float, failure: float) -> tuple[float, float]:
+    """The least delta at epsilon that drawn losses need: from below, but for this probability, and its estimate."""
     with np.errstate(over="ignore"):
         parts = np.maximum(0.0, -np.expm1(epsilon - losses))
     n, mean = len(parts), float(parts.mean())
@@ -252,11 +250,11 @@ def _bound_delta(
 def _find_epsilon(losses: NDArray[np.float64], delta: float) -> float:
     """The largest epsilon at which more than delta is needed, with `CONFIDENCE`."""
     low, high = 0.0, 1e3
-    if _bound_delta(losses, low, 1 - CONFIDENCE)[0] <= delta:
+    if bound_delta(losses, low, 1 - CONFIDENCE)[0] <= delta:
         return 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        if _bound_delta(losses, middle, 1 - CONFIDENCE)[0] > delta:
+        if bound_delta(losses, middle, 1 - CONFIDENCE)[0] > delta:
             low = middle
         else:
             high = middle

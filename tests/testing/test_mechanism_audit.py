@@ -16,10 +16,13 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.mechanisms import count
+from dpflow.mechanisms.above_threshold import AboveThreshold
 from dpflow.mechanisms.count import Count
 from dpflow.registry import Registry
 from dpflow.testing.audit import Sampler, estimate_power
+from dpflow.testing.corpus import CONTROLS, Control
 from dpflow.testing.corpus.broken_releases import TooLittleNoise
+from dpflow.testing.corpus.broken_sessions import LessNoiseAtSmallEpsilon
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.exact_checks import tiny_examples
 from dpflow.testing.examples import (
@@ -28,7 +31,9 @@ from dpflow.testing.examples import (
     plan_mechanism,
     read_examples,
 )
-from dpflow.testing.mechanism_audit import audit_mechanism
+from dpflow.testing.generated_checks import GENERATED
+from dpflow.testing.harness import spend_effort
+from dpflow.testing.mechanism_audit import _sweep_epsilons, audit_mechanism
 from dpflow.testing.profile_page import render_page
 from dpflow.testing.sampler_patches import REAL, weaken_noise
 
@@ -104,6 +109,51 @@ def test_a_tight_mechanism_measures_all_and_is_caught_at_half_its_noise() -> Non
 def test_a_broken_mechanism_is_refuted() -> None:
     found = audit_mechanism(TooLittleNoise(), seconds=8)
     assert found.verdict == "refuted" and found.measured_epsilon > found.epsilon
+
+
+#: Controls whose mistake no standard example shows, and those of which `make test` audits one.
+UNSEEN = [
+    control for control in CONTROLS if control.caught_by in {rule.__name__ for rule in GENERATED}
+]
+PART = ("WidthForPeak", "AddRemoveRate", "SuppressesBelow10", "BrokenLiteral", "DeltaForOneKey")
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        pytest.param(
+            control,
+            id=type(control.mechanism).__name__,
+            marks=() if type(control.mechanism).__name__ in PART else pytest.mark.slow,
+        )
+        for control in UNSEEN
+    ],
+)
+def test_what_only_generated_tables_show_is_refuted_and_never_signed(control: Control) -> None:
+    """An audit that looked at standard tables alone did not refute 18 of these, and they could be signed."""
+    found = audit_mechanism(control.mechanism)
+    assert found.verdict == "refuted" and found.reason
+
+
+def test_an_audit_says_what_it_covered() -> None:
+    """Values by property; what it did not try is not among them."""
+    with spend_effort(5):
+        found = audit_mechanism(Count(), seconds=2)
+    assert found.coverage["neighbours"] == ["add-remove", "replace"]
+    assert found.coverage["keys"] == ["public"]
+    assert found.coverage["rows_per_group"] == ["1", "above 1"]
+    assert found.coverage["epsilon"] == ["1e-1", "1e-2", "1e-3", "1e0", "1e1", "1e2"]
+    assert found.coverage["protects"] == ["unit", "unit-block"]
+
+
+def test_a_session_is_tried_at_other_epsilons() -> None:
+    """One whose noise is too small at small epsilons alone is refuted; the sound one is not."""
+    sound, broken = (
+        _sweep_epsilons(session, examples_for(session)[:1])
+        for session in (AboveThreshold(), LessNoiseAtSmallEpsilon())
+    )
+    assert not sound.reason and len(sound.cells["epsilon"]) == 6
+    assert "at epsilon 1/100" in broken.reason
 
 
 class Constant(Count):

@@ -2,8 +2,9 @@
 
 A table whose declaration has ``require_certified`` takes no plan of a mechanism without one, and a
 scope that was granted with keys of certifiers pays for none. A certificate names the mechanism, its
-version, digests of the code that draws and of dpflow's core, and what the audit found. A change of
-any of these files ends it.
+version, digests of the code that draws and of dpflow's core, what the audit found, and which kinds of
+declarations and parameters it tried. A change of any of these files ends it, and a plan of another kind
+is not certified.
 
 Distributions ship what audits found unsigned (`AUDITS`), since no key of a builder means anything to
 an owner. ``dpflow certify --accept`` compares it with the code that is installed and signs it.
@@ -19,13 +20,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from dpflow.core.contract.audit_cells import Cells, describe_cells, list_uncovered
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, LedgerCorrupt, PlanRefused
 from dpflow.extras import DISTRIBUTION
@@ -61,6 +63,8 @@ class MechanismCertificate:
         measured_epsilon: the lower bound that was found.
         weakened, power: which weaker noise the audit would have caught, and how surely.
         verdict: `PASSED`, or the certificate certifies nothing.
+        coverage: properties of the declarations and parameters that the audit tried; no other plan is
+            certified (`dpflow.core.contract.audit_cells`).
         covers: which code it compares, and which it does not, in words.
     """
 
@@ -76,6 +80,7 @@ class MechanismCertificate:
     weakened: int | None
     power: float
     verdict: str
+    coverage: Mapping[str, Sequence[str]] = field(default_factory=dict)
     covers: str = COVERS
 
     @classmethod
@@ -89,9 +94,7 @@ class MechanismCertificate:
             distribution: as `dpflow.registry.Registry.origin` has it.
             audit: as `dpflow.testing.mechanism_audit.MechanismAudit.to_json` has it.
         """
-        found = {
-            name: audit[name] for name in (field.name for field in fields(cls)) if name in audit
-        }
+        found = {name: audit[name] for name in (one.name for one in fields(cls)) if name in audit}
         return cls(
             distribution=distribution,
             code=digest_code(mechanism),
@@ -266,19 +269,26 @@ def write_audits(audits: Iterable[MechanismCertificate]) -> str:
 
 
 def list_certifiers(
-    about: str, mechanism: Any, keys: Sequence[str], files: Sequence[Path], next_step: str
+    about: str,
+    mechanism: Any,
+    cells: Cells,
+    keys: Sequence[str],
+    files: Sequence[Path],
+    next_step: str,
 ) -> tuple[str, ...]:
-    """The keys, of those that are trusted, that have certified a mechanism as it is installed.
+    """The keys, of those that are trusted, that have certified a mechanism as it is installed, for plans
+    of this kind.
 
     Args:
         about: who asks for certificates, as the head of a sentence.
         mechanism: the instance.
+        cells: the properties of the plan.
         keys: verifier keys that are trusted.
         files: where certificates may be; one that is not there has none.
         next_step: what to run where none fits.
 
     Raises:
-        PlanRefused: there is none that a trusted key signed, or it is about other code.
+        PlanRefused: there is none that a trusted key signed, or it is about other code or other plans.
     """
     next_step = f"audit and sign what is installed: {next_step}"
     try:
@@ -299,9 +309,14 @@ def list_certifiers(
         one.list_differences(mechanism) or ([] if one.verdict == PASSED else ["its verdict"])
         for _, one in matching
     ]
-    certifiers = {
-        key for (key, _), different in zip(matching, differences, strict=True) if not different
-    }
+    present = [one for one, different in zip(matching, differences, strict=True) if not different]
+    certifiers = {key for key, one in present if not list_uncovered(cells, one.coverage)}
+    if present and not certifiers:
+        missing = min((list_uncovered(cells, one.coverage) for _, one in present), key=len)
+        raise PlanRefused(
+            f"{about}, and the audit of {mechanism.name} tried no plan with {', '.join(missing)}; change the plan, or "
+            f"register examples with it in the hook dpflow_register_examples and audit again"
+        )
     if not certifiers:
         nearest = min(differences, key=len)
         raise PlanRefused(
@@ -311,11 +326,11 @@ def list_certifiers(
     return tuple(sorted(certifiers))
 
 
-def require_certificate(table: Table, mechanism: Any) -> None:
-    """Refuse a mechanism without a certificate, where the table's declaration asks for one.
+def require_certificate(table: Table, mechanism: Any, params: Any) -> None:
+    """Refuse a plan without a certificate of its mechanism, where the table's declaration asks for one.
 
     Raises:
-        PlanRefused: there is none that a trusted key signed, or it is about other code.
+        PlanRefused: there is none that a trusted key signed, or it is about other code or other plans.
     """
     rule = table.require_certified
     if rule is None:
@@ -323,4 +338,4 @@ def require_certificate(table: Table, mechanism: Any) -> None:
     about = f"table {table.name!r} takes certified mechanisms only"
     file = rule.file or SHIPPED
     command = f"dpflow certify {mechanism.name} --out {file.name}"
-    list_certifiers(about, mechanism, rule.keys, [file], command)
+    list_certifiers(about, mechanism, describe_cells(table, params), rule.keys, [file], command)

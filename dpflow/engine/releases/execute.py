@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpflow import fault_points
 from dpflow.core.accounting.events import Unprotected
+from dpflow.core.contract.audit_cells import describe_cells
 from dpflow.core.contract.declaration import Table, plain_relation
 from dpflow.core.contract.distribution import Distribution
 from dpflow.core.contract.mechanism import Mechanism
@@ -344,6 +345,7 @@ def find_certifiers(plan: Plan, scope: Scope, ledger: Ledger | None) -> tuple[st
     return list_certifiers(
         f"scope {scope.scope!r} pays for certified mechanisms only",
         plan.mechanism,
+        describe_cells(plan.table, plan.params),
         scope.filter.certified_by,
         [*ledger_files, *declared_files, SHIPPED],
         f"dpflow certify {plan.mechanism.name} (with --accept, to sign the audit that it ships with)",

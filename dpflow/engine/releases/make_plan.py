@@ -116,7 +116,7 @@ def _plan_table(
     digests = digest(content), digest([content, mechanism.version])
     plan = Plan(request, table, mechanism, params, event, error_bound, *digests)
     # The certificate is about who draws, not about who delegates.
-    require_certificate(table, mechanism)
+    require_certificate(table, mechanism, params)
     # Vetoes see the finished plan and run last: a refusal for a fault comes first.
     if reasons := registry.collect_vetoes(plan):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))

@@ -14,6 +14,8 @@ import yaml
 from typer.testing import CliRunner
 
 from dpflow.cli.commands import app
+from dpflow.core.contract.audit_cells import describe_cells, list_uncovered
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases import certificates
 from dpflow.engine.releases.certificates import (
@@ -99,6 +101,58 @@ def test_a_certificate_of_something_else_is_none(
     certify(table, **changes)
     with pytest.raises(PlanRefused, match=says):
         plan(table)
+
+
+BOUNDED = DECLARED | {
+    "columns": {
+        "person": {},
+        "age": {"lower": -5, "upper": -1},
+        "city": {"public_keys": ["a", "b"]},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("declared", "params", "uncovered"),
+    [
+        ({}, {}, ""),
+        ({"neighbours": "replace"}, {}, "neighbours replace"),
+        ({"contribution_bounds": {"rows": 2}}, {}, "rows_per_group above 1"),
+        ({}, {"epsilon": "0.05"}, "epsilon 1e-2"),
+        ({}, {"by": "city"}, "keys public, limits the table's"),
+        ({}, {"noise": "laplace"}, "noise laplace"),
+        ({}, {"delta": "1e-6", "noise": "gaussian"}, "delta above 0, noise gaussian"),
+    ],
+)
+def test_a_plan_of_a_kind_that_was_not_tried_has_no_certificate(
+    tmp_path: Path, declared: dict[str, Any], params: dict[str, Any], uncovered: str
+) -> None:
+    """An audit of one kind of plan says nothing of others; the refusal names what was not tried."""
+    rule = {"file": "certificates.json", "keys": [OWNER.public_text]}
+    (tmp_path / "visits.yml").write_text(
+        yaml.safe_dump(BOUNDED | declared | {"require_certified": rule})
+    )
+    table = load_table(tmp_path / "visits.yml")
+    of_one = plan(Table.model_validate(BOUNDED))
+    cells = {name: sorted(v) for name, v in describe_cells(of_one.table, of_one.params).items()}
+    certify(table, coverage=cells)
+    if not uncovered:
+        assert plan(table, **params).mechanism.name == "count"
+        return
+    with pytest.raises(PlanRefused, match=f"audit of count tried no plan with {uncovered};"):
+        plan(table, **params)
+
+
+def test_bounds_below_0_are_another_kind_than_those_around_it() -> None:
+    table = Table.model_validate(BOUNDED)
+    around = table.model_copy(
+        update={"columns": table.columns | {"age": Column(lower=-5, upper=0)}}
+    )
+    params = REGISTRY.find_mechanism("sum").Params(epsilon=1, column="age")
+    assert describe_cells(table, params)["bounds"] == {"below 0"}
+    assert list_uncovered(describe_cells(around, params), describe_cells(table, params)) == [
+        "bounds around 0"
+    ]
 
 
 def test_a_strangers_certificate_is_none(table: Table) -> None:
@@ -200,9 +254,8 @@ def test_the_command_audits_signs_and_keeps_others(tmp_path: Path, table: Table)
     key.write_text(OWNER.private_text)
     out = table.require_certified.file
     for name in ("count", "histogram"):
-        done = CliRunner().invoke(
-            app, ["certify", name, "--out", str(out), "--key", str(key), "--seconds", "6"]
-        )
+        words = ["certify", name, "--out", str(out), "--key", str(key), "--seconds", "6"]
+        done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
         assert OWNER.public_text in done.stdout and OWNER.private_text not in done.stdout
     assert len(json.loads(out.read_text())["certificates"]) == 2
