@@ -21,6 +21,7 @@ from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
+from dpflow.engine.releases.choose_bounds import BoundsChooser
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
@@ -239,8 +240,14 @@ def price_parts(
     revision: int = 1,
     asker: str = "",
     bounds: RequestedBounds | None = None,
+    chooser: BoundsChooser | None = None,
 ) -> list[PartPlan]:
-    """Plans of all parts, which divide the price by how many aggregates each has. Raises `Refusal`."""
+    """Plans of all parts, which divide the price by how many aggregates each has. Raises `Refusal`.
+
+    Args:
+        bounds: that a person asks for.
+        chooser: chooses them by released profiles where nobody does.
+    """
     plans = []
     shares = _divide_amount(price.epsilon, [len(part.measures) for part in parts], _EPSILON_STEP)
     # Laplace noise for public keys is pure: it has no use for a delta.
@@ -267,7 +274,8 @@ def price_parts(
             cost["min_units"] = price.min_units
         if price.noise != "auto" and part.mechanism in ("aggregates", "private_aggregates"):
             cost["noise"] = price.noise
-        plans.append(plan_part(part, cost, scope, registry, revision, asker, bounds))
+        priced = plan_part(part, cost, scope, registry, revision, asker, bounds)
+        plans.append(replace(priced, plan=chooser.fit(priced.plan)) if chooser else priced)
     return plans
 
 

@@ -44,6 +44,7 @@ from dpflow.core.accounting.events import DiscreteGaussian
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NONE
 from dpflow.engine.planning.precheck import check_source
+from dpflow.engine.releases.choose_bounds import BoundsChooser
 from dpflow.engine.releases.execute import Receipt, release_all
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -90,7 +91,9 @@ def plan_sql(
     keys = KeyReader()
     refusal: Refusal | None = None
     try:
-        written, query, planned = _read_query(source, settings, find_table, parameters, registry)
+        chooser = BoundsChooser(ledger)
+        read = source, settings, find_table, parameters, registry, chooser
+        written, query, planned = _read_query(*read)
         columns = describe_columns(query, source, keys)
     except Refusal as error:
         refusal = error
@@ -103,7 +106,7 @@ def plan_sql(
         stored = [releases.find(part) for part in planned.parts]
         if not all(stored):
             for other in _spell_otherwise(query, written):
-                if found := _find_all(other, settings, releases, registry):
+                if found := _find_all(other, settings, releases, registry, chooser):
                     query, planned, stored = found
                     break
         unanswered = (part for part, one in zip(planned.parts, stored) if one is None)
@@ -192,6 +195,7 @@ def _read_query(
     find_table: Callable[[str], Table],
     parameters: Mapping[str, Any] | Sequence[Any],
     registry: Registry,
+    chooser: BoundsChooser,
 ) -> tuple[SplitQuery, SplitQuery, PlannedParts]:
     """The query as it is written, the one that is planned, and its plans. Raises `Refusal`."""
     written = read_query(source.parse(parameters), find_table)
@@ -203,7 +207,7 @@ def _read_query(
         query = written.replace_releases(move_filters)
     except InvalidInput as error:
         raise refusal_of(error, None) from None
-    return written, query, plan_parts(query, settings, registry)
+    return written, query, plan_parts(query, settings, registry, chooser)
 
 
 #: What DuckDB's checks of a query are called here, and what is true where one fails.
@@ -242,7 +246,9 @@ def describe_columns(query: SplitQuery, source: SourceText, keys: KeyReader) -> 
     raise refusal
 
 
-def plan_parts(query: SplitQuery, settings: Settings, registry: Registry) -> PlannedParts:
+def plan_parts(
+    query: SplitQuery, settings: Settings, registry: Registry, chooser: BoundsChooser
+) -> PlannedParts:
     """Its releases at the price or target that is asked for. Raises `Refusal`."""
     parts = list_parts(query.list_releases())
     revision = settings.revision or 1
@@ -252,7 +258,7 @@ def plan_parts(query: SplitQuery, settings: Settings, registry: Registry) -> Pla
         return plan_levels(
             parts,
             lambda some: price_parts(
-                some, price, scope, registry, revision, asker, settings.bounds
+                some, price, scope, registry, revision, asker, settings.bounds, chooser
             ),
         )
 
@@ -279,11 +285,15 @@ def _spell_otherwise(query: SplitQuery, written: SplitQuery) -> Iterator[SplitQu
 
 
 def _find_all(
-    query: SplitQuery, settings: Settings, releases: _LookUp, registry: Registry
+    query: SplitQuery,
+    settings: Settings,
+    releases: _LookUp,
+    registry: Registry,
+    chooser: BoundsChooser,
 ) -> tuple[SplitQuery, PlannedParts, list[Stored | None]] | None:
     """A query with its plans, if stored releases answer all of it."""
     try:
-        planned = plan_parts(query, settings, registry)
+        planned = plan_parts(query, settings, registry, chooser)
     except Refusal:
         return None
     stored = [releases.find(part) for part in planned.parts]
@@ -332,6 +342,9 @@ def answer_sql(
             origins.append(_origin_of_receipt(receipt))
             if note := part.plan.undeclared_groups():
                 notes.append(f"{note}: -- dp: groups=N")
+        answering = part.plan if stored is None else stored.plan
+        if answering.chosen is not None:
+            notes.append(answering.describe_contributions())
         if part.part.private:
             notes.append(CHOSEN_KEYS)
         if result == NONE:

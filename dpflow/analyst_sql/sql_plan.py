@@ -263,6 +263,8 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
     for part, stored in zip(plan.parts, plan.stored):
         if stored is None and (note := part.plan.undeclared_groups()):
             yield f"{note}: -- dp: groups=N"
+        for candidate in part.plan.describe_candidates() if stored is None else ():
+            yield f"bounds for {part.part.mechanism}: {candidate}"
     for literal in _list_shares(plan):
         yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {literal}"
 

@@ -28,6 +28,7 @@ from dpflow.analyst_sql.value_columns import declare_computed
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result, Row
+from dpflow.engine.releases.choose_bounds import follow_request
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
@@ -212,7 +213,7 @@ class StoredReleases:
     ) -> Plan | None:
         """The plan of a stored release under the declaration of now; None if it has no such columns."""
         # Revisions of one query have one plan.
-        names = ("where", "blocks", "contribution_bounds")
+        names = ("where", "blocks", "contribution_bounds", "chosen_bounds")
         terms = [part.mechanism, params, *map(record.request.get, names)]
         text = json.dumps(terms, sort_keys=True)
         if text not in self._plans:
@@ -241,7 +242,7 @@ class StoredReleases:
                 where=record.request.get("where"),
                 contribution_bounds=_read_bounds(record),
             )
-            return make_plan(request, self._registry)
+            return follow_request(make_plan(request, self._registry), record.request)
         except InvalidInput:
             return None
 
@@ -311,22 +312,25 @@ def _shares(texts: Sequence[str]) -> Iterator[str]:
 
 
 def _is_as_exact(stored: Stored, asked: PartPlan) -> bool:
-    """Whether no error of the stored release is above the asked one."""
-    part = asked.part
+    """Whether no error of the stored release is above the asked one, by the bounds of the question: what
+    a profile chose for one of them is not compared.
+    """
+    part, plan = asked.part, stored.plan.question or stored.plan
+    asked_plan = asked.plan.question or asked.plan
     if part.private:
-        bound = asked.plan.params, stored.plan.params
+        bound = asked_plan.params, plan.params
         # Keys that more units must have are other keys.
         if bound[0].min_units != bound[1].min_units:  # type: ignore[attr-defined]
             return False
-    wanted = error_sizes(part, asked.plan)
-    got = dict(error_sizes(stored.part, stored.plan))
-    by, coarser = stored.plan.params.by, asked.plan.params.by  # type: ignore[attr-defined]
+    wanted = error_sizes(part, asked_plan)
+    got = dict(error_sizes(stored.part, plan))
+    by, coarser = plan.params.by, asked_plan.params.by  # type: ignore[attr-defined]
     if by != coarser and part.mechanism == "aggregates":
         # Added up over cells, so the errors are those of sums of as many noises.
-        groups = 1 if coarser is None else len(asked.plan.table.public_keys(coarser))
-        cells = len(stored.plan.table.public_keys(by)) // groups
+        groups = 1 if coarser is None else len(asked_plan.table.public_keys(coarser))
+        cells = len(plan.table.public_keys(by)) // groups
         for label in wanted:
-            got[label] = make_width(stored.plan, Row("", label, None), cells)(1) or math.inf
+            got[label] = make_width(plan, Row("", label, None), cells)(1) or math.inf
     return all(label in got and got[label] <= size for label, size in wanted.items())
 
 

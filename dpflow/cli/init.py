@@ -19,6 +19,7 @@ from dpflow.cli.console import ConfirmOption, LedgerOption, open_ledger, show_ta
 from dpflow.core.accounting.amounts import exact_text, parse_exact
 from dpflow.core.contract.contribution import TOUCHED
 from dpflow.core.contract.declaration import Table
+from dpflow.engine.releases.choose_bounds import PROFILE
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
 from dpflow.ledger import GrantProposal
@@ -352,7 +353,7 @@ class _Asker:
             elif name in proposal.keys or (column.is_key and not column.is_number):
                 groupings.append(name)
         params = {"epsilon": epsilon, "groupings": groupings}
-        return proposals.write_release(proposal.name, "contributions", params, first_block)
+        return proposals.write_release(proposal.name, PROFILE, params, first_block)
 
     def require_answers(self) -> None:
         """Raises `InvalidInput` with everything that nobody said, so that one more try is enough."""

@@ -16,6 +16,7 @@ from dpflow.catalogue import FILE_NAME, find_catalogue, is_table_name, load_cata
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.columns import default_step
 from dpflow.core.contract.declaration import Table
+from dpflow.engine.releases.choose_bounds import PROFILE
 from dpflow.errors import InvalidInput
 
 #: Beside the declaration; editors read it by the first line of the YAML.
@@ -119,9 +120,13 @@ def _write_column(name: str, proposal: Proposal) -> str:
 
 
 def write_release(table: str, mechanism: str, params: Mapping[str, Any], block: str | None) -> str:
-    """The text of a first release of a table that the catalogue names."""
+    """The text of a first release of a table that the catalogue names. A contribution profile is found by
+    its name, which therefore has no block.
+    """
     words = " ".join([mechanism, "of", table, *(["by", params["by"]] if "by" in params else [])])
-    request: dict[str, Any] = {"name": f"{words}{'' if block is None else f' {block}'}"}
+    request: dict[str, Any] = {
+        "name": f"{words}{'' if block is None or mechanism == PROFILE else f' {block}'}"
+    }
     request |= {"mechanism": mechanism, "table": table, "scope": table}
     request |= {} if block is None else {"blocks": [block]}
     request["params"] = dict(params)

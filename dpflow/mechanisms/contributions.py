@@ -52,7 +52,7 @@ from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 
 #: Where the last bin begins if nothing declared says more: of rows, and of groups.
-MAX_ROW_BIN, MAX_GROUP_BIN = 2**16, 2**12
+MAX_ROW_BIN, MAX_GROUP_BIN = 2**12, 2**10
 #: The shortest of each period, in days.
 PERIODS = {"day": 1, "week": 7, "month": 28}
 

@@ -392,19 +392,28 @@ class Table(Strict):
         groups, rows = self.limits_for(by)
         return GroupBounds.combine(groups.number, rows.number, bounds.rows)
 
-    def with_bounds(self, by: str | None, requested: RequestedBounds) -> Table:
+    def with_bounds(
+        self, by: str | None, requested: RequestedBounds, source: str = "of this release"
+    ) -> Table:
         """The declaration with the contribution bounds of one release, which is grouped by a column or
-        not at all. Raises `PlanRefused` where ``rows_per_group`` is above ``rows``.
+        not at all; ``source`` says whose they are. Raises `PlanRefused` where ``rows_per_group`` is
+        above ``rows``.
         """
         rows = requested.rows or self.contribution_bounds.rows
         if (requested.rows_per_group or 0) > rows:
             raise PlanRefused(
                 f"rows_per_group {requested.rows_per_group} is above the {rows} rows of a unit that count; lower it, or raise rows"
             )
-        declared = (None, None) if by is None else self.limits_for(by)
+        # What follows from the number of rows alone follows from that of the release.
+        declared = [
+            None if limit.source == "contribution_bounds.rows" else limit
+            for limit in (() if by is None else self.limits_for(by))
+        ]
         limits = [
-            Limit(number, f"{name} of this release") if number else limit
-            for name, limit in zip(("groups", "rows_per_group"), declared, strict=True)
+            Limit(number, f"{name} {source}") if number else limit
+            for name, limit in zip(
+                ("groups", "rows_per_group"), declared or (None, None), strict=True
+            )
             for number in [getattr(requested, name)]
         ]
         # Other columns have no limits of their own: those of the release are for whatever it groups by.

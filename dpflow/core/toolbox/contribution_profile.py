@@ -70,10 +70,13 @@ class SizeHistogram:
 
     @cached_property
     def estimates(self) -> NDArray[np.float64]:
-        """The units of each bin, none below 0, and none above the last bin that noise does not explain."""
+        """The units of each bin, none below 0, and none above the last bin that noise does not explain:
+        by its own number, or with those above it.
+        """
+        most = self.noise.half_width(FAILURE / len(self.counts))
         shown = [
-            tail > self.noise.sum_half_width(len(self.counts) - place, FAILURE)
-            for place, tail in enumerate(self.tails.tolist())
+            count > most or tail > self.noise.sum_half_width(len(self.counts) - place)
+            for place, (count, tail) in enumerate(zip(self.counts, self.tails.tolist()))
         ]
         last = max((place for place, is_shown in enumerate(shown) if is_shown), default=-1)
         counts = np.maximum(np.array(self.counts, np.float64), 0.0)

@@ -29,6 +29,7 @@ from dpflow.core.contract.results import NONE, UNLIMITED, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.releases.certificates import CERTIFICATES, SHIPPED, list_certifiers
+from dpflow.engine.releases.choose_bounds import follow_record, may_choose
 from dpflow.engine.releases.make_plan import fit_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.result_table import ResultTable, make_table
@@ -193,6 +194,9 @@ def release_all(
             ]
         )
         for (plan, run), one, reservation in zip(planned, checked, reservations):
+            # Drawn with the bounds that were charged, also where another process charged them.
+            if may_choose(plan.question or plan):
+                plan = follow_record(plan, ledger.find(run.key(plan)))
             # Somebody may have settled this key since we looked.
             replayed = reservation.result is not None
             settled = (

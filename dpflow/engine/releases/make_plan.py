@@ -23,6 +23,7 @@ from dpflow.core.contract.requests import DataRequest, Records
 from dpflow.core.contract.results import ErrorBound
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.certificates import require_certificate
+from dpflow.engine.releases.choose_bounds import BoundsChooser, apply_bounds
 from dpflow.engine.releases.plan import Plan, digest, iterate_texts
 from dpflow.engine.releases.released_bounds import insert_bounds
 from dpflow.engine.releases.request import ReleaseRequest, require_public
@@ -63,7 +64,8 @@ def make_plan(
         declaration.
     """
     table = insert_bounds(request, ledger, run_identity, assume_missing=assume_bounds)
-    return _plan_table(request, table, registry, filters or ScopeFilters(ledger))
+    plan = _plan_table(request, table, registry, filters or ScopeFilters(ledger))
+    return BoundsChooser(ledger).fit(plan)
 
 
 def fit_plan(plan: Plan, registry: Registry, filters: ScopeFilters) -> Plan:
@@ -72,7 +74,9 @@ def fit_plan(plan: Plan, registry: Registry, filters: ScopeFilters) -> Plan:
     """
     if filters.hold(plan.request.scope, plan.event):
         return plan
-    return _plan_table(plan.request, plan.table, registry, filters)
+    question = plan.question or plan
+    fitted = _plan_table(question.request, question.table, registry, filters)
+    return fitted if plan.chosen is None else apply_bounds(fitted, plan.chosen)
 
 
 def _plan_table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -43,6 +43,47 @@ def digest(value: Any) -> str:
     ).hexdigest()
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """Contribution bounds in words, the half-widths of their noise at 95 % by measure, and what they are
+    expected to cut of one group in the mean.
+    """
+
+    bounds: str
+    half_width_95: Mapping[str, float]
+    cut: Mapping[str, float]
+
+    def describe(self) -> str:
+        """All of it on one line."""
+        widths = ", ".join(f"{name} +- {width:g}" for name, width in self.half_width_95.items())
+        cuts = ", ".join(f"{number:.3g} {noun}" for noun, number in self.cut.items())
+        return f"{self.bounds}: noise {widths or 'see the note'}; expected cut of a group {cuts}"
+
+
+@dataclass(frozen=True)
+class ChosenBounds:
+    """Contribution bounds that a released profile chose, apart from those that a person asks for.
+
+    Attributes:
+        profile: id of the release.
+        candidates: those and some others; none where they are read from a charge.
+    """
+
+    bounds: RequestedBounds
+    profile: str
+    candidates: tuple[Candidate, ...] = field(default=(), compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a charge keeps, and `from_json` reads."""
+        return {"profile": self.profile, **self.bounds.model_dump()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ChosenBounds:
+        """The bounds of a charge."""
+        numbers = {name: number for name, number in data.items() if name != "profile"}
+        return cls(RequestedBounds.model_validate(numbers), str(data["profile"]))
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A validated release or session.
@@ -53,6 +94,8 @@ class Plan:
         version_independent_digest: digest of everything but the mechanism's version. Of the
             declaration it holds what the plan depends on (`dpflow.engine.releases.make_plan.make_plan`).
         digest: the same with the mechanism's version; part of the exactly-once key.
+        chosen: the contribution bounds that a profile chose. Digests do not depend on them.
+        question: the plan with the declared bounds; None where none were chosen.
     """
 
     request: ReleaseRequest
@@ -63,6 +106,8 @@ class Plan:
     error_bound: ErrorBound | None = field(compare=False)
     version_independent_digest: str
     digest: str
+    chosen: ChosenBounds | None = field(default=None, compare=False)
+    question: Plan | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         epsilon, delta = self.privacy_cost()
@@ -124,6 +169,7 @@ class Plan:
             "contributions": "; ".join(
                 filter(None, (self.describe_contributions(), self.undeclared_groups()))
             ),
+            "candidates": "; ".join(self.describe_candidates()),
             "epsilon": epsilon,
             "delta": delta,
             "guarantee": to_json(self.event),
@@ -155,10 +201,15 @@ class Plan:
         bounds = self.table.bounds_for(by if by in self.table.columns else None)
         unit = self.table.privacy_unit.column
         if by not in self.table.columns:
-            return f"one {unit} counts with {bounds.rows} rows at most"
+            origin = f" (rows chosen by profile {self.chosen.profile[:8]})" if self.chosen else ""
+            return f"one {unit} counts with {bounds.rows} rows at most{origin}"
         groups, rows = self.table.limits_for(by)
         sources = dict.fromkeys((groups.source, rows.source))
         return f"one {unit} counts in at most {bounds.describe()} ({'; '.join(sources)})"
+
+    def describe_candidates(self) -> list[str]:
+        """Bounds that a profile compared, the chosen ones first; none where it chose none."""
+        return [one.describe() for one in (self.chosen.candidates if self.chosen else ())]
 
     def undeclared_groups(self) -> str:
         """What to declare where noise is made for as many groups as a unit has rows, because nobody said
@@ -241,6 +292,7 @@ class Plan:
                 if (requested := self.request.contribution_bounds)
                 else {}
             ),
+            **({"chosen_bounds": self.chosen.to_json()} if self.chosen else {}),
             "epsilon": self.privacy_cost()[0],
             "delta": self.privacy_cost()[1],
             # For pages, which have no registry: what a gate is asked at most.

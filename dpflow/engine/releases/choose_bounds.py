@@ -1,0 +1,318 @@
+"""Contribution bounds that a released profile chooses, where nobody fixed them.
+
+A profile is the newest settled release of the mechanism `contributions` that is called
+``contributions of TABLE``, in the scope that pays or one above it. The rule: of each noisy sum that a release
+draws, the error is taken to be the median size of its noise plus what the bounds cut of one group in
+the mean, in units of the largest term. The bounds with the least product of these errors are chosen:
+first the groups, then the rows in all groups, then the rows in one. Cuts are computed from the
+profile: units with most rows are taken to have most groups, and rows to be spread evenly over a
+unit's groups. A grouping that the profile does not count is taken to have as many groups as rows.
+
+Such bounds are no part of the question: plans of one question have one digest, whatever profile is
+there. So a stored answer is found by its question, and a retry draws with the bounds that were
+charged. Privacy does not depend on the choice, which follows released numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.contribution import MAX_GROUPS, RequestedBounds
+from dpflow.core.contract.declaration import Table
+from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
+from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram
+from dpflow.engine.releases.plan import Candidate, ChosenBounds, Plan
+from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.ledger import Ledger, ReleaseRecord
+from dpflow.tables.language.grouping import parse_row_expression
+
+#: Name of the mechanism.
+PROFILE = "contributions"
+Floats = NDArray[np.float64]
+
+
+def profile_name(table: Table) -> str:
+    """What a table's profile is called in the ledger, so that it is found."""
+    return f"{PROFILE} of {table.name}"
+
+
+class BoundsChooser:
+    """Chooses bounds by the profiles of a ledger; without one, or without a profile, none."""
+
+    def __init__(self, ledger: Ledger | None) -> None:
+        self._ledger = ledger
+        self._found: dict[tuple[str, str], tuple[str, ContributionProfile] | None] = {}
+
+    def fit(self, plan: Plan) -> Plan:
+        """The plan with bounds that are chosen, or as it is where somebody fixed all of them."""
+        if self._ledger is None or not may_choose(plan):
+            return plan
+        found = self._find_profile(plan.table, plan.request.scope)
+        if found is None:
+            return plan
+        name, profile = found
+        return _Choice(plan, profile).apply(name)
+
+    def _find_profile(self, table: Table, scope: str) -> tuple[str, ContributionProfile] | None:
+        if (table.name, scope) not in self._found:
+            self._found[table.name, scope] = find_profile(self._ledger, table, scope)
+        return self._found[table.name, scope]
+
+
+def find_profile(
+    ledger: Ledger | None, table: Table, scope: str
+) -> tuple[str, ContributionProfile] | None:
+    """The newest profile of a table that says something of its units, and the release's id."""
+    for record in reversed(ledger.releases_by_name(scope, profile_name(table)) if ledger else []):
+        profile = read_profile(record, table)
+        if profile is not None:
+            return record.release_id, profile
+    return None
+
+
+def read_profile(record: ReleaseRecord, table: Table) -> ContributionProfile | None:
+    """The profile that a release holds; None where it is none, or too coarse to say anything."""
+    request = record.request
+    fits = (request.get("mechanism"), request.get("table"), request.get("protects")) == (
+        PROFILE,
+        table.name,
+        table.protection_text,
+    )
+    document = (record.result or {}).get("document", {}).get(PROFILE)
+    if not (record.settled and fits and document):
+        return None
+    profile = ContributionProfile.from_json(document)
+    return profile if profile.is_fine else None
+
+
+def may_choose(plan: Plan) -> bool:
+    """Whether a plan's bounds are open to choice: it draws sums, and nobody asked for bounds."""
+    return (
+        isinstance(plan.mechanism, MeasureMechanism)
+        and plan.request.contribution_bounds is None
+        and plan.chosen is None
+        and not plan.table.holdout
+        # Rows of a joined unit are multiplied, and a profile counts the table's own.
+        and not any(join.kind == "unit" for join in plan.table.joins)
+    )
+
+
+def apply_bounds(plan: Plan, chosen: ChosenBounds) -> Plan:
+    """The plan of the same question, and with its digests, that draws with these bounds."""
+    table = bounded_table(plan, chosen.bounds, f"chosen by profile {chosen.profile[:8]}")
+    mechanism, params = plan.mechanism, plan.params
+    assert isinstance(mechanism, MeasureMechanism)
+    return replace(
+        plan,
+        table=table,
+        event=mechanism.event(params, table),
+        error_bound=mechanism.error_bound(params, table),
+        chosen=chosen,
+        question=plan,
+    )
+
+
+def follow_record(plan: Plan, record: ReleaseRecord | None) -> Plan:
+    """The plan with the bounds that its charge names: whatever a later profile would choose."""
+    if record is None:
+        return plan
+    return follow_request(plan, record.request)
+
+
+def follow_request(plan: Plan, request: Mapping[str, Any]) -> Plan:
+    """The same, of a charge's public request."""
+    question, recorded = plan.question or plan, request.get("chosen_bounds")
+    if recorded is None:
+        return question
+    if plan.chosen is not None and plan.chosen.to_json() == recorded:
+        return plan
+    return apply_bounds(question, ChosenBounds.from_json(recorded))
+
+
+def bounded_table(plan: Plan, bounds: RequestedBounds, source: str) -> Table:
+    """The declaration with bounds for the grouping of a plan."""
+    return plan.table.with_bounds(_grouping(plan), bounds, source)
+
+
+def _grouping(plan: Plan) -> str | None:
+    by = getattr(plan.params, "by", None)
+    return by if isinstance(by, str) and by in plan.table.columns else None
+
+
+class _Choice:
+    """One choice: the units as the profile has them, the errors that bounds lead to, and the search."""
+
+    def __init__(self, plan: Plan, profile: ContributionProfile) -> None:
+        self._plan, self._by, self._profile = plan, _grouping(plan), profile
+        mechanism = plan.mechanism
+        assert isinstance(mechanism, MeasureMechanism)
+        self._mechanism: MeasureMechanism[Any] = mechanism
+        histogram = None if self._by is None else find_histogram(profile, plan.table, self._by)
+        self._units, self._rows, self._groups = couple_sizes(
+            profile.rows, histogram, is_grouped=self._by is not None
+        )
+        keys = mechanism.make_query(plan.params, plan.table).group_keys
+        self._keys = len(keys) if keys is not None else max(1, int(self._groups.max(initial=1)))
+        if self._by is None:
+            self._keys = 1
+
+    def apply(self, profile: str) -> Plan:
+        """The plan with the bounds of least error."""
+        bounds = self._search()
+        if bounds is None:
+            return self._plan
+        candidates = [*self._describe(bounds)]
+        chosen = ChosenBounds(bounds, profile, tuple(candidates))
+        if bounds == self._declared():
+            return self._plan
+        return apply_bounds(self._plan, chosen)
+
+    def _declared(self) -> RequestedBounds:
+        groups, rows_per_group, rows = self._plan.table.bounds_for(self._by)
+        return RequestedBounds(groups=groups, rows_per_group=rows_per_group, rows=rows)
+
+    def _search(self) -> RequestedBounds | None:
+        fixed_groups, fixed_rows = self._fixed()
+        top = max(1, int(self._rows.max(initial=1)))
+        groups = fixed_groups or min(top, self._keys, MAX_GROUPS)
+        best, errors = None, dict[tuple[int, int, int], float]()
+
+        def score(bounds: tuple[int, int, int]) -> float:
+            if bounds not in errors:
+                errors[bounds] = self._score(*bounds)
+            return errors[bounds]
+
+        def make(groups: int, in_each: int | None, rows: int) -> tuple[int, int, int]:
+            # As they are enforced, so that a candidate is counted once.
+            return (min(groups, rows), min(in_each or fixed_rows or rows, rows), rows)
+
+        sizes = [*_sizes(top)]
+        if fixed_groups is None and self._by is not None:
+            limits = [one for one in sizes if one < groups] + [groups]
+            groups = min(limits, key=lambda one: score(make(one, None, max(top, one))))
+        best = min((make(groups, None, rows) for rows in sizes), key=score)
+        if fixed_rows is None and best[0] > 1:
+            even = -(-best[2] // best[0])
+            best = min((best, (best[0], even, best[2]), (best[0], 2 * even, best[2])), key=score)
+        if math.isinf(score(best)):
+            return None
+        kept_groups, in_each, rows = best
+        return RequestedBounds(groups=kept_groups, rows_per_group=min(in_each, rows), rows=rows)
+
+    def _fixed(self) -> tuple[int | None, int | None]:
+        """Groups and rows per group that the declaration fixes; the table's number of rows is a default."""
+        if self._by is None:
+            return 1, None
+        return tuple(  # type: ignore[return-value]
+            None if limit.source == "contribution_bounds.rows" else limit.number
+            for limit in self._plan.table.limits_for(self._by)
+        )
+
+    def cut(self, what: str, groups: int, in_each: int, rows: int) -> float:
+        """Rows, or units of groups, that bounds cut of all groups together."""
+        reached = np.minimum(self._groups, min(groups, rows))
+        if what == "units":
+            return float((self._units * (self._groups - reached)).sum())
+        each = self._rows / np.maximum(self._groups, 1)
+        kept = np.minimum(np.minimum(reached * np.minimum(each, in_each), rows), self._rows)
+        return float((self._units * (self._rows - kept)).sum())
+
+    def _release(self, bounds: tuple[int, int, int]) -> Release | None:
+        groups, in_each, rows = bounds
+        requested = RequestedBounds(groups=groups, rows_per_group=in_each, rows=rows)
+        try:
+            table = bounded_table(self._plan, requested, "of a candidate")
+            return self._mechanism.choose_release(self._plan.params, table)[0]
+        except PlanRefused:  # noise beyond what can be drawn
+            return None
+
+    def _score(self, groups: int, in_each: int, rows: int) -> float:
+        release = self._release((groups, in_each, rows))
+        if release is None:
+            return math.inf
+        total = 0.0
+        for (what, name), noise in release.noises.items():
+            largest = 1.0
+            if what in ("sum", "square"):
+                largest = float(max(map(abs, release.query.columns[name].term_range(what)))) or 1.0
+            cut = self.cut("units" if what == "units" else "rows", groups, in_each, rows)
+            total += math.log(noise.half_width(0.5) / largest + cut / self._keys + 1e-3)
+        return total
+
+    def _describe(self, bounds: RequestedBounds) -> Iterator[Candidate]:
+        """The chosen bounds, half and twice as many, and the declared ones."""
+        groups, in_each, rows = (bounds.groups or 1, bounds.rows_per_group or 1, bounds.rows or 1)
+        halves = tuple(max(1, one // 2) for one in (groups, in_each, rows))
+        doubles = (min(2 * groups, self._keys), 2 * in_each, 2 * rows)
+        declared = tuple(self._plan.table.bounds_for(self._by))
+        for one in dict.fromkeys(((groups, in_each, rows), halves, doubles, declared)):
+            few, each, total = one[0], min(one[1], one[2]), one[2]
+            requested = RequestedBounds(groups=few, rows_per_group=each, rows=total)
+            table = bounded_table(self._plan, requested, "of a candidate")
+            bound = self._mechanism.error_bound(self._plan.params, table)
+            cuts = {
+                noun: self.cut(noun, few, each, total) / self._keys
+                for noun in ("rows", "units")
+                if noun == "rows" or self._by is not None
+            }
+            text = table.bounds_for(self._by).describe()
+            yield Candidate(text, dict(bound.half_width), cuts)
+
+
+def _sizes(top: int) -> Iterator[int]:
+    """Bounds that are tried: two for each doubling, up to twice the largest."""
+    size = 1
+    while size <= 2 * top:
+        yield size
+        size += max(1, 1 << max(0, size.bit_length() - 2))
+
+
+def couple_sizes(
+    rows: SizeHistogram, groups: SizeHistogram | None, *, is_grouped: bool
+) -> tuple[Floats, Floats, Floats]:
+    """Classes of units: how many, their rows, and their groups. Units with most rows are taken to have
+    most groups; without a histogram as many as rows.
+    """
+    if groups is None:
+        ones = np.ones_like(rows.sizes)
+        return rows.estimates, rows.sizes, rows.sizes if is_grouped else ones
+    ends = [np.cumsum(one.estimates[::-1]) for one in (rows, groups)]
+    units = min(float(end[-1]) for end in ends)
+    # From the units with most on: where either list goes on to its next bin.
+    cuts = np.unique(np.concatenate([*ends, [units]]))
+    cuts = cuts[(cuts > 0) & (cuts <= units)]
+    starts = np.concatenate([[0.0], cuts[:-1]]) if cuts.size else cuts
+    sizes = [
+        one.sizes[::-1][np.minimum(np.searchsorted(end, starts, side="right"), len(end) - 1)]
+        for one, end in zip((rows, groups), ends)
+    ]
+    return cuts - starts, np.maximum(sizes[0], sizes[1]), sizes[1]
+
+
+def find_histogram(profile: ContributionProfile, table: Table, by: str) -> SizeHistogram | None:
+    """The histogram of groups of a grouping, however either is written; None where there is none."""
+    histograms = {_canonical(name, table): one for name, one in profile.groups.items()}
+    column = table.columns[by]
+    if column.parts is not None:
+        return None
+    found = histograms.get(_canonical(by, table))
+    if found is None and column.holds_dates:
+        found = histograms.get(_canonical(f"date_trunc('day', {by})", table))
+    return found
+
+
+def _canonical(name: str, table: Table) -> str:
+    column = table.columns.get(name)
+    text = name if column is None else column.expression
+    if text is None:
+        return name
+    try:
+        return str(parse_row_expression(text, table))
+    except InvalidInput:
+        return text

@@ -1,0 +1,220 @@
+"""Bounds that a profile chooses: which, that people overrule them, and that questions stay the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+import dpflow
+from dpflow import Ledger
+from dpflow.core.contract.contribution import RequestedBounds
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums
+from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram, size_bins
+from dpflow.core.toolbox.noise import Sensitivity, laplace_noise
+from dpflow.engine import RunIdentity, make_plan, release
+from dpflow.engine.releases import execute
+from dpflow.engine.releases.choose_bounds import (
+    BoundsChooser,
+    _Choice,
+    couple_sizes,
+    find_histogram,
+)
+from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.mechanisms.contributions import _count_bins
+from dpflow.registry import Registry
+from dpflow.tables.private import PrivateTable
+from dpflow.testing.neighbours import make_sizes
+
+REGISTRY = Registry.load()
+MONTHS = "SELECT date_trunc('month', day) AS m, COUNT(*) AS n FROM orders GROUP BY ALL ORDER BY m"
+#: 1,000 customers: most with two orders, a tenth with 24, two in each month.
+ROWS = """
+CREATE TABLE orders AS
+SELECT customer, DATE '2024-01-15' + INTERVAL (n % 12) MONTH AS day, chr(65 + CAST(customer % 3 AS INTEGER)) AS state
+FROM range(1000) c(customer), range(24) o(n) WHERE n < 2 OR customer % 10 = 0
+"""
+
+
+class World:
+    """A table of orders, its ledger, and releases of both."""
+
+    def __init__(self, folder: Path) -> None:
+        with duckdb.connect(str(folder / "orders.duckdb")) as connection:
+            connection.execute(ROWS)
+        self.table = self.declare(folder)
+        self.ledger = Ledger(folder / "ledger.sqlite", create=True)
+        terms: Any = {"principal": "owner", "confirm_large": True}
+        self.ledger.grant("orders", "1000", "1e-5", table=self.table, **terms)
+
+    def declare(self, folder: Path, **day: Any) -> Table:
+        declared: dict[str, Any] = {
+            "name": "orders",
+            "database": folder / "orders.duckdb",
+            "privacy_unit": {"column": "customer"},
+            "contribution_bounds": {"rows": 3},
+            "columns": {
+                "day": {"lower": "2024-01-01", "upper": "2024-12-31", **day},
+                "state": {"public_keys": ["A", "B", "C"]},
+            },
+        }
+        return Table.model_validate(declared)
+
+    def request(self, mechanism: str, **fields: Any) -> ReleaseRequest:
+        params = {"epsilon": "2", **fields.pop("params", {})}
+        named = {"name": f"{mechanism} of orders", "table": self.table} | fields
+        return ReleaseRequest(mechanism=mechanism, scope="orders", params=params, **named)
+
+    def plan(self, mechanism: str, **fields: Any) -> Any:
+        return make_plan(self.request(mechanism, **fields), REGISTRY, self.ledger)
+
+    def release(self, mechanism: str, **fields: Any) -> Any:
+        return release(self.plan(mechanism, **fields), self.ledger, REGISTRY)
+
+    def ask(self, text: str = MONTHS, **options: Any) -> Any:
+        options = {"epsilon": "2", "scope": "orders"} | options
+        return dpflow.sql(text, tables=[self.table], ledger=self.ledger, **options)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """With a stored answer and a stored release from before there was a profile, and then a profile."""
+    made = World(tmp_path_factory.mktemp("orders"))
+    made.ask()
+    made.release("histogram", params={"by": "date_trunc('month', day)"})
+    made.release("contributions")
+    return made
+
+
+def test_the_chosen_bounds_keep_what_the_declared_ones_cut(world: World) -> None:
+    """Customers with 24 orders count in all months, where three orders of them did; EXPLAIN names whose
+    bounds they are, and what others would do.
+    """
+    before, after = world.ask(revision=1), world.ask(revision=2)
+    truth = 2 * 100 + np.array([900, 900, *[0] * 10])
+    errors = [np.abs(np.array(one.to_arrow()["n"]) - truth) for one in (before, after)]
+    assert np.median(errors[0]) > 150 and np.median(errors[1]) < 60
+    assert any("chosen by profile" in note for note in after.notes)
+    told = dpflow.plan_sql(
+        MONTHS, tables=[world.table], ledger=world.ledger, scope="orders", epsilon="2", revision=3
+    ).explain(world.ledger)
+    notes = [note for note in told["notes"] if note.startswith("bounds for aggregates")]
+    assert len(notes) >= 3 and all("expected cut of a group" in note for note in notes)
+    assert any("chosen by profile" in stage for stage in told["stages"])
+    plan = world.plan("count", params={"by": "date_trunc('month', day)"}).describe()
+    assert "chosen by profile" in plan["contributions"] and "expected cut" in plan["candidates"]
+
+
+def test_a_stored_answer_is_free_whatever_profile_came_later(world: World) -> None:
+    """From before any profile, and from before another one; by SQL and by a release file."""
+    assert [origin.epsilon for origin in world.ask(revision=1).origins] == ["0"]
+    assert world.release("histogram", params={"by": "date_trunc('month', day)"}).replayed
+    plan = world.plan("count", params={"by": "date_trunc('month', day)"}, name="by month")
+    first = release(plan, world.ledger, REGISTRY)
+    answer = world.ask(revision=4)
+    world.release("contributions", revision=2)
+    later = world.plan("count", params={"by": "date_trunc('month', day)"}, name="by month")
+    assert later.chosen.profile != plan.chosen.profile and later.digest == plan.digest
+    again = release(later, world.ledger, REGISTRY)
+    assert again.replayed and again.result == first.result
+    free = world.ask()
+    assert [origin.epsilon for origin in free.origins] == ["0"]
+    assert free.to_arrow()["n"] == answer.to_arrow()["n"]
+    widths = [one.to_arrow(True)["n_noise_high"][0].as_py() for one in (free, answer)]
+    assert widths[0] == widths[1]
+
+
+def test_a_retry_draws_with_the_bounds_that_were_charged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first try stops before its draw, and then there is another profile."""
+    fields: dict[str, Any] = {"params": {"by": "state"}, "name": "retried"}
+    plan = world.plan("count", **fields)
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "_draw_and_settle", _stop)
+        with pytest.raises(KeyboardInterrupt):
+            release(plan, world.ledger, REGISTRY)
+    charged = plan.chosen.bounds
+    other = RequestedBounds(groups=1, rows_per_group=1, rows=1)
+    monkeypatch.setattr(_Choice, "_search", lambda self: other)
+    later = world.plan("count", **fields)
+    assert later.chosen.bounds == other != charged
+    receipt = release(later, world.ledger, REGISTRY)
+    assert not receipt.replayed
+    assert receipt.result.rows[0].half_width_95 == plan.error_bound.half_width["count"]
+    key = RunIdentity.of_request(plan.request).key(plan)
+    record = world.ledger.find(key)
+    assert record is not None and record.request["chosen_bounds"] == plan.chosen.to_json()
+
+
+def _stop(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_people_overrule_a_profile(world: World, tmp_path: Path) -> None:
+    """By the query, by the request, by the declaration of a column."""
+    requested = world.plan(
+        "count", params={"by": "state"}, contribution_bounds={"groups": 2, "rows": 7}
+    )
+    assert requested.chosen is None and requested.table.bounds_for("state") == (2, 7, 7)
+    answer = world.ask(groups=2, rows_per_unit=7)
+    assert not any("profile" in note for note in answer.notes)
+    folder = world.table.database.parent
+    declared = world.declare(folder, groups={"month": 5}, rows_per_group={"month": 2})
+    plan = world.plan("count", params={"by": "date_trunc('month', day)"}, table=declared)
+    assert plan.chosen.bounds.groups == 5 and plan.chosen.bounds.rows_per_group == 2
+    # Quantiles draw no sums: their bounds stay the declared ones.
+    column = {"column": "day", "p": "1/2", "by": "state"}
+    assert world.plan("quantile", params=column).chosen is None
+
+
+def test_a_coarse_profile_chooses_nothing(tmp_path: Path) -> None:
+    """One that counts no tenth of the units; nor one that has another name, or is of another table."""
+    coarse = World(tmp_path)
+    coarse.release("contributions", params={"epsilon": "0.01"})
+    coarse.release("contributions", name="some profile")
+    assert coarse.plan("count").chosen is None
+    coarse.release("contributions", revision=2)
+    assert coarse.plan("count").chosen is not None
+
+
+def test_predicted_cuts_are_those_of_the_rows(world: World) -> None:
+    """With a profile without noise, and rows spread evenly over groups: what bounds cut, exactly."""
+    sizes = {"rows": [2] * 900 + [24] * 100, "groups": [2] * 900 + [12] * 100}
+    noise = laplace_noise(Sensitivity(1, 1), 1000)
+    made = {}
+    for name, values in sizes.items():
+        starts = size_bins(max(values))
+        made[name] = SizeHistogram(
+            starts, tuple(_count_bins(starts, *make_sizes(values).rows).tolist()), noise
+        )
+    profile = ContributionProfile(made["rows"], {"date_trunc('month', day)": made["groups"]}, 1)
+    plan = world.plan("histogram", params={"by": "date_trunc('month', day)"})
+    plan = plan.question or plan
+    by = plan.params.by
+    assert find_histogram(profile, plan.table, by) is made["groups"]
+    choice, keys = _Choice(plan, profile), plan.table.public_keys(by)
+    for groups, in_each, rows in ((3, 3, 3), (12, 24, 24), (5, 1, 12), (12, 2, 7), (4, 2, 24)):
+        request = GroupedSums(by, keys, groups, in_each, rows=rows)
+        kept = PrivateTable(plan.table).answer(request, ())
+        assert choice.cut("rows", groups, in_each, rows) == 900 * 2 + 100 * 24 - kept.rows.sum()
+        assert choice.cut("units", groups, in_each, rows) == 900 * 2 + 1200 - kept.units.sum()
+
+
+def test_units_are_coupled_from_the_most_on() -> None:
+    """Units with most rows have most groups, and none has more groups than rows."""
+    noise = laplace_noise(Sensitivity(1, 1), 1000)
+    rows = SizeHistogram((1, 2, 3), (50, 30, 20), noise)
+    groups = SizeHistogram((1, 2), (60, 35), noise)
+    units, of_rows, of_groups = couple_sizes(rows, groups, is_grouped=True)
+    classes = list(zip(units.tolist(), of_rows.tolist(), of_groups.tolist()))
+    assert classes == [(20, 3, 2), (15, 2, 2), (15, 2, 1), (45, 1, 1)]
+
+
+def test_no_ledger_means_no_choice(world: World) -> None:
+    plan = make_plan(world.request("count"), REGISTRY)
+    assert plan.chosen is None and BoundsChooser(None).fit(plan) is plan
