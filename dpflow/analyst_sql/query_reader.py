@@ -26,6 +26,7 @@ from dpflow.analyst_sql.select_reader import (
 )
 from dpflow.analyst_sql.source_text import Refusal
 from dpflow.analyst_sql.statement import read_where
+from dpflow.analyst_sql.unit_reader import is_by_unit, read_unit_rows
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput
 from dpflow.tables.language.nodes import Node
@@ -171,6 +172,8 @@ class _QueryReader:
         if isinstance(first, PrivateRows):
             for join in joins:
                 first = self._join_rows(first, join, scope)
+            if not must_release and is_by_unit(parsed, first):
+                return read_unit_rows(parsed, first)
             if must_release or parsed.args.get("group") or _has_aggregate(parsed):
                 return self._read_aggregates(parsed, first, scope, nested)
             return _read_rows(parsed, first)

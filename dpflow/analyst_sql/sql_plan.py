@@ -4,7 +4,7 @@ exact it would be. Reads no row and charges nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,9 +139,7 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
         query = part.part.queries[0]
         if query not in read:
             read.append(query)
-            where = join_conditions(query.conditions)
-            of_blocks = f", blocks {', '.join(query.blocks)}" if query.blocks else ""
-            yield f"read {query.table.name}{of_blocks}{f' where {where}' if where else ''}"
+            yield _describe_rows(query.table, join_conditions(query.conditions), query.blocks)
         by = part.part.params.get("by")
         names = ", ".join(map(str, part.part.measures))
         yield (
@@ -150,6 +148,27 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
         )
     yield from plan.levels
     yield f"compute from what was released, at no cost: {plan.query.sql}"
+
+
+def _describe_rows(table: Table, where: str | None, blocks: Sequence[str]) -> str:
+    """Which rows are read, and what each unit's rows become."""
+    condition = f" where {where}" if where else ""
+    units = table.unit_rows
+    if units is None:
+        of_blocks = f", blocks {', '.join(blocks)}" if blocks else ""
+        return f"read {table.name}{of_blocks}{condition}"
+    keys = [name for name, _ in units.keys]
+    each = " and ".join([table.privacy_unit.column, *keys])
+    columns = [(name, table.columns[name]) for name in units.features]
+    features = [
+        f"{name} from {float(one.lower):g} to {float(one.upper):g}"
+        if one.lower is not None and one.upper is not None and not one.holds_dates
+        else name
+        for name, one in columns
+    ]
+    below = _describe_rows(units.rows, units.where, units.blocks)
+    made = f"one row for each {each}{': ' if features else ''}{', '.join(features)}"
+    return f"{below}; make {made}{condition}"
 
 
 def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:

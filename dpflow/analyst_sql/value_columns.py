@@ -73,7 +73,7 @@ def declare_computed(table: Table, node: Node) -> tuple[Table, str]:
         # 1 where a row counts, else 0; never NULL.
         bounds = _FLAG
     else:
-        low, high, step = _find_bounds(node, table)
+        low, high, step = find_bounds(node, table)
         bounds = {"lower": low, "upper": high, "step": step}
     # What rows are grouped by, too, keeps its keys.
     keys = {} if grouped is None else {"public_keys": grouped.public_keys}
@@ -107,7 +107,7 @@ def _decimal(value: Fraction) -> Decimal:
     return exact.normalize() if exact else Decimal(0)
 
 
-def _find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction]:
+def find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction]:
     """Bounds and step of an expression, by interval arithmetic over declared bounds."""
     used = [table.column(name) for name in sorted(node.column_names())]
     if not used:

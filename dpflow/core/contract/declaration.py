@@ -13,13 +13,15 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
     Field,
+    PrivateAttr,
     SerializeAsAny,
     model_validator,
 )
@@ -183,6 +185,30 @@ class RequiredCertificates(Strict):
     keys: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
+@dataclass(frozen=True)
+class UnitRows:
+    """The rows of a table by privacy unit: what each unit's rows together give is one row, or one for
+    each of its keys.
+
+    A row is a function of one unit's rows, so a unit more or less is its rows more or less, and one with other rows
+    has other rows here. Contribution bounding holds whatever the rows are: it is done on these rows as on any.
+
+    Attributes:
+        rows: the declaration of the rows below.
+        where: the condition that these fulfil.
+        blocks: those that are read; none if all are.
+        keys: row expressions that a unit's rows are grouped by, by the names that they have here.
+        features: aggregates of a unit's rows, in the language of `dpflow.tables.language.expressions`;
+            each is a column of its own text.
+    """
+
+    rows: Table
+    where: str | None
+    blocks: tuple[str, ...]
+    keys: tuple[tuple[str, str], ...]
+    features: tuple[str, ...]
+
+
 class Table(Strict):
     """A private table as its owner declares it.
 
@@ -238,6 +264,31 @@ class Table(Strict):
     backend: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")] = "duckdb"
     require_certified: RequiredCertificates | None = None
     trusted_sql: tuple[str, ...] = ()
+    _unit_rows: UnitRows | None = PrivateAttr(default=None)
+
+    @property
+    def unit_rows(self) -> UnitRows | None:
+        """What the rows are computed of, where there is one for each privacy unit; no file declares it."""
+        return self._unit_rows
+
+    def by_unit(
+        self,
+        unit_rows: UnitRows,
+        columns: Mapping[str, Column],
+        bounds: ContributionBounds,
+    ) -> Table:
+        """The declaration of rows by privacy unit. Raises `PlanRefused` where it is not the whole unit that
+        is protected: a unit's row would then change with a block.
+        """
+        if self.protects != "unit":
+            raise PlanRefused(
+                f"table {self.name!r} protects {self.protection_text}, and one row for each {self.privacy_unit.column} is made of "
+                f"rows of several blocks; group by what the rows have themselves"
+            )
+        changes = {"columns": dict(columns), "contribution_bounds": bounds, "block": None}
+        table = self.model_copy(update=changes)
+        table._unit_rows = unit_rows
+        return table
 
     @model_validator(mode="before")
     @classmethod
@@ -461,4 +512,7 @@ class Table(Strict):
         form = self.model_dump(mode="json", exclude=excluded)
         # Which server's own rules the guarantee rests on.
         form["trusted_server"] = (self.source and self.source.trust_text) or None
+        if (units := self._unit_rows) is not None:
+            below = {name: getattr(units, name) for name in ("where", "blocks", "keys", "features")}
+            form["unit_rows"] = below | {"rows": units.rows.stored_form()}
         return form

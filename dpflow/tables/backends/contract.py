@@ -46,6 +46,7 @@ class QueryBackend(ABC):
 
     Class attributes:
         name: the word of declarations (``backend: duckdb``), unique among what is installed.
+        has_unit_rows: whether it computes rows by privacy unit (`Table.unit_rows`).
 
     Constructing one opens nothing. Calls raise `TableUnreadable` where declaration and source do not
     fit, `TableBusy` or `TableInterrupted` where a retry helps, and `PlanRefused` or `UnknownName` for
@@ -58,8 +59,13 @@ class QueryBackend(ABC):
     """
 
     name: ClassVar[str]
+    has_unit_rows: ClassVar[bool] = False
 
     def __init__(self, table: Table, where: Node | None, seal: BlockSeal | None = None) -> None:
+        if table.unit_rows is not None and not self.has_unit_rows:
+            raise PlanRefused(
+                f"rows by {table.privacy_unit.column} are computed on DuckDB only, and table {table.name!r} is read by {self.name}"
+            )
         self.table, self.where, self.seal = table, where, seal
 
     @abstractmethod

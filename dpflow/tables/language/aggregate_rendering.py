@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -15,7 +15,7 @@ from dpflow.tables.access.arithmetic import DUCKDB, MAX_ROWS, Whole, double, ope
 from dpflow.tables.language.expressions import add_predictions
 from dpflow.tables.language.intervals import bound_expression
 from dpflow.tables.language.nodes import AGGREGATES, Node
-from dpflow.tables.language.rendering import DuckDBRenderer, Term, require_operands
+from dpflow.tables.language.rendering import CALENDAR, DuckDBRenderer, Term, require_operands
 
 #: Bits of the grid on which values are added, and of the one on which their products are.
 SUM_BITS, PRODUCT_BITS = 60, 30
@@ -45,6 +45,17 @@ def render_expression(
     term = groups.write_term(node)
     require_operands(term.family in ("whole", "number"), node, "to be a number")
     return ExpressionSql(tuple(groups.rows), groups.as_double(term))
+
+
+def render_features(
+    nodes: Sequence[Node], table: Table, column: Callable[[str], sql.Field]
+) -> tuple[list[str], list[Term]]:
+    """What a query of rows gives, and several aggregates of it, each in its own type. Raises as
+    `render_expression`.
+    """
+    groups = _Groups(_Rows(add_predictions(table), column))
+    terms = [groups.write_term(node) for node in nodes]
+    return groups.rows, terms
 
 
 class _Rows(DuckDBRenderer):
@@ -143,6 +154,8 @@ class _Groups(DuckDBRenderer):
         if node.op.startswith("count"):
             return Term(self._write_count(node), "whole")
         terms = [self._inner.write_term(arg) for arg in node.args]
+        if node.op in ("min", "max") and terms[0].family in ("whole", *CALENDAR):
+            return Term(self._aggregate(node.op, self._row_name(terms[0].sql)), terms[0].family)
         require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
         if node.op in ("sum", "avg"):
             return Term(self._write_sum(node, terms[0]), "number")

@@ -224,7 +224,7 @@ class Renderer(ABC):
         Of a column, or of another such function: the guard writes its operand three times.
         """
         term = self.write_term(value)
-        require_operands(term.family in _CALENDAR, node, "a date or a timestamp")
+        require_operands(term.family in CALENDAR, node, "a date or a timestamp")
         if value.op in ("CAST", "date_trunc"):
             return term
         require_operands(
@@ -415,13 +415,13 @@ class DuckDBRenderer(Renderer):
 
 
 #: Families with a calendar, and those that a cast to each type takes.
-_CALENDAR = ("date", "timestamp", "timestamp with time zone")
+CALENDAR = ("date", "timestamp", "timestamp with time zone")
 _CASTS = {
     "VARCHAR": ("text", "whole", "truth", "date", "timestamp", "uuid"),
     "BIGINT": ("whole", "truth"),
     "DOUBLE": ("whole", "number", "truth"),
-    "DATE": _CALENDAR,
-    "TIMESTAMP": _CALENDAR,
+    "DATE": CALENDAR,
+    "TIMESTAMP": CALENDAR,
 }
 
 #: DuckDB's type of each family, where a column is computed.

@@ -37,6 +37,7 @@ class DuckDBBackend(QueryBackend):
     """Answers over a table or view of a DuckDB file."""
 
     name = "duckdb"
+    has_unit_rows = True
 
     def __init__(self, table: Table, where: Node | None, seal: BlockSeal | None = None) -> None:
         super().__init__(table, where, seal)

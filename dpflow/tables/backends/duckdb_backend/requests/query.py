@@ -28,6 +28,8 @@ from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     keyed_fraction,
 )
 from dpflow.tables.backends.duckdb_backend.requests.joins import JoinedRelation
+from dpflow.tables.backends.duckdb_backend.requests.unit_rows import write_unit_rows
+from dpflow.tables.language.conditions import parse_condition
 from dpflow.tables.language.grouping import parse_row_expression
 from dpflow.tables.language.nodes import Node
 from dpflow.tables.language.rendering import DuckDBRenderer, derived_field
@@ -61,8 +63,17 @@ class RequestQuery:
             table.relation_name, table.trusts_sql(table.relation_name)
         )
         self.relation, self.fields = self.source.quoted, self.source.fields
-        self.joined = {join.name: self._resolve_join(n, join) for n, join in enumerate(table.joins)}
-        self._check_dimensions()
+        self.joined: dict[str, JoinedRelation] = {}
+        self.below: RequestQuery | None = None
+        if (units := table.unit_rows) is not None:
+            below = None if units.where is None else parse_condition(units.where, units.rows)
+            self.below = RequestQuery(units.rows, connection, units.blocks, below, salt)
+            self.relation, self.fields = write_unit_rows(self.below, units)
+        else:
+            self.joined |= {
+                join.name: self._resolve_join(n, join) for n, join in enumerate(table.joins)
+            }
+            self._check_dimensions()
         # Joined relations that are truncated for this request already.
         self._truncated: set[str] = set()
         unit = self.own_column(table.privacy_unit.column)
@@ -114,6 +125,8 @@ class RequestQuery:
 
     def bound_joins(self) -> None:
         """Truncate the private relations that a finished query joins, once."""
+        if self.below is not None:
+            self.below.bound_joins()
         for joined in self.joined.values():
             if (
                 joined.is_needed()
@@ -143,7 +156,8 @@ class RequestQuery:
         if declared is not None and declared.parts is not None:
             return self._combine_columns(name, declared.parts)
         parts = self.table.split_name(name)
-        return self.own_column(name) if len(parts) == 1 else self.joined[parts[0]].column(parts[1])
+        own = self.below is not None or len(parts) == 1
+        return self.own_column(name) if own else self.joined[parts[0]].column(parts[1])
 
     def _combine_columns(self, name: str, parts: Sequence[str]) -> sql.Field:
         """Several columns' keys as one: a JSON list, NULL where one is missing or no public key."""
@@ -245,6 +259,8 @@ class RequestQuery:
 
     def column_types(self) -> list[tuple[str, str, str]]:
         """The columns that the request reads, with their types, and whose they are."""
+        if self.below is not None:
+            return self.below.column_types()
         columns = [("", field) for field in self.read.values()]
         columns += [
             (name, field) for name, joined in self.joined.items() for field in joined.read.values()
@@ -255,12 +271,16 @@ class RequestQuery:
         """Whether a condition, named blocks or a joined relation decide which rows are read, or how
         often.
         """
+        if self.below is not None:
+            return True
         return self._leaves_rows_out or any(joined.is_needed() for joined in self.joined.values())
 
     def count_units(self) -> int:
         """Units of the whole table, whatever a request leaves out: public where units are replaced,
         secret elsewhere.
         """
+        if self.below is not None:
+            return self.below.count_units()
         query = f"SELECT DISTINCT {self.unit} AS unit FROM {self.relation} AS t"
         if self.table.privacy_unit.missing == "drop":
             query += f" WHERE {self.own_column(self.table.privacy_unit.column).sql} IS NOT NULL"
@@ -268,6 +288,8 @@ class RequestQuery:
 
     def is_never_missing(self, name: str) -> bool:
         """Whether the catalog keeps NULL and NaN out of a column of the table."""
+        if self.below is not None:
+            return False
         column = self.own_column(name)
         # What is stored of other types may be no value of the type, which counts as NULL.
         return sql.is_integer(column) and column.name in self.connection.columns_without_null(
@@ -276,11 +298,13 @@ class RequestQuery:
 
     def is_view(self) -> bool:
         """Whether the catalog knows no number of rows of the relation."""
-        return self.most_rows() == MAX_ROWS
+        return self.below is not None or self.most_rows() == MAX_ROWS
 
     def most_rows(self) -> int:
         """A bound on the rows of a finished query; `MAX_ROWS` for a view, and for no table."""
         # A left join gives at most the declared number of rows for each row.
+        if self.below is not None:
+            return self.below.most_rows()
         multiplied = [
             joined.join.rows or 1 for joined in self.joined.values() if joined.is_needed()
         ]
@@ -375,7 +399,8 @@ class RequestQuery:
         """Whether DuckDB itself sees to it that no two rows of the query have the same unit."""
         # Joined rows repeat a unit, and rows without one are one unit together.
         if (
-            any(joined.is_needed() for joined in self.joined.values())
+            self.below is not None
+            or any(joined.is_needed() for joined in self.joined.values())
             or self.table.privacy_unit.missing == "one-unit"
         ):
             return False

@@ -1,0 +1,273 @@
+"""Queries grouped by the privacy unit: one row for each unit, of which releases are made."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+from sql_twins import fill_twins, measure_moves, try_query
+from sql_world import EXACT, close
+
+from dpflow.analyst_sql.cells import find_release
+from dpflow.analyst_sql.query_plan import plan_sql
+from dpflow.core.contract.declaration import Table
+from dpflow.errors import SqlRefused
+from dpflow.registry import Registry
+from dpflow.tables.backends import find_backend
+
+if TYPE_CHECKING:
+    from sql_world import World
+
+QUERIES = [
+    "WITH c AS (SELECT person, COUNT(*) AS n FROM visits WHERE age > 40 GROUP BY person) "
+    "SELECT n, COUNT(*) AS people FROM c GROUP BY n ORDER BY n",
+    "SELECT AVG(n), SUM(s), SUM(low), SUM(high) FROM (SELECT person, COUNT(age) AS n, SUM(cost) AS s, MIN(age) AS low, "
+    "MAX(age) AS high FROM visits GROUP BY person)",
+    "WITH c AS (SELECT person, COUNT_IF(age > 30) AS old, COUNT(*) FILTER (WHERE city = 'Rome') AS rome FROM visits GROUP BY 1) "
+    "SELECT COUNT_IF(old > 2), COUNT(*), AVG(old / 20), COUNT(DISTINCT person) FROM c WHERE rome >= 2",
+    "WITH c AS (SELECT person AS p, MIN(day) AS first FROM visits WHERE age < 9 GROUP BY person) "
+    "SELECT dayname(first) AS d, COUNT(*) AS n FROM c GROUP BY d ORDER BY d",
+    "SELECT COUNT(*) FROM (SELECT person FROM visits GROUP BY person HAVING COUNT(age) >= 18 AND MAX(cost) > 4.5)",
+    "SELECT COUNT(*) FROM (SELECT DISTINCT person FROM visits WHERE cost > 4.5)",
+    "SELECT cities, COUNT(*) FROM (SELECT person, COUNT(DISTINCT city) AS cities FROM visits GROUP BY ALL) "
+    "GROUP BY cities ORDER BY 1",
+    "SELECT m, COUNT(*), SUM(n), COUNT_IF(n >= 10) FROM (SELECT person, date_trunc('month', day) AS m, COUNT(*) AS n "
+    "FROM visits GROUP BY person, m) GROUP BY m ORDER BY m",
+    "SELECT c, COUNT(*) FROM (SELECT DISTINCT person, city AS c FROM visits WHERE city IS NOT NULL) GROUP BY c ORDER BY c",
+    "WITH rome AS (SELECT person, age * 2 AS twice FROM visits WHERE city = 'Rome'), c AS (SELECT person, AVG(twice) AS a, "
+    "COUNT(*) AS n FROM rome GROUP BY person) SELECT AVG(a), SUM(n) FROM c",
+    "SELECT AVG(most) FROM (SELECT person, MAX(n) AS most FROM (SELECT person, city, COUNT(*) AS n FROM visits "
+    "GROUP BY person, city) GROUP BY person)",
+]
+
+
+@pytest.mark.parametrize("text", QUERIES)
+def test_a_row_for_each_unit_is_what_duckdb_makes(world: World, text: str) -> None:
+    """Its features are those of all rows of the unit; a group of the answer may be a public key that no
+    unit has.
+    """
+    answer = world.ask(text, epsilon=EXACT, delta="1e-3")
+    truth = [row for row in world.truth(text) if row[0] is not None]
+    empty = {0, None}
+    rows = [row for row in answer.rows if len(row) == 1 or any(v not in empty for v in row[1:])]
+    assert len(rows) == len(truth), (rows, truth)
+    for row, expected in zip(rows, truth):
+        assert all(map(close, row, expected)), (row, expected)
+
+
+# --- The claim, on every tiny table --------------------------------------------------------------------
+
+#: Each asks for counts and sums over features; by plan, a unit moves them by no more than the bounds say.
+CLAIMS = [
+    "SELECT n, COUNT(*), SUM(s) FROM (SELECT u, COUNT(*) AS n, SUM(x) AS s FROM data GROUP BY u) GROUP BY n",
+    "SELECT COUNT(*), SUM(top) FROM (SELECT u, MAX(x) AS top FROM data WHERE x > 0 GROUP BY u HAVING COUNT(*) > 1)",
+    "SELECT k, COUNT(*), SUM(n) FROM (SELECT u, k, COUNT(*) AS n FROM data GROUP BY u, k) GROUP BY k",
+]
+
+
+def tiny_units() -> Iterator[list[tuple[str, int]]]:
+    """What one unit can hold: no row, two of any kind, and more than the declaration says."""
+    cells = list(itertools.product("ab", (-1, 2)))
+    for size in (0, 2):
+        yield from map(list, itertools.combinations_with_replacement(cells, size))
+    yield [("a", 9)] * 5 + [("b", -9)] * 5
+
+
+def declare(path: Path, **changes: Any) -> Table:
+    return Table.model_validate(
+        {
+            "name": "data",
+            "database": path,
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 3, "groups": 2},
+            "columns": {"k": {"public_keys": ["a", "b"]}, "x": {"lower": -1, "upper": 2}},
+        }
+        | changes
+    )
+
+
+def write_rows(path: Path, units: Sequence[Sequence[tuple[str, int]]]) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE OR REPLACE TABLE data(u INTEGER, k VARCHAR, x INTEGER)")
+        rows = [(u, k, x) for u, unit in enumerate(units) for k, x in unit]
+        if rows:
+            connection.executemany("INSERT INTO data VALUES (?, ?, ?)", rows)
+
+
+@pytest.mark.parametrize("text", CLAIMS)
+def test_one_unit_moves_released_numbers_by_its_bounds(tmp_path: Path, text: str) -> None:
+    """Over all that a unit can hold, and more than it may: each moment moves by its sensitivity at most,
+    whether a unit is there or not, and whether its rows become others.
+    """
+    path = tmp_path / "tiny.duckdb"
+    # The last one has every key, so that a nonce makes the same choices in both tables.
+    others = [[("a", 2), ("a", -1)], [("b", 2)], [("a", 1)] * 2 + [("b", 1)]]
+    answers = []
+    options = {"epsilon": 1, "scope": "s", "noise": "laplace", "delta": "1e-6"}
+    (part,) = plan_sql(text, options, [declare(path)]).parts
+    for unit in tiny_units():
+        write_rows(path, [unit, *others])
+        backend = find_backend("duckdb")(part.plan.table, None, None)
+        request = part.plan.mechanism.data_request(part.plan.params, part.plan.table)
+        answers.append(backend.answer(request, (), 7))
+    pairs = {
+        "add-remove": [(answers[0], other) for other in answers[1:]],
+        "replace": itertools.combinations(answers, 2),
+    }
+    for neighbours, moved in pairs.items():
+        (part,) = plan_sql(text, options, [declare(path, neighbours=neighbours)]).parts
+        release = find_release(part.plan)
+        assert release is not None and part.plan.table.unit_rows is not None
+        largest = measure_pairs(release, moved)
+        # Half of each claim at least is reached, so it is no bound that anything would keep.
+        claims = {moment: release.query.sensitivity(moment).l1 for moment in largest}
+        assert all(2 * n >= claims[moment] for moment, n in largest.items()), (largest, claims)
+
+
+def measure_pairs(release: Any, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, int]:
+    """The largest move of each moment in L1; no pair moves by more than the sensitivities."""
+    largest = dict.fromkeys(release.query.moments, 0)
+    for one, other in pairs:
+        for moment in largest:
+            sums = [dict(zip(a.keys, a.moment(*moment).tolist())) for a in (one, other)]
+            moved = [sums[0].get(k, 0) - sums[1].get(k, 0) for k in {*sums[0], *sums[1]}]
+            bound = release.query.sensitivity(moment)
+            assert sum(map(abs, moved)) <= bound.l1, (moment, moved)
+            assert sum(move**2 for move in moved) <= bound.l2_squared, (moment, moved)
+            largest[moment] = max(largest[moment], sum(map(abs, moved)))
+    return largest
+
+
+def test_a_units_row_that_read_others_would_be_seen(tmp_path: Path) -> None:
+    """The negative control: features of the group, and not of the unit, move by more than one row."""
+    path = tmp_path / "tiny.duckdb"
+    tables = []
+    for unit in ([], [("a", 2)] * 3):
+        write_rows(path, [unit, [("a", 2)], [("a", 1)]])
+        with duckdb.connect(str(path)) as connection:
+            query = "SELECT sum(n) FROM (SELECT count(*) OVER () AS n FROM data)"
+            tables.append(connection.execute(query).fetchone())
+    assert abs(tables[0][0] - tables[1][0]) > 3
+
+
+def test_random_values_move_unit_rows_by_their_bounds(visits_table: Table) -> None:
+    """The fuzzer's twins: rows of all kinds, joined relations, and units with more rows than declared."""
+    registry = Registry.load()
+    for seed, text in enumerate(FUZZED):
+        twins = fill_twins(visits_table, 10**7 + seed)
+        found = try_query(text, visits_table, registry, "1e-6")
+        assert not isinstance(found, str), (text, found)
+        for nonce in range(3):
+            for part in found.parts:
+                measure_moves(part.plan, twins, nonce)
+
+
+FUZZED = [
+    "SELECT n, COUNT(*), SUM(s) FROM (SELECT person, COUNT(*) AS n, SUM(age) AS s FROM visits GROUP BY person) GROUP BY n",
+    "SELECT year(f), COUNT(*), SUM(c), AVG(a) FROM (SELECT person, MIN(seen) AS f, AVG(cost) AS c, MAX(age) AS a "
+    "FROM visits WHERE city <> 'b' GROUP BY person) GROUP BY 1",
+    "SELECT clinic, COUNT(*), SUM(n), MEDIAN(n) > 0 FROM (SELECT person, clinic, COUNT(*) AS n FROM visits GROUP BY ALL) "
+    "GROUP BY clinic".replace(", MEDIAN(n) > 0", ""),
+    "SELECT MEDIAN(m), QUANTILE_CONT(d, 0.9) FROM (SELECT person, MAX(cost) AS m, COUNT(DISTINCT city) AS d FROM visits "
+    "GROUP BY person HAVING COUNT(*) < 7)",
+    "SELECT z, COUNT(*), SUM(w) FROM (SELECT person, place.zone AS z, SUM(p.weight) AS w FROM visits v LEFT JOIN people p "
+    "ON v.person = p.id GROUP BY person, place.zone) GROUP BY z",
+]
+
+
+# --- What is enforced ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("SELECT person, COUNT(*) FROM visits GROUP BY person", "unit-groups"),
+        (
+            "WITH c AS (SELECT person, COUNT(*) AS n FROM visits GROUP BY person) SELECT person, n FROM c",
+            "declared-columns",
+        ),
+        (
+            "WITH c AS (SELECT person, COUNT(*) AS n FROM visits GROUP BY person) SELECT n FROM c",
+            "grouped-columns",
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT person, age FROM visits GROUP BY person)",
+            "grouped-columns",
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT person, MEDIAN(age) FROM visits GROUP BY person)",
+            "aggregates",
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT person, SUM(SUM(age)) FROM visits GROUP BY person)",
+            "nested-aggregates",
+        ),
+        ("SELECT SUM(m) FROM (SELECT person, MIN(day) AS m FROM visits GROUP BY person)", "bounds"),
+        (
+            "SELECT COUNT(*) FROM (SELECT person, COUNT(*) AS n FROM visits GROUP BY person ORDER BY n LIMIT 5)",
+            "allow-list",
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT person, SUM(age / cost) AS s FROM visits GROUP BY person)",
+            "bounds",
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT person, COUNT(*) AS n, MAX(age) AS n FROM visits GROUP BY 1)",
+            "ambiguous-columns",
+        ),
+    ],
+)
+def test_what_a_units_rows_do_not_give(world: World, text: str, rule: str) -> None:
+    """A row of a unit is no answer, and an order among units is none of its own."""
+    with pytest.raises(SqlRefused) as refused:
+        world.ask(text, epsilon=1, delta="1e-6")
+    assert refused.value.rule == rule
+
+
+def test_a_unit_in_a_block_has_no_row(fresh: World) -> None:
+    """What is protected is a unit in one block, and its row would be made of several."""
+    fresh.table = fresh.declare(block="day", protects="unit-block")
+    text = "SELECT COUNT(*) FROM (SELECT person, COUNT(*) AS n FROM visits WHERE day IN ('2020-01-01', '2020-01-02') GROUP BY person)"
+    with pytest.raises(SqlRefused, match="unit-groups"):
+        plan_sql(text, {"epsilon": 1, "scope": "visits"}, [fresh.table])
+
+
+def test_blocks_choose_rows_below(fresh: World) -> None:
+    """Where the whole unit is protected, a condition on the block column says which rows are its own."""
+    fresh.table = fresh.declare(block="day")
+    text = "SELECT COUNT(*), SUM(n) FROM (SELECT person, COUNT(*) AS n FROM visits WHERE day = '2020-01-02' GROUP BY person)"
+    assert fresh.ask(text, epsilon=EXACT).rows == [pytest.approx(fresh.truth(text)[0], abs=2)]
+
+
+def test_rows_without_a_unit_are_dropped_or_one(fresh: World) -> None:
+    """As the declaration says of them."""
+    with duckdb.connect(str(fresh.folder / "visits.duckdb")) as connection:
+        connection.execute("UPDATE visits SET person = NULL WHERE person < 10")
+    text = "SELECT COUNT(*) FROM (SELECT person, COUNT(*) AS n FROM visits GROUP BY person)"
+    for missing, units in (("drop", 390), ("one-unit", 391)):
+        fresh.table = fresh.declare(privacy_unit={"column": "person", "missing": missing})
+        ((people,),) = fresh.ask(text, epsilon=EXACT).rows
+        assert people == units
+
+
+def test_asked_again_it_is_free_and_other_features_are_not(fresh: World) -> None:
+    """Another spelling, too; and what the rows are made of is part of the question."""
+    text = "WITH c AS (SELECT person, {} AS n FROM visits {} GROUP BY person) SELECT COUNT(*) FROM c WHERE n > 3"
+    fresh.ask(text.format("COUNT(*)", ""), epsilon=1)
+    for again in ("count( * )", "COUNT(1)"):
+        assert again == "COUNT(1)" or fresh.ask(text.format(again, ""), epsilon=1).free
+    assert not fresh.ask(text.format("COUNT(age)", ""), epsilon=1).free
+    assert not fresh.ask(text.format("COUNT(*)", "WHERE age > 1"), epsilon=1).free
+    assert fresh.spent() == "3"
+
+
+def test_explain_says_what_a_unit_counts_as(world: World) -> None:
+    """The bounds of each feature, and where they come from."""
+    text = "EXPLAIN SELECT AVG(n) FROM (SELECT person, COUNT(*) AS n, SUM(age) AS s FROM visits WHERE cost > 1 GROUP BY person)"
+    notes = " ".join(world.ask(text, epsilon=1).explain()["stages"])
+    assert "one row for each person" in notes and "count(*) from 1 to 20" in notes
+    assert 'sum("age") from 0 to 2000' in notes and '("cost" > 1)' in notes
