@@ -67,8 +67,10 @@ class RequestQuery:
         self.below: RequestQuery | None = None
         if (units := table.unit_rows) is not None:
             below = None if units.where is None else parse_condition(units.where, units.rows)
-            self.below = RequestQuery(units.rows, connection, units.blocks, below, salt)
-            self.relation, self.fields = write_unit_rows(self.below, units)
+            rows = RequestQuery(units.rows, connection, units.blocks, below, salt)
+            unit = rows.own_column(units.rows.privacy_unit.column)
+            written = write_unit_rows(units, unit, rows.column, rows.select_rows)
+            self.below, (self.relation, self.fields) = rows, written
         else:
             self.joined |= {
                 join.name: self._resolve_join(n, join) for n, join in enumerate(table.joins)
