@@ -1,4 +1,4 @@
-"""The audit program of docs/how-to/operate-the-ledger.md, as a third party runs it."""
+"""The audit program of docs/audit, as a third party runs it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from page_runner import ROOT
 
 from dpflow.ledger import Ledger
 
-PAGE = ROOT / "docs" / "how-to" / "operate-the-ledger.md"
+PROGRAM = ROOT / "docs" / "audit"
 
 
 def write_program(folder: Path) -> None:
-    """Its two files, as the page has them."""
-    for name in ("costs.py", "audit.py"):
-        (text,) = re.findall(rf'```python title="{name}"\n(.*?)```', PAGE.read_text(), re.DOTALL)
-        assert len(text.splitlines()) < 150 and not re.search("(import|from) dpflow", text)
+    """Copy its files."""
+    for name in ("costs.py", "signatures.py", "audit.py"):
+        text = (PROGRAM / name).read_text()
+        assert len(text.splitlines()) < 200 and not re.search("(import|from) dpflow", text)
         (folder / name).write_text(text)
 
 

@@ -40,23 +40,30 @@ def sign_checkpoint(
 
     Keep it elsewhere: mail it, commit it, put it into an object store.
     """
-    signer = None if key is None else Signer.parse(read_text(key))
+    signer = read_signer(key)
     earlier = None if since is None else read_text(since)
     print(open_ledger(ledger).checkpoint(signer, since=earlier), end="")
+
+
+def read_signer(file: Path | None) -> Signer | None:
+    """The key pair in a file. Raises `InvalidInput`."""
+    return None if file is None else Signer.parse(read_text(file))
 
 
 def make_key(
     file: Annotated[
         Path | None,
-        typer.Argument(help="Where a witness's new private key goes; none: show the owner's."),
+        typer.Argument(
+            help="Where a person's or witness's new private key goes; none: show the owner's."
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Whose key it is, such as example.org/nightly.")
+        str | None, typer.Option(help="Whose key it is, such as ann or example.org/nightly.")
     ] = None,
     ledger: LedgerOption = None,
 ) -> None:
-    """Print the verifier key of the owner, or make a key pair for a witness and print its verifier
-    key.
+    """Print the verifier key of the owner, or make a key pair for a person or a witness and print its
+    verifier key. Keep the file out of the anchor, which tasks share.
     """
     if file is None:
         print(open_ledger(ledger).signer.public_text)

@@ -88,6 +88,20 @@ SinceOption = Annotated[
     ),
 ]
 
+SignersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--signer",
+        help="Verifier key of a person who may sign grants of this scope, from this one on; may be repeated.",
+    ),
+]
+SignOption = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="DPFLOW_SIGNING_KEY",
+        help="File of your private key (dpflow ledger key FILE --name NAME), which signs the decision.",
+    ),
+]
 NewOnlyOption = Annotated[
     bool,
     typer.Option(
@@ -122,6 +136,8 @@ def grant(
     approvals: ApprovalsOption = None,
     require_certified: CertifiedOption = None,
     certifier: CertifiersOption = None,
+    signer: SignersOption = None,
+    sign: SignOption = None,
     confirm_large: ConfirmOption = False,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
@@ -142,7 +158,11 @@ def grant(
     book = open_ledger(ledger, create=True)
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
-    terms["confirm_large"] = confirm_large
+    terms |= {
+        "signers": signer,
+        "signer": checkpoints.read_signer(sign),
+        "confirm_large": confirm_large,
+    }
     told = book.grant(
         scope, epsilon, delta, table=declaration, principal=current_principal(), **terms
     )
@@ -177,6 +197,8 @@ def quota(
     approvals: ApprovalsOption = None,
     require_certified: CertifiedOption = None,
     certifier: CertifiersOption = None,
+    signer: SignersOption = None,
+    sign: SignOption = None,
     period: Annotated[
         Literal["day", "week", "month", "never"] | None,
         typer.Option(help="The quota is whole again after each (UTC). The scope above never is."),
@@ -190,7 +212,7 @@ def quota(
     book = open_ledger(ledger)
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
-    terms["period"] = period
+    terms |= {"signers": signer, "signer": checkpoints.read_signer(sign), "period": period}
     _show_grant(book.quota(scope, epsilon, delta, principal=current_principal(), **terms), as_json)
 
 
@@ -216,11 +238,13 @@ def approve(
     entry: Annotated[
         int, typer.Argument(help="The entry that proposed the grant, as dpflow ledger proposals shows it.")
     ],
+    sign: SignOption = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Put a grant into effect that another principal proposed."""
-    _show_grant(open_ledger(ledger).approve(scope, entry, principal=current_principal()), as_json)
+    terms: Any = {"principal": current_principal(), "signer": checkpoints.read_signer(sign)}
+    _show_grant(open_ledger(ledger).approve(scope, entry, **terms), as_json)
 
 
 @app.command("show")

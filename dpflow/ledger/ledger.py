@@ -33,6 +33,7 @@ from dpflow.ledger.books.records import (
     stored_json,
 )
 from dpflow.ledger.books.releases import ChargeTerms, ReleaseCharge
+from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.history.cipher import add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
@@ -71,6 +72,8 @@ class Ledger(AuditedLedger):
         certified_by: Sequence[str] | None = None,
         principal: str,
         confirm_large: bool = False,
+        signers: Sequence[str] | None = None,
+        signer: Signer | None = None,
     ) -> Scope | GrantProposal:
         """Give a scope a budget, raise it, or lower it to no less than what any of its blocks has spent.
 
@@ -91,6 +94,10 @@ class Ledger(AuditedLedger):
                 an empty list ends it.
 
             confirm_large: an epsilon above 20 or a delta above 1e-3 is meant, else both are refused.
+            signers: verifier keys of people. This grant and all later ones of the scope, and of quotas below it
+                that name none, are then signed by one of them; of two approvals, by two. None keeps what
+                an earlier grant said, and an empty list ends it, signed.
+            signer: the key pair of whoever grants. Its name is the principal then.
 
         Returns:
             The scope; or the proposal that waits. The same grant proposed again adds nothing.
@@ -108,7 +115,9 @@ class Ledger(AuditedLedger):
         grants.checked_scope(scope)
         checked_name("what is protected", protects, empty=True, longest=1000)
         principal = checked_principal(principal)
-        terms = grants.Terms.parse_terms(filter, epsilon, delta, tail_share, certified_by)
+        terms = grants.Terms.parse_terms(
+            filter, epsilon, delta, tail_share, certified_by, signers=signers
+        )
         grants.require_confirmation(epsilon, delta, confirm_large)
         with self._begin_writing() as writer:
             return grants.store_grant(
@@ -120,6 +129,7 @@ class Ledger(AuditedLedger):
                 principal,
                 may_bind=table is not None,
                 approvals=approvals,
+                signer=signer,
             )
 
     def quota(
@@ -134,6 +144,8 @@ class Ledger(AuditedLedger):
         certified_by: Sequence[str] | None = None,
         period: Period | Literal["never"] | None = None,
         principal: str,
+        signers: Sequence[str] | None = None,
+        signer: Signer | None = None,
     ) -> Scope | GrantProposal:
         """Give a scope below another, such as ``flights/team-a``, a budget of its own inside that
         one; or change it.
@@ -141,7 +153,7 @@ class Ledger(AuditedLedger):
         What is charged to a quota is charged to every scope above it, too. It protects what the
         scope above protects, by the same blocks, and counts by the same filter unless ``filter``
         says otherwise. Several quotas may add up to more than the scope above: then the first to
-        spend is served. ``approvals`` and ``certified_by`` are the quota's own, as for `grant`.
+        spend is served. ``approvals``, ``certified_by`` and ``signers`` are the quota's own, as for `grant`.
 
         Args:
             period: ``day``, ``week`` or ``month`` (UTC) after which the quota is whole again, ``never``,
@@ -163,18 +175,24 @@ class Ledger(AuditedLedger):
                 )
             before = charges.find_scope(writer.state, scope)
             name = filter or (before or above).filter.name
-            terms = grants.Terms.parse_terms(name, epsilon, delta, tail_share, certified_by, period)
+            terms = grants.Terms.parse_terms(
+                name, epsilon, delta, tail_share, certified_by, period, signers
+            )
             grants.require_inside(scope, terms, above)
+            binding = above.protects, above.blocks
             return grants.store_grant(
-                writer, scope, terms, above.protects, above.blocks, principal, approvals=approvals
+                writer, scope, terms, *binding, principal, approvals=approvals, signer=signer
             )
 
-    def approve(self, scope: str, proposal: int, *, principal: str) -> Scope:
+    def approve(
+        self, scope: str, proposal: int, *, principal: str, signer: Signer | None = None
+    ) -> Scope:
         """Put a grant into effect that another principal proposed.
 
         Args:
             proposal: the number of the entry that proposed it, so that nobody approves what came in
                 its place meanwhile.
+            signer: as for `grant`.
 
         Raises:
             InvalidInput: nothing that this entry proposed waits, or this principal proposed it.
@@ -183,7 +201,7 @@ class Ledger(AuditedLedger):
         grants.checked_scope(scope)
         principal = checked_principal(principal)
         with self._begin_writing() as writer:
-            return grants.approve_proposal(writer, scope, proposal, principal)
+            return grants.approve_proposal(writer, scope, proposal, principal, signer)
 
     def proposals(self) -> list[GrantProposal]:
         """Grants that wait for a second principal, the oldest first."""

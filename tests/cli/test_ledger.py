@@ -107,6 +107,20 @@ def test_both_doors_choose_one_filter(tiny: Tiny, run: Run, delta: str, name: st
     assert ledger.scope("nobody").filter.name == "basic"
 
 
+def test_grants_that_people_sign(tiny: Tiny, run: Run, tmp_path: Path) -> None:
+    """Keys of two people, each in a file of its own; what nobody signed is named."""
+    keys = [run("key", str(tmp_path / name), "--name", name).strip() for name in ("ann", "bob")]
+    who = [word for key in keys for word in ("--signer", key)]
+    words = ["grant", "signed", "--epsilon", "1", "--no-table", "--approvals", "2"]
+    seq = run(*words, *who, "--sign", str(tmp_path / "ann"), "--json")["proposal"]
+    with pytest.raises(InvalidInput, match="must be signed by one of ann, bob"):
+        run("approve", "signed", str(seq))
+    run("approve", "signed", str(seq), "--sign", str(tmp_path / "bob"))
+    report = run("verify", "--json")
+    assert report["ok"] and report["self_declared"] == [1]
+    assert "self-declared, not signed" in run("verify")
+
+
 def test_a_statement_in_each_form(tiny: Tiny, run: Run) -> None:
     """On the screen, as CSV, as JSON, and as a page in a file."""
     charge(tiny, "one")

@@ -9,10 +9,12 @@ import re
 from pathlib import Path
 
 import pytest
-from audit_program import PAGE, start_program
+from audit_program import start_program, write_program
 from page_runner import ROOT, run_page
 
 from dpflow.ledger import Ledger
+
+PAGE = ROOT / "docs" / "how-to" / "operate-the-ledger.md"
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's commands in its order; then a note that looks like a charge, and a second export."""
     folder = tmp_path_factory.mktemp("ledger")
     run_page(PAGE, folder)
+    write_program(folder)
     ledger = Ledger(folder / "moved.sqlite")
     ledger.record("note", {"charges": [["visits", "", 10**12, 0, 0]]}, principal="somebody")
     with (folder / "second.jsonl").open("w") as stream:

@@ -85,6 +85,8 @@ class Filter:
         certified_by: verifier keys. Unless there are none, only mechanisms that one of these has
             certified are paid for. It changes no sum; it is sealed with the rule because
             whoever does not know of it must not charge.
+        signers: verifier keys of people. Unless there are none, a grant of this scope must be signed by
+            one of them. It changes no sum, either.
         period: of a quota that refreshes: what each of its accounts holds is for one such period.
             It proves nothing, and belongs to no scope whose promise somebody relies on.
     """
@@ -96,6 +98,7 @@ class Filter:
     tail_delta: Fraction = Fraction(0)
     certified_by: tuple[str, ...] = ()
     period: Period | None = None
+    signers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.name not in ("basic", "renyi", "hybrid"):
@@ -173,10 +176,11 @@ class Filter:
         return basic or (total.renyi <= capacity.renyi and total.delta <= capacity.renyi_delta)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that was fixed, amounts as exact strings; ``certified_by`` and ``period`` only
-        where there are any.
+        """Everything that was fixed, amounts as exact strings; ``certified_by``, ``signers`` and
+        ``period`` only where there are any.
         """
         optional: dict[str, Any] = {"certified_by": list(self.certified_by), "period": self.period}
+        optional["signers"] = list(self.signers)
         return {name: value for name, value in optional.items() if value} | {
             "version": 1,
             "name": self.name,
@@ -192,28 +196,29 @@ class Filter:
         `InvalidAmount`.
         """
         names = {"version", "name", "epsilon", "delta", "order", "tail_delta"}
-        keys = data.get("certified_by", ()) if isinstance(data, Mapping) else ()
-        period = data.get("period") if isinstance(data, Mapping) else None
-        present = names | ({"certified_by"} if keys else set()) | ({"period"} if period else set())
+        optional = ("certified_by", "signers", "period")
+        given = data if isinstance(data, Mapping) else {}
+        lists = [given.get(name, ()) for name in optional[:2]]
         if (
-            not isinstance(data, Mapping)
-            or set(data) != present
-            or data["version"] != 1
-            or not isinstance(keys, (list, tuple))
-            or not all(isinstance(key, str) for key in keys)
+            set(given) != names | {name for name in optional if given.get(name)}
+            or given["version"] != 1
+            or not all(isinstance(keys, (list, tuple)) for keys in lists)
+            or not all(isinstance(key, str) for keys in lists for key in keys)
         ):
             raise InvalidDeclaration(
                 f"not a filter of version 1: it has the fields {', '.join(sorted(names))}, and may have "
-                f"certified_by and period."
+                f"{', '.join(optional)}."
             )
+        data = given
         return cls(
             data["name"],
             amounts.check_epsilon(data["epsilon"]),
             amounts.check_delta(data["delta"]),
             None if data["order"] is None else amounts.parse_exact("order", data["order"]),
             amounts.check_delta(data["tail_delta"]),
-            tuple(keys),
-            period,
+            tuple(lists[0]),
+            data.get("period"),
+            tuple(lists[1]),
         )
 
 

@@ -247,7 +247,9 @@ class AuditedLedger(SealedDatabase):
             )
         compared = points[0][0].size if points else None
         found = *problems, *trace.problems
-        return VerificationReport(expected.entries, found, compared, tuple(trace.warnings), after)
+        declared = tuple(expected.self_declared)
+        warnings = tuple(trace.warnings)
+        return VerificationReport(expected.entries, found, compared, warnings, after, declared)
 
     def _verify_within(
         self,

@@ -26,10 +26,11 @@ from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import DpflowError
 from dpflow.ledger.books import data_claims
-from dpflow.ledger.books.grants import may_follow
+from dpflow.ledger.books.grants import find_signers, may_follow, require_persons
 from dpflow.ledger.books.records import is_same_principal, name_in_request, path_of
 from dpflow.ledger.books.sessions import batch_name
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
+from dpflow.ledger.history.checkpoint import check_line, decision_text
 from dpflow.ledger.history.state import TABLES
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
@@ -161,6 +162,8 @@ class Recheck:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        #: Entries of decisions that nobody signed.
+        self.self_declared: list[int] = []
         self.scopes: dict[str, dict[str, Any]] = {}
         self.proposals: dict[str, dict[str, Any]] = {}
         self.accounts: dict[str, dict[str, Cost]] = {}
@@ -194,7 +197,9 @@ class Recheck:
 
     def _read_terms(self, entry: Any, body: dict[str, Any]) -> dict[str, Any]:
         """The columns of a grant or proposal."""
+        self._check_signature(entry, body)
         capacity, approvals = body.pop("capacity", None), body.pop("approvals", 1)
+        body.pop("proposal", None)
         _, limits = _parse_filter(body["filter"])
         _require(capacity == [*astuple(limits)], "holds another capacity than it grants")
         _require(set(body) == {"filter", "protects", "blocks"}, "grants something unknown")
@@ -202,6 +207,24 @@ class Recheck:
         paced = _parse_filter(body["filter"])[0].period is not None
         _require("/" in entry.scope or not paced, "lets a scope refresh that is no quota")
         return body | {"approvals": approvals}
+
+    def _check_signature(self, entry: Any, body: dict[str, Any]) -> None:
+        """A decision is signed by who may sign it, or by nobody where nobody must."""
+        signature, granted = body.pop("signature", None), _parse_filter(body["filter"])[0]
+        require_persons(granted.signers)
+        path = path_of(entry.scope)
+        before, *above = (
+            None if (row := self.scopes.get(name)) is None else _parse_filter(row["filter"])[0]
+            for name in path[::-1]
+        )
+        trusted = find_signers(granted, before, [rule for rule in above if rule is not None])
+        if signature is None:
+            _require(not trusted, "is signed by nobody, where owners sign")
+            self.self_declared.append(entry.seq)
+            return
+        text = decision_text(entry.previous, entry.kind, entry.scope, entry.principal, body)
+        signed = check_line(text, entry.principal, signature, trusted)
+        _require(signed, "is signed by nobody who may")
 
     def _needs_second(self, scope: str, terms: Mapping[str, Any]) -> bool:
         return 2 in (terms["approvals"], self.scopes.get(scope, terms)["approvals"])
@@ -231,7 +254,7 @@ class Recheck:
             _require(not same, "is approved by who proposed it")
 
     def _apply_grant(self, entry: Any, body: dict[str, Any]) -> None:
-        name, approved = entry.scope, body.pop("proposal", None)
+        name, approved = entry.scope, body.get("proposal")
         body = self._read_terms(entry, body)
         self._require_second(entry, body, approved)
         granted, limits = _parse_filter(body["filter"])

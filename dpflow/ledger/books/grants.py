@@ -27,11 +27,12 @@ from dpflow.ledger.books.records import (
     GrantProposal,
     Scope,
     checked_name,
+    fold_name,
     is_same_principal,
     stored_json,
 )
 from dpflow.ledger.history.chain import Writer
-from dpflow.ledger.history.checkpoint import parse_public_key
+from dpflow.ledger.history.checkpoint import Signer, decision_text, parse_public_key
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.compact_json import canonical_json
@@ -67,7 +68,7 @@ def require_confirmation(epsilon: Amount, delta: Amount, is_confirmed: bool) -> 
 @dataclass(frozen=True)
 class Terms:
     """A grant's amounts before they meet what was granted earlier; None of ``name``, ``tail_share``,
-    ``certified_by`` and ``period`` keeps what an earlier grant said.
+    ``certified_by``, ``period`` and ``signers`` keeps what an earlier grant said.
     """
 
     name: FilterName | None
@@ -76,6 +77,7 @@ class Terms:
     tail_share: Fraction | None
     certified_by: tuple[str, ...] | None = None
     period: Period | Literal["never"] | None = None
+    signers: tuple[str, ...] | None = None
 
     @classmethod
     def parse_terms(
@@ -86,21 +88,19 @@ class Terms:
         tail_share: Amount | None,
         certified_by: Sequence[str] | None = None,
         period: Period | Literal["never"] | None = None,
+        signers: Sequence[str] | None = None,
     ) -> Terms:
         """Validated terms. Raises `InvalidAmount`, `InvalidDeclaration` or `InvalidInput`."""
         share = None if tail_share is None else amounts.parse_exact("tail_share", tail_share)
-        if certified_by is not None:
-            for key in certified_by:
-                parse_public_key(key)
-            # A set has no order, and a filter is compared by its text.
-            certified_by = tuple(sorted({key.strip() for key in certified_by}))
+        certified_by, signers = _sort_keys(certified_by), _sort_keys(signers)
+        require_persons(signers or ())
         if period is not None and period not in (*PERIODS, "never"):
             choices = ", ".join(PERIODS)
             raise InvalidInput(
                 f"a quota refreshes each {choices}, or never; {str(period)[:40]!r} is none of these"
             )
         sums = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
-        terms = cls(name, *sums, share, certified_by, period)
+        terms = cls(name, *sums, share, certified_by, period, signers)
         # Built for its checks only: amounts that no filter can hold are refused before the turn.
         terms.build_filter(None)
         return terms
@@ -122,15 +122,31 @@ class Terms:
         return self.add_conditions(built, known)
 
     def add_conditions(self, filter: Filter, known: Filter | None) -> Filter:
-        """The filter with whom these terms trust and when they refresh, or with what an earlier filter
-        said of both.
+        """The filter with whom these terms trust, who signs and when they refresh, or with what an
+        earlier filter said of these.
         """
-        before = () if known is None else known.certified_by
-        keys = before if self.certified_by is None else self.certified_by
+        before = ((), ()) if known is None else (known.certified_by, known.signers)
+        keys = before[0] if self.certified_by is None else self.certified_by
+        signers = before[1] if self.signers is None else self.signers
         period = None if known is None else known.period
         if self.period is not None:
             period = None if self.period == "never" else self.period
-        return replace(filter, certified_by=keys, period=period)
+        return replace(filter, certified_by=keys, period=period, signers=signers)
+
+
+def _sort_keys(keys: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Verifier keys, validated. Raises `InvalidInput`."""
+    for key in keys or ():
+        parse_public_key(key)
+    # A set has no order, and a filter is compared by its text.
+    return None if keys is None else tuple(sorted({key.strip() for key in keys}))
+
+
+def require_persons(signers: Sequence[str]) -> None:
+    """Raises `InvalidInput` for two keys of one name: a rule that asks for two would count them twice."""
+    names = [fold_name(parse_public_key(key)[0]) for key in signers]
+    if len(set(names)) < len(names):
+        raise InvalidInput("two signers have one name; give each person's key a name of its own")
 
 
 def find_parent(state: LedgerState, scope: str) -> Scope | None:
@@ -165,12 +181,14 @@ def store_grant(
     *,
     may_bind: bool = False,
     approvals: int | None = None,
+    signer: Signer | None = None,
 ) -> Scope | GrantProposal:
     """Store a grant, or propose it where two principals must agree. See `Ledger.grant`.
 
     Args:
         may_bind: the grant names a table: a scope that nothing was charged to may be bound to it.
         approvals: how many must agree to the next grant; None keeps what an earlier grant said.
+        signer: the key pair that signs it.
     """
     if approvals not in (None, 1, 2):
         raise InvalidInput("a grant needs the approval of 1 or 2 principals; choose one")
@@ -208,24 +226,58 @@ def store_grant(
         filter = terms.build_filter(None if before is None else before.filter)
     granted = Scope(scope, filter, protects, blocks, approvals=approvals or stays)
     _require_covers(granted, used, writer.day)
+    require_signer(state, granted, signer)
     if 2 in (stays, granted.approvals):
-        return _propose(writer, granted, principal)
-    _put_in_effect(writer, granted, principal, binds)
+        return _propose(writer, granted, principal, signer)
+    _put_in_effect(writer, granted, principal, binds, None, signer)
     return granted
 
 
+def find_signers(granted: Filter, before: Filter | None, above: Sequence[Filter]) -> Sequence[str]:
+    """Who may sign a grant: those that the scope named before; else those of the nearest scope above
+    that names any; else those that the grant itself names.
+    """
+    earlier = () if before is None else before.signers
+    return next(filter(None, (earlier, *(rule.signers for rule in above), granted.signers)), ())
+
+
+def require_signer(state: LedgerState, granted: Scope, signer: Signer | None) -> None:
+    """Raises `InvalidInput` if a grant must be signed, and this is nobody who may."""
+    before = charges.find_scope(state, granted.scope)
+    above = [charges.get_scope(state, name).filter for name in granted.path[-2::-1]]
+    trusted = find_signers(granted.filter, None if before is None else before.filter, above)
+    if signer is not None and trusted and signer.public_text in trusted:
+        return
+    if signer is not None and not trusted:
+        raise InvalidInput(
+            f"scope {granted.scope!r} names no signers, so a signature would prove nothing; name them with the grant: "
+            f"--signer KEY"
+        )
+    if trusted:
+        names = ", ".join(parse_public_key(key)[0] for key in trusted)
+        raise InvalidInput(
+            f"a grant of {granted.scope!r} must be signed by one of {names}; have one of them run it with --sign FILE, the file "
+            f"of their private key"
+        )
+
+
 def _put_in_effect(
-    writer: Writer, granted: Scope, principal: str, binds: bool, proposal: int | None = None
+    writer: Writer,
+    granted: Scope,
+    principal: str,
+    binds: bool,
+    proposal: int | None = None,
+    signer: Signer | None = None,
 ) -> None:
     """Write a grant, and bind the quotas below it to its table if it was bound to another."""
-    _write_scope(writer, granted, principal, proposal)
+    _write_scope(writer, granted, principal, proposal, signer)
     # Whatever a quota pays, the scope above it pays too: nothing was charged to these either.
     for quota in charges.all_scopes(writer.state) if binds else ():
         if quota.scope.startswith(granted.scope + "/"):
-            if quota.approvals > 1:
+            if quota.approvals > 1 or signer is not None or quota.filter.signers:
                 raise GrantConflict(
-                    f"quota {quota.scope!r} would be bound to another table, too, which takes two approvals of its own; "
-                    f"grant it with approvals 1 first"
+                    f"quota {quota.scope!r} would be bound to another table, too, which takes approvals or a signature of its "
+                    f"own; name the table before there are quotas"
                 )
             quota = replace(quota, protects=granted.protects, blocks=granted.blocks, closed=False)
             _write_scope(writer, quota, principal)
@@ -241,7 +293,12 @@ def _columns_of(granted: Scope) -> dict[str, Any]:
 
 
 def _add_entry(
-    writer: Writer, kind: str, granted: Scope, principal: str, proposal: int | None = None
+    writer: Writer,
+    kind: str,
+    granted: Scope,
+    principal: str,
+    proposal: int | None = None,
+    signer: Signer | None = None,
 ) -> None:
     body = _columns_of(granted)
     if body["approvals"] == 1:
@@ -250,11 +307,18 @@ def _add_entry(
     body["capacity"] = list(astuple(granted.capacity))
     if proposal is not None:
         body["proposal"] = proposal
+    if signer is not None:
+        text = decision_text(writer.head, kind, granted.scope, signer.name, body)
+        principal, body["signature"] = signer.name, signer.sign_line(text)
     writer.add_entry(kind, granted.scope, "", principal, body)
 
 
 def _write_scope(
-    writer: Writer, granted: Scope, principal: str, proposal: int | None = None
+    writer: Writer,
+    granted: Scope,
+    principal: str,
+    proposal: int | None = None,
+    signer: Signer | None = None,
 ) -> None:
     """Write a scope's row and its entry in the history."""
     row = _columns_of(granted) | {"closed": 0, "seq": writer.next_seq}
@@ -263,17 +327,19 @@ def _write_scope(
         writer.state.insert(schema.scope, name=granted.scope, **row)
     else:
         writer.state.update(schema.scope, before, **row)
-    _add_entry(writer, "grant", granted, principal, proposal)
+    _add_entry(writer, "grant", granted, principal, proposal, signer)
 
 
 # --- second approvals -----------------------------------------------------------------------------
 
 
-def _propose(writer: Writer, granted: Scope, principal: str) -> GrantProposal:
+def _propose(
+    writer: Writer, granted: Scope, principal: str, signer: Signer | None
+) -> GrantProposal:
     """Write down a grant that waits; it takes the place of an earlier one, unless that is the
     same.
     """
-    state = writer.state
+    state, principal = writer.state, principal if signer is None else signer.name
     earlier = state.find(schema.proposal, scope=granted.scope)
     row = _columns_of(granted) | {"principal": principal}
     if earlier is not None:
@@ -286,7 +352,7 @@ def _propose(writer: Writer, granted: Scope, principal: str) -> GrantProposal:
         state.insert(schema.proposal, scope=granted.scope, **row)
     else:
         state.update(schema.proposal, earlier, **row)
-    _add_entry(writer, "propose", granted, principal)
+    _add_entry(writer, "propose", granted, principal, signer=signer)
     return proposal
 
 
@@ -308,9 +374,11 @@ def list_proposals(state: LedgerState) -> list[GrantProposal]:
     return [_read_proposal(row) for row in rows if row.seq > _seq_of(state, row.scope)]
 
 
-def approve_proposal(writer: Writer, scope: str, seq: int, principal: str) -> Scope:
+def approve_proposal(
+    writer: Writer, scope: str, seq: int, principal: str, signer: Signer | None
+) -> Scope:
     """Put a proposed grant into effect. See `Ledger.approve`."""
-    state = writer.state
+    state, principal = writer.state, principal if signer is None else signer.name
     row = state.find(schema.proposal, scope=scope)
     if row is None or row.seq != seq or row.seq <= _seq_of(state, scope):
         raise InvalidInput(
@@ -322,6 +390,7 @@ def approve_proposal(writer: Writer, scope: str, seq: int, principal: str) -> Sc
             f"dpflow ledger approve {scope} {seq}"
         )
     granted = _read_proposal(row).terms
+    require_signer(state, granted, signer)
     before, parent = charges.find_scope(state, scope), find_parent(state, scope)
     used = charges.list_costs(state, scope)
     binding = granted.protects, granted.blocks
@@ -338,7 +407,7 @@ def approve_proposal(writer: Writer, scope: str, seq: int, principal: str) -> Sc
             f"scope {scope!r} has changed since entry {seq} proposed this grant; propose it again"
         )
     _require_covers(granted, used, writer.day)
-    _put_in_effect(writer, granted, principal, binds, seq)
+    _put_in_effect(writer, granted, principal, binds, seq, signer)
     return granted
 
 

@@ -62,10 +62,11 @@ def is_same_principal(one: str, other: str) -> bool:
     """Whether two names are one login for a rule that asks for two: case, blanks around them and
     forms of a letter tell nobody apart.
     """
-    return _fold_name(one) == _fold_name(other)
+    return fold_name(one) == fold_name(other)
 
 
-def _fold_name(name: str) -> str:
+def fold_name(name: str) -> str:
+    """What two spellings of one principal have in common."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).strip()
 
 
@@ -394,6 +395,8 @@ class VerificationReport:
         compared_with: number of the entry of the checkpoint that was compared; None without one.
         warnings: what changes no sum and may mislead people, such as clocks that went back.
         checked_after: entries up to this one were not checked again: the checkpoint was trusted.
+        self_declared: checked grants, proposals and approvals that nobody signed: their principal is what
+            a login called itself.
     """
 
     entries: int
@@ -401,6 +404,7 @@ class VerificationReport:
     compared_with: int | None = None
     warnings: tuple[str, ...] = ()
     checked_after: int = 0
+    self_declared: tuple[int, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -424,4 +428,11 @@ class VerificationReport:
         if self.checked_after:
             rest = f"; entries before {self.checked_after + 1} not rechecked, nor rows that none since has touched"
         lines = [f"{number} entries verified: chain, anchor and sums hold; {compared}{rest}"]
+        if self.self_declared:
+            first = ", ".join(map(str, self.self_declared[:5]))
+            more = len(self.self_declared) - 5
+            lines.append(
+                f"self-declared, not signed: the principals of the grants and approvals in entries {first}"
+                f"{f' and {more} more' if more > 0 else ''}"
+            )
         return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])

@@ -124,6 +124,12 @@ class Writer:
         """The number of the entry that is added next."""
         return self._start_state()[0][0] + len(self._entries) + 1
 
+    @property
+    def head(self) -> str:
+        """The hash of the newest entry, to which the first one that is added is chained."""
+        assert not self._entries
+        return self._start_state()[0][1]
+
     def _start_state(self) -> tuple[Seen, LedgerState]:
         if self._started is None:
             newest, state = _start_state(self.transaction, self._anchor, self._mark, self._ahead)

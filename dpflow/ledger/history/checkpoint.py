@@ -12,12 +12,13 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpflow.core.accounting.privacy_filters import Cost
 from dpflow.errors import InvalidInput, LedgerCorrupt
+from dpflow.ledger.storage.compact_json import canonical_json
 
 #: What a checkpoint says of a scope, behind its name.
 SCOPE_COLUMNS = ("filter", "protects", "blocks", "closed", "approvals")
@@ -94,6 +95,26 @@ class Signer:
 
         signature = Ed25519PrivateKey.from_private_bytes(self.seed).sign(text.encode())
         return f"{text}\n{_DASH}{self.name} {_encode(self.number + signature)}\n"
+
+    def sign_line(self, text: str) -> str:
+        """The signature of a text alone, as `check_line` reads it."""
+        return self.sign(text).rpartition(" ")[2].strip()
+
+
+def decision_text(head: str, kind: str, scope: str, principal: str, body: Mapping[str, Any]) -> str:
+    """What an owner signs: a decision, bound to the hash of the entry before it, so that nobody can
+    use the signature a second time.
+    """
+    fields = {"after": head, "kind": kind, "scope": scope, "principal": principal, "body": body}
+    return f"dpflow.decision\n{canonical_json(fields)}\n"
+
+
+def check_line(text: str, name: str, signature: object, keys: Sequence[str]) -> bool:
+    """Whether one of these verifier keys, of this name, made a signature of a text."""
+    try:
+        return open_note(f"{text}\n{_DASH}{name} {signature}\n", keys)[1] == name
+    except LedgerCorrupt:
+        return False
 
 
 def open_note(note: str, public_texts: Sequence[str]) -> tuple[str, str]:

@@ -1,0 +1,55 @@
+"""Ed25519 signatures (RFC 8032), to check and not to make: it is slow, and takes no care of secrets."""
+
+import base64
+import hashlib
+
+P = 2**255 - 19
+ORDER = 2**252 + 27742317777372353535851937790883648493
+D = -121665 * pow(121666, -1, P) % P
+
+
+def point(data):
+    """The point that 32 bytes name, or None."""
+    number = int.from_bytes(data, "little")
+    y, odd = number % 2**255, number >> 255
+    if len(data) != 32 or y >= P:
+        return None
+    square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
+    x = pow(square, (P + 3) // 8, P)
+    if (x * x - square) % P:
+        x = x * pow(2, (P - 1) // 4, P) % P
+    if (x * x - square) % P or (x == 0 and odd):
+        return None
+    return (P - x if x % 2 != odd else x), y
+
+
+def add(a, b):
+    (x1, y1), (x2, y2) = a, b
+    both = D * x1 * x2 * y1 * y2
+    x = (x1 * y2 + x2 * y1) * pow(1 + both, -1, P)
+    return x % P, (y1 * y2 + x1 * x2) * pow(1 - both, -1, P) % P
+
+
+def times(number, a):
+    total = (0, 1)
+    while number:
+        if number % 2:
+            total = add(total, a)
+        a, number = add(a, a), number // 2
+    return total
+
+
+BASE = point((4 * pow(5, -1, P) % P).to_bytes(32, "little"))
+
+
+def is_signed(text, signature, verifier_key):
+    """Whether the key, as signed notes write it (name+number+base64), signed a text so."""
+    name, _, key = verifier_key.split("+", 2)
+    key, data = base64.b64decode(key)[1:], base64.b64decode(signature)
+    number = hashlib.sha256(name.encode() + b"\n\x01" + key).digest()[:4]
+    first, scalar = data[4:36], int.from_bytes(data[36:], "little")
+    a, r = point(key), point(first)
+    if len(data) != 68 or data[:4] != number or scalar >= ORDER or a is None or r is None:
+        return False
+    digest = hashlib.sha512(first + key + text.encode()).digest()
+    return times(scalar, BASE) == add(r, times(int.from_bytes(digest, "little") % ORDER, a))

@@ -1,0 +1,143 @@
+"""Grants and approvals that people sign: a login that calls itself by another name signs nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from audit_program import export_text, run_audit
+
+from dpflow.errors import GrantConflict, InvalidInput
+from dpflow.ledger.books import grants
+from dpflow.ledger.history.checkpoint import Signer
+
+ANN, BOB, EVE = map(Signer.create, ("ann", "bob", "eve"))
+KEYS = [ANN.public_text, BOB.public_text]
+TERMS = {"table": None, "filter": "basic", "principal": "login"}
+
+
+@pytest.fixture
+def signed(place):
+    """A ledger whose scope ann and bob may grant, one of them signed by ann."""
+    ledger = place.open()
+    ledger.grant("s", 1, 0, signers=KEYS, signer=ANN, **TERMS)
+    return ledger
+
+
+def test_a_signed_grant_names_who_signed(signed, tmp_path):
+    """The principal is the key's name, not the login's; nothing of it is self-declared."""
+    (entry,) = signed.history()
+    assert entry.principal == "ann" and entry.body["signature"]
+    report = signed.verify()
+    assert report.ok and report.self_declared == ()
+    assert run_audit(export_text(signed), tmp_path).returncode == 0
+
+
+def test_the_ledger_stores_who_may(signed):
+    """Nobody, a stranger, and a stranger with a signer's name are refused; the other signer is not."""
+    impostor = Signer.create("ann")
+    for nobody in (None, EVE, impostor):
+        with pytest.raises(InvalidInput, match="must be signed by one of ann, bob"):
+            signed.grant("s", 2, 0, signer=nobody, **TERMS)
+    signed.grant("s", 2, 0, signer=BOB, **TERMS)
+    with pytest.raises(InvalidInput, match="must be signed by one of"):
+        signed.grant("s", 3, 0, signers=[EVE.public_text], signer=EVE, **TERMS)
+    with pytest.raises(InvalidInput, match="must be signed"):
+        signed.quota("s/team", "0.5", 0, principal="login")
+    signed.quota("s/team", "0.5", 0, principal="login", signers=[EVE.public_text], signer=ANN)
+    signed.quota("s/team", "0.6", 0, principal="login", signer=EVE)
+    signed.grant("s", 2, 0, signers=[], signer=ANN, **TERMS)
+    signed.grant("s", 3, 0, **TERMS)
+    report = signed.verify()
+    assert report.ok and report.self_declared == (signed.history()[-1].seq,)
+    assert "self-declared, not signed" in str(report)
+
+
+def test_two_approvals_are_two_keys(signed):
+    """Whoever signed the proposal cannot approve it under another login."""
+    signed.grant("s", 1, 0, approvals=2, signer=ANN, **TERMS)
+    (proposal,) = signed.proposals()
+    assert proposal.principal == "ann"
+    for principal in ("ann", "bob"):
+        with pytest.raises(InvalidInput, match="somebody else approves it|must be signed"):
+            signed.approve("s", proposal.seq, principal=principal, signer=ANN)
+        with pytest.raises(InvalidInput, match="must be signed|somebody else"):
+            signed.approve("s", proposal.seq, principal=principal)
+    assert signed.approve("s", proposal.seq, principal="ann", signer=BOB).approvals == 2
+    assert signed.verify().ok
+
+
+def test_signers_have_names_of_their_own(place):
+    """Two keys of one name would be two approvals of one person."""
+    ledger = place.open()
+    twice = [ANN.public_text, Signer.create("Ann").public_text]
+    with pytest.raises(InvalidInput, match="two signers have one name"):
+        ledger.grant("s", 1, 0, signers=twice, signer=ANN, **TERMS)
+    with pytest.raises(InvalidInput, match="names no signers"):
+        ledger.grant("s", 1, 0, signer=ANN, **TERMS)
+    with pytest.raises(InvalidInput, match="must be signed by one of ann"):
+        ledger.grant("s", 1, 0, signers=KEYS, **TERMS)
+    assert ledger.history() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.pop("signature"),
+        lambda body: body.__setitem__("capacity", [9 * 10**12, *body["capacity"][1:]]),
+        lambda body: body.__setitem__("signature", EVE.sign_line("x")),
+        lambda body: body.__setitem__("approvals", 1),
+    ],
+)
+def test_whoever_has_the_ledgers_key_forges_no_signature(signed, monkeypatch, tmp_path, change):
+    """A task that shares the anchor seals any entry: verification and the audit program refuse it."""
+    add = grants.Writer.add_entry
+
+    def forge(self, kind, scope, release_id, principal, body):
+        body = json.loads(json.dumps(body))
+        change(body)
+        add(self, kind, scope, release_id, "bob", body)
+
+    monkeypatch.setattr(grants.Writer, "add_entry", forge)
+    signed.grant("s", 2, 0, approvals=2, signer=ANN, **TERMS)
+    problems = signed.verify().problems
+    assert any("is signed by nobody" in problem for problem in problems), problems
+    assert run_audit(export_text(signed), tmp_path).returncode != 0
+
+
+def test_a_signature_is_used_once(signed, monkeypatch, tmp_path):
+    """An earlier, larger grant cannot be put back with the signature that it had."""
+    signed.grant("s", 5, 0, signer=ANN, **TERMS)
+    old = signed.history()[-1]
+    signed.grant("s", 1, 0, signer=BOB, **TERMS)
+    assert signed.verify().ok
+    monkeypatch.setattr(grants, "require_signer", lambda *_: None)
+    add = grants.Writer.add_entry
+
+    def replay(self, kind, scope, release_id, principal, body):
+        add(self, kind, scope, release_id, old.principal, dict(old.body))
+
+    monkeypatch.setattr(grants.Writer, "add_entry", replay)
+    signed.grant("s", 5, 0, **TERMS)
+    assert any("signed by nobody who may" in problem for problem in signed.verify().problems)
+    assert run_audit(export_text(signed), tmp_path).returncode != 0
+
+
+def test_a_signed_scope_takes_no_quota_along(place):
+    """A quota's own entry is signed, too, so another table is named before there are quotas."""
+    from dpflow.core.contract.declaration import Table
+
+    ledger = place.open()
+    ledger.grant("s", 1, 0, signers=KEYS, signer=ANN, **TERMS)
+    ledger.quota("s/a", "0.5", 0, principal="login", signer=ANN)
+    table = Table.model_validate(
+        {
+            "name": "t",
+            "database": "x.duckdb",
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 1},
+            "columns": {"u": {}},
+        }
+    )
+    with pytest.raises(GrantConflict, match="before there are quotas"):
+        ledger.grant("s", 1, 0, signer=ANN, **(TERMS | {"table": table}))
