@@ -97,7 +97,7 @@ def approve_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         grants,
         "approve_proposal",
-        lambda writer, scope, seq, by: approve(writer, scope, seq, f"{by} again"),
+        lambda writer, scope, seq, by, signer: approve(writer, scope, seq, f"{by} again", signer),
     )
 
 
