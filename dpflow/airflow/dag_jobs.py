@@ -16,7 +16,6 @@ import itertools
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
+from dpflow.tables.access.spill import spill_folder
 
 Context = Mapping[str, Any]
 #: Queries of one task whose plans are kept.
@@ -99,9 +99,9 @@ def _use_temporary_home() -> None:
         and "AIRFLOW_HOME" not in os.environ
         and not Path("~/airflow/airflow.cfg").expanduser().exists()
     ):
-        home = tempfile.TemporaryDirectory(prefix="dpflow-plan-")
-        atexit.register(home.cleanup)
-        os.environ["AIRFLOW_HOME"] = home.name
+        stack = contextlib.ExitStack()
+        os.environ["AIRFLOW_HOME"] = str(stack.enter_context(spill_folder()))
+        atexit.register(stack.close)
     # Defaults only: what an owner configured stays.
     os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")

@@ -363,7 +363,8 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Hold every entry against the rules, and every row against the entries; exit 1 if anything was
-    changed, dropped, reordered or restored. With --failures, exit 1 if a draw failed.
+    changed, dropped, reordered or restored. With --failures, exit 1 if a draw failed or a note cannot be
+    opened.
     """
     if failures:
         draws = open_ledger(ledger).failures()

@@ -43,7 +43,9 @@ class FailureReport:
     unreadable: int
 
     def __str__(self) -> str:
-        other = f", {self.unreadable} of another anchor cannot be read" if self.unreadable else ""
+        other = ""
+        if self.unreadable:
+            other = f", {self.unreadable} of another anchor cannot be read: whether those draws failed is unknown"
         if not self.failures:
             return f"no draw failed unexpectedly ({self.read} notes read{other})"
         lines = [

@@ -82,6 +82,15 @@ def test_the_note_is_nowhere_but_in_the_owners_report(ledger, place, ask):
     assert ledger.verify().ok
 
 
+def test_notes_that_nobody_can_open_are_no_all_clear(ledger, place, ask, monkeypatch):
+    """As after a restore of another key: the exit code is 1, and the report says what is unknown."""
+    ledger.settle(ask.reserve(ledger, "bad"), {"value": None}, failure="Telltale")
+    (place.anchor / "sign").write_bytes(b"x" * 32)
+    monkeypatch.setenv("DPFLOW_LEDGER_ANCHOR", str(place.anchor))
+    done = CliRunner().invoke(app, ["verify", "--failures", "--ledger", place.target])
+    assert done.exit_code == 1 and "whether those draws failed is unknown" in done.output
+
+
 def test_answers_of_sessions_have_notes_too(ledger, place, ask):
     """Of the same length; a session's report names the query."""
     session = ledger.open_session(ask.key("gate"), **ask.terms(), state={"n": 0}, exclusive=False)
