@@ -38,7 +38,7 @@ MODELS = (
 )
 #: By mechanism, what it needs beside a metric.
 GATES: dict[str, dict[str, Any]] = {
-    "thresholdout": {"threshold": "0.05", "count_epsilon": "1"},
+    "gate": {"threshold": "0.05", "count_epsilon": "1"},
     "reusable_holdout": {"groups": 400},
 }
 
@@ -190,7 +190,7 @@ def open_gate(folder: Path, rows: int, features: int, mechanism: str, **params: 
 if __name__ == "__main__":
     if sys.argv[1:]:
         with tempfile.TemporaryDirectory() as place:
-            judged = _judge_tables(Path(place), "thresholdout", int(sys.argv[1]))
+            judged = _judge_tables(Path(place), "gate", int(sys.argv[1]))
         show(
             "CPU a candidate, by the thousand",
             ("gate", "reading it", "ledger's transaction", "all else"),

@@ -41,7 +41,7 @@ BUILT_INS = (
     "dpflow.mechanisms.check_rows",
     "dpflow.mechanisms.watch_rows",
     "dpflow.mechanisms.reusable_holdout",
-    "dpflow.mechanisms.thresholdout",
+    "dpflow.mechanisms.mean_gate",
     "dpflow.mechanisms.audit_examples",
     "dpflow.mechanisms.builtin_estimators",
     "dpflow.mechanisms.calculators",

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dpflow.core.contract.interactive import State
 from dpflow.core.contract.requests import PerGroup, PerUnit
+from dpflow.mechanisms.mean_gate import MeanGate
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
-from dpflow.mechanisms.thresholdout import Thresholdout
 from dpflow.testing.examples import EXAMPLE_TABLE
 from dpflow.testing.harness import StreamSource
 
@@ -40,11 +40,11 @@ class Gate:
         return verdict.body
 
 
-class MeanGate:
-    """A session of `Thresholdout` in memory."""
+class UnitsGate:
+    """A session of `dpflow.mechanisms.mean_gate` in memory."""
 
     def __init__(self, seed: int, params: dict[str, Any]) -> None:
-        self._mechanism, self._source = Thresholdout(), StreamSource(seed)
+        self._mechanism, self._source = MeanGate(), StreamSource(seed)
         self._params = self._mechanism.Params.model_validate(params)
         self._table = EXAMPLE_TABLE if self._params.is_private else OPEN_TABLE
         self._state: State = self._mechanism.open(self._params, self._table, self._source)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -27,13 +27,13 @@ from dpflow.core.toolbox.improvement import least_gain, list_rates, total_cost
 from dpflow.core.toolbox.mean_test import fresh_width, ladder_width
 from dpflow.core.toolbox.sum_tests import GaussianTest, SparseVectorTest
 from dpflow.core.toolbox.transcripts import Transcripts, lowest_mean
-from dpflow.mechanisms.thresholdout import (
-    Thresholdout,
+from dpflow.mechanisms.mean_gate import (
+    MeanGate,
     count_transcripts,
     sample_failure,
     verdict_reach,
 )
-from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
+from dpflow.mechanisms.mean_gate_params import MeanGateParams
 
 Floats = NDArray[np.float64]
 Bits = NDArray[np.bool_]
@@ -53,7 +53,7 @@ class Setting:
         noise = "no noise" if self.epsilon is None else f"epsilon {self.epsilon}"
         return f"{self.units:,} / {self.queries:,} / {self.paid} / {noise}"
 
-    def params(self, **more: Any) -> ThresholdoutParams:
+    def params(self, **more: Any) -> MeanGateParams:
         """The gate's parameters."""
         fields: dict[str, Any] = {"metric": "accuracy", "threshold": "0.01"}
         fields |= {"queries": self.queries, "failures": self.paid}
@@ -61,7 +61,7 @@ class Setting:
             fields["method"] = "description_length"
         else:
             fields["epsilon"] = self.epsilon
-        return ThresholdoutParams.model_validate(fields | more)
+        return MeanGateParams.model_validate(fields | more)
 
 
 SETTINGS = (
@@ -71,11 +71,11 @@ SETTINGS = (
     Setting(30_000, 1_000, 40, "10"),
 )
 #: The setting of the other ways to answer.
-PLAIN = Setting(3_000, 1_000, 40, "10")
+PLAIN = Setting(1_000, 1_000, 40, "10")
 
 
 class ArrayGate:
-    """Sessions of `Thresholdout`, one a seed; ``broken`` says in which an interval is false.
+    """Sessions of `MeanGate`, one a seed; ``broken`` says in which an interval is false.
 
     The number of units is public here.
     """
@@ -84,7 +84,9 @@ class ArrayGate:
         self.params, self.rng, self.units = setting.params(**more), rng, setting.units
         self.asked, self.failures = 0, np.zeros(seeds, dtype=int)
         self.broken, self.widths = np.zeros(seeds, dtype=bool), list[float]()
-        self.test = Thresholdout().make_test(self.params) if self.params.is_private else None
+        self.test = MeanGate().make_test(self.params) if self.params.is_private else None
+        self.fooled = np.zeros(seeds, dtype=bool)
+        self._fixed_width = fresh_width(setting.units, setting.queries, BETA)
         self._reach = 0.0 if self.test is None else verdict_reach(self.test, self.params)
         self.threshold_noise = self._draw_thresholds(seeds)
 
@@ -118,6 +120,8 @@ class ArrayGate:
                     continue
                 self.broken[group] |= not low <= 0.5 <= high
                 if word == "yes":
+                    # The interval for questions that were fixed beforehand.
+                    self.fooled[group] |= level - self._slack(move) - self._fixed_width > 0.5
                     self.widths += [claim - low] * int(group.sum())
         self._advance(paid)
         return answered, answered & ~paid, scores
@@ -201,7 +205,7 @@ class DuelGate(ArrayGate):
             r, psi, move = (float(x) for x in (rate.rate, rate.curvature, rate.move))
             gained = r * (wins - losses) - psi * (wins + losses)
             found = np.maximum(found, np.floor((gained - needed) / move))
-        margin = Thresholdout().challenge_margin(self.params) - (self.test is None)
+        margin = MeanGate().challenge_margin(self.params) - (self.test is None)
         promoted = answered & self._is_above(found - margin)
         self.broken |= promoted & is_worse
         self._advance(promoted)
@@ -481,40 +485,40 @@ def run_cell(attack: str, gate: AnyGate, setting: Setting, rng: np.random.Genera
     return int(gate.broken.sum())
 
 
-def measure_gate(seeds: int) -> list[str]:
+def measure_gate(seeds: int) -> Iterator[str]:
     """The table of the gate: 24 cells."""
-    lines = [
-        "| attack | units / questions / paid / noise | sessions with a false statement | upper 95 % limit |",
-        "| --- | --- | --- | --- |",
-    ]
-    for attack in ATTACKS:
-        for number, setting in enumerate(SETTINGS):
-            rng = np.random.default_rng([number, len(lines)])
-            gate, setting = make_gate(attack, setting, rng, seeds)
+    yield (
+        "| attack | units / questions / paid / noise | sessions with a false statement | upper 95 % limit |"
+        " if questions were fixed |"
+    )
+    yield "| --- | --- | --- | --- | --- |"
+    for row, attack in enumerate(ATTACKS):
+        for column, setting in enumerate(SETTINGS):
+            rng = np.random.default_rng([row, column])
+            # The largest cells take half as many.
+            number = seeds // 2 if setting.units * setting.queries > 10**7 else seeds
+            gate, setting = make_gate(attack, setting, rng, number)
             bad = run_cell(attack, gate, setting, rng)
-            lines.append(
-                f"| {attack} | {setting} | {bad} of {seeds} | {upper_limit(bad, seeds):.3f} |"
-            )
-    return lines
+            limit, fooled = upper_limit(bad, number), f"{int(gate.fooled.sum())} of {number}"
+            if isinstance(gate, DuelGate):
+                fooled = "-"
+            yield f"| {attack} | {setting} | {bad} of {number} | {limit:.3f} | {fooled} |"
 
 
-def measure_others(seeds: int) -> list[str]:
+def measure_others(seeds: int) -> Iterator[str]:
     """The same attacks on other ways to answer, in one setting; the gate is the last column."""
-    lines = [
-        f"| attack | {' | '.join(way.name for way in OTHERS)} | gate |",
-        "| --- " * (len(OTHERS) + 2) + "|",
-    ]
-    for attack in ATTACKS:
+    yield f"| attack | {' | '.join(way.name for way in OTHERS)} | gate |"
+    yield "| --- " * (len(OTHERS) + 2) + "|"
+    for row, attack in enumerate(ATTACKS):
         cells = []
-        for number, way in enumerate(OTHERS):
-            rng = np.random.default_rng([number, len(lines), 1])
+        for column, way in enumerate(OTHERS):
+            rng = np.random.default_rng([row, column, 1])
             bad = run_cell(attack, way(PLAIN, rng, seeds), PLAIN, rng)
             cells.append(f"{bad} of {seeds}")
-        rng = np.random.default_rng([len(OTHERS), len(lines), 1])
+        rng = np.random.default_rng([row, len(OTHERS), 1])
         gate, setting = make_gate(attack, PLAIN, rng, seeds)
         cells.append(f"{run_cell(attack, gate, setting, rng)} of {seeds}")
-        lines.append(f"| {attack} | {' | '.join(cells)} |")
-    return lines
+        yield f"| {attack} | {' | '.join(cells)} |"
 
 
 def list_widths() -> list[str]:
@@ -554,8 +558,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
     seeds = parser.parse_args().seeds
-    for lines in (list_widths(), measure_gate(seeds), measure_others(seeds)):
-        print("\n".join(lines), flush=True)
+    print("\n".join(list_widths()), flush=True)
+    print(flush=True)
+    for lines in (measure_gate(seeds), measure_others(seeds)):
+        for line in lines:
+            print(line, flush=True)
         print(flush=True)
 
 

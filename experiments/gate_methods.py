@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.toolbox.noise import rho_for
 from dpflow.demo.data import extract_flights
-from experiments.gate import MeanGate, vote
+from experiments.gate import UnitsGate, vote
 from experiments.report import Bound, Experiment, Found
 
 UNITS, QUESTIONS, TOLERANCE = 3000, 200, 0.03
@@ -97,7 +97,7 @@ class Gate:
     """The gate on means; what passed is believed as it was claimed."""
 
     def __init__(self, seed: int, **params: Any) -> None:
-        self.gate = MeanGate(seed, GATE | params)
+        self.gate = UnitsGate(seed, GATE | params)
 
     def ask(self, right: Bits, claim: float) -> Reply | None:
         """Whether the claim is plausible."""

@@ -22,8 +22,8 @@ from dpflow.core.toolbox.mean_test import (
     splitting_width,
     transcript_width,
 )
-from dpflow.mechanisms.thresholdout import Thresholdout
-from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
+from dpflow.mechanisms.mean_gate import MeanGate
+from dpflow.mechanisms.mean_gate_params import MeanGateParams
 from dpflow.testing.examples import EXAMPLE_TABLE
 
 CANDIDATES, CONFIDENCE, PAID, MOST_UNITS = 100, 0.95, 5, 10**9
@@ -39,7 +39,7 @@ def count_power_units(tolerance: float, epsilon: str | None) -> int:
     given = {"metric": "accuracy", "threshold": str(tolerance / 2), "queries": CANDIDATES}
     given |= {"failures": str(PAID)}
     cost = {"method": "description_length"} if epsilon is None else {"epsilon": epsilon}
-    params, gate = ThresholdoutParams.model_validate(given | cost), Thresholdout()
+    params, gate = MeanGateParams.model_validate(given | cost), MeanGate()
     table = OPEN_TABLE if epsilon is None else EXAMPLE_TABLE
 
     def is_right(units: int) -> bool:
@@ -64,10 +64,10 @@ def compute_noises(questions: int, epsilon: float) -> list[float]:
         {"failures": min(10 * PAID, questions), "delta": DELTA},
         {"failures": questions, "delta": DELTA, "method": "gaussian"},
     ]
-    gates = [ThresholdoutParams.model_validate(given | way) for way in ways]
-    noises = [Thresholdout().make_test(gate).half_width(0.05) for gate in gates]
+    gates = [MeanGateParams.model_validate(given | way) for way in ways]
+    noises = [MeanGate().make_test(gate).half_width(0.05) for gate in gates]
     # One challenge wins by luck alone in a twentieth of sessions, all questions together.
-    margin = Thresholdout().challenge_margin(gates[0].model_copy(update={"question": "champion"}))
+    margin = MeanGate().challenge_margin(gates[0].model_copy(update={"question": "champion"}))
     noises += [margin, math.log(20 * questions) / epsilon]
     return [noise / NOISE_UNITS for noise in noises]
 

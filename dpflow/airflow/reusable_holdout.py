@@ -30,8 +30,8 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
     """Say for each candidate whether its claimed score is plausible on fresh data; promote those
     that are and improve.
 
-    :param session: the gate as a release mapping or file with mechanism ``reusable_holdout`` or
-        ``thresholdout`` (templated). The session is opened and charged once, whatever run comes first; its name and
+    :param session: the gate as a release mapping or file with mechanism ``gate``, or another
+        gate (templated). The session is opened and charged once, whatever run comes first; its name and
         revision identify it.
     :param candidates: a list of submissions: name, file, label, features, claim, estimator
         (templated; usually an XCom). They are answered in order, in this one task, and each once:

@@ -54,7 +54,7 @@ app = typer.Typer(
 
 FileArgument = Annotated[
     Path,
-    typer.Argument(help="A release file (YAML) whose mechanism is a gate, such as thresholdout."),
+    typer.Argument(help="A release file (YAML) whose mechanism is a gate, such as gate."),
 ]
 ModelOption = Annotated[
     str | None, typer.Option(help="A registered MLflow model, whose alias moves to who is better.")

@@ -147,7 +147,7 @@ def test_a_champion_in_a_file(tiny: Tiny, file: Path) -> None:
         "failures": 2,
     }
     duel = mean | {"question": "champion", "better_by": "0.05"}
-    file.write_text(yaml.safe_dump(GATE | {"mechanism": "thresholdout", "params": duel}))
+    file.write_text(yaml.safe_dump(GATE | {"mechanism": "gate", "params": duel}))
     champion, listed = tiny.folder / "champion.json", tiny.folder / "candidates.yml"
 
     def submit(*columns: str) -> tuple[int, list[str]]:
@@ -160,9 +160,7 @@ def test_a_champion_in_a_file(tiny: Tiny, file: Path) -> None:
     content = json.loads(champion.read_text())
     assert content["champion"] == "2" and content["versions"]["2"]["replaced"] == "1"
     fresh = tiny.folder / "fresh.yml"
-    fresh.write_text(
-        yaml.safe_dump(GATE | {"name": "fresh", "mechanism": "thresholdout", "params": duel})
-    )
+    fresh.write_text(yaml.safe_dump(GATE | {"name": "fresh", "mechanism": "gate", "params": duel}))
     with pytest.raises(InvalidInput, match="leave --require out"):
         run(tiny, "submit", file, listed, "--champion", champion, "--require", "plausible")
     champion.write_text("[]")
@@ -212,7 +210,7 @@ def test_mistakes_are_sentences_and_charge_nothing(tiny: Tiny, file: Path) -> No
         run(tiny, "submit", file, candidates(tiny, ("good", "0.7")), "--model", "m", "--tracking-uri", "x")  # fmt: skip
     other = {"epsilon": "1", "groups": 10}
     file.write_text(yaml.safe_dump(GATE | {"mechanism": "stable_median", "params": other}))
-    with pytest.raises(PlanRefused, match="a gate is reusable_holdout or thresholdout"):
+    with pytest.raises(PlanRefused, match="a gate is gate or reusable_holdout"):
         run(tiny, "status", file)
     assert Ledger(tiny.ledger).remaining("gate").rows()[0]["epsilon_spent"] == "0"
 
@@ -271,7 +269,7 @@ def test_a_gate_on_means_in_a_pipeline(tiny: Tiny, file: Path) -> None:
         "queries": 20,
         "failures": 2,
     }
-    file.write_text(yaml.safe_dump(GATE | {"mechanism": "thresholdout", "params": params}))
+    file.write_text(yaml.safe_dump(GATE | {"mechanism": "gate", "params": params}))
     about = json.loads(run(tiny, "plan", file, "--units", 4000, "--deviation", "0.1").stdout)
     refused = [row["refused"] for row in about["power"]]
     assert refused == sorted(refused) and refused[0] < 0.01 and refused[3] > 0.95

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.gate import MeanGate
+from experiments.gate import UnitsGate
 from experiments.gate_attacks import (
     ArrayGate,
     DuelGate,
@@ -21,7 +21,7 @@ SMALL = Setting(600, 40, 5, None)
 def test_arrays_answer_as_the_product_does() -> None:
     """Without noise, on the same means: the same words, and the same lower ends of intervals."""
     rng = np.random.default_rng(3)
-    product = MeanGate(0, {**SMALL.params().model_dump(mode="json"), "metric": "accuracy"})
+    product = UnitsGate(0, {**SMALL.params().model_dump(mode="json"), "metric": "accuracy"})
     arrays, said = ArrayGate(SMALL, rng, 1), []
     for _ in range(45):
         right = rng.random(600) < 0.5
@@ -39,7 +39,7 @@ def test_arrays_promote_as_the_product_does() -> None:
     rng, words = np.random.default_rng(4), []
     duel = {"question": "champion"}
     params = {**SMALL.params(**duel).model_dump(mode="json"), "metric": "accuracy"}
-    product, arrays = MeanGate(0, params), DuelGate(SMALL, rng, 1, **duel)
+    product, arrays = UnitsGate(0, params), DuelGate(SMALL, rng, 1, **duel)
     for chance in np.linspace(0.1, 0.3, 40):
         moved = rng.choice([-1.0, 0.0, 1.0], 600, p=[0.1, 0.9 - chance, chance])
         wins, losses = (np.array([float((moved == sign).sum())]) for sign in (1, -1))

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.gate_rows import count_power_units, count_width_units, list_lines
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "gate-models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "gate-proof.md"
 
 
 def test_the_page_says_what_is_counted() -> None:

@@ -398,6 +398,23 @@ def test_no_lucky_challenger_of_many_comes_in() -> None:
         assert body["verdict"] == "yes" and body["guarantee"] == "proven"
 
 
+@pytest.mark.parametrize(("groups", "word"), [(100, "yes"), (60, "no")])
+def test_areas_are_compared_by_groups(groups: int, word: str) -> None:
+    """Areas of .85 against .5, by real scores: 100 groups of 60 units show it to the first of 200
+    candidates, and the page says so; 60 groups do not.
+    """
+    rng, differences = np.random.default_rng(1), []
+    for _ in range(groups):
+        good, bad = rng.normal(1.47, 1, 30), rng.normal(0, 1, 30)
+        differences.append(float((good[:, None] > bad[None, :]).mean()) - 0.5)
+    params = {"method": "description_length", "groups": groups, "queries": 200, "metric": "auc"}
+    session = claims(params, [], OPEN_TABLE)
+    query = {"estimator": "auc", "columns": ["amount"], "champion": "a", "candidate": "b"}
+    asked = session.mechanism.Query.model_validate(query)
+    body = session.ask_query(asked, PerGroup(np.array(differences), width=1.0)).body
+    assert (body["verdict"], body["guarantee"]) == (word, "proven")
+
+
 def test_luck_and_noise_together_promote_nobody() -> None:
     """The example DAG's gate of before, on 2,000 units: of 100 near-duplicates that are worse by little
     none comes in, in 8 sessions; a twentieth a comparison let some in, in most. What is better by far does.

@@ -65,7 +65,7 @@ VALUES, MANY = np.full(10**5, 0.5), np.full(10**6, 0.5)
             (CLAIM, PerGroup(MANY, units=GroupedUnits(0, False, doubt="x may be missing"))),
         ]),
         # Under replace the number of units is public where no column may be missing.
-        ("thresholdout", MEAN, [
+        ("gate", MEAN, [
             (CLAIM, PerUnit(VALUES, needs=("amount",))),
             (CLAIM, PerUnit(VALUES, is_size_public=True)),
         ]),

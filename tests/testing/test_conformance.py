@@ -19,7 +19,7 @@ BUILT_IN = [
 #: Lists of checks and metrics have no standard values, so these bring their examples.
 REGISTERED = {
     name: read_examples(REGISTRY.collect_examples(name))
-    for name in ("check_rows", "watch_rows", "thresholdout")
+    for name in ("check_rows", "watch_rows", "gate")
 }
 # These share their code and are tested exactly, all forms of noise and groups, in
 # tests/mechanisms/test_aggregate.py, test_select.py, and tests/testing/test_exact.py.

@@ -175,7 +175,7 @@ def test_sessions_show_looks_and_no_state(visit: Any) -> None:
 
 def test_a_gate_on_means_is_among_the_gates(books: Books, visit: Any) -> None:
     """It was listed with the predictions, without the looks that it has left."""
-    books.session("means", "thresholdout", {"queries": 5, "failures": 2}, is_gate=True)
+    books.session("means", "gate", {"queries": 5, "failures": 2}, is_gate=True)
     rows = {row["Session"]: row for row in visit().read_tables("sessions")["Gates"]}
     assert set(rows) == {"means", "holdout"}
     assert (rows["means"]["Looks left"], rows["means"]["Failures left"]) == ("2", "2")

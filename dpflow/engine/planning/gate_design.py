@@ -41,9 +41,9 @@ from dpflow.core.toolbox.mean_test import (
 from dpflow.engine.releases.request import ReleaseRequest, parse_request
 from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 from dpflow.mechanisms.holdout_params import HoldoutParams
+from dpflow.mechanisms.mean_gate import MeanGate, claim_reach
+from dpflow.mechanisms.mean_gate_params import MeanGateParams
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
-from dpflow.mechanisms.thresholdout import Thresholdout, claim_reach
-from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
 from dpflow.registry import Registry
 from dpflow.yaml_files import load_yaml
 
@@ -152,7 +152,7 @@ def load_gate_file(path: Path, registry: Registry) -> tuple[ReleaseRequest, Gate
         wishes = GateWishes.model_validate(raw)
     except ValidationError as error:
         raise InvalidDeclaration(f"{path}: gate: {describe_problems(error)}") from None
-    request = parse_request({**data, "mechanism": "thresholdout"}, path.parent, str(path))
+    request = parse_request({**data, "mechanism": "gate"}, path.parent, str(path))
     design = design_gate(wishes, request.load_declaration(), registry)
     chosen = {"mechanism": design.chosen.mechanism, "params": dict(design.chosen.params)}
     return request.model_copy(update=chosen), design
@@ -184,7 +184,7 @@ def _compare_widths(wishes: GateWishes, width: float) -> dict[str, float]:
     units, questions, beta = (
         wishes.units,
         wishes.candidates,
-        float(ThresholdoutParams.model_fields["beta"].default),
+        float(MeanGateParams.model_fields["beta"].default),
     )
     return {
         f"yes or no, {_most_paid(wishes)} paid": width
@@ -253,7 +253,7 @@ def _mean_option(
         params["epsilon"] = str(epsilon)
         if wishes.question == "claim":
             params["count_epsilon"] = str(epsilon * COUNT_SHARES[method])
-    parsed, mechanism = ThresholdoutParams.model_validate(params), Thresholdout()
+    parsed, mechanism = MeanGateParams.model_validate(params), MeanGate()
     units, deviation, score = wishes.units, float(wishes.deviation), float(wishes.score)
 
     def power(excess: float) -> float:
@@ -360,9 +360,9 @@ def _interval(wishes: GateWishes, table: Table, chosen: GateOption, width: float
     """How far a passed claim and the score on fresh data may lie apart, in the last answer; 0 if it says
     nothing.
     """
-    if chosen.mechanism != Thresholdout.name or wishes.question == "champion":
+    if chosen.mechanism != MeanGate.name or wishes.question == "champion":
         return 0.0
-    params = ThresholdoutParams.model_validate(chosen.params)
+    params = MeanGateParams.model_validate(chosen.params)
     return claim_reach(params, table, wishes.units, width) * width
 
 

@@ -50,7 +50,7 @@ def open_gate(tiny: Tiny, **params: Any) -> Session:
         "failures": 2,
         "count_epsilon": "1",
     }
-    planned = plan("thresholdout", path, name="gate", scope="gate", **given | params)
+    planned = plan("gate", path, name="gate", scope="gate", **given | params)
     return Session.open(planned, ledger, Registry.load())
 
 

@@ -57,7 +57,7 @@ def table(tiny: Tiny) -> Path:
 
 
 def open_gate(tiny: Tiny, name: str = "gate", **params: Any) -> Session:
-    planned = plan("thresholdout", tiny.folder / "visits.yml", name=name, scope="gate", **params)
+    planned = plan("gate", tiny.folder / "visits.yml", name=name, scope="gate", **params)
     return Session.open(planned, Ledger(tiny.ledger), Registry.load())
 
 
@@ -199,7 +199,7 @@ def test_a_pipeline_reviews_the_champion(tiny: Tiny, table: Path) -> None:
         path, once = tiny.folder / f"{name}.yml", DUEL | {"queries": 2, "failures": 1}
         content = {
             "name": name,
-            "mechanism": "thresholdout",
+            "mechanism": "gate",
             "table": "visits.yml",
             "scope": "gate",
         }

@@ -32,9 +32,7 @@ COLUMNS = {
 }
 
 
-def open_gate(
-    tiny: Tiny, table: dict[str, Any], mechanism: str = "thresholdout", **params: Any
-) -> Session:
+def open_gate(tiny: Tiny, table: dict[str, Any], mechanism: str = "gate", **params: Any) -> Session:
     tiny.fill(ROWS)
     path = tiny.declare(
         protects="unit", contribution_bounds={"rows": 1}, columns=COLUMNS, block=None, holdout=True, **table

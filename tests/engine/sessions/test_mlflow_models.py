@@ -54,7 +54,7 @@ def open_gate(tiny: Tiny) -> Session:
         "gate", 40, 0, filter="basic", table=declared, principal="owner", confirm_large=True
     )
     params = {"metric": "accuracy", "threshold": "0.05", "epsilon": "40", "queries": 20, "failures": 4}  # fmt: skip
-    planned = plan("thresholdout", path, name="gate", scope="gate", **params)
+    planned = plan("gate", path, name="gate", scope="gate", **params)
     return Session.open(planned, ledger, Registry.load())
 
 

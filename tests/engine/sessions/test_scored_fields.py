@@ -93,7 +93,7 @@ def open_gate(tiny: Tiny, metric: Any, **params: Any) -> Session:
         "queries": 400,
         "failures": 400,
     }
-    planned = plan("thresholdout", tiny.folder / "visits.yml", name="gate", scope="gate", **common | params)  # fmt: skip
+    planned = plan("gate", tiny.folder / "visits.yml", name="gate", scope="gate", **common | params)  # fmt: skip
     return Session.open(planned, Ledger(tiny.ledger), Registry.load())
 
 

@@ -63,7 +63,7 @@ def table(tiny: Tiny) -> Path:
 def open_gate(tiny: Tiny, metric: Any, **params: Any) -> Session:
     given = {"epsilon": "50", "count_epsilon": "1", "threshold": "0.02", "failures": 2} | params
     planned = plan(
-        "thresholdout",
+        "gate",
         tiny.folder / "visits.yml",
         name="gate",
         scope="gate",

@@ -27,7 +27,7 @@ FROM range(3000) t(i)
 BIT = {"lower": 0, "upper": 1}
 AGREEMENT = {"estimator": "column_agreement"}
 GATES: dict[str, dict[str, Any]] = {
-    "thresholdout": {"metric": AGREEMENT, "threshold": "0.05", "epsilon": "40", "queries": 9, "failures": 2},
+    "gate": {"metric": AGREEMENT, "threshold": "0.05", "epsilon": "40", "queries": 9, "failures": 2},
     "reusable_holdout": {
         "metric": AGREEMENT, "groups": 600, "queries": 9, "failures": 2, "rho": "0.24", "alpha": "0.1", "epsilon": "20",
     },

@@ -1,4 +1,4 @@
-"""What a gate on means is opened with: the parameters of `dpflow.mechanisms.thresholdout`."""
+"""What a gate on means is opened with: the parameters of `dpflow.mechanisms.mean_gate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.strict_models import Exact
 
 
-class ThresholdoutParams(Params):
+class MeanGateParams(Params):
     """What a gate on means is opened with.
 
     ``metric``: the mean that all candidates are compared by, with its range. ``threshold``: T, how
@@ -47,7 +47,7 @@ class ThresholdoutParams(Params):
     count_epsilon: Epsilon | None = None
 
     @model_validator(mode="after")
-    def _check_amounts(self) -> ThresholdoutParams:
+    def _check_amounts(self) -> MeanGateParams:
         if self.is_private != (self.epsilon is not None):
             raise ValueError(
                 f"method {self.method} needs an epsilon"

@@ -28,15 +28,15 @@ from dpflow.core.toolbox.noise import rho_for
 from dpflow.core.toolbox.sparse_vector import Engine
 from dpflow.core.toolbox.sum_tests import GaussianTest, SparseVectorTest
 from dpflow.errors import PlanRefused
-from dpflow.mechanisms.thresholdout import Thresholdout
-from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
+from dpflow.mechanisms.mean_gate import MeanGate
+from dpflow.mechanisms.mean_gate_params import MeanGateParams
 from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example
 from dpflow.testing.harness import StreamSource
 from dpflow.testing.session_checks import MemorySession
 
-GATE = Thresholdout()
+GATE = MeanGate()
 ROW_TABLE = EXAMPLE_TABLE.model_copy(update={"contribution_bounds": ContributionBounds(rows=1)})
 PART_TABLE = EXAMPLE_TABLE.model_copy(update={"protects": "unit-block"})
 OPEN_TABLE = ROW_TABLE.model_copy(update={"generalisation_only": True})
@@ -157,9 +157,7 @@ def test_units_are_counted_once(monkeypatch: pytest.MonkeyPatch, limit: int) -> 
     assert ["interval" in body for body in bodies] == [limit > 0, False, limit > 0]
 
 
-def law_of_verdicts(
-    params: ThresholdoutParams, table: Table, scores: list[float], **query: Any
-) -> Any:
+def law_of_verdicts(params: MeanGateParams, table: Table, scores: list[float], **query: Any) -> Any:
     asked = GATE.Query(estimator="accuracy", columns=("amount",), **query)
 
     def draw(source: Source) -> str:
@@ -177,7 +175,7 @@ def test_the_price_holds_exactly(table: Table, question: str) -> None:
     unit may be replaced is caught.
     """
     epsilon, duel = 12, question == "champion"
-    params = ThresholdoutParams(
+    params = MeanGateParams(
         metric="accuracy",
         threshold="0.25",
         epsilon=epsilon,
@@ -188,7 +186,7 @@ def test_the_price_holds_exactly(table: Table, question: str) -> None:
     query: dict[str, Any] = {"champion": "c"} if duel else {"claim": Fraction(3, 4)}
     is_replaced = table.neighbours == "replace"
 
-    def sides(params: ThresholdoutParams) -> tuple[Any, Any]:
+    def sides(params: MeanGateParams) -> tuple[Any, Any]:
         """One unit decides: the others are at the level, or as many wins as a challenge just needs."""
         if not duel:
             left, right = [1.0], [0.0] if is_replaced else []
@@ -210,13 +208,13 @@ def test_the_price_holds_exactly(table: Table, question: str) -> None:
 
 
 def test_events_are_what_is_drawn() -> None:
-    event = lambda **more: GATE.event(ThresholdoutParams(**SURE | {"epsilon": "1"} | more), EXAMPLE_TABLE)  # noqa: E731  # fmt: skip
+    event = lambda **more: GATE.event(MeanGateParams(**SURE | {"epsilon": "1"} | more), EXAMPLE_TABLE)  # noqa: E731  # fmt: skip
     assert event() == SparseVector(Fraction(1))
     assert event(delta="0.001") == Approximate(Fraction(1), Fraction(1, 1000))
     assert event(count_epsilon="0.1") == Pure(Fraction(1))
     assert event(count_epsilon="0.1", correct=True) == Pure(Fraction(1))
     assert event(**EXACT) == Unprotected()
-    params = ThresholdoutParams(**SURE | {"epsilon": "1", "failures": 5, "count_epsilon": "0.1"})
+    params = MeanGateParams(**SURE | {"epsilon": "1", "failures": 5, "count_epsilon": "0.1"})
     assert sparse_engine(params).epsilon == Fraction(9, 50)
     scored = params.model_copy(update={"correct": True})
     assert sparse_engine(scored).epsilon == Fraction(9, 100)
@@ -244,10 +242,10 @@ def test_events_are_what_is_drawn() -> None:
 )
 def test_impossible_gates_are_refused(wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        ThresholdoutParams(**SURE | wrong)
+        MeanGateParams(**SURE | wrong)
 
 
-def sparse_engine(params: ThresholdoutParams) -> Engine:
+def sparse_engine(params: MeanGateParams) -> Engine:
     test = GATE.make_test(params)
     assert isinstance(test, SparseVectorTest)
     return test.engine
@@ -269,7 +267,7 @@ def test_gaussian_draws_are_paid_for(
 
     monkeypatch.setattr("dpflow.core.sampling.noisy_values.discrete_gaussian", draw)
     given = SURE | GAUSS | {"epsilon": "8", "queries": 6, "failures": 6, "count_epsilon": count}
-    params = ThresholdoutParams(**given | more)
+    params = MeanGateParams(**given | more)
     table = EXAMPLE_TABLE if count else REPLACE_TABLE
     every = [str(level) for level in (0, 1, 0.2, 0.9, 0.3, 0.4)]
     bodies = ask_claims(params.model_dump(), every, PerUnit(np.full(400, 0.5)), table)
@@ -292,20 +290,20 @@ def test_gaussian_noise_keeps_its_price_exactly(table: Table, queries: int) -> N
     """
     given = {"queries": queries, "failures": queries, "threshold": "0.1", "beta": "0.05"}
     given |= {"metric": "accuracy", "method": "gaussian", "epsilon": "1", "delta": "0.01"}
-    params = ThresholdoutParams(**given)
+    params = MeanGateParams(**given)
     query = {"claim": Fraction(3, 5)}
     base = [1.0]
     sides = ([*base, 0.0], [*base, 1.0] if table.neighbours == "replace" else base)
 
-    def divergence(gate: Thresholdout) -> float:
+    def divergence(gate: MeanGate) -> float:
         laws = [law_of_sessions(gate, params, table, side, **query) for side in sides]
         one, other = laws
         return max(
             exact_divergence.divergence(one, other, 1), exact_divergence.divergence(other, one, 1)
         )
 
-    class Cheap(Thresholdout):
-        def make_test(self, params: ThresholdoutParams) -> GaussianTest:
+    class Cheap(MeanGate):
+        def make_test(self, params: MeanGateParams) -> GaussianTest:
             test = super().make_test(params)
             assert isinstance(test, GaussianTest)
             return GaussianTest(4 * test.rho)
@@ -314,7 +312,7 @@ def test_gaussian_noise_keeps_its_price_exactly(table: Table, queries: int) -> N
 
 
 def law_of_sessions(
-    gate: Thresholdout, params: ThresholdoutParams, table: Table, scores: list[float], **query: Any
+    gate: MeanGate, params: MeanGateParams, table: Table, scores: list[float], **query: Any
 ) -> Any:
     asked = gate.Query(estimator="accuracy", columns=("amount",), **query)
 
@@ -332,7 +330,7 @@ def law_of_sessions(
 
 def test_gaussian_noise_is_what_is_stated() -> None:
     """5 % of 20,000 comparisons are further off at most, and about as many."""
-    test = GATE.make_test(ThresholdoutParams(**SURE | GAUSS | {"epsilon": "1"}))
+    test = GATE.make_test(MeanGateParams(**SURE | GAUSS | {"epsilon": "1"}))
     assert isinstance(test, GaussianTest)
     source = StreamSource(4)
     noise = test.extra_noise(1).add_noise(np.zeros(20_000, dtype=np.int64), source)
@@ -344,7 +342,7 @@ def test_gaussian_noise_is_what_is_stated() -> None:
 @pytest.mark.parametrize("more", [{"beta": "1e-15"}, {"beta": "1e-7", "queries": 10**9}])
 def test_the_rarest_failures_have_a_width(more: dict[str, Any]) -> None:
     """1 - 1e-17 is 1 as a double, and its quantile was an error after the charge."""
-    params = ThresholdoutParams(**SURE | GAUSS | {"epsilon": "3", "count_epsilon": "0.3"} | more)
+    params = MeanGateParams(**SURE | GAUSS | {"epsilon": "3", "count_epsilon": "0.3"} | more)
     test = GATE.make_test(params)
     widths = [test.half_width(share) for share in (1e-3, 1e-15, 1e-17, 1e-30)]
     assert widths == sorted(set(widths)) and GATE.challenge_margin(params) > 0
@@ -355,7 +353,7 @@ def test_the_rarest_failures_have_a_width(more: dict[str, Any]) -> None:
 @pytest.mark.parametrize("epsilon", ["1e-12", "1000000"])
 def test_what_cannot_be_drawn_is_refused_first(epsilon: str) -> None:
     """Every legal epsilon has a noise, or is refused by the plan in words about epsilon."""
-    params = ThresholdoutParams(**SURE | GAUSS | {"epsilon": epsilon, "delta": "1e-18"})
+    params = MeanGateParams(**SURE | GAUSS | {"epsilon": epsilon, "delta": "1e-18"})
     if epsilon == "1e-12":
         with pytest.raises(PlanRefused, match="larger epsilon"):
             GATE.event(params, EXAMPLE_TABLE)
@@ -365,7 +363,7 @@ def test_what_cannot_be_drawn_is_refused_first(epsilon: str) -> None:
 
 def test_the_noise_of_a_comparison_is_what_is_stated() -> None:
     """5 % of 20,000 comparisons are further off, and 1 % than the width for 1 %."""
-    params = ThresholdoutParams(**SURE | {"epsilon": "1", "failures": 1})
+    params = MeanGateParams(**SURE | {"epsilon": "1", "failures": 1})
     engine, source = sparse_engine(params), StreamSource(3)
     from dpflow.core.sampling.samplers import discrete_laplace
 
@@ -477,7 +475,7 @@ def test_a_challenger_pays_for_a_yes() -> None:
     ]  # fmt: skip
     with pytest.raises(PlanRefused, match="no claim is plausible"):
         ask = GATE.Query(estimator="accuracy", columns=("amount",), claim="0.5")
-        GATE.data_request(ThresholdoutParams(**params), ask, EXAMPLE_TABLE)
+        GATE.data_request(MeanGateParams(**params), ask, EXAMPLE_TABLE)
 
 
 @pytest.mark.parametrize("more", [{}, GAUSS])
@@ -524,7 +522,7 @@ def test_the_curve_is_what_is_measured(epsilon: str | None, more: dict[str, Any]
     """400 simulated claims at each excess through the very session."""
     params = SURE | more
     params |= {"failures": 1, "queries": 1}
-    parsed, rng, noise = ThresholdoutParams(**params), np.random.default_rng(2), StreamSource(2)
+    parsed, rng, noise = MeanGateParams(**params), np.random.default_rng(2), StreamSource(2)
     table = EXAMPLE_TABLE if epsilon else OPEN_TABLE
     for excess in (0, 0.02, 0.05, 0.08):
         refused = 0

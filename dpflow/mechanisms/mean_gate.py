@@ -1,4 +1,4 @@
-"""Thresholdout: a gate for metrics that are means of bounded scores, such as accuracy.
+"""MeanGate: a gate for metrics that are means of bounded scores, such as accuracy.
 
 Definition: a unit's score s_u is the mean of its rows' scores, as a share of the metric's range. A
 claim v with threshold T is too good if the sum over units of (v - T - s_u) is above 0, which is v - T
@@ -25,8 +25,9 @@ better_by, and every interval holds the claimed score. The noise alone stays wit
 conditioned on it a union bound covers every transcript (`dpflow.core.toolbox.transcripts`), with and
 without noise. It assumes that units are independent draws.
 
-Source: Dwork, Feldman, Hardt, Pitassi, Reingold, Roth 2015 ("Generalization in adaptive data analysis
-and holdout reuse"), with a linear test instead of their mean.
+Source: method sparse_vector is Thresholdout (Dwork, Feldman, Hardt, Pitassi, Reingold, Roth 2015,
+"Generalization in adaptive data analysis and holdout reuse"), with a linear test instead of their mean.
+description_length is theirs, too.
 """
 
 from __future__ import annotations
@@ -57,41 +58,41 @@ from dpflow.core.toolbox.transcripts import Transcripts, highest_mean, lowest_me
 from dpflow.core.toolbox.unit_counts import learn_units
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
-from dpflow.mechanisms.thresholdout_params import ThresholdoutParams
+from dpflow.mechanisms.mean_gate_params import MeanGateParams
 
 #: Shares of beta: that a noisy number of units is too large, or too small; that the noise of any
 #: verdict, or of any score, is beyond its reach; the rest is for the sample.
 COUNT_FAILURE, VERDICT_FAILURE, SCORE_FAILURE = 0.01, 0.25, 0.2
 
 
-class Thresholdout(Gate[ThresholdoutParams]):
+class MeanGate(Gate[MeanGateParams]):
     """Is a claimed mean plausible on fresh data, or a candidate better than the champion?"""
 
-    name = "thresholdout"
+    name = "gate"
     summary = (
         "session: is a candidate's claimed mean score plausible, or better than the champion's?"
     )
-    citation = "Dwork, Feldman, Hardt, Pitassi, Reingold, Roth 2015 (Thresholdout)"
-    Params = ThresholdoutParams
+    citation = "Dwork, Feldman, Hardt, Pitassi, Reingold, Roth 2015 (MeanGate)"
+    Params = MeanGateParams
 
-    def find_metric(self, params: ThresholdoutParams) -> Metric:
+    def find_metric(self, params: MeanGateParams) -> Metric:
         """The session's."""
         return params.metric
 
-    def asks_for_champions(self, params: ThresholdoutParams) -> bool:
+    def asks_for_champions(self, params: MeanGateParams) -> bool:
         """Whether ``question`` is champion."""
         return params.question == "champion"
 
-    def limits(self, params: ThresholdoutParams) -> Mapping[str, int]:
+    def limits(self, params: MeanGateParams) -> Mapping[str, int]:
         """Questions, and the answers among them that `sparse_vector` pays for."""
         return {"queries": params.queries, "failures": params.failures}
 
-    def describe_limits(self, params: ThresholdoutParams) -> Mapping[str, int]:
+    def describe_limits(self, params: MeanGateParams) -> Mapping[str, int]:
         """Gaussian noise pays for every look."""
         paid = "failures" if params.method == "gaussian" else "paid answers"
         return {"looks": params.queries, paid: params.failures}
 
-    def event(self, params: ThresholdoutParams, table: Table) -> Event:
+    def event(self, params: MeanGateParams, table: Table) -> Event:
         """The whole session's guarantee; `Unprotected` without noise."""
         if params.epsilon is None:
             return Unprotected()
@@ -109,7 +110,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
             return Pure(params.epsilon)
         return SparseVector(params.epsilon)
 
-    def note(self, params: ThresholdoutParams, table: Table) -> str:
+    def note(self, params: MeanGateParams, table: Table) -> str:
         """What its answers prove, and what they need for it."""
         if params.question == "champion":
             return "every yes is proven for independent units"
@@ -117,7 +118,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
             return "without count_epsilon verdicts carry no interval and prove nothing"
         return "intervals are proven for independent units"
 
-    def make_test(self, params: ThresholdoutParams) -> SumTest:
+    def make_test(self, params: MeanGateParams) -> SumTest:
         """How sums are compared: one unit moves every compared integer by 1 at most. Raises
         `PlanRefused` where the noise is beyond what can be drawn.
         """
@@ -130,7 +131,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
 
     def refusal_power(
         self,
-        params: ThresholdoutParams,
+        params: MeanGateParams,
         table: Table,
         excess: float,
         units: int,
@@ -160,7 +161,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
 
     def recognition_power(
         self,
-        params: ThresholdoutParams,
+        params: MeanGateParams,
         table: Table,
         gain: float,
         units: int,
@@ -191,7 +192,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
                 powers.append(test.power(distance, units, rate * spread, move))
         return max(powers)
 
-    def challenge_margin(self, params: ThresholdoutParams) -> int:
+    def challenge_margin(self, params: MeanGateParams) -> int:
         """What noise alone reaches in a part of beta of sessions, all comparisons together, in moves."""
         if not params.is_private:
             return 0
@@ -199,15 +200,13 @@ class Thresholdout(Gate[ThresholdoutParams]):
         failure = min(1.0, 2 * VERDICT_FAILURE * float(params.beta))
         return math.ceil(self.make_test(params).session_reach(params.queries, failure))
 
-    def open(self, params: ThresholdoutParams, table: Table, source: Source) -> State:
+    def open(self, params: MeanGateParams, table: Table, source: Source) -> State:
         """No question asked yet; with noise, that of the first threshold is drawn."""
         if not params.is_private:
             return State({"asked": 0, "failures": 0})
         return State({"asked": 0, **self.make_test(params).start_session(source)})
 
-    def data_request(
-        self, params: ThresholdoutParams, query: ClaimQuery, table: Table
-    ) -> UnitScores:
+    def data_request(self, params: MeanGateParams, query: ClaimQuery, table: Table) -> UnitScores:
         """One score for each unit. Raises `UnknownName`, or `PlanRefused` for a question that this
         session does not answer.
         """
@@ -222,7 +221,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
 
     def answer(
         self,
-        params: ThresholdoutParams,
+        params: MeanGateParams,
         table: Table,
         state: State,
         query: ClaimQuery,
@@ -252,7 +251,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
         return verdict, State({"asked": asked + 1, **counted, **after})
 
     def _count_units(
-        self, params: ThresholdoutParams, state: State, answer: PerUnit, source: Source
+        self, params: MeanGateParams, state: State, answer: PerUnit, source: Source
     ) -> dict[str, Any]:
         """The number of units, noisy where it is private, and which of them it counts, for the state;
         nothing where it is public or not paid for.
@@ -270,7 +269,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
         return {} if units is None else {"units": units, "needs": list(answer.needs)}
 
     def _usable_number(
-        self, params: ThresholdoutParams, counted: Mapping[str, Any], answer: PerUnit
+        self, params: MeanGateParams, counted: Mapping[str, Any], answer: PerUnit
     ) -> int | None:
         """The number of units: at most the true one, or None."""
         if answer.is_size_public and params.is_private:
@@ -284,7 +283,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
 
     def _compare_challenger(
         self,
-        params: ThresholdoutParams,
+        params: MeanGateParams,
         table: Table,
         query: ClaimQuery,
         answer: PerUnit,
@@ -299,7 +298,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
         return [found - self.challenge_margin(params) + (0 if params.is_private else 1)]
 
     def _is_over(
-        self, params: ThresholdoutParams, state: State, compared: list[int], source: Source
+        self, params: MeanGateParams, state: State, compared: list[int], source: Source
     ) -> tuple[bool, dict[str, Any]]:
         """Whether one of the sums is above 0, and the state without the number of questions."""
         if not params.is_private:
@@ -315,7 +314,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
 
     def _describe_worth(
         self,
-        params: ThresholdoutParams,
+        params: MeanGateParams,
         table: Table,
         query: ClaimQuery,
         answer: PerUnit,
@@ -364,7 +363,7 @@ class Thresholdout(Gate[ThresholdoutParams]):
 
     def _draw_score(
         self,
-        params: ThresholdoutParams,
+        params: MeanGateParams,
         table: Table,
         answer: PerUnit,
         units: int,
@@ -398,14 +397,14 @@ class Thresholdout(Gate[ThresholdoutParams]):
         return {**score, "guarantee": "proven", "interval": _in_units(ends, answer)}
 
 
-def claim_reach(params: ThresholdoutParams, table: Table, units: int, width: float) -> float:
+def claim_reach(params: MeanGateParams, table: Table, units: int, width: float) -> float:
     """How far a plausible claim and the score on fresh data may lie apart at most, as a share of the
     range, in the last answer of a session: where scores spread as coins do.
     """
     noise = 0.0
     if params.is_private:
         # At a claim of 1/2, where noise counts least.
-        noise = verdict_reach(Thresholdout().make_test(params), params) / units
+        noise = verdict_reach(MeanGate().make_test(params), params) / units
         noise *= float(largest_move(Fraction(1, 2), table))
     cost = count_transcripts(params, width).largest_cost(sample_failure(params)) + math.log(2)
     level = 0.5 - noise
@@ -416,13 +415,13 @@ def _explain_width(units: int) -> str:
     return f"with {units} units the interval would be the whole range"
 
 
-def count_transcripts(params: ThresholdoutParams, width: float) -> Transcripts:
+def count_transcripts(params: MeanGateParams, width: float) -> Transcripts:
     """A no with a score carries one of few multiples of the threshold."""
     texts = math.ceil(Fraction(width) / params.threshold) + 1 if params.correct else 1
     return Transcripts(params.queries, params.failures, texts)
 
 
-def sample_failure(params: ThresholdoutParams) -> float:
+def sample_failure(params: MeanGateParams) -> float:
     """The part of beta that is for the sample."""
     share = 1.0
     if params.is_private:
@@ -431,7 +430,7 @@ def sample_failure(params: ThresholdoutParams) -> float:
     return share * float(params.beta)
 
 
-def verdict_reach(test: SumTest, params: ThresholdoutParams) -> float:
+def verdict_reach(test: SumTest, params: MeanGateParams) -> float:
     """What the noise of all claims' verdicts stays within, in moves."""
     sums = params.queries * (2 if params.side == "both" else 1)
     return test.session_reach(sums, VERDICT_FAILURE * float(params.beta))
@@ -446,7 +445,7 @@ def _count_scores(answer: PerUnit) -> int:
     return int((~np.isnan(answer.shares)).sum())
 
 
-def _verdict_epsilon(params: ThresholdoutParams) -> Fraction:
+def _verdict_epsilon(params: MeanGateParams) -> Fraction:
     """Epsilon of each stretch's verdicts: an even split, or what advanced composition allows for
     delta, whichever is more; half of it beside a score.
     """
@@ -457,7 +456,7 @@ def _verdict_epsilon(params: ThresholdoutParams) -> Fraction:
     return each / 2 if params.correct else each
 
 
-def _draw_rho(params: ThresholdoutParams) -> Fraction:
+def _draw_rho(params: MeanGateParams) -> Fraction:
     """What each Gaussian draw costs. Raises `PlanRefused` where nothing is left for them."""
     assert params.epsilon is not None
     whole = rho_for(params.epsilon, params.delta)
@@ -473,7 +472,7 @@ def _draw_rho(params: ThresholdoutParams) -> Fraction:
 
 
 def _levels(
-    params: ThresholdoutParams, query: ClaimQuery, answer: PerUnit
+    params: MeanGateParams, query: ClaimQuery, answer: PerUnit
 ) -> tuple[Fraction, Fraction]:
     """(too good above, too bad below) as shares of the range, of which more is better."""
     assert query.claim is not None
@@ -487,7 +486,7 @@ def _levels(
 
 
 def _compare_claim(
-    params: ThresholdoutParams, table: Table, query: ClaimQuery, answer: PerUnit
+    params: MeanGateParams, table: Table, query: ClaimQuery, answer: PerUnit
 ) -> list[int]:
     """How far a claim is beyond what the holdout says, in whole units, on each side."""
     over, under = _levels(params, query, answer)
@@ -505,7 +504,7 @@ def _compare_claim(
     return compared if params.side == "both" else compared[:1]
 
 
-def _move(params: ThresholdoutParams, table: Table, query: ClaimQuery, answer: PerUnit) -> float:
+def _move(params: MeanGateParams, table: Table, query: ClaimQuery, answer: PerUnit) -> float:
     """How far one unit moves the sum behind a claim's verdict, in shares of the range."""
     over, under = _levels(params, query, answer)
     moves = [largest_move(over, table), largest_move(1 - under, table)]
@@ -519,7 +518,7 @@ def _in_units(ends: tuple[float, float], answer: PerUnit) -> list[float]:
 
 
 def _make_verdict(
-    word: str, params: ThresholdoutParams, asked: int, failures: int, worth: dict[str, Any]
+    word: str, params: MeanGateParams, asked: int, failures: int, worth: dict[str, Any]
 ) -> Verdict:
     """The public answer; how many answers were paid for is public, too."""
     left = {"queries_left": params.queries - asked, "failures_left": params.failures - failures}
@@ -539,8 +538,8 @@ _TABLE: dict[str, Any] = {
 
 
 @hookimpl
-def dpflow_register_mechanisms() -> list[Thresholdout]:
-    return [Thresholdout()]
+def dpflow_register_mechanisms() -> list[MeanGate]:
+    return [MeanGate()]
 
 
 @hookimpl
@@ -577,7 +576,7 @@ def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
         for relation in ("add-remove", "replace")
         for more, asks in forms
     ]
-    return {"thresholdout": [tight, *others, *_gaussian_examples(shared, ask)]}
+    return {"gate": [tight, *others, *_gaussian_examples(shared, ask)]}
 
 
 def _gaussian_examples(shared: dict[str, Any], ask: dict[str, Any]) -> list[dict[str, Any]]:
