@@ -126,8 +126,8 @@ EXPERIMENTS = (
         7,
         "flights-gate",
         "Two hundred submissions about real flights",
-        f"{RUNS} runs of the flights model DAG, one after the other through Airflow's scheduler, and its one gate (2,000 groups of "
-        f"aircraft, 10 failures, heuristic) on the flights of 2013. In every run an analyst submits {STEPS} models: decision trees that "
+        f"{RUNS} runs of the flights model DAG, one after the other through Airflow's scheduler, and its one gate (14 paid "
+        f"answers, epsilon 2) on the flights of 2013. In every run an analyst submits {STEPS} models: decision trees that "
         "change the best one that passed in the runs before by a feature or their depth; every 25th is a model of noise columns that were "
         "picked on the rows whose score it claims.",
         ("submission", "accuracy"),

@@ -75,7 +75,8 @@ PLAIN = Setting(1_000, 1_000, 40, "10")
 
 
 class ArrayGate:
-    """Sessions of `MeanGate`, one a seed; ``broken`` says in which an interval is false.
+    """Sessions of `MeanGate`, one a seed: ``broken`` where an interval is false, ``fooled`` where one would be
+    that takes questions as fixed beforehand.
 
     The number of units is public here.
     """

@@ -12,8 +12,6 @@ from dpflow.demo import plots
 from dpflow.demo.facts import DemoFacts
 from dpflow.demo.workspace import Workspace
 from dpflow.ledger import Ledger
-from dpflow.mechanisms.holdout_params import HoldoutParams
-from dpflow.mechanisms.reusable_holdout import proven_sizes
 from dpflow.tables import read_published
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -125,17 +123,8 @@ def write_report(workspace: Workspace, ledger: Ledger, facts: DemoFacts) -> Path
         spending=plots.plot_spending(ledger.releases("flights"), float(flights.epsilon)),
         releases=plots.plot_releases(published, truth),
         gate=plots.plot_gate(facts.verdicts) if facts.verdicts else "",
-        needed=_needed_groups(ledger),
         rows=[row for row in published if row["block"] == days[0]],
         to_float=plots.to_float,
     )
     workspace.report.write_text(page, encoding="utf-8")
     return workspace.report
-
-
-def _needed_groups(ledger: Ledger) -> dict[str, int]:
-    """Groups that the gate has, and those it needs for a guarantee; empty before it was opened."""
-    for stored in ledger.releases("flights_holdout"):
-        params = HoldoutParams.model_validate(stored.request["params"])
-        return {"groups": params.groups, **proven_sizes(params)}
-    return {}

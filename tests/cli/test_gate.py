@@ -210,7 +210,7 @@ def test_mistakes_are_sentences_and_charge_nothing(tiny: Tiny, file: Path) -> No
         run(tiny, "submit", file, candidates(tiny, ("good", "0.7")), "--model", "m", "--tracking-uri", "x")  # fmt: skip
     other = {"epsilon": "1", "groups": 10}
     file.write_text(yaml.safe_dump(GATE | {"mechanism": "stable_median", "params": other}))
-    with pytest.raises(PlanRefused, match="a gate is gate or reusable_holdout"):
+    with pytest.raises(PlanRefused, match="a gate is reusable_holdout or gate"):
         run(tiny, "status", file)
     assert Ledger(tiny.ledger).remaining("gate").rows()[0]["epsilon_spent"] == "0"
 
