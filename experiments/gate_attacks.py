@@ -460,7 +460,7 @@ def make_gate(
 ) -> tuple[ArrayGate, Setting]:
     """The sessions that an attack is for. Corrections need noise, and no noise becomes epsilon 10."""
     if attack == "near-duplicates":
-        return DuelGate(setting, rng, seeds, question="champion"), setting
+        return DuelGate(setting, rng, seeds, question="champion", threshold=0), setting
     if attack != "signs of corrections":
         return ArrayGate(setting, rng, seeds), setting
     more: dict[str, Any] = {"correct": True}

@@ -67,7 +67,9 @@ def compute_noises(questions: int, epsilon: float) -> list[float]:
     gates = [MeanGateParams.model_validate(given | way) for way in ways]
     noises = [MeanGate().make_test(gate).half_width(0.05) for gate in gates]
     # One challenge wins by luck alone in a twentieth of sessions, all questions together.
-    margin = MeanGate().challenge_margin(gates[0].model_copy(update={"question": "champion"}))
+    margin = MeanGate().challenge_margin(
+        gates[0].model_copy(update={"question": "champion", "threshold": 0})
+    )
     noises += [margin, math.log(20 * questions) / epsilon]
     return [noise / NOISE_UNITS for noise in noises]
 

@@ -558,7 +558,7 @@ def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
     forms: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
         ({}, claims),
         ({"side": "both", "count_epsilon": "0.2", "correct": True}, claims),
-        ({"question": "champion"}, duels),
+        ({"question": "champion", "threshold": 0}, duels),
     ]
     tight = {
         "table": _TABLE,

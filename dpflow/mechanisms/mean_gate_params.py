@@ -17,7 +17,7 @@ class MeanGateParams(Params):
     """What a gate on means is opened with.
 
     ``metric``: the mean that all candidates are compared by, with its range. ``threshold``: T, how
-    far a claim may be from the holdout's mean before it fails, in units of the metric. ``method``:
+    far a claim may be from the holdout's mean before it fails, in units of the metric; claims need it. ``method``:
     `sparse_vector`, with noise that grows with ``failures``; `gaussian`, with noise that grows with
     the root of ``queries``, which needs a delta; or `description_length`, without noise and privacy,
     on tables that are generalisation_only. ``epsilon``, ``delta``: the privacy cost of the whole
@@ -33,7 +33,7 @@ class MeanGateParams(Params):
     """
 
     metric: AnyMetric
-    threshold: Annotated[Exact, Field(gt=0)]
+    threshold: Annotated[Exact, Field(ge=0)] = Fraction(0)
     method: Literal["sparse_vector", "gaussian", "description_length"] = "sparse_vector"
     epsilon: Epsilon | None = None
     delta: Delta = Fraction(0)
@@ -69,11 +69,15 @@ class MeanGateParams(Params):
             raise ValueError("method gaussian needs a delta; without one take sparse_vector")
         if self.failures > self.queries:
             raise ValueError("failures are among the queries, so they cannot be more")
-        if self.question == "champion" and (
-            self.correct or self.side == "both" or self.count_epsilon is not None
-        ):
+        if self.question == "champion":
+            about_claims = self.threshold or self.correct or self.side == "both"
+            if about_claims or self.count_epsilon is not None:
+                raise ValueError(
+                    "threshold, correct, side and count_epsilon are about claims; leave them out beside champion"
+                )
+        elif not self.threshold:
             raise ValueError(
-                "correct, side and count_epsilon are about claims; leave them out beside champion"
+                "claims need a threshold greater than 0; give it, or question: champion"
             )
         return self
 

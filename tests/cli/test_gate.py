@@ -146,7 +146,7 @@ def test_a_champion_in_a_file(tiny: Tiny, file: Path) -> None:
         "queries": 9,
         "failures": 2,
     }
-    duel = mean | {"question": "champion", "better_by": "0.05"}
+    duel = mean | {"question": "champion", "threshold": 0, "better_by": "0.05"}
     file.write_text(yaml.safe_dump(GATE | {"mechanism": "gate", "params": duel}))
     champion, listed = tiny.folder / "champion.json", tiny.folder / "candidates.yml"
 

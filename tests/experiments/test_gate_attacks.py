@@ -37,7 +37,7 @@ def test_arrays_answer_as_the_product_does() -> None:
 
 def test_arrays_promote_as_the_product_does() -> None:
     rng, words = np.random.default_rng(4), []
-    duel = {"question": "champion"}
+    duel = {"question": "champion", "threshold": 0}
     params = {**SMALL.params(**duel).model_dump(mode="json"), "metric": "accuracy"}
     product, arrays = UnitsGate(0, params), DuelGate(SMALL, rng, 1, **duel)
     for chance in np.linspace(0.1, 0.3, 40):

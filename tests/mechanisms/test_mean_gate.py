@@ -177,7 +177,7 @@ def test_the_price_holds_exactly(table: Table, question: str) -> None:
     epsilon, duel = 12, question == "champion"
     params = MeanGateParams(
         metric="accuracy",
-        threshold="0.25",
+        threshold=0 if duel else "0.25",
         epsilon=epsilon,
         queries=1,
         failures=1,
@@ -233,9 +233,10 @@ def test_events_are_what_is_drawn() -> None:
         (EXACT | {"correct": True}, "one more text"),
         ({"count_epsilon": "1000000"}, "must be less"),
         ({"failures": 51}, "cannot be more"),
-        ({"question": "champion", "side": "both"}, "about claims"),
-        ({"question": "champion", "count_epsilon": "1"}, "about claims"),
+        ({"question": "champion", "threshold": 0, "side": "both"}, "about claims"),
+        ({"question": "champion", "threshold": 0, "count_epsilon": "1"}, "about claims"),
         ({"threshold": "0"}, "greater than 0"),
+        ({"question": "champion"}, "threshold, correct"),
         ({"method": "gaussian"}, "gaussian needs a delta"),
         ({"method": "gaussian", "epsilon": None, "delta": "0.1"}, "gaussian needs an epsilon"),
     ],
@@ -466,7 +467,7 @@ def test_a_score_costs_the_other_half() -> None:
 
 def test_a_challenger_pays_for_a_yes() -> None:
     """Better on every unit wins, equal loses for nothing, and what noise alone reaches is no proof."""
-    params = SURE | {"question": "champion", "failures": 2, "better_by": "0.1"}
+    params = SURE | {"question": "champion", "threshold": 0, "failures": 2, "better_by": "0.1"}
     better, equal = PerUnit(np.full(400, 1.0)), PerUnit(np.zeros(400))
     close = PerUnit(np.resize([1.0] + [0.0] * 10, 440))
     found = ask_challenges(params, [equal, close, better, equal, better, better])
@@ -483,7 +484,10 @@ def test_luck_and_noise_together_promote_nobody(more: dict[str, Any]) -> None:
     """100 challengers that are worse by .01, on 2,000 units at epsilon 10, where noise alone was covered:
     one was promoted in 28 of 40 sessions. What is better by far is found after them.
     """
-    rng, duel = np.random.default_rng(7), {"question": "champion", "better_by": "0.01"}
+    rng, duel = (
+        np.random.default_rng(7),
+        {"question": "champion", "threshold": 0, "better_by": "0.01"},
+    )
     params = SURE | duel | {"epsilon": "10", "queries": 101} | more
     for _ in range(6):
         worse = rng.choice([-1.0, 0.0, 1.0], (101, 2000), p=[0.255, 0.5, 0.245])
@@ -498,7 +502,7 @@ def test_without_noise_luck_promotes_nobody() -> None:
     found.
     """
     rng = np.random.default_rng(5)
-    params = SURE | EXACT | {"question": "champion", "queries": 20}
+    params = SURE | EXACT | {"question": "champion", "threshold": 0, "queries": 20}
     won = 0
     for _ in range(100):
         duels = [PerUnit(rng.choice([-1.0, 0.0, 1.0], 1000, p=[0.1, 0.8, 0.1])) for _ in range(20)]

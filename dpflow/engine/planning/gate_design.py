@@ -32,12 +32,8 @@ from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import AnyMetric, SqlEstimator
 from dpflow.core.contract.strict_models import Exact, Strict, describe_problems
-from dpflow.core.toolbox.mean_test import (
-    fresh_width,
-    ladder_width,
-    splitting_width,
-    transcript_width,
-)
+from dpflow.core.toolbox.mean_test import fresh_width, ladder_width, splitting_width
+from dpflow.core.toolbox.transcripts import Transcripts
 from dpflow.engine.releases.request import ReleaseRequest, parse_request
 from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 from dpflow.mechanisms.holdout_params import HoldoutParams
@@ -186,9 +182,10 @@ def _compare_widths(wishes: GateWishes, width: float) -> dict[str, float]:
         wishes.candidates,
         float(MeanGateParams.model_fields["beta"].default),
     )
+    cost = Transcripts(questions, _most_paid(wishes)).largest_cost(beta)
     return {
         f"yes or no, {_most_paid(wishes)} paid": width
-        * transcript_width(units, questions, _most_paid(wishes), beta),
+        * math.sqrt((cost + math.log(2)) / 2 / units),
         "Ladder": width * ladder_width(units, questions, beta),
         "splitting": width * splitting_width(units, questions, beta),
         "fixed beforehand": width * fresh_width(units, questions, beta),
@@ -238,7 +235,6 @@ def _mean_option(
     """A gate on means; half the tolerance is the threshold, equally far from both."""
     params: dict[str, Any] = {
         "metric": wishes.metric.model_dump(mode="json", exclude_none=True),
-        "threshold": str(wishes.tolerance / 2),
         "queries": wishes.candidates,
         "failures": _most_paid(wishes),
         "question": wishes.question,
@@ -246,7 +242,9 @@ def _mean_option(
     }
     if method in ("sparse_vector_with_delta", "gaussian"):
         params["delta"] = str(wishes.delta)
-    if wishes.question == "champion":
+    if wishes.question == "claim":
+        params["threshold"] = str(wishes.tolerance / 2)
+    else:
         params["better_by"] = str(wishes.better_by)
         params["failures"] = _most_paid(wishes, width, wishes.better_by)
     if epsilon is not None:

@@ -39,7 +39,7 @@ PARAMS: dict[str, Any] = {
     "queries": 20,
     "failures": 4,
 }
-DUEL = PARAMS | {"question": "champion", "better_by": "0.05"}
+DUEL = PARAMS | {"question": "champion", "threshold": 0, "better_by": "0.05"}
 
 
 @pytest.fixture

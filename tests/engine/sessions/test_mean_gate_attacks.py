@@ -56,9 +56,7 @@ def test_a_champions_missing_values_are_no_public_number(tiny: Tiny, turned: boo
     """Under replace the number of people is public, and that of those with a value in the champion's
     columns is not: it was divided by, and stood in the answer's noise.
     """
-    session = open_gate(
-        tiny, {"neighbours": "replace"}, threshold="0.02", epsilon="20", question="champion"
-    )
+    session = open_gate(tiny, {"neighbours": "replace"}, epsilon="20", question="champion")
     names = ("other", "guess") if turned else ("guess", "other")
     answer = session.challenge(*(make_candidate(session, name) for name in names))
     assert "noise" not in answer and answer["guarantee"] == "proven"
