@@ -1,0 +1,40 @@
+"""The drills for owners: the page runs, and its commands alone answer an auditor's ten questions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from page_runner import ROOT, examples, inside, run_dpflow, run_example
+
+PAGE = ROOT / "docs" / "how-to" / "drills.md"
+#: What an answer must say, by a word of its question.
+ANSWERS = {
+    "Who spent": ("number of visits, Monday", "0.4"),
+    "one principal": ("principal", "0.4"),
+    "What is left": ("1.6",),
+    "one guarantee": ("0.4",),
+    "Who granted": ('"kind": "grant"', '"principal": '),
+    "intact": ("chain, anchor and sums hold", "self-declared, not signed", "no checkpoint"),
+    "last night": ("compared with the checkpoint of entry 3",),
+    "settled": ("1 charged, 1 settled",),
+    "fail": ("no draw failed unexpectedly (1 notes read)",),
+    "refused": ("report.html",),
+}
+
+
+def test_ten_questions_are_answered_by_commands_alone(tmp_path: Path) -> None:
+    """Each command of the table ends well and says what was asked, before any drill."""
+    asked = re.findall(r"^\| ([^|]+\?) \| `dpflow ([^`]+)` \|$", PAGE.read_text(), re.MULTILINE)
+    assert len(asked) == len(ANSWERS) == 10
+    with inside(tmp_path):
+        names: dict[str, object] = {"__name__": "page"}
+        for example in examples(PAGE):
+            if "export ledger.jsonl" in example.text:
+                break
+            run_example(example, names)
+        for question, command in asked:
+            ((_, words),) = [item for item in ANSWERS.items() if item[0] in question]
+            status, output = run_dpflow(command.split())
+            assert status == 0, (command, output)
+            assert [word for word in words if word not in output] == [], (command, output)
