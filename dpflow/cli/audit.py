@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dpflow.cli.console import JsonOption, open_output, show_json, show_table
+from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 from dpflow.registry import Registry
 
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(help="A mechanism; all of them are audited without.")
+        str | None,
+        typer.Argument(
+            help="A mechanism, or a .py file that registers some; all that are installed without."
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option(help="CPU seconds for each, about.")] = 50,
     html: Annotated[
@@ -35,8 +40,12 @@ def command(
         from dpflow.testing.examples import read_examples
         from dpflow.testing.mechanism_audit import audit_mechanism
         from dpflow.testing.profile_page import render_page
-    registry = Registry.load()
-    names = list(registry.mechanisms) if name is None else [name]
+    if name is not None and name.endswith(".py"):
+        registry = _load_file(Path(name))
+        names = list(registry.mechanisms)
+    else:
+        registry = Registry.load()
+        names = list(registry.mechanisms) if name is None else [name]
     audits = [
         audit_mechanism(
             registry.find_mechanism(one), read_examples(registry.collect_examples(one)), seconds
@@ -92,3 +101,24 @@ def command(
             )
     if any(audit.refuted for audit in audits):
         raise typer.Exit(1)
+
+
+def _load_file(path: Path) -> Registry:
+    """What a file registers, as an installed plugin would: its own mechanisms alone. Raises `InvalidInput`."""
+    spec = spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InvalidInput(
+            f"there is no file {path}; name a mechanism, or a .py file that registers one"
+        )
+    module = module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # noqa: BLE001  the author's own code, whatever it raises
+        raise InvalidInput(f"{path} cannot be imported: {type(error).__name__}: {error}") from None
+    registry = Registry({str(path): module})
+    if not registry.mechanisms:
+        raise InvalidInput(
+            f"{path} registers no mechanism; return some from a @hookimpl function dpflow_register_mechanisms"
+        )
+    return registry

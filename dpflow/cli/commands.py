@@ -39,6 +39,10 @@ COMMANDS = {
         "mechanisms",
         "List installed mechanisms, built-ins and plugins, or explain one and its parameters.",
     ),
+    "new-mechanism": (
+        "new_mechanism",
+        "Write a package for a mechanism of your own: a count of rows to change, tests, and CI.",
+    ),
     "audit": (
         "audit",
         "Measure a mechanism's guarantee: by its exact output distributions, or by draws.",
