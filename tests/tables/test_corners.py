@@ -9,6 +9,9 @@ import pytest
 from corner_audit import audit_corner
 from corner_tables import FORMS, Corner, DuckDBStore, ParquetStore, Store, all_corners
 
+#: A warning goes to a stream, and a row would have caused it.
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 CORNERS = all_corners()
 ENDS = [c for c in CORNERS if c.kind in ("BIGINT", "UBIGINT") and c.high - c.low == 1000]
 STORES: dict[str, Callable[[Path], Store]] = {"table": DuckDBStore, "files": ParquetStore}

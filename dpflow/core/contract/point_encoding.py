@@ -114,7 +114,7 @@ def _encode_numbers(name: str, column: Column, values: Any) -> EncodedPoints:
     hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     array = np.asarray(values)  # what a mask hides is put right below
     low, high = column.grid_bounds()
-    if max(abs(low), abs(high)) > 2**53 and array.dtype.kind in "iuO":
+    if max(abs(low), abs(high)) > 2**53 and array.dtype.kind in "iufO":
         return _encode_exactly(name, column, values, hidden)
     if array.dtype.kind == "M":
         numbers = array.astype("datetime64[us]").astype(np.float64) / 86_400_000_000

@@ -13,6 +13,9 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE, Result
 from dpflow.tables.access import arithmetic
 
+#: A warning goes to a stream, and a row would have caused it.
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 MECHANISMS = list_mechanisms()
 WHOLE = [c for c in all_corners() if c.kind in ("BIGINT", "UBIGINT")]
 FAR = [c for c in WHOLE if c.high - c.low == 1000]

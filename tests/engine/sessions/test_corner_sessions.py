@@ -14,6 +14,9 @@ from corner_tables import Corner, DuckDBStore, ParquetStore, all_corners
 
 from dpflow.tables.access import arithmetic
 
+#: A warning goes to a stream, and a row would have caused it.
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 FAR = [c for c in all_corners() if c.kind in ("BIGINT", "UBIGINT") and c.high - c.low == 1000]
 #: For sessions that a far range is refused to.
 NEAR = next(c for c in all_corners() if c.kind == "TINYINT")
