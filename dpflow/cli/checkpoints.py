@@ -34,6 +34,12 @@ def sign_checkpoint(
             help="An earlier checkpoint of the same signer or the owner: only what came after it is verified."
         ),
     ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder outside: go on from the newest checkpoint there, and add a file if there is anything new."
+        ),
+    ] = None,
     ledger: LedgerOption = None,
 ) -> None:
     """Verify everything, then print a signed note of how far the history goes and what was spent.
@@ -41,8 +47,27 @@ def sign_checkpoint(
     Keep it elsewhere: mail it, commit it, put it into an object store.
     """
     signer = read_signer(key)
+    if into is not None:
+        if since is not None:
+            raise InvalidInput("--into finds the newest checkpoint by itself; leave --since out")
+        return _add_checkpoint(into, signer, ledger)
     earlier = None if since is None else read_text(since)
     print(open_ledger(ledger).checkpoint(signer, since=earlier), end="")
+
+
+def _add_checkpoint(folder: Path, signer: Signer | None, place: str | None) -> None:
+    book = open_ledger(place)
+    added = book.witness(folder, signer)
+    if added.is_new:
+        print(f"entry {added.size}: the history extends what was there; {added.file} was added")
+    else:
+        print(f"entry {added.size}: nothing was written since {added.file}")
+    if book.may_be_written():
+        print(
+            "note: this user can write the ledger, too, so these checkpoints are evidence against accidents only; run it as a "
+            "user who may read the ledger and nobody else may write the folder",
+            file=sys.stderr,
+        )
 
 
 def read_signer(file: Path | None) -> Signer | None:

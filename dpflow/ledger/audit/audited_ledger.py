@@ -20,6 +20,7 @@ from dpflow.ledger.audit.audit_page import AuditPage
 from dpflow.ledger.audit.failures import FailureReport, read_failures
 from dpflow.ledger.audit.forward import ForwardCheck
 from dpflow.ledger.audit.statement import Group, Statement, StatementReader
+from dpflow.ledger.audit.witness import Witnessed, add_checkpoint
 from dpflow.ledger.books import charges, releases, sessions
 from dpflow.ledger.books.records import (
     Entry,
@@ -325,6 +326,26 @@ class AuditedLedger(SealedDatabase):
             raise LedgerCorrupt(f"nothing is signed that does not verify: {problems[0]}")
         point = recovery.make_checkpoint(self._anchor, expected, trace, after)
         return (signer or self.signer).sign(point.text)
+
+    def witness(self, folder: Path, signer: Signer | None = None) -> Witnessed:
+        """Add a checkpoint to a folder outside, if anything was written since the newest one there.
+
+        It is verified forward from that one, which the history must extend. Arguments and errors as of
+        `checkpoint` and `dpflow.ledger.audit.witness.add_checkpoint`.
+        """
+        return add_checkpoint(folder, lambda earlier: self.checkpoint(signer, since=earlier))
+
+    def may_be_written(self) -> bool:
+        """Whether this user can write the ledger, or put another file in its place: what it says of the
+        ledger is then evidence against accidents only.
+        """
+        path = self._database.path
+        if path is not None:
+            owns = path.stat().st_uid == os.geteuid()
+            return owns or any(os.access(place, os.W_OK) for place in (path, path.parent))
+        with self._database.begin_reading() as transaction:
+            query = "SELECT has_table_privilege('dpflow_entry', 'INSERT')"
+            return bool(transaction.text(query)[0][0])
 
     # --- decisions of owners ----------------------------------------------------------------------
 
