@@ -132,6 +132,12 @@ def test_the_pages_gates_score_the_candidate(
         grant = "ledger grant arrivals --epsilon 1 --delta 1e-6 --table arrivals.yml"
         assert run_main(grant.split())[0] == 0
 
+        Path("less.yml").write_text(files["gate.yml"].replace("units: 6000", "units: 4000"))
+        refusal = run_main(["gate", "plan", "less.yml"])[2]
+        assert "nearest" in refusal and " ".join(refusal.split()) in " ".join(
+            HOW_TO.read_text().split()
+        )
+
         def submit(candidates: str) -> tuple[int, list[str]]:
             words = f"gate submit gate.yml {candidates} --champion champion.json --json"
             status, output, errors = run_main(words.split())
