@@ -65,7 +65,7 @@ class ChoiceLaw:
 
     def draw(self, source: Source, explores: bool) -> int:
         if explores:
-            return source.draw_below(len(self.logs))
+            return _explore(len(self.logs), source)
         weights = np.exp(self.logs - self.logs.max())
         at = int(np.searchsorted(np.cumsum(weights) / weights.sum(), _draw_unit(source)))
         return min(at, len(weights) - 1)
@@ -208,12 +208,19 @@ class Wide:
     n: int
 
     def draw(self, source: Source, explores: bool) -> int:
-        return source.draw_below(self.n)
+        return _explore(self.n, source) if explores else source.draw_below(self.n)
 
     def log_mass(self, value: int) -> float:
         if value >= self.n:
             raise Impossible
         return -math.log(self.n)
+
+
+def _explore(n: int, source: Source) -> int:
+    """A number below n, an end as often as all others together: programs compare such numbers with an end."""
+    ends = 0, n - 1
+    turn = source.draw_below(4)
+    return ends[turn] if turn < 2 else source.draw_below(n)
 
 
 def _draw_unit(source: Source) -> float:

@@ -27,7 +27,7 @@ from dpflow.testing.given_sides import Sides
 from dpflow.testing.replay import Run, climb_losses, draw_losses
 from dpflow.testing.replay_audit import (
     ReplayedRuns,
-    _bound_delta,
+    bound_delta,
     estimate_power,
     replay_examples,
     replay_pair,
@@ -58,7 +58,7 @@ def test_gaussian_losses_give_the_delta_of_the_discrete_gaussian() -> None:
     law = exact_divergence.discrete_gaussian(F(4))
     shifted = exact_divergence.map_outcomes(law, lambda x: x + 2)
     true = exact_divergence.hockey_stick(law, shifted, 1)
-    low, mean = _bound_delta(draw_losses(run(0), run(2), 6000), 1.0, 1e-6)
+    low, mean = bound_delta(draw_losses(run(0), run(2), 6000), 1.0, 1e-6)
     assert low <= true <= mean + (mean - low) and mean - low < 0.05
 
 

@@ -62,6 +62,7 @@ CONTROLS = (
     Control(broken_releases.LowThreshold(), _AUDIT),
     Control(broken_releases.FloatLaplace(), _AUDIT),
     Control(broken_releases.SometimesExact(), _AUDIT),
+    Control(broken_releases.SeldomExact(), _GENERATED),
     Control(broken_releases.HalfTheCost(), _AUDIT),
     Control(broken_releases.RowsInDocument(), _AUDIT),
     Control(broken_releases.RowsInSynthetic(), _AUDIT),

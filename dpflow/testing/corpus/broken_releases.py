@@ -98,6 +98,14 @@ class SometimesExact(Count):
         return exact if source.draw_below(16) == 0 else super().draw(params, table, answer, source)
 
 
+class SeldomExact(Count):
+    """One result in 4,096 is the exact value: too few for draws, and too many paths for an enumeration."""
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        noisy = super().draw(params, table, answer, source)
+        return _count_result(float(answer.rows[0]) + 0.5) if source.draw_below(4096) == 0 else noisy
+
+
 class PublicSeed(Count):
     """Noise from a hash of public parameters."""
 
