@@ -398,6 +398,41 @@ def test_no_lucky_challenger_of_many_comes_in() -> None:
         assert body["verdict"] == "yes" and body["guarantee"] == "proven"
 
 
+@pytest.mark.parametrize("table", [EXAMPLE_TABLE, REPLACE_TABLE])
+def test_the_price_of_a_challenge_holds_exactly(table: Any) -> None:
+    """One unit turns one group, or two where it is replaced, from win to loss: the law of the answer keeps
+    epsilon, and noise for an eighth of the move does not.
+    """
+    query = GATE.Query(estimator="accuracy", columns=("amount",), champion="c")
+    turned = GATE.changed_groups(table)
+
+    def law(epsilon: int, wins: int, losses: int) -> Any:
+        given = {"groups": 60, "queries": 1, "failures": 1, "method": "one_query"}
+        params = HoldoutParams(epsilon=epsilon, metric="accuracy", **given)
+        values = np.repeat([1.0, -1.0, 0.0], [wins, losses, 60 - wins - losses])
+
+        def draw(source: Source) -> str:
+            state = GATE.open(params, table, source)
+            answer = PerGroup(values, width=1.0)
+            return str(GATE.answer(params, table, state, query, answer, source)[0].body["verdict"])
+
+        return enumerate_outputs(draw, tail=1e-13)
+
+    def loss(epsilon: int, price: int) -> float:
+        # As many wins as a challenge just needs; below 20 luck suffices.
+        wins = 20
+        while law(epsilon, wins, 0).get("yes", 0) < 0.5:
+            wins += 4
+        left, right = law(epsilon, wins, 0), law(epsilon, wins - turned, turned)
+        return max(
+            exact_divergence.divergence(left, right, price),
+            exact_divergence.divergence(right, left, price),
+        )
+
+    assert loss(24, 24) <= 1e-9
+    assert loss(8 * 24, 24) > 1e-11
+
+
 @pytest.mark.parametrize(("groups", "word"), [(100, "yes"), (60, "no")])
 def test_areas_are_compared_by_groups(groups: int, word: str) -> None:
     """Areas of .85 against .5, by real scores: 100 groups of 60 units show it to the first of 200
