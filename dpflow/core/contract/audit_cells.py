@@ -47,7 +47,7 @@ def describe_cells(table: Table, params: Any) -> Cells:
             keys = "public" if column.public_keys is not None or column.parts else "private"
             cells.setdefault("keys", set()).add(keys)
     by = getattr(params, "by", None)
-    if by is None or by in table.columns:
+    if by is None or (isinstance(by, str) and by in table.columns):
         bounds = table.bounds_for(by)
         cells["groups"] = {_count(bounds.groups)}
         cells["rows_per_group"] = {_count(bounds.rows_per_group)}
