@@ -1,6 +1,6 @@
 """A model of the ledger's promises, for hypothesis: callers, a witness and an adversary, who edits,
-deletes or puts back any row of any table, uses a copy of the database beside it, or begins with a
-changed ledger of an earlier version.
+deletes or puts back any row of any table, uses a copy of the database beside it, destroys the disk, or
+begins with a changed ledger of an earlier version.
 
 A witness outside the ledger notes what callers were told. Never was more charged than was granted, in
 any period of a quota that refreshes; never were there two draws for one charge, two answers from one
@@ -11,6 +11,7 @@ witness saw. Clocks go where they like.
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime as dt
 import functools
 import os
@@ -163,6 +164,9 @@ class Machine(RuleBasedStateMachine):
         self.sessions: dict[str, Session] = {}
         self.seen: dict[str, Rows] = defaultdict(dict)
         self.number = 0
+        #: Scopes that a recovery closed, and whether there was one.
+        self.closed: set[str] = set()
+        self.recovered = False
 
     @initialize(
         seed=SEEDS, start=st.sampled_from(["new", "new", "earlier"]), asked=st.integers(0, 2)
@@ -250,6 +254,7 @@ class Machine(RuleBasedStateMachine):
         if not isinstance(told, DpflowError):
             assert self.spent[self.account(scope)] <= tenths
             self.granted[scope] = tenths
+            self.closed.discard(scope)
 
     @rule(seed=SEEDS)
     def go_on(self, seed: int) -> None:
@@ -269,6 +274,7 @@ class Machine(RuleBasedStateMachine):
             used = any(self.spent[at] for at in self.spent if at[0] == scope)
             assert period == self.periods[scope] or not used, "sums of another kind of period"
             self.granted[scope], self.periods[scope] = tenths, period
+            self.closed.discard(scope)
             assert self.spent[self.account(scope)] <= tenths
 
     def account(self, scope: str) -> tuple[str, str]:
@@ -295,6 +301,7 @@ class Machine(RuleBasedStateMachine):
             assert by != waiting.principal and told == waiting.terms, "a grant of one principal"
             assert self.spent["both", ""] <= tenths
             self.granted["both"], self.waiting = int(tenths), None
+            self.closed.discard("both")
 
     def charge(self, scope: str, tenths: int, *, opens: str = "") -> None:
         """The witness pays, too."""
@@ -304,6 +311,7 @@ class Machine(RuleBasedStateMachine):
             assert not closed, "charged beside an open gate"
         for at in path_of(scope):
             account = self.account(at)
+            assert at not in self.closed, "charged a scope that a recovery closed"
             self.spent[account] += tenths
             assert self.spent[account] <= self.granted[at], "charged beyond the grant"
 
@@ -482,6 +490,45 @@ class Machine(RuleBasedStateMachine):
         with contextlib.closing(sqlite3.connect(self.place.target)) as connection:
             connection.execute("VACUUM INTO ?", [target])
         self.copy = self.make_place(target, self.place.anchor)
+
+    @precondition(
+        lambda self: not self.recovered and self.copy is None and "://" not in self.place.target
+    )
+    @rule(seed=SEEDS)
+    def lose(self, seed: int) -> None:
+        """The disk is lost, and an older copy is brought back beside the anchor. The owner recovers by
+        a checkpoint, which is of the very end or not.
+        """
+        chance = random.Random(seed)
+        target = f"{self.folder.name}/restored.sqlite"
+        Path(target).unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(self.place.target)) as connection:
+            connection.execute("VACUUM INTO ?", [target])
+        left, now = copy.deepcopy((self.releases, self.sessions, self.held)), self.newest_entry()
+        for _ in range(chance.randint(1, 3)):
+            self.play(chance)
+        note, signed = self.ledger.checkpoint(), self.newest_entry()
+        known = copy.deepcopy((self.granted, self.periods, self.spent))
+        if chance.random() < 0.5:
+            self.play(chance)
+        end = self.newest_entry()
+        if end == now:
+            return
+        self.place = self.make_place(target, self.place.anchor)
+        self.ledger, self.recovered = self.place.open(), True
+        assert not self.ledger.verify().ok, "an older copy was taken for the newest"
+        closed = self.ledger.recover(reason="r", principal="o", checkpoint=note)
+        self.granted, self.periods, self.spent = known
+        self.releases, self.sessions, self.held = left
+        every = [scope.scope for scope in self.ledger.scopes()]
+        assert closed == ([] if signed == end else every), "lost charges unnoticed"
+        self.closed, self.waiting = {*closed}, None
+        for release in self.releases.values():
+            release.closed |= not release.results
+        for session in self.sessions.values():
+            session.open = False
+        assert self.ledger.verify(since=note, new_only=True).ok
+        self.agree()
 
     @precondition(lambda self: self.copy is not None)
     @rule()

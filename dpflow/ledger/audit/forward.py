@@ -48,7 +48,8 @@ class ForwardCheck:
     Attributes:
         problems: why the checkpoint is no start.
         first: the entry that was signed; None if it is gone.
-        is_whole: whether the later entries hold an act that only a full verification can check.
+        is_whole: whether only a full verification can tell: the signed entry is not there, or later entries
+            hold an act on the whole ledger.
     """
 
     def __init__(self, transaction: Transaction, anchor: Anchor, point: Checkpoint) -> None:
@@ -64,7 +65,9 @@ class ForwardCheck:
         self._names: set[str] = set()
         self._told: set[tuple[str, int]] = set()
         self._own_slots: set[tuple[str, ...]] = set()
-        self.is_whole = any(self._note_entry(row) for row in self.entries())
+        # Another entry in its place: lost, and perhaps taken over by a recovery.
+        is_other = self.first is None or self.first.hash != point.head
+        self.is_whole = is_other or any(self._note_entry(row) for row in self.entries())
 
     def entries(self) -> Iterator[Any]:
         """The entries behind the checkpoint, by number."""

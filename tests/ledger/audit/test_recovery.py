@@ -149,7 +149,7 @@ def test_a_checkpoint_of_the_very_end_restores_all(lost, ask, tmp_path):
     settle(ledger, ask, "again")
     with pytest.raises(RetryConflict):
         ledger.settle(reserved, {"rows": []})
-    assert ledger.verify(since=note).ok
+    assert ledger.verify(since=note).ok and ledger.verify(since=note, new_only=True).ok
     done = run_audit(export_text(ledger), tmp_path)
     assert done.returncode == 0 and '"units": [500000000000, 0, 0]' in done.stdout, done.stderr
     point = Checkpoint.parse(open_note(note, [ledger.signer.public_text])[0])

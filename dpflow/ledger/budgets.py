@@ -1,0 +1,235 @@
+"""The verbs of budgets: grants, approvals, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from dpflow.core.accounting import amounts
+from dpflow.core.accounting.amounts import Amount
+from dpflow.core.accounting.events import Event
+from dpflow.core.accounting.periods import Period, select_current
+from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
+from dpflow.core.contract.declaration import Table
+from dpflow.errors import BudgetExceeded, InvalidInput
+from dpflow.ledger.audit.audited_ledger import AuditedLedger
+from dpflow.ledger.books import charges, grants
+from dpflow.ledger.books.records import (
+    GrantProposal,
+    Remaining,
+    Scope,
+    checked_name,
+    checked_principal,
+)
+from dpflow.ledger.history.checkpoint import Signer
+
+
+class BudgetLedger(AuditedLedger):
+    """The verbs of who grants and who asks what is left. `dpflow.ledger.Ledger` has those that spend, too."""
+
+    def grant(
+        self,
+        scope: str,
+        epsilon: Amount,
+        delta: Amount,
+        *,
+        table: Table | None,
+        filter: FilterName | None = None,
+        protects: str = "",
+        blocks: bool = False,
+        tail_share: Amount | None = None,
+        approvals: int | None = None,
+        certified_by: Sequence[str] | None = None,
+        principal: str,
+        confirm_large: bool = False,
+        signers: Sequence[str] | None = None,
+        signer: Signer | None = None,
+    ) -> Scope | GrantProposal:
+        """Give a scope a budget, raise it, or lower it to no less than what any of its blocks has spent.
+
+        Args:
+            scope: a path such as ``flights`` or ``flights/team-a``; a scope below another is a quota inside it.
+            epsilon, delta: exact amounts, of every block if the scope has blocks.
+            filter: the accounting rule, fixed with the first grant. By default hybrid if delta > 0 and
+                the scope protects somebody, else basic.
+            table: the declaration whose privacy unit the budget protects; None for a scope of no table, which then
+                protects ``protects`` in every block if ``blocks``.
+            tail_share: under renyi and hybrid, the part of delta that converts Renyi divergence; the rest pays for
+                mechanisms with a delta of their own. By default what an earlier grant said, else half of it
+                under hybrid and all of it under renyi.
+            approvals: 2 has this grant and all later ones of the scope wait until another principal approves
+                (`approve`); 1 ends that, once it is approved itself. By default 1, or what an earlier grant said.
+            certified_by: verifier keys. The scope then pays only for mechanisms that one of them has certified, as
+                they are installed where they run; so do quotas below it. None keeps what an earlier grant said, and
+                an empty list ends it.
+
+            confirm_large: an epsilon above 20 or a delta above 1e-3 is meant, else both are refused.
+            signers: verifier keys of people. This grant and all later ones of the scope, and of quotas below it
+                that name none, are then signed by one of them; of two approvals, by two. None keeps what
+                an earlier grant said, and an empty list ends it, signed.
+            signer: the key pair of whoever grants. Its name is the principal then.
+
+        Returns:
+            The scope; or the proposal that waits. The same grant proposed again adds nothing.
+
+        Raises:
+            InvalidAmount: not a legal amount.
+            GrantConflict: another filter than before, another table once something was charged, a parent without a
+                grant, or less than is spent.
+
+        Until the first charge another table may be named: its quotas then follow it. Once something is spent the
+        Renyi order and the division of delta stay: the sums so far were made with them.
+        """
+        if table is not None:
+            protects, blocks = table.protection_text, table.protects == "unit-block"
+        grants.checked_scope(scope)
+        checked_name("what is protected", protects, empty=True, longest=1000)
+        principal = checked_principal(principal)
+        terms = grants.Terms.parse_terms(
+            filter, epsilon, delta, tail_share, certified_by, signers=signers
+        )
+        grants.require_confirmation(epsilon, delta, confirm_large)
+        with self._begin_writing() as writer:
+            return grants.store_grant(
+                writer,
+                scope,
+                terms,
+                protects,
+                blocks,
+                principal,
+                may_bind=table is not None,
+                approvals=approvals,
+                signer=signer,
+            )
+
+    def quota(
+        self,
+        scope: str,
+        epsilon: Amount,
+        delta: Amount,
+        *,
+        filter: FilterName | None = None,
+        tail_share: Amount | None = None,
+        approvals: int | None = None,
+        certified_by: Sequence[str] | None = None,
+        period: Period | Literal["never"] | None = None,
+        principal: str,
+        signers: Sequence[str] | None = None,
+        signer: Signer | None = None,
+    ) -> Scope | GrantProposal:
+        """Give a scope below another, such as ``flights/team-a``, a budget of its own inside that
+        one; or change it.
+
+        What is charged to a quota is charged to every scope above it, too. It protects what the
+        scope above protects, by the same blocks, and counts by the same filter unless ``filter``
+        says otherwise. Several quotas may add up to more than the scope above: then the first to
+        spend is served. ``approvals``, ``certified_by`` and ``signers`` are the quota's own, as for `grant`.
+
+        Args:
+            period: ``day``, ``week`` or ``month`` (UTC) after which the quota is whole again, ``never``,
+                or None for what an earlier grant said. It paces who spends, and promises nothing. The
+                period of a charge is that of its entry's time.
+
+        Raises:
+            GrantConflict: the scope above has no grant or a smaller one; the quota was charged and
+                counts by another period; else as for `grant`.
+            InvalidInput: the scope is not below another.
+        """
+        grants.checked_scope(scope)
+        principal = checked_principal(principal)
+        with self._begin_writing() as writer:
+            above = grants.find_parent(writer.state, scope)
+            if above is None:
+                raise InvalidInput(
+                    f"{scope!r} is below no other scope; name a quota as in {scope}/team-a"
+                )
+            before = charges.find_scope(writer.state, scope)
+            name = filter or (before or above).filter.name
+            terms = grants.Terms.parse_terms(
+                name, epsilon, delta, tail_share, certified_by, period, signers
+            )
+            grants.require_inside(scope, terms, above)
+            binding = above.protects, above.blocks
+            return grants.store_grant(
+                writer, scope, terms, *binding, principal, approvals=approvals, signer=signer
+            )
+
+    def approve(
+        self, scope: str, proposal: int, *, principal: str, signer: Signer | None = None
+    ) -> Scope:
+        """Put a grant into effect that another principal proposed.
+
+        Args:
+            proposal: the number of the entry that proposed it, so that nobody approves what came in
+                its place meanwhile.
+            signer: as for `grant`.
+
+        Raises:
+            InvalidInput: nothing that this entry proposed waits, or this principal proposed it.
+            GrantConflict: as for `grant`, by what is spent and granted now.
+        """
+        grants.checked_scope(scope)
+        principal = checked_principal(principal)
+        with self._begin_writing() as writer:
+            return grants.approve_proposal(writer, scope, proposal, principal, signer)
+
+    def proposals(self) -> list[GrantProposal]:
+        """Grants that wait for a second principal, the oldest first."""
+        with self._begin_reading() as state:
+            return grants.list_proposals(state)
+
+    def scope(self, name: str) -> Scope:
+        """A granted scope. Raises `UnknownName`."""
+        with self._begin_reading() as state:
+            return charges.get_scope(state, name)
+
+    def scopes(self) -> list[Scope]:
+        """All granted scopes, by name."""
+        with self._begin_reading() as state:
+            return charges.all_scopes(state)
+
+    def remaining(self, scope: str) -> Remaining:
+        """What is left in a scope, by block; of a quota that refreshes, in this period."""
+        day = charges.today()
+        with self._begin_reading() as state:
+            granted = charges.get_scope(state, scope)
+            costs = charges.list_costs(state, scope)
+            spent = select_current(granted.filter.period, costs, day) or [("", Cost())]
+            return Remaining(granted, tuple(spent), day)
+
+    def odometer(self, scope: str, *, delta: Amount | None = None) -> dict[str, Guarantee | None]:
+        """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the
+        grant.
+
+        Args:
+            delta: the total delta to report at; by default the grant's. None stands for "nothing
+            finite at this delta".
+
+        Beside the blocks, ``*`` is what a unit pays that has rows in every block used so far.
+        """
+        total_delta = None if delta is None else amounts.check_delta(delta)
+        with self._begin_reading() as state:
+            granted = charges.get_scope(state, scope)
+            spent = charges.sum_costs(state, granted)
+        if granted.blocks and len(spent) > 1:
+            spent["*"] = sum(spent.values(), Cost())
+        return {block: odometer(cost, granted.filter, total_delta) for block, cost in spent.items()}
+
+    def check(self, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> str | None:
+        """Would these be accepted together now? None if so, else why not. Charges nothing."""
+        with self._begin_reading() as state:
+            bill = charges.make_bill(state, scope, events, blocks)
+            try:
+                charges.OpenAccounts(state).debit(bill)
+            except BudgetExceeded as refusal:
+                return str(refusal)
+        return None
+
+    def require(self, *asks: tuple[str, Sequence[Event], Sequence[str]]) -> None:
+        """Raises `BudgetExceeded` unless all of these (scope, events, blocks) would be accepted
+        together now.
+        """
+        with self._begin_reading() as state:
+            bills = [charge for ask in asks for charge in charges.make_bill(state, *ask)]
+            # Merged, because two charges may fit one by one and not together.
+            charges.OpenAccounts(state).debit(charges.merge_charges(bills))
