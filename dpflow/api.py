@@ -179,6 +179,7 @@ class SqlOptions(TypedDict, total=False):
     groups: int | None
     rows_per_group: int | None
     rows_per_unit: int | None
+    dialect: str | None
 
 
 def sql(

@@ -74,8 +74,18 @@ DECLARATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+DIALECTS = ("bigquery", "snowflake", "postgres")
+
+
+def options_of(text: str) -> dict[str, str]:
+    """What a question is asked with; its own clause may say the price."""
+    dialect, mark, _ = text.partition(": ")
+    price = {} if "OPTIONS(" in text else {"epsilon": "1", "delta": "1e-6"}
+    return price | ({"dialect": dialect} if mark and dialect in DIALECTS else {})
+
+
 class Question(NamedTuple):
-    """One line of the page: ``answered`` is False where the page gives the rule that refuses it."""
+    """One line of the page."""
 
     number: int
     theme: str
@@ -83,8 +93,16 @@ class Question(NamedTuple):
     status: str
 
     @property
-    def answered(self) -> bool:
-        return not self.status.startswith("refused")
+    def rule(self) -> str | None:
+        """The rule that refuses it; None where it is answered."""
+        match = re.match(r"refused by `([^`]+)`", self.status)
+        return match[1] if match else None
+
+    @property
+    def query(self) -> str:
+        """The SQL without the word that says its dialect."""
+        dialect, _, rest = self.sql.partition(": ")
+        return rest if dialect in DIALECTS else self.sql
 
 
 def read_questions() -> list[Question]:
@@ -93,8 +111,10 @@ def read_questions() -> list[Question]:
     for line in PAGE.read_text().splitlines():
         if line.startswith("## "):
             theme = line[3:]
-        if match := re.fullmatch(r"\| (\d+) \| `(.*)` \| (.*) \|", line):
-            questions.append(Question(int(match[1]), theme, match[2], match[3]))
+        if match := re.fullmatch(
+            r"\| (\d+) \| (``?) ?(.*?) ?\2 \| ([^|]*(?:`[^`]*`[^|]*)*) \|", line
+        ):
+            questions.append(Question(int(match[1]), theme, match[3], match[4]))
     return questions
 
 

@@ -83,7 +83,7 @@ def plan_sql(
         SqlRefused: it is outside of what can be answered.
         InvalidInput: options that are no options.
     """
-    source = read_source(text)
+    source = read_source(text, options.get("dialect"))
     settings = replace(read_settings(merge_options(source.options, options), folder), asker=asker)
     settings = _fit_noise(settings, filters or ScopeFilters(ledger))
     find_table = make_finder(tables, folder)
@@ -199,6 +199,14 @@ def _read_query(
 ) -> tuple[SplitQuery, SplitQuery, PlannedParts]:
     """The query as it is written, the one that is planned, and its plans. Raises `Refusal`."""
     written = read_query(source.parse(parameters), find_table)
+    for one in written.releases if source.privacy_unit is not None else ():
+        unit = one.table.privacy_unit.column
+        if str(source.privacy_unit).casefold() != unit.casefold():
+            raise Refusal(
+                "declared-columns",
+                f"privacy_unit_column is {source.privacy_unit}, and the declaration of {one.table.name!r} protects each {unit}; "
+                f"name that column, or leave the option out",
+            )
     if settings.blocks:
         if any(one.blocks for one in written.releases):
             raise Refusal("blocks", "WHERE names blocks, and so do the options; name them once")

@@ -8,7 +8,7 @@ import datetime as dt
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from sqlglot import TokenType, exp, tokenize
 from sqlglot.errors import SqlglotError
 
+from dpflow.analyst_sql.foreign_sql import find_clause, find_dialect, read_clause, translate
 from dpflow.errors import InvalidInput, PlanRefused, SqlRefused
 from dpflow.tables.language.conditions import is_unicode, parse_strictly
 
@@ -24,7 +25,7 @@ MOST_TEXT = 20_000
 #: Options that a leading comment may give.
 OPTIONS = (
     *("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "name", "min_units"),
-    *("noise", "groups", "rows_per_group", "rows_per_unit"),
+    *("noise", "groups", "rows_per_group", "rows_per_unit", "dialect"),
 )
 #: What a comment with options begins with.
 _MARK = "dp:"
@@ -69,12 +70,14 @@ class SourceText:
             stay what they are.
         options: of the leading comments.
         explain: EXPLAIN stands before it, without ANALYZE.
+        privacy_unit: the column that the query itself takes for the privacy unit's; None if it names none.
     """
 
     written: str
     text: str
     options: Mapping[str, str]
     explain: bool = False
+    privacy_unit: str | None = None
     _lines: list[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -154,8 +157,11 @@ class SourceText:
         return before + max((column or 1) - 1, 0)
 
 
-def read_source(text: str) -> SourceText:
+def read_source(text: str, dialect: str | None = None) -> SourceText:
     """Split options and EXPLAIN from a query.
+
+    Args:
+        dialect: what it is written in, unless its comment says so; `SourceText.text` is DuckDB's.
 
     Raises:
         SqlRefused: it is too long, or holds characters that are no text.
@@ -173,14 +179,15 @@ def read_source(text: str) -> SourceText:
     options: dict[str, str] = {}
     rest, words = text, []
     # The tokenizer takes what stands behind EXPLAIN for one text, so it is read again without it.
+    language = "duckdb" if dialect is None else find_dialect(dialect)
     for word in ("explain", "analyze"):
-        tokens = _tokenize(rest, text)
+        tokens = _tokenize(rest, text, language)
         if tokens and tokens[0].text.casefold() == word:
             words.append(word)
             rest = _blank(rest, tokens[0].start, tokens[0].end + 1)
         else:
             break
-    tokens = _tokenize(rest, text)
+    tokens = _tokenize(rest, text, language)
     start, before = 0, rest[: tokens[0].start if tokens else 0]
     # Options may stand below a title: ignored ones would charge another scope than they name.
     for comment in tokens[0].comments if tokens else ():
@@ -195,14 +202,26 @@ def read_source(text: str) -> SourceText:
             is_block = before[start - 2 : start] == "/*"
             rest = _blank(rest, start - 2, end + 2 * is_block)
         start = end
-    return SourceText(text, rest, options, words == ["explain"])
+    if dialect is None and "dialect" in options:
+        source = read_source(text, options["dialect"])
+        return replace(source, options={**options, **source.options})
+    unit: str | None = None
+    if (clause := find_clause(tokens)) is not None:
+        first, last = clause
+        google, unit = read_clause(tokens[first + 4 : last])
+        for name, value in google.items():
+            add_option(options, name, value, "WITH DIFFERENTIAL_PRIVACY")
+        rest = _blank(rest, tokens[first].start, tokens[last].end + 1)
+    if language != "duckdb":
+        text = rest = translate(rest, language)
+    return SourceText(text, rest, options, words == ["explain"], unit)
 
 
-def _tokenize(text: str, written: str) -> list[Any]:
+def _tokenize(text: str, written: str, dialect: str = "duckdb") -> list[Any]:
     """sqlglot's tokens. Raises `SqlRefused` for a text that has none, such as one with an open quote."""
     problem: Refusal | None = None
     try:
-        return list(tokenize(text, read="duckdb"))
+        return list(tokenize(text, read=dialect))
     except SqlglotError:
         problem = Refusal(
             "syntax", "this is not SQL as DuckDB has it; a quote or comment is not closed"

@@ -56,6 +56,10 @@ def command(
     rows_per_unit: Annotated[
         int | None, typer.Option(help="Rows of one unit that count in all groups, likewise.")
     ] = None,
+    dialect: Annotated[
+        str | None,
+        typer.Option(help="What the query is written in: bigquery, snowflake or postgres."),
+    ] = None,
     table: Annotated[
         list[Path] | None,
         typer.Option(help="A declaration; those of dpflow.yml if left out; repeatable."),
@@ -92,6 +96,7 @@ def command(
         "groups": groups,
         "rows_per_group": rows_per_group,
         "rows_per_unit": rows_per_unit,
+        "dialect": dialect,
         "name": name,
     }
     registry, book = Registry.load(), find_ledger(ledger)

@@ -21,6 +21,7 @@ EXPRESSIONS = [
     "COUNT_IF((age > 20) IS TRUE), COUNT_IF((age > 20) IS NOT TRUE), COUNT_IF((age > 20) IS FALSE)",
     "COUNT_IF(age IS DISTINCT FROM 7), COUNT_IF(age IS NOT DISTINCT FROM cost)",
     "COUNT_IF(starts_with(city, 'O')), COUNT_IF(prefix(city, 'R')), COUNT_IF(contains(city, 'sl')), COUNT_IF(suffix(city, 'e'))",
+    "SUM(ROUND(cost)), SUM(ROUND(cost, 1)), COUNT_IF(ROUND(cost) = 3)",
     "COUNT_IF(FLOOR(cost) = 2), COUNT_IF(FLOOR(age / 7) * 7 = 14)",
     "COUNT_IF(SUBSTR(clinic, 2) = '1'), COUNT_IF(LEFT(city, 2) = 'Os'), COUNT_IF(SUBSTRING(city, 2, 2) = 'om')",
     "COUNT_IF(city || clinic = 'Romec1'), COUNT_IF(CONCAT(city, '-', clinic) = 'Rome-c1')",

@@ -45,6 +45,9 @@ def bound_expression(node: Node, table: Table, integers: set[str]) -> RowBounds:
         return _bound_choice(node, [bound_expression(arg, table, integers) for arg in values])
     if node.op == "length":
         return RowBounds(0, math.inf, True)
+    if node.op == "round":
+        inner, whole = bound_expression(node.args[0], table, integers), node.args[1].args[0] == 0
+        return RowBounds(_widen_end(inner.low) - 1, _widen_end(inner.high) + 1, whole)
     if node.op == "date_diff":
         return _bound_difference(node, table)
     if node.op in PART_RANGES:

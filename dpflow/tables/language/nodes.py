@@ -66,7 +66,7 @@ DIFFERENCES = (
     *("hour", "minute", "second", "microsecond"),
 )
 #: Operators that are rendered as DuckDB's SQL alone.
-DUCKDB_ALONE = ("substring", "||", "date_diff", "regexp_matches", "regexp_extract")
+DUCKDB_ALONE = ("round", "substring", "||", "date_diff", "regexp_matches", "regexp_extract")
 #: Types of CAST by what sqlglot calls them.
 CAST_TYPES = {
     "TEXT": "VARCHAR",

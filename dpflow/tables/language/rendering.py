@@ -390,6 +390,10 @@ class DuckDBRenderer(Renderer):
             require_operands(unit in DATE_UNITS or family != "date", node, "timestamps")
             # Of the years 1 to 9999 there are fewer than 2^59 microseconds.
             return self.write.call("date_diff", self.write.text(unit), *ends), "whole"
+        if node.op == "round":
+            term, digits = self.write_term(node.args[0]), str(int(node.args[1].args[0]))
+            require_operands(term.family in ("whole", "number"), node, "a number")
+            return self.write.call("round", self.as_double(term), digits), "number"
         terms = [self.write_term(arg) for arg in node.args]
         texts = terms[: 2 if node.op != "substring" else 1]
         require_operands(all(term.family == "text" for term in texts), node, "text")

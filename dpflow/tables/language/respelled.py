@@ -2,7 +2,7 @@
 
 ``IF``, ``NULLIF``, ``ILIKE``, ``IS TRUE``, ``IS DISTINCT FROM``, ``FLOOR``, ``dayname``, ``strftime`` and the like are read
 as what they mean in the operators that every engine renders, so no engine has a second rule for them. What is new are
-five operators of DuckDB: ``substring``, ``||``, ``date_diff``, ``regexp_matches`` and ``regexp_extract``. None of them
+operators of DuckDB: ``round``, ``substring``, ``||``, ``date_diff``, ``regexp_matches`` and ``regexp_extract``. None of them
 raises: positions and patterns are literals that are checked here, and dates are within the years 1 to 9999.
 """
 
@@ -31,7 +31,7 @@ class Reader(Protocol):
 
 #: The longest text that ``substring`` gives, and the longest pattern.
 MAX_LENGTH, MAX_PATTERN = 10_000, 500
-_ONE = Node("number", (Decimal(1),))
+_ZERO, _ONE = Node("number", (Decimal(0),)), Node("number", (Decimal(1),))
 _EMPTY = Node("text", ("",))
 #: Parts of strftime's formats with few values: the part of a date, and its values from the least on.
 _FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -139,6 +139,14 @@ def _contains(before: str, after: str) -> Callable[[Reader, Any, int], Node]:
 def _floor(reader: Reader, parsed: Any, depth: int) -> Node:
     (value,) = reader.take_arguments(parsed, "this")
     return Node("bucket", (reader.read_operand(value, depth), _ONE))
+
+
+def _round(reader: Reader, parsed: Any, depth: int) -> Node:
+    value, decimals = reader.take_arguments(parsed, "this", "decimals")
+    digits = _ZERO if decimals is None else reader.read_operand(decimals, depth)
+    if digits.op != "number" or digits.args[0] not in range(13):
+        refuse_sql("literals", "ROUND takes a number, and a literal number of decimals up to 12")
+    return Node("round", (reader.read_operand(value, depth), digits))
 
 
 def _multiply(reader: Reader, parsed: Any, depth: int) -> Node | None:
@@ -350,6 +358,7 @@ _SPELLINGS: dict[str, Callable[[Reader, Any, int], Node | None]] = {
     "EndsWith": _contains("%", ""),
     "Contains": _contains("%", "%"),
     "Floor": _floor,
+    "Round": _round,
     "Mul": _multiply,
     "Substring": _substring,
     "Left": _substring,

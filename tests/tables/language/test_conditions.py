@@ -189,6 +189,8 @@ def test_what_conditions_mean(nasty: Any, where: str, rows: int) -> None:
         ("regexp_matches(txt, '(a{999}){999}')", "the regular expression is none of DuckDB's"),
         ("regexp_matches(txt, 'a', 'i')", "with flag"),
         ("substr(txt, 0, 2) = ''", "literals"),
+        ("round(f, 99) = 1", "literals"),
+        ("round(txt) = 1", "types"),
         ("left(txt, -1) = ''", "literals"),
         ("txt ILIKE 'É%'", "literals"),
         ("contains(txt, '%')", "literals"),
@@ -365,6 +367,8 @@ numbers = st.deferred(
             [
                 *(f"date_diff('{unit}', DATE '9999-12-31', day)" for unit in DIFFERENCES),
                 "if(flag, i, NULL)",
+                "round(f, 2)",
+                "round(big)",
                 "date_diff('microsecond', ts, TIMESTAMP '9999-12-31 23:59:59.999999')",
                 "date_diff('hour', tz, tz)",
                 "day - day",

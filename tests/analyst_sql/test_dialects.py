@@ -1,0 +1,91 @@
+"""Queries of other dialects, and GoogleSQL's clause: what they ask becomes DuckDB's query and options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dpflow.errors import InvalidInput, SqlRefused
+
+if TYPE_CHECKING:
+    from sql_world import World
+
+CLAUSE = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({}) city, COUNT(*) AS n FROM visits GROUP BY city"
+)
+FULL = "epsilon=1, delta=1e-6, max_groups_contributed=2, max_rows_contributed=5, min_privacy_units_per_group=3"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "same"),
+    [
+        ("bigquery", "SELECT SAFE_DIVIDE(COUNTIF(age > 9), COUNT(*)) AS r FROM `visits`",
+         "SELECT CASE WHEN COUNT(*) <> 0 THEN COUNT_IF(age > 9) / COUNT(*) END AS r FROM visits"),
+        ("bigquery", "SELECT DATE_TRUNC(day, MONTH) AS m, COUNT(*) AS n FROM visits "
+         "WHERE day >= DATE_SUB('2020-02-01', INTERVAL 3 DAY) GROUP BY m",
+         "SELECT date_trunc('month', day) AS m, COUNT(*) AS n FROM visits WHERE day >= '2020-01-29' GROUP BY m"),
+        ("snowflake", "SELECT IFF(age > 30, 'old', 'young') AS k, COUNT(*) AS n FROM visits GROUP BY k",
+         "SELECT CASE WHEN age > 30 THEN 'old' ELSE 'young' END AS k, COUNT(*) AS n FROM visits GROUP BY k"),
+        ("postgres", "SELECT COUNT(*) FILTER (WHERE city ~ '^R') AS n FROM visits",
+         "SELECT COUNT(*) FILTER (WHERE regexp_matches(city, '^R')) AS n FROM visits"),
+    ],
+)  # fmt: skip
+def test_a_dialects_query_is_duckdbs(fresh: World, dialect: str, text: str, same: str) -> None:
+    """Asked in DuckDB's SQL afterwards it is the same release, so it is free."""
+    first = fresh.ask(text, epsilon=1, delta="1e-6", dialect=dialect)
+    again = fresh.ask(same, epsilon=1, delta="1e-6")
+    assert again.free and again.rows == first.rows
+    if "`" not in text:
+        assert fresh.ask(f"-- dp: dialect={dialect}\n{text}", epsilon=1, delta="1e-6").free
+
+
+def test_googles_clause_is_options(world: World) -> None:
+    """With the privacy unit's name in any case, and behind a WITH."""
+    plan = world.ask(
+        "EXPLAIN " + CLAUSE.format(f"{FULL}, privacy_unit_column=v.PERSON"), dialect="bigquery"
+    )
+    settings = plan.settings
+    assert (settings.epsilon, settings.min_units) == (1, 3) and str(settings.delta) == "1/1000000"
+    assert (settings.bounds.groups, settings.bounds.rows) == (2, 5)
+    text = "WITH old AS (SELECT * FROM visits WHERE age > 3) SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon=0.5) COUNT(*) FROM old"
+    assert str(world.ask(f"EXPLAIN {text}").settings.epsilon) == "1/2"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ("epsilon=1, privacy_unit_column=city", "declared-columns"),
+        ("epsilon=1, contribution_bounds_per_group=(0, 5)", "contribution_bounds_per_group"),
+        ("epsilon=1, epsilon=2", "given twice"),
+        ("epsilon=1, group_selection_strategy=PUBLIC_GROUPS", "group_selection_strategy"),
+        ("epsilon", "name=value"),
+        ("", "name=value"),
+        ("epsilon=1, max_groups_contributed=none", "groups is a whole number"),
+    ],
+)
+def test_an_option_without_a_counterpart_is_named(world: World, options: str, match: str) -> None:
+    """None is passed over: the query would be another one."""
+    with pytest.raises((InvalidInput, SqlRefused), match=match):
+        world.ask(CLAUSE.format(options))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "match"),
+    [
+        (CLAUSE.format("epsilon=1"), {"epsilon": 1}, "given twice"),
+        (f"-- dp: dialect=bigquery\n{CLAUSE.format('epsilon=1')}", {"dialect": "bigquery"}, "given twice"),
+        (CLAUSE.format("epsilon=1").replace("OPTIONS(epsilon=1)", ""), {}, "outermost"),
+        (f"{CLAUSE.format('epsilon=1')} UNION ALL {CLAUSE.format('epsilon=1')}", {}, "stands once"),
+        ("SELECT COUNT(*) FROM visits", {"epsilon": 1, "dialect": "oracle"}, "none of duckdb"),
+        ("SELECT COUNT(* FROM visits", {"epsilon": 1, "dialect": "bigquery"}, "no SQL of bigquery"),
+        ("SELECT 1; SELECT 2", {"epsilon": 1, "dialect": "postgres"}, "one-statement"),
+        ("SELECT COUNT(*) FROM visits WHERE age > RANDOM() * 9", {"epsilon": 1, "dialect": "postgres"}, "allow-list"),
+        ("COPY visits TO '/tmp/x'", {"epsilon": 1, "dialect": "snowflake"}, "select-only|no SQL of|alone"),
+        ("ATTACH 'x.db'", {"epsilon": 1, "dialect": "bigquery"}, "select-only|no SQL of|alone"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(world: World, text: str, options: dict[str, Any], match: str) -> None:
+    """One price for one query, one dialect, and no statement but a SELECT."""
+    with pytest.raises((InvalidInput, SqlRefused), match=match):
+        world.ask(text, **options)
