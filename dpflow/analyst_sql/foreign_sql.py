@@ -74,7 +74,7 @@ def find_clause(tokens: Sequence[Any]) -> tuple[int, int] | None:
         last += 1
     if words != ["OPTIONS", "("] or last == len(tokens) or len(starts) > 1:
         raise InvalidInput(
-            "WITH DIFFERENTIAL_PRIVACY stands once, behind the outermost SELECT, with OPTIONS(epsilon=..., ...): one query "
+            "the clause WITH DIFFERENTIAL_PRIVACY stands once, behind the outermost SELECT, with OPTIONS(epsilon=..., ...): one query "
             "has one price"
         )
     return starts[0], last

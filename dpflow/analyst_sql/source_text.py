@@ -210,7 +210,7 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
         first, last = clause
         google, unit = read_clause(tokens[first + 4 : last])
         for name, value in google.items():
-            add_option(options, name, value, "WITH DIFFERENTIAL_PRIVACY")
+            add_option(options, name, value, "its OPTIONS")
         rest = _blank(rest, tokens[first].start, tokens[last].end + 1)
     if language != "duckdb":
         text = rest = translate(rest, language)
