@@ -145,7 +145,7 @@ def main() -> None:
         "database",
         "reserved",
         "charges",
-        "mean / slowest process (bar 2)",
+        "mean / slowest process",
         "99 % within",
         "processor a charge",
         "settles",

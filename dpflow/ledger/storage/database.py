@@ -1,9 +1,8 @@
 """Connections: one writer at a time on SQLite and PostgreSQL, durable commits, and errors in
 dpflow's words.
 
-Writers are serial because the history is a chain. SQLite: WAL, BEGIN IMMEDIATE, and a fair queue
-beside the file (SQLite's own waiting starves writers). PostgreSQL: one advisory lock per
-transaction, which is fair by itself.
+Writers are serial because the history is a chain. SQLite: WAL and BEGIN IMMEDIATE. PostgreSQL: one
+advisory lock per transaction, which is fair by itself.
 
 A writer lets the next one in when it has committed, and only then waits for the disk, so that
 several wait for it together. The rule that makes this as good as waiting first: **nothing returns
@@ -33,7 +32,6 @@ from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavai
 from dpflow.extras import require_extra
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.postgres_transaction import PostgresTransaction
-from dpflow.ledger.storage.sqlite_turns import Queue
 from dpflow.ledger.storage.statements import Read, SqliteTransaction, Transaction
 from dpflow.private_files import UntrustedPlace, make_private_folder, require_own_file
 
@@ -104,7 +102,6 @@ class Database:
             sa.URL.create("sqlite", database=str(self.path)) if self.sqlite else _parse_url(text)
         )
         self._engine: sa.Engine | None = None
-        self._mine = threading.local()  # this thread's place in the queue
         # Spared from the pool, because giving them back costs a rollback.
         self._spare: list[sa.PoolProxiedConnection] = []
         self._pid = 0
@@ -137,26 +134,19 @@ class Database:
         Args:
             reads: what it needs from the first, sent with its beginning: `Transaction.read_ahead`.
         """
-        committing, queue = False, self._thread_queue()
+        committing = False
         try:
+            connection, transaction = self._begin_transaction(self._start_writing, reads)
             try:
-                # Only fairness depends on it: the database's own lock does the rest.
-                if queue is not None:
-                    queue.enter()
-                connection, transaction = self._begin_transaction(self._start_writing, reads)
-                try:
-                    # Nothing counts as flushed, should a signal come between commit and flush.
-                    flushed = connection.info.pop("flushed", None)
-                    yield transaction
-                    # From here an error may hide a commit that went through; its message says so.
-                    committing = True
-                    transaction.commit()
-                except BaseException:
-                    self._undo_transaction(connection, transaction)
-                    raise
-            finally:
-                if queue is not None:
-                    queue.leave()
+                # Nothing counts as flushed, should a signal come between commit and flush.
+                flushed = connection.info.pop("flushed", None)
+                yield transaction
+                # From here an error may hide a commit that went through; its message says so.
+                committing = True
+                transaction.commit()
+            except BaseException:
+                self._undo_transaction(connection, transaction)
+                raise
             # After the turn: the next writer works while this one waits for the disk.
             if self.sqlite:
                 self._flush_log(connection)
@@ -304,15 +294,6 @@ class Database:
                 f"{self!r} is read all the time, so what a killed try left cannot be destroyed; try again, "
                 f"which is never charged twice"
             )
-
-    def _thread_queue(self) -> Queue | None:
-        """This thread's place among the writers of the SQLite file."""
-        if self.path is None:
-            return None
-        queue: Queue | None = getattr(self._mine, "queue", None)
-        if queue is None or queue.pid != os.getpid():
-            queue = self._mine.queue = Queue(str(self.path))
-        return queue
 
     @property
     def engine(self) -> sa.Engine:
