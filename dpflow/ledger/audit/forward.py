@@ -171,12 +171,14 @@ class ForwardCheck:
             expected.propose(entry, read_body(entry))
 
     def _load_entries(self, numbers: Iterable[int]) -> dict[int, Any]:
-        """Entries before the checkpoint by number, each with its seal checked."""
-        rows = {row.seq: row for row in self._look_up(_ENTRIES, "seq", numbers)}
-        for row in rows.values():
+        """Entries before the checkpoint by number, without those that nobody sealed."""
+        entries = {}
+        for row in self._look_up(_ENTRIES, "seq", numbers):
             if fault := chain.find_fault(self._anchor, row):
                 self.problems.append(fault)
-        return rows
+            else:
+                entries[row.seq] = row
+        return entries
 
     # --- rows to compare ----------------------------------------------------------------------
 

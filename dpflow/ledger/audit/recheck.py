@@ -197,7 +197,7 @@ class Recheck:
 
     def _read_terms(self, entry: Any, body: dict[str, Any]) -> dict[str, Any]:
         """The columns of a grant or proposal."""
-        self._check_signature(entry, body)
+        body.pop("signature", None)
         capacity, approvals = body.pop("capacity", None), body.pop("approvals", 1)
         body.pop("proposal", None)
         _, limits = _parse_filter(body["filter"])
@@ -230,12 +230,13 @@ class Recheck:
         return 2 in (terms["approvals"], self.scopes.get(scope, terms)["approvals"])
 
     def _apply_propose(self, entry: Any, body: dict[str, Any]) -> None:
+        self._check_signature(entry, body)
         self.propose(entry, body)
         terms = self.proposals[entry.scope]
         _require(self._needs_second(entry.scope, terms), "proposes what needs no second approval")
 
     def propose(self, entry: Any, body: dict[str, Any]) -> None:
-        """Take down a proposal."""
+        """Take down a proposal, whoever signed it."""
         terms = self._read_terms(entry, body)
         self.proposals[entry.scope] = terms | {"principal": entry.principal, "seq": entry.seq}
 
@@ -255,6 +256,7 @@ class Recheck:
 
     def _apply_grant(self, entry: Any, body: dict[str, Any]) -> None:
         name, approved = entry.scope, body.get("proposal")
+        self._check_signature(entry, body)
         body = self._read_terms(entry, body)
         self._require_second(entry, body, approved)
         granted, limits = _parse_filter(body["filter"])

@@ -98,6 +98,7 @@ def test_new_entries_go_through_the_same_rules(ledger, ask):
         ("UPDATE dpflow_proposal SET principal = 'eve'", "waits for other"),
         ("UPDATE dpflow_entry SET principal = 'eve' WHERE kind = 'resolve'", "was changed"),
         ("DELETE FROM dpflow_entry WHERE kind = 'resolve'", "is missing"),
+        ("UPDATE dpflow_entry SET body = 'x' WHERE kind IN ('session', 'propose')", "was changed"),
     ],
 )
 def test_damage_behind_a_checkpoint_is_found(ledger, place, ask, statement, word):

@@ -67,6 +67,20 @@ def test_two_approvals_are_two_keys(signed):
     assert signed.verify().ok
 
 
+def test_a_proposal_stands_when_other_signers_follow(signed):
+    """It was signed by who might then: forward from a checkpoint it is not held against later ones."""
+    signed.quota("s/t", "0.5", 0, principal="login", approvals=2, signer=ANN)
+    (proposal,) = signed.proposals()
+    signed.grant("s", 1, 0, signers=[BOB.public_text, EVE.public_text], signer=BOB, **TERMS)
+    early = signed.checkpoint()
+    report = signed.verify(since=early, new_only=True)
+    assert report.ok and report.self_declared == ()
+    with pytest.raises(InvalidInput, match="ann proposed this grant"):
+        signed.approve("s/t", proposal.seq, principal="login", signer=ANN)
+    signed.approve("s/t", proposal.seq, principal="login", signer=EVE)
+    assert signed.verify(since=early, new_only=True).ok and signed.verify().ok
+
+
 def test_signers_have_names_of_their_own(place):
     """Two keys of one name would be two approvals of one person."""
     ledger = place.open()
