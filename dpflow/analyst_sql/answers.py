@@ -6,15 +6,15 @@ import csv
 import datetime as dt
 import io
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpflow.analyst_sql.cells import Cells
 from dpflow.analyst_sql.noise_intervals import ColumnIntervals, find_intervals, find_ranges
 from dpflow.analyst_sql.released_tables import ReleasedTable, make_tables
-from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery
+from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery, SqlAggregate
 from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.core.contract.result_fields import clip_number
 from dpflow.core.contract.results import NO_VALUE, ValueRange
@@ -36,6 +36,7 @@ class Released:
 
     ``noisy``: it, or the choice of its row, depends on noise. ``clipped``: value or interval reached
     outside the range. ``raw_value`` and ``raw_span``: both as they were computed, for sums over rows.
+    ``total``: the 95 % total interval, of noise and truncation, where it is known.
     """
 
     value: Any
@@ -45,6 +46,7 @@ class Released:
     clipped: bool = False
     raw_value: Any = None
     raw_span: tuple[float, float] | None = None
+    total: tuple[float, float] | None = None
 
 
 #: What is said of a column's noise: it has none, intervals hold it, or no sound rule covers it.
@@ -133,7 +135,8 @@ class SqlAnswer:
         self, intervals: bool = False, raw: bool = False
     ) -> list[tuple[str, str, list[Any]]]:
         """Names, types and values; if asked for with ``_noise_low`` and ``_noise_high`` beside each
-        column that has an interval, and ``_raw_value`` beside these.
+        column that has an interval, ``_low`` and ``_high`` where a total interval is known, and
+        ``_raw_value`` beside these.
         """
         listed = []
         for position, column in enumerate(self.columns):
@@ -148,6 +151,9 @@ class SqlAnswer:
                 "noise_low": [cell.low for cell in cells],
                 "noise_high": [cell.high for cell in cells],
             }
+            if any(cell.total is not None for cell in cells):
+                totals = [cell.total or (None, None) for cell in cells]
+                beside |= {"low": [low for low, _ in totals], "high": [high for _, high in totals]}
             if raw:
                 beside["raw_value"] = [_as_float(cell.raw_value) for cell in cells]
             listed += [(f"{column.name}_{end}", "DOUBLE", ends) for end, ends in beside.items()]
@@ -302,6 +308,7 @@ def compute_answer(
     origins: Sequence[Origin],
     notes: Sequence[str],
     keys: KeyReader,
+    totals: Mapping[tuple[SelectQuery, SqlAggregate], tuple[float, float]] | None = None,
 ) -> SqlAnswer:
     """All that is computed from released numbers, in DuckDB; with intervals where a rule covers them.
 
@@ -309,6 +316,8 @@ def compute_answer(
     failure probability, or, where that is not known, the failures are added. Where noise chose the rows, as
     HAVING or LIMIT do, it is taken so that those of all that might have been chosen hold: the largest of
     many numbers is the one whose noise is likely to be large.
+
+    A column that is one released number, whatever its noise, has the total interval of that number.
 
     All of it is computed from numbers as they were drawn; only the answer's own are clipped to their
     public ranges.
@@ -335,6 +344,10 @@ def compute_answer(
         interval: IntervalKind = "stated" if known else "no interval" if one.noisy else "exact"
         limits = ranges[position] if result.rows else []
         cells_of = [_clip_value(*cell, one.noisy) for cell in zip(values, spans, limits)]
+        if one.together == 1 and (aggregate := query.find_number(position)) in (totals or {}):
+            assert totals is not None and aggregate is not None
+            ends = totals[aggregate]
+            cells_of = [_add_total(cell, ends, range) for cell, range in zip(cells_of, limits)]
         clipped = sum(cell.clipped for cell in cells_of)
         columns.append(
             AnswerColumn(_number_name(columns, name), kind, one.confidence, interval, clipped)
@@ -372,6 +385,14 @@ def _clip_value(
         return Released(value, None, None, noisy, False, value)
     low, high = number.noise_low, number.noise_high
     return Released(number.value, low, high, noisy, number.clipped, value, span)
+
+
+def _add_total(cell: Released, ends: tuple[float, float], limits: ValueRange) -> Released:
+    """A value with the total interval of the released number that it is."""
+    if isinstance(cell.raw_value, bool) or not isinstance(cell.raw_value, int | float):
+        return cell
+    low, high = cell.raw_value - ends[0], cell.raw_value + ends[1]
+    return replace(cell, total=(limits.clip(float(low)), limits.clip(float(high))))
 
 
 def run_query(tables: Sequence[ReleasedTable], query: SplitQuery) -> QueryResult:

@@ -24,7 +24,7 @@ from dpflow.analyst_sql.query_parts import (
 )
 from dpflow.analyst_sql.query_reader import read_query
 from dpflow.analyst_sql.released_tables import expect_tables
-from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery
+from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery, SqlAggregate
 from dpflow.analyst_sql.settings import Settings, make_finder, merge_options, read_settings
 from dpflow.analyst_sql.shared_filters import move_filters
 from dpflow.analyst_sql.source_text import Refusal, SourceText, read_source, refusal_of
@@ -42,7 +42,7 @@ from dpflow.analyst_sql.target_errors import find_epsilon
 from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteGaussian
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.results import NONE
+from dpflow.core.contract.results import NONE, Result
 from dpflow.engine.planning.precheck import check_source
 from dpflow.engine.releases.choose_bounds import BoundsChooser
 from dpflow.engine.releases.execute import Receipt, release_all
@@ -337,6 +337,7 @@ def answer_sql(
     answered: list[tuple[QueryPart, Cells]] = []
     origins: list[Origin] = []
     notes = list(plan.unpaid)
+    totals: dict[tuple[SelectQuery, SqlAggregate], tuple[float, float]] = {}
     for part, stored in zip(plan.parts, plan.stored):
         query = part.part.queries[0]
         if stored is not None:
@@ -353,6 +354,10 @@ def answer_sql(
         answering = part.plan if stored is None else stored.plan
         if answering.chosen is not None:
             notes.append(answering.describe_contributions())
+        if result.totals is not None:
+            notes.append(result.totals.statement)
+        if stored is None or stored.groups == query.groups:
+            totals |= _totals_of(part.part, result)
         if part.part.private:
             notes.append(CHOSEN_KEYS)
         if result == NONE:
@@ -370,7 +375,21 @@ def answer_sql(
             f"are not in it"
         )
     notes = list(dict.fromkeys(notes))
-    return compute_answer(plan.query, find_cells_by_query(answered), origins, notes, plan.keys)
+    cells_of = find_cells_by_query(answered)
+    return compute_answer(plan.query, cells_of, origins, notes, plan.keys, totals)
+
+
+def _totals_of(
+    part: QueryPart, result: Result
+) -> dict[tuple[SelectQuery, SqlAggregate], tuple[float, float]]:
+    """The ends of total intervals of a part's numbers, where its release knows some."""
+    known = {} if result.totals is None else result.totals.ends
+    return {
+        (query, aggregate): known[label]
+        for query in part.queries
+        for aggregate, label in part.measures.items()
+        if label in known
+    }
 
 
 def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:

@@ -111,6 +111,24 @@ class SplitQuery:
         """The text that DuckDB runs over released rows."""
         return write_sql(self.tree)
 
+    def find_number(self, position: int) -> tuple[SelectQuery, SqlAggregate] | None:
+        """The released number that a column of the answer is, where every row of the answer is one of a
+        single release; None for whatever is computed.
+        """
+        source = self.tree.args.get("from_")
+        changes = {name for name, value in self.tree.args.items() if value}
+        plain = {"kind", "expressions", "from_", "order", "limit", "offset"}
+        if not isinstance(self.tree, exp.Select) or source is None or not changes <= plain:
+            return None
+        found = [n for table, n in find_sources(source.this) if table is source.this]
+        column = self.tree.selects[position].unalias()
+        if not found or not isinstance(column, exp.Column):
+            return None
+        release = self.releases[found[0]]
+        names = {number_column(j): one for j, one in enumerate(release.aggregates)}
+        aggregate = names.get(column.name)
+        return None if aggregate is None else (release, aggregate)
+
     def count_limits(self) -> int:
         """How many rows its LIMITs and OFFSETs leave, at most."""
         clauses = self.tree.find_all(exp.Limit, exp.Offset)

@@ -34,6 +34,7 @@ from dpflow.tables.access.object_stores import is_object
 WHY = {
     "unit": "the column that says whose row it is: one guarantee protects all rows with one value in it",
     "rows": "how many rows of one of them count at most: noise grows with it, and rows above it are left out at random",
+    "max_rows": "how many rows none of them exceeds, as everybody knows: what intervals of counts rest on; or none",
     "groups": "in how many groups of a column one of them can have rows: fewer mean less noise; groups above are left out at random",
     "periods": "in how many days, weeks and months one of them can have rows: fewer mean less noise; what is above is left out at random",
     "rows_per_group": "how many rows of one of them count in one group, or in one period",
@@ -67,6 +68,9 @@ def command(
     ] = None,
     unit: Annotated[str | None, typer.Option(help=f"COLUMN: {WHY['unit']}.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help=f"{WHY['rows']}.")] = None,
+    max_rows: Annotated[
+        int | None, typer.Option(min=1, max=10**9, help=f"{WHY['max_rows']}.")
+    ] = None,
     block: Annotated[str | None, typer.Option(help=f"COLUMN: {WHY['block']}.")] = None,
     bounds: Annotated[
         list[str] | None,
@@ -129,6 +133,7 @@ def command(
         name,
         unit,
         rows,
+        max_rows,
         block,
         bounds or [],
         keys or [],
@@ -238,6 +243,7 @@ class _Asker:
         name: str,
         unit: str | None,
         rows: int | None,
+        max_rows: int | None,
         block: str | None,
         bounds: Sequence[str],
         keys: Sequence[str],
@@ -256,6 +262,9 @@ class _Asker:
         if unit:
             self._require_column(unit, "privacy unit", usable)
         rows = rows or int(self._ask("rows", "--rows N", "", _parse_count) or 1)
+        if max_rows is None and self._asks:
+            answer = self._ask("max_rows", "", "none", _parse_maximum)
+            max_rows = _parse_maximum(str(answer))
         if block is None and self._asks and any(c.is_date for c in self._columns.values()):
             block = self._ask("block", "", "none")
             block = None if block == "none" else block
@@ -304,6 +313,7 @@ class _Asker:
             shown,
             reach,
             in_each,
+            max_rows,
         )
 
     def _ask_about(
@@ -455,6 +465,10 @@ def _parse_count(text: str) -> int:
             f"{text[:40]!r} is no number of rows or groups; write a whole number, such as 4"
         )
     return int(text)
+
+
+def _parse_maximum(text: str) -> int | None:
+    return None if text.strip() == "none" else _parse_count(text)
 
 
 def _parse_periods(text: str) -> dict[str, int]:

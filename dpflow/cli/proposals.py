@@ -42,6 +42,7 @@ class Proposal:
         groups: how many groups of a column one unit may reach, or how many days, months and so on.
         rows_per_group: how many of its rows count in each of them.
         columns: everything that may be read, in order.
+        max_rows: how many rows no unit exceeds, as everybody knows.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Proposal:
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     groups: Mapping[str, Limits] = field(default_factory=dict)
     rows_per_group: Mapping[str, Limits] = field(default_factory=dict)
+    max_rows: int | None = None
 
 
 def parse_bounds(text: str) -> tuple[str, ...]:
@@ -97,6 +99,13 @@ def write_declaration(proposal: Proposal, folder: Path) -> str:
         f"privacy_unit: {{column: {_scalar(proposal.unit)}}}  # one guarantee protects all rows of one of these\n",
         protects,
         f"contribution_bounds: {{rows: {proposal.rows}}}  # of each of them at most so many rows count\n",
+        *(
+            [
+                f"max_contributions: {{rows: {proposal.max_rows}}}  # nobody has more, as everybody knows\n"
+            ]
+            if proposal.max_rows
+            else []
+        ),
         "columns:  # only these can be read; bounds and keys come from what you know, not from the rows\n",
         *(f"  {_scalar(name)}: {_write_column(name, proposal)}\n" for name in proposal.columns),
     ]

@@ -20,7 +20,7 @@ from dpflow.engine import (
 )
 from dpflow.engine.releases.republish import read_settled
 from dpflow.engine.releases.result_table import (
-    PRINTED,
+    list_printed_columns,
     list_printed_rows,
     make_table,
     require_file_kind,
@@ -92,7 +92,9 @@ def _show_receipt(receipt: Receipt) -> None:
 
 
 def _print_result(title: str, result: Result) -> None:
-    show_table(title, PRINTED, list_printed_rows(result))
+    show_table(title, list_printed_columns(result), list_printed_rows(result))
+    if result.totals is not None:
+        print(result.totals.statement)
     # A document has no rows: it is shown as the JSON that it is.
     if result.document:
         show_json(dict(result.document))

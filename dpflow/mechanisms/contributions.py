@@ -154,7 +154,10 @@ class Contributions(Mechanism[ContributionsParams]):
         bins = self._histograms(params, table)
         for (name, starts), sizes in zip(bins.items(), (answer.rows, *answer.groups), strict=True):
             counts = noise.add_noise(_count_bins(starts, *sizes), source).tolist()
-            histograms[name] = SizeHistogram(starts, tuple(counts), noise)
+            # By what it counts, for a computed column of this name may be another one tomorrow.
+            column = table.columns.get(name)
+            counted = name if column is None else column.expression or name
+            histograms[counted] = SizeHistogram(starts, tuple(counts), noise)
             labels = _label_bins(starts, "rows" if name == "" else "groups")
             rows += [Row(name, label, n, half_width) for label, n in zip(labels, counts)]
         profile = ContributionProfile(

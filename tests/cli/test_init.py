@@ -132,6 +132,7 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "person",
         "many",
         "4",
+        "9",
         "none",
         "none",
         "Oslo, Rome",
@@ -165,6 +166,7 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "write three numbers" in seen
     assert columns["day"]["groups"] == {"day": 9, "week": 3, "month": 2}
     assert columns["city"]["groups"] == 2
+    assert read_declaration(folder)["max_contributions"] == {"rows": 9}
 
 
 def test_budgets_per_day(folder: Path) -> None:

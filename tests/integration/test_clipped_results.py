@@ -178,6 +178,6 @@ def test_means_from_stored_sums_are_within_their_bounds(world: Any) -> None:
 )
 def test_an_interval_is_never_inverted(value: Any, width: Any, limits: Any, expected: Any) -> None:
     """One that lies outside is the nearest end; types stay."""
-    number = clip_row(Row("", "m", value, width), {"m": ValueRange(*limits)})
+    number = clip_row(Row("", "m", value, width), Result((), ranges={"m": ValueRange(*limits)}))
     assert (number.value, number.noise_low, number.noise_high, number.clipped) == expected
     assert type(number.value) is type(value)

@@ -194,5 +194,5 @@ def test_each_block_has_units_of_its_own(tmp_path: Path) -> None:
     answer = PrivateTable(table).answer(UnitSizes(("shop",)), ("2024-01-01", "2024-01-02"))
     assert [dict(zip(*map(list, one))) for one in (answer.rows, *answer.groups)] == [
         {1: 2, 2: 1},
-        {1: 1, 2: 1},
+        {1: 2, 2: 1},
     ]

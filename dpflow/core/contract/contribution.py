@@ -176,6 +176,21 @@ class RequestedBounds(Strict):
     rows_per_group: Rows | None = None
 
 
+class MaxContributions(Strict):
+    """What no unit exceeds, as everybody knows without looking at the rows. Total intervals rest on it;
+    no privacy guarantee does, and nothing is cut by it.
+
+    Attributes:
+        rows: rows of one unit, in all.
+        rows_per_group: by column, its rows in one group, or in one day, month and so on.
+    """
+
+    example = "{rows: 400, rows_per_group: {day: {month: 20}}}"
+
+    rows: Rows
+    rows_per_group: dict[str, RowLimits] = Field(default_factory=dict)
+
+
 class ContributionBounds(Strict):
     """How much one privacy unit may contribute to one statistic. All bounds hold together; what is
     above them is truncated, by a draw over the unit's own rows only.

@@ -31,6 +31,7 @@ from dpflow.core.contract.contribution import (
     ContributionBounds,
     GroupBounds,
     Limit,
+    MaxContributions,
     RequestedBounds,
 )
 from dpflow.core.contract.server_source import ServerSource, find_kind, read_source
@@ -226,6 +227,7 @@ class Table(Strict):
             the loss).
         block: the column whose values are blocks, such as a day.
         contribution_bounds: how much one unit may contribute.
+        max_contributions: what no unit exceeds, as everybody knows: what total intervals rest on.
         columns: the columns that may be read, by name; ``join.column`` of a joined relation.
         joins: relations of the same file whose columns are read with the table's.
         holdout: the table is readable through a gate session only.
@@ -255,6 +257,7 @@ class Table(Strict):
     protects: Literal["unit", "unit-block"] = "unit"
     block: str | None = None
     contribution_bounds: ContributionBounds
+    max_contributions: MaxContributions | None = None
     columns: dict[str, Column]
     joins: tuple[Join, ...] = ()
     holdout: bool = False
@@ -328,6 +331,11 @@ class Table(Strict):
             raise ValueError(
                 "public columns need neighbours: replace: what a unit's rows hold tells that it is there"
             )
+        for name in self.max_contributions.rows_per_group if self.max_contributions else ():
+            if name not in self.columns:
+                raise ValueError(
+                    f"max_contributions: {UnknownName('declared column', name, self.columns)}"
+                )
         if len({join.name.casefold() for join in self.joins}) != len(self.joins):
             raise ValueError("two joins have one name")
         private = [self.relation_name, *(j.relation for j in self.joins if j.kind == "unit")]
@@ -478,6 +486,22 @@ class Table(Strict):
         )
         return self.model_copy(update={"columns": columns, "contribution_bounds": bounds})
 
+    def largest_contributions(self) -> Table | None:
+        """The declaration with what no unit exceeds in place of the contribution bounds, so that both
+        follow by the same rules for whatever is computed of a column; None where nothing is declared.
+        """
+        largest = self.max_contributions
+        if largest is None:
+            return None
+        columns = {
+            name: column.without_limits().model_copy(
+                update={"rows_per_group": largest.rows_per_group.get(name)}
+            )
+            for name, column in self.columns.items()
+        }
+        bounds = ContributionBounds(rows=largest.rows)
+        return self.model_copy(update={"columns": columns, "contribution_bounds": bounds})
+
     def limits_for(self, by: str) -> tuple[Limit, Limit]:
         """Groups that one unit may reach in a grouping, and its rows in each, with the words of the
         declaration that each comes from.
@@ -505,6 +529,7 @@ class Table(Strict):
                 "sealed_version",
                 "backend",
                 "require_certified",
+                "max_contributions",
             ),
             True,
         )

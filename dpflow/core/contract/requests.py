@@ -214,8 +214,8 @@ class UnitSizes:
     columns. No unit is truncated: in every list it stands once, or not at all.
 
     Attributes:
-        groupings: the columns whose groups are counted, each list apart. Of a column with public keys
-            only those are counted; rows without a key are left out.
+        groupings: the columns whose groups are counted, each list apart: all of them, whether or not
+            keys are listed; rows without a key are left out.
     """
 
     groupings: tuple[str, ...] = ()

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpflow.core.contract.results import UNLIMITED, Result, Row, ValueRange
@@ -28,6 +27,8 @@ FIELDS = (
     "text",
     "noise_low",
     "noise_high",
+    "low",
+    "high",
     "clipped",
     "remark",
     "epsilon",
@@ -99,12 +100,16 @@ class ClippedNumber:
         noise_low, noise_high: the 95 % noise interval, in the same range; of one that lies outside,
             both are the nearest end. None where no bound is proved.
         clipped: whether value or interval reached outside the range.
+        low, high: the 95 % total interval, of noise and truncation, in the same range; None where it is
+            not known.
     """
 
     value: float | int | str | None
     noise_low: float | None = None
     noise_high: float | None = None
     clipped: bool = False
+    low: float | None = None
+    high: float | None = None
 
 
 def clip_number(
@@ -120,19 +125,24 @@ def clip_number(
     return ClippedNumber(nearest, low, high, (nearest, low, high) != (value, *span))
 
 
-def clip_row(row: Row, ranges: Mapping[str, ValueRange]) -> ClippedNumber:
-    """A row's number and noise interval, clipped to the range of its measure."""
+def clip_row(row: Row, result: Result) -> ClippedNumber:
+    """A row's number, noise interval and total interval, clipped to the range of its measure."""
     value, width = row.value, row.half_width_95
-    limits = ranges.get(row.measure, UNLIMITED)
+    limits = result.ranges.get(row.measure, UNLIMITED)
     if isinstance(value, str) or value is None or width is None:
         return clip_number(value, None, limits)
-    return clip_number(value, (float(value - width), float(value + width)), limits)
+    number = clip_number(value, (float(value - width), float(value + width)), limits)
+    ends = None if result.totals is None else result.totals.ends.get(row.measure)
+    if ends is None:
+        return number
+    low, high = (limits.clip(float(end)) for end in (value - ends[0], value + ends[1]))
+    return replace(number, low=low, high=high)
 
 
 def list_row_fields(result: Result) -> dict[str, list[Any]]:
     """The fields that differ by row, as lists by name; numbers of ``value`` as they are."""
     rows = result.rows
-    numbers = [clip_row(row, result.ranges) for row in rows]
+    numbers = [clip_row(row, result) for row in rows]
     keys = [read_key(row.key) for row in rows]
     values = [split_value(number.value) for number in numbers]
     return {
@@ -142,6 +152,8 @@ def list_row_fields(result: Result) -> dict[str, list[Any]]:
         "text": [text for _, text in values],
         "noise_low": [_as_float(number.noise_low) for number in numbers],
         "noise_high": [_as_float(number.noise_high) for number in numbers],
+        "low": [_as_float(number.low) for number in numbers],
+        "high": [_as_float(number.high) for number in numbers],
         "clipped": [number.clipped for number in numbers],
         "remark": [row.remark or None for row in rows],
         "key_integer": [key.integer for key in keys],

@@ -76,18 +76,33 @@ class Synthetic:
 
 
 @dataclass(frozen=True)
+class Totals:
+    """How far counts may be from the truth, noise and truncation together.
+
+    Attributes:
+        ends: by measure, how far the truth may lie below and above each number, at 95 %.
+        statement: what that rests on; or of which rows counts are, where it is not known what they lack.
+    """
+
+    ends: Mapping[str, tuple[float, float]] = field(hash=False)
+    statement: str
+
+
+@dataclass(frozen=True)
 class Result:
     """The rows of one release, in an order that tells nothing about the table.
 
     ``document`` is JSON that does not fit into rows: a learned hypothesis, the parameters of a
     synopsis. It was drawn with the rows and is stored with them. ``ranges`` are the public ranges of
-    measures that have limits; `Mechanism.value_ranges` says them.
+    measures that have limits; `Mechanism.value_ranges` says them. ``totals`` are stored where they were
+    known when it was drawn.
     """
 
     rows: tuple[Row, ...]
     document: Mapping[str, Any] = field(default_factory=dict, hash=False)
     synthetic: Synthetic | None = None
     ranges: Mapping[str, ValueRange] = field(default_factory=dict, hash=False)
+    totals: Totals | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes an equal result.
@@ -99,6 +114,9 @@ class Result:
         data: dict[str, Any] = {"rows": [_row_to_json(row) for row in self.rows]}
         if self.ranges:
             data["ranges"] = {name: [one.low, one.high] for name, one in self.ranges.items()}
+        if self.totals is not None:
+            ends = {name: list(pair) for name, pair in self.totals.ends.items()}
+            data["totals"] = {"ends": ends, "statement": self.totals.statement}
         if self.document:
             data["document"] = dict(self.document)
         if self.synthetic is not None:
@@ -115,7 +133,11 @@ class Result:
         synthetic = synthetic_json and _read_synthetic(synthetic_json)
         rows = (_read_row(*row) for row in data["rows"])
         ranges = {name: ValueRange(*ends) for name, ends in data.get("ranges", {}).items()}
-        return cls(tuple(rows), data.get("document", {}), synthetic or None, ranges)
+        totals = data.get("totals")
+        if totals is not None:
+            ends = {name: (float(low), float(high)) for name, (low, high) in totals["ends"].items()}
+            totals = Totals(ends, str(totals["statement"]))
+        return cls(tuple(rows), data.get("document", {}), synthetic or None, ranges, totals)
 
 
 def exact_json(value: Any) -> Any:

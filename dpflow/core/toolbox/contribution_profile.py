@@ -22,6 +22,8 @@ from dpflow.core.toolbox.noise import FAILURE, Noise
 
 #: A profile is used where its resolution is at most this part of the number of units.
 MAX_RESOLUTION = 10
+#: With this probability noise passes for units with many rows: bounds chosen by it would be far too large.
+SHOWN_FAILURE = 0.005
 
 
 def size_bins(largest: int) -> tuple[int, ...]:
@@ -73,9 +75,10 @@ class SizeHistogram:
         """The units of each bin, none below 0, and none above the last bin that noise does not explain:
         by its own number, or with those above it.
         """
-        most = self.noise.half_width(FAILURE / len(self.counts))
+        most = self.noise.half_width(SHOWN_FAILURE / len(self.counts))
         shown = [
-            count > most or tail > self.noise.sum_half_width(len(self.counts) - place)
+            count > most
+            or tail > self.noise.sum_half_width(len(self.counts) - place, SHOWN_FAILURE)
             for place, (count, tail) in enumerate(zip(self.counts, self.tails.tolist()))
         ]
         last = max((place for place, is_shown in enumerate(shown) if is_shown), default=-1)

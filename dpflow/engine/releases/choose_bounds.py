@@ -158,9 +158,10 @@ class _Choice:
             profile.rows, histogram, is_grouped=self._by is not None
         )
         keys = mechanism.make_query(plan.params, plan.table).group_keys
-        self._keys = len(keys) if keys is not None else max(1, int(self._groups.max(initial=1)))
-        if self._by is None:
-            self._keys = 1
+        self._keys = max(1, int(self._groups.max(initial=1))) if self._by is not None else 1
+        if keys is not None:
+            self._keys = len(keys)
+            self._groups = np.minimum(self._groups, self._keys)
 
     def apply(self, profile: str) -> Plan:
         """The plan with the bounds of least error."""
@@ -297,7 +298,12 @@ def couple_sizes(
 
 def find_histogram(profile: ContributionProfile, table: Table, by: str) -> SizeHistogram | None:
     """The histogram of groups of a grouping, however either is written; None where there is none."""
-    histograms = {_canonical(name, table): one for name, one in profile.groups.items()}
+    histograms = {
+        _canonical(name, table): one
+        for name, one in profile.groups.items()
+        # Not of a stored column whose name another computed one has taken since.
+        if name not in table.columns or table.columns[name].expression in (None, name)
+    }
     column = table.columns[by]
     if column.parts is not None:
         return None

@@ -35,6 +35,7 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.result_table import ResultTable, make_table
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
+from dpflow.engine.releases.total_intervals import find_totals
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger, ReleaseCharge, ReleaseRecord, Reservation, Scope
@@ -402,7 +403,10 @@ def _draw_and_settle(
     # Keyed: a bare digest of private rows could be guessed.
     snapshot = ledger.commitment(private.data_identity(), "snapshot")
     failures: list[str] = []
+    totals = find_totals(plan, ledger, snapshot)
     result = draw_result(plan, private, failures)
+    if totals is not None and result != NONE:
+        result = replace(result, totals=totals)
     return ledger.settle(
         reservation,
         result.to_json(),

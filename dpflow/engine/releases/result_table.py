@@ -141,27 +141,41 @@ class ResultTable:
         """A table for notebooks, with the 95 % noise interval of each number."""
         lines = list_printed_rows(self.result)
         note = "" if lines else "<p>nothing was selected</p>"
-        return write_html(title, PRINTED, lines) + note
+        if self.result.totals is not None:
+            note += f"<p>{html.escape(self.result.totals.statement)}</p>"
+        return write_html(title, list_printed_columns(self.result), lines) + note
 
 
 #: The columns of a printed result.
 PRINTED = ("key", "measure", "value", "95 % noise interval", "clipped", "remark")
 
 
+def list_printed_columns(result: Result) -> tuple[str, ...]:
+    """`PRINTED`, and the total interval where one is known."""
+    has_totals = result.totals is not None and bool(result.totals.ends)
+    return (*PRINTED, "95 % total interval") if has_totals else PRINTED
+
+
 def list_printed_rows(result: Result) -> list[tuple[Any, ...]]:
-    """A result's rows for people, by the columns `PRINTED`."""
-    numbers = [clip_row(row, result.ranges) for row in result.rows]
+    """A result's rows for people, by the columns of `list_printed_columns`."""
+    numbers = [clip_row(row, result) for row in result.rows]
+    has_totals = len(list_printed_columns(result)) > len(PRINTED)
     return [
         (
             row.key,
             row.measure,
             number.value,
-            "" if number.noise_low is None else f"{number.noise_low:g} to {number.noise_high:g}",
+            _write_interval(number.noise_low, number.noise_high),
             "clipped" if number.clipped else "",
             row.remark,
+            *([_write_interval(number.low, number.high)] if has_totals else []),
         )
         for row, number in zip(result.rows, numbers)
     ]
+
+
+def _write_interval(low: float | None, high: float | None) -> str:
+    return "" if low is None else f"{low:g} to {high:g}"
 
 
 def make_table(release: PublishedRelease) -> ResultTable:
@@ -182,7 +196,7 @@ def make_table(release: PublishedRelease) -> ResultTable:
 
 
 #: Columns of doubles.
-_NUMBERS = ("value", "noise_low", "noise_high", "raw_value", "half_width_95")
+_NUMBERS = ("value", "noise_low", "noise_high", "low", "high", "raw_value", "half_width_95")
 #: Kinds of pandas' columns that hold no text.
 _PANDAS = {
     **dict.fromkeys(_NUMBERS, "Float64"),

@@ -18,7 +18,9 @@ from dpflow.tables.public import distribution_macros
 from dpflow.tables.public.public_file import read_file, write_file
 
 _TYPES = {
-    **dict.fromkeys(("value", "noise_low", "noise_high", "raw_value", "half_width_95"), "DOUBLE"),
+    **dict.fromkeys(
+        ("value", "noise_low", "noise_high", "low", "high", "raw_value", "half_width_95"), "DOUBLE"
+    ),
     "clipped": "BOOLEAN",
     "epsilon": "DOUBLE",
     "delta": "DOUBLE",

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pytest
+from orders_world import MONTHS, REGISTRY, World
 
 import dpflow
-from dpflow import Ledger
 from dpflow.core.contract.contribution import RequestedBounds
-from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram, size_bins
 from dpflow.core.toolbox.noise import Sensitivity, laplace_noise
@@ -24,60 +22,9 @@ from dpflow.engine.releases.choose_bounds import (
     couple_sizes,
     find_histogram,
 )
-from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.mechanisms.contributions import _count_bins
-from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.neighbours import make_sizes
-
-REGISTRY = Registry.load()
-MONTHS = "SELECT date_trunc('month', day) AS m, COUNT(*) AS n FROM orders GROUP BY ALL ORDER BY m"
-#: 1,000 customers: most with two orders, a tenth with 24, two in each month.
-ROWS = """
-CREATE TABLE orders AS
-SELECT customer, DATE '2024-01-15' + INTERVAL (n % 12) MONTH AS day, chr(65 + CAST(customer % 3 AS INTEGER)) AS state
-FROM range(1000) c(customer), range(24) o(n) WHERE n < 2 OR customer % 10 = 0
-"""
-
-
-class World:
-    """A table of orders, its ledger, and releases of both."""
-
-    def __init__(self, folder: Path) -> None:
-        with duckdb.connect(str(folder / "orders.duckdb")) as connection:
-            connection.execute(ROWS)
-        self.table = self.declare(folder)
-        self.ledger = Ledger(folder / "ledger.sqlite", create=True)
-        terms: Any = {"principal": "owner", "confirm_large": True}
-        self.ledger.grant("orders", "1000", "1e-5", table=self.table, **terms)
-
-    def declare(self, folder: Path, **day: Any) -> Table:
-        declared: dict[str, Any] = {
-            "name": "orders",
-            "database": folder / "orders.duckdb",
-            "privacy_unit": {"column": "customer"},
-            "contribution_bounds": {"rows": 3},
-            "columns": {
-                "day": {"lower": "2024-01-01", "upper": "2024-12-31", **day},
-                "state": {"public_keys": ["A", "B", "C"]},
-            },
-        }
-        return Table.model_validate(declared)
-
-    def request(self, mechanism: str, **fields: Any) -> ReleaseRequest:
-        params = {"epsilon": "2", **fields.pop("params", {})}
-        named = {"name": f"{mechanism} of orders", "table": self.table} | fields
-        return ReleaseRequest(mechanism=mechanism, scope="orders", params=params, **named)
-
-    def plan(self, mechanism: str, **fields: Any) -> Any:
-        return make_plan(self.request(mechanism, **fields), REGISTRY, self.ledger)
-
-    def release(self, mechanism: str, **fields: Any) -> Any:
-        return release(self.plan(mechanism, **fields), self.ledger, REGISTRY)
-
-    def ask(self, text: str = MONTHS, **options: Any) -> Any:
-        options = {"epsilon": "2", "scope": "orders"} | options
-        return dpflow.sql(text, tables=[self.table], ledger=self.ledger, **options)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,18 @@ MIXED = Result(
 )
 NAMES = [
     "release_id",
-    *("group_key", "measure", "value", "text", "noise_low", "noise_high", "clipped", "remark"),
+    *(
+        "group_key",
+        "measure",
+        "value",
+        "text",
+        "noise_low",
+        "noise_high",
+        "low",
+        "high",
+        "clipped",
+        "remark",
+    ),
     *("key_integer", "key_date", "key_timestamp", "raw_value", "half_width_95"),
 ]
 

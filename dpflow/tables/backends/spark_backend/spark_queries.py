@@ -162,7 +162,7 @@ class SparkQuery:
         declared = self.table.columns.get(by)
         return (by,) if declared is None or declared.parts is None else declared.parts
 
-    def _write_key(self, by: str) -> str:
+    def write_key(self, by: str) -> str:
         """A row's key as one text; of several columns with each one's length, NULL if one is missing."""
         fields = self.key_parts(by)
         texts = [key_text(field, "group key") for field in fields]
@@ -195,7 +195,7 @@ class SparkQuery:
         """Rows with the place of their key, ``code``; rows with another key are left out."""
         if by is None:
             return self.select_rows(["0L AS code", *outputs])
-        rows = self.select_rows([f"{self._write_key(by)} AS group_key", *outputs])
+        rows = self.select_rows([f"{self.write_key(by)} AS group_key", *outputs])
         if not keys:
             # Of a relation without rows nobody could tell the types.
             return rows.where("false").selectExpr("*", "0L AS code").drop("group_key")
@@ -219,7 +219,7 @@ class SparkQuery:
         return self.with_codes(by, listed, outputs), PrivateKeys(self, by, listed)
 
     def _select_keys(self, by: str, outputs: Sequence[str]) -> Any:
-        key, conditions = self._write_key(by), []
+        key, conditions = self.write_key(by), []
         if self.has_whole_keys(by):
             # Cheaper to compare than texts.
             key = f"CAST({self.key_parts(by)[0].reference} AS BIGINT)"

@@ -1,0 +1,155 @@
+"""Total intervals: what a count can be at most, noise and truncation together.
+
+An interval of the noise is about the rows that the bounds kept. What they cut is known from above where
+a contribution profile counts the same rows: let U be the upper limit on the units that reach more
+groups than counted, and V that on the units with more rows. A group's number of units lost U at
+most. Its number of rows lost M for each of the U and M - 1 for each of the V, of which every kept group keeps a
+row; M is the declared maximum of rows of one unit in one group (`MaxContributions`), for no
+histogram sees one unit with many rows. Without groups each of the V lost at most the declared maximum
+less the bound.
+
+A total interval is [x - w, x + w + cut] with the noise's half-width w at 97.5 %, and limits that hold
+together with 97.5 %; so it holds with 95 %, if the declared maximum does. It is stated for counts of
+rows and of units over public keys. A profile counts the same rows if it was made of the same
+snapshot, without a condition, and of these blocks at least. What a WHERE leaves out only lowers what
+is cut. Rows without a unit count nowhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpflow.core.contract.contribution import GroupBounds
+from dpflow.core.contract.results import Totals
+from dpflow.core.toolbox.aggregate import MeasureMechanism
+from dpflow.core.toolbox.contribution_profile import ContributionProfile
+from dpflow.core.toolbox.noise import FAILURE
+from dpflow.engine.releases.choose_bounds import (
+    find_histogram,
+    profile_name,
+    read_profile,
+)
+from dpflow.engine.releases.plan import Plan
+from dpflow.ledger import Ledger
+from dpflow.tables import declare_groups
+
+
+def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
+    """How far the counts of a release may be from the truth, and what that rests on; None where nothing
+    can be said. Reads no row.
+
+    Args:
+        snapshot: the ledger's commitment to the rows that are read.
+    """
+    mechanism, table = plan.mechanism, plan.table
+    if not isinstance(mechanism, MeasureMechanism) or any(j.kind == "unit" for j in table.joins):
+        return None
+    # Sealed blocks are answered as they were when they were sealed, and a profile counts today's rows.
+    if table.cached_partials == "sealed":
+        return None
+    query = mechanism.make_query(plan.params, table)
+    measures = [one for one in query.measures if one.measure in ("count", "count_distinct")]
+    if query.private or not measures:
+        return None
+    profile = _find_fitting(plan, ledger, snapshot)
+    if profile is None and table.max_contributions is None:
+        return None
+    cuts = _find_cuts(plan, profile, None if query.group_keys is None else len(query.group_keys))
+    release = mechanism.choose_release(plan.params, table)[0]
+    ends: dict[str, tuple[float, float]] = {}
+    for measure in measures:
+        cut = cuts.units if measure.measure == "count_distinct" else cuts.rows
+        if cut is not None:
+            (moment,) = query.weights(measure)
+            width = float(release.noises[moment].half_width(FAILURE / 2))
+            ends[mechanism.measure_label(measure)] = (width, width + cut)
+    statements = []
+    if ends:
+        statements.append(f"total intervals of {', '.join(ends)} hold with 95 %{cuts.premises}")
+    if len(ends) < len(measures) and profile is not None:
+        unit, by = table.privacy_unit.column, getattr(plan.params, "by", None)
+        statements.append(
+            f"counts of rows are of the table with each {unit} cut at {table.bounds_for(by).describe()}{cuts.premises}; how many "
+            f"rows these lack is unknown: declare max_contributions"
+        )
+    return Totals(ends, "; ".join(statements)) if statements else None
+
+
+def _find_fitting(plan: Plan, ledger: Ledger, snapshot: str) -> ContributionProfile | None:
+    """The newest profile of the rows that a plan reads, or of more of them."""
+    blocks = set(plan.request.blocks)
+    name = profile_name(plan.table)
+    for record in reversed(ledger.releases_by_name(plan.request.scope, name)):
+        read = set(record.request.get("blocks", ()))
+        covers = not read or (bool(blocks) and blocks <= read)
+        if record.snapshot == snapshot and covers and not record.request.get("where"):
+            profile = read_profile(record, plan.table)
+            if profile is not None:
+                return profile
+    return None
+
+
+@dataclass(frozen=True)
+class _Cuts:
+    """Rows and units that a group may lack, None where nothing limits them; and what that rests on."""
+
+    rows: int | None
+    units: int | None
+    premises: str
+
+
+def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None) -> _Cuts:
+    table, unit = plan.table, plan.table.privacy_unit.column
+    by = getattr(plan.params, "by", None)
+    bounds = table.bounds_for(by).narrow(keys if by is not None else 1)
+    largest = _largest_bounds(plan, by, keys)
+    reached = min(bounds.groups, bounds.rows)
+    # Above so many rows a unit may lose some of a group that it keeps.
+    full = bounds.rows
+    if largest is None or largest.rows_per_group > bounds.rows_per_group:
+        full = min(full, bounds.rows_per_group)
+    groups_are_cut = by is not None and reached < min(
+        keys or reached, largest.groups if largest else keys or reached
+    )
+    rows_are_cut = largest is None or full < largest.rows
+    needed = groups_are_cut + rows_are_cut
+    words: list[str] = []
+
+    def limit(size: int, noun: str, is_cut: bool) -> int | None:
+        if not is_cut:
+            return 0
+        if profile is None:
+            return None
+        histogram = profile.rows
+        if noun == "groups" and by is not None:
+            # No unit has more groups than rows.
+            histogram = find_histogram(profile, table, by) or histogram
+        number = histogram.limit_above(size, FAILURE / 2 / needed)
+        words.append(f"at most {number} have more than {size} {noun}")
+        return number
+
+    lost_groups, lost_rows = (
+        limit(reached, "groups", groups_are_cut),
+        limit(full, "rows", rows_are_cut),
+    )
+    known = f"; {' and '.join(words)} (97.5 %)" if words else ""
+    if largest is None:
+        return _Cuts(None, lost_groups, known)
+    rows: int | None = None
+    if lost_groups is not None and lost_rows is not None:
+        each = largest.rows_per_group
+        rows = lost_groups * each + lost_rows * (each - 1)
+        if by is None:
+            rows = lost_rows * max(0, largest.rows - bounds.rows)
+    premise = f", if no {unit} has more than {largest.rows_per_group} rows in a group and {largest.rows} in all, as declared"
+    return _Cuts(rows, lost_groups, f"{premise}{known}")
+
+
+def _largest_bounds(plan: Plan, by: str | None, keys: int | None) -> GroupBounds | None:
+    """What no unit exceeds in a grouping, as declared."""
+    table = plan.table.largest_contributions()
+    if table is None:
+        return None
+    if by is not None:
+        table, by = declare_groups(table, by)
+    return table.bounds_for(by).narrow(keys if by is not None else 1)

@@ -1,0 +1,189 @@
+"""Total intervals: that they hold the truth, when they are stated, and what they are about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+from orders_world import MONTHS, REGISTRY, World
+from pydantic import ValidationError
+
+import dpflow
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import UnitSizes
+from dpflow.core.contract.results import Result, Row, Totals
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.core.toolbox.contribution_profile import ContributionProfile
+from dpflow.engine import make_plan
+from dpflow.engine.releases.execute import published_release
+from dpflow.engine.releases.result_table import list_printed_columns
+from dpflow.engine.releases.total_intervals import _find_cuts
+from dpflow.mechanisms.contributions import Contributions, ContributionsParams
+from dpflow.tables import publish, read_published
+from dpflow.tables.private import PrivateTable
+
+BY = "date_trunc('month', day)"
+TRUTH = {
+    "count": np.array([1100, 1100, *[200] * 10]),
+    "count_distinct": np.array([1000, 1000, *[100] * 10]),
+}
+#: Nobody has more than 24 orders, and two in one month.
+LARGEST: dict[str, Any] = {"rows": 24, "rows_per_group": {"day": {"month": 2}}}
+
+
+def declare(world: World, **largest: Any) -> Table:
+    raw = world.table.model_dump(
+        mode="json", exclude={"source", "max_contributions"}, exclude_unset=True
+    )
+    return Table.model_validate(raw | ({"max_contributions": largest} if largest else {}))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """With a profile, and a declared maximum."""
+    made = World(tmp_path_factory.mktemp("orders"))
+    made.table = declare(made, **LARGEST)
+    made.release("contributions")
+    return made
+
+
+@pytest.mark.parametrize("measure", ["count", "count_distinct"])
+@pytest.mark.parametrize("bounds", [(12, 1, 12), (5, 3, 9), (12, 24, 24)])
+def test_they_hold_the_truth(world: World, measure: str, bounds: tuple[int, int, int]) -> None:
+    """With fresh profiles, noise and truncation, whatever the bounds cut: 95 % of cells at least. The noise
+    interval holds it only where nothing is cut; and with a maximum that is false, too few.
+    """
+    names = dict(zip(("groups", "rows_per_group", "rows"), bounds))
+    mechanism = "histogram" if measure == "count" else "count_distinct"
+    fields: dict[str, Any] = {"params": {"by": BY}, "contribution_bounds": names}
+    plan = world.plan(mechanism, **fields)
+    keys = plan.table.public_keys(plan.params.by)
+    release = plan.mechanism.choose_release(plan.params, plan.table)[0]
+    ((moment, noise),) = release.noises.items()
+    private, held, of_noise, of_false = PrivateTable(plan.table), 0, 0, 0
+    sizes = private.answer(UnitSizes((plan.params.by,)), ())
+    params, source = ContributionsParams(epsilon=1, groupings=(plan.params.by,)), SystemSource()
+    too_small = declare(world, rows=5, rows_per_group={"day": {"month": 1}}).max_contributions
+    table = plan.table.model_copy(update={"max_contributions": too_small})
+    false = replace(plan, table=table)
+    statistic = plan.mechanism.data_request(plan.params, plan.table)
+    truth, width = TRUTH[measure], noise.half_width(0.025)
+    for _ in range(5):
+        kept = private.answer(statistic, ()).moment(*moment)
+        for _ in range(10):
+            drawn = Contributions().draw(params, plan.table, sizes, source).document
+            profile = ContributionProfile.from_json(drawn["contributions"])
+            noisy = noise.add_noise(kept, source)
+
+            def count(cut: int | None) -> int:
+                assert cut is not None
+                return int(((noisy - width <= truth) & (truth <= noisy + width + cut)).sum())
+
+            cuts = [_find_cuts(one, profile, len(keys)) for one in (plan, false)]
+            now, wrong = (c.units if measure == "count_distinct" else c.rows for c in cuts)
+            held += count(now)
+            of_noise += count(0)
+            of_false += count(wrong)
+    cells = 50 * len(keys)
+    assert held >= 0.95 * cells
+    is_cut = kept.sum() < truth.sum()
+    assert (of_noise < 0.9 * cells) == is_cut
+    if measure == "count" and bounds == (12, 1, 12):
+        # Nobody is said to have two orders in a month, so nothing would be missing.
+        assert of_false < 0.9 * cells
+
+
+def test_a_release_states_them_everywhere(world: World, tmp_path: Path) -> None:
+    """SQL's columns, frames, the published table, what is printed; and stored answers keep theirs."""
+    both = MONTHS.replace("AS n", "AS n, COUNT(DISTINCT customer) AS c")
+    answer = world.ask(both)
+    frame = answer.to_pandas(intervals=True)
+    assert [*frame.columns][:6] == ["m", "n", "n_noise_low", "n_noise_high", "n_low", "n_high"]
+    for name, measure in (("n", "count"), ("c", "count_distinct")):
+        inside = (frame[f"{name}_low"] <= TRUTH[measure]) & (
+            TRUTH[measure] <= frame[f"{name}_high"]
+        )
+        assert inside.mean() > 0.8
+        assert (frame[f"{name}_low"] <= frame[f"{name}_noise_low"]).all()
+    premise = (
+        "hold with 95 %, if no customer has more than 2 rows in a group and 24 in all, as declared"
+    )
+    assert any(premise in note for note in answer.notes)
+    receipt = world.release("histogram", params={"by": BY}, name="months")
+    assert receipt.result.totals is not None
+    assert Result.from_json(receipt.result.to_json()) == receipt.result
+    assert list_printed_columns(receipt.result)[-1] == "95 % total interval"
+    table = receipt.to_pandas()
+    assert ((table["low"] <= TRUTH["count"]) & (TRUTH["count"] <= table["high"])).mean() > 0.8
+    publish(tmp_path / "out.duckdb", "releases", published_release(receipt))
+    assert read_published(tmp_path / "out.duckdb", "releases")
+    with duckdb.connect(str(tmp_path / "out.duckdb"), read_only=True) as connection:
+        ends = connection.execute("SELECT low, high FROM releases").fetchall()
+    assert ends == list(zip(table["low"], table["high"]))
+    world.release("contributions", revision=2)
+    again = world.ask(both)
+    assert again.free and again.to_json(True)["rows"] == answer.to_json(True)["rows"]
+
+
+def test_only_a_released_number_has_one(world: World) -> None:
+    """What is computed of numbers, or chosen by them, has a noise interval alone."""
+    for text in (
+        f"SELECT {BY} AS m, 2 * COUNT(*) AS n FROM orders GROUP BY ALL",
+        "SELECT sum(n) AS n FROM (" + MONTHS.replace(" ORDER BY m", "") + ")",
+        MONTHS.replace(" ORDER BY m", " ORDER BY n DESC LIMIT 2"),
+        f"SELECT {BY} AS m, COUNT(*) AS n FROM orders GROUP BY ROLLUP ({BY})",
+    ):
+        names = [name for name, _, _ in world.ask(text).list_columns(intervals=True)]
+        assert "n_low" not in names, text
+
+
+def test_without_a_declared_maximum_counts_of_rows_have_none(tmp_path: Path) -> None:
+    """Then the weaker sentence: which table they are of. Units need no maximum; without a profile
+    nothing is said.
+    """
+    world = World(tmp_path)
+    text = MONTHS.replace("AS n", "AS n, COUNT(DISTINCT customer) AS c")
+    before = world.ask(text)
+    assert not any("total" in note or "table with each" in note for note in before.notes)
+    world.release("contributions")
+    after = world.ask(text, revision=2)
+    names = [name for name, _, _ in after.list_columns(intervals=True)]
+    assert "c_low" in names and "n_low" not in names
+    weaker = [note for note in after.notes if "of the table with each customer cut at" in note]
+    assert len(weaker) == 1 and "declare max_contributions" in weaker[0]
+
+
+def test_a_profile_of_other_rows_supports_none(tmp_path: Path) -> None:
+    """Of another snapshot, or of rows under a condition: it chooses bounds, and that is all."""
+    world = World(tmp_path)
+    world.table = declare(world, rows=5000, rows_per_group={"day": {"month": 900}})
+    world.release("contributions", where="state = 'A'")
+    conditional = world.release("histogram", params={"by": BY}, name="one")
+    assert conditional.result.totals is None or conditional.result.totals.ends == {}
+    world.release("contributions", revision=2)
+    assert world.release("histogram", params={"by": BY}, name="two").result.totals.ends
+    with duckdb.connect(str(tmp_path / "orders.duckdb")) as connection:
+        connection.execute("INSERT INTO orders SELECT 5, DATE '2024-03-01', 'A' FROM range(500)")
+    plan = world.plan("histogram", params={"by": BY}, name="three")
+    assert plan.chosen is not None
+    later = dpflow.release(plan, ledger=world.ledger)
+    assert later.result.totals is None or later.result.totals.ends == {}
+
+
+def test_what_is_declared_changes_no_question(world: World) -> None:
+    """A maximum is in no digest, and names declared columns."""
+    request = world.request("histogram", params={"by": BY})
+    plain = request.model_copy(update={"table": declare(world)})
+    assert make_plan(plain, REGISTRY).digest == make_plan(request, REGISTRY).digest
+    with pytest.raises(ValidationError, match="no_such"):
+        declare(world, rows=5, rows_per_group={"no_such": 2})
+
+
+def test_totals_are_stored_exactly() -> None:
+    totals = Totals({"count": (3.0, 40.0)}, "if")
+    result = Result((Row("", "count", 5, 2.0),), totals=totals)
+    assert Result.from_json(result.to_json()) == result
