@@ -60,6 +60,8 @@ def test_publishing_makes_file_and_table(tmp_path: Path) -> None:
             None,
             9.0,
             15.0,
+            None,
+            None,
             False,
             None,
             0.5,
@@ -68,7 +70,7 @@ def test_publishing_makes_file_and_table(tmp_path: Path) -> None:
             12.0,
             3.0,
         ),
-        (*about, "UA", "count", *[None] * 4, False, None, 0.5, 0.0, *[None] * 9),
+        (*about, "UA", "count", *[None] * 6, False, None, 0.5, 0.0, *[None] * 9),
     ]
     assert published_ids(path, "releases") == {"r1"}
 
@@ -94,7 +96,7 @@ def test_a_release_without_rows_has_one(tmp_path: Path) -> None:
     publish(path, "releases", empty)
     about = ("r1", "daily", "2013-01-01", "histogram")
     assert content(path) == [
-        (*about, "", "no rows", *[None] * 4, False, None, 0.5, 0.0, *[None] * 9)
+        (*about, "", "no rows", *[None] * 6, False, None, 0.5, 0.0, *[None] * 9)
     ]
     assert published_ids(path, "releases") == {"r1"}
 
