@@ -163,7 +163,9 @@ class Contributions(Mechanism[ContributionsParams]):
         profile = ContributionProfile(
             histograms.pop(""), histograms, self._resolution(params, table)
         )
-        return Result(tuple(rows), {"contributions": profile.to_json()})
+        # Rows without a unit are one unit or none, which decides what was counted.
+        counted_rows = {"missing": table.privacy_unit.missing}
+        return Result(tuple(rows), {"contributions": profile.to_json() | counted_rows})
 
     def value_ranges(self, params: ContributionsParams, table: Table) -> Mapping[str, ValueRange]:
         """Numbers of units are not negative."""

@@ -87,6 +87,8 @@ def read_profile(record: ReleaseRecord, table: Table) -> ContributionProfile | N
     document = (record.result or {}).get("document", {}).get(PROFILE)
     if not (record.settled and fits and document):
         return None
+    if document["missing"] != table.privacy_unit.missing:
+        return None
     profile = ContributionProfile.from_json(document)
     return profile if profile.is_fine else None
 

@@ -127,6 +127,10 @@ def test_a_coarse_profile_chooses_nothing(tmp_path: Path) -> None:
     assert coarse.plan("count").chosen is None
     coarse.release("contributions", revision=2)
     assert coarse.plan("count").chosen is not None
+    # It left out rows without a unit, which are one unit now.
+    one_unit = coarse.table.privacy_unit.model_copy(update={"missing": "one-unit"})
+    other = coarse.table.model_copy(update={"privacy_unit": one_unit})
+    assert coarse.plan("count", table=other).chosen is None
 
 
 def test_predicted_cuts_are_those_of_the_rows(world: World) -> None:
