@@ -26,7 +26,7 @@ GATE = {
         "threshold": "0.08",  # aircraft of few flights count as much as others, and claims are of flights
         "epsilon": "2",
         "count_epsilon": "0.1",
-        "queries": 200,
+        "queries": 400,  # a claim that passes asks a second one, about the champion
         "failures": 14,
     },
 }
