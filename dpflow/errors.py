@@ -8,6 +8,7 @@
     │   ├── InvalidDeclaration    a table declaration, release file or parameter set
     │   ├── UnknownName           a mechanism, table, column, key, scope or release nobody declared
     │   └── PlanRefused           the plan is well formed but must not run (no bounds, a veto, an unsupported event)
+    │       ├── RuleBroken        an expression outside the language of rows; it has the rule
     │       └── SqlRefused        a query outside the accepted part of SQL; it has the rule and the place
     ├── LedgerError               the ledger said no
     │   ├── BudgetExceeded        the privacy cost is above what remains in a scope
@@ -110,6 +111,22 @@ class PlanRefused(InvalidInput):
 
     Change the plan or the declaration as the message says. A retry cannot help.
     """
+
+
+class RuleBroken(PlanRefused):
+    """A condition, expression or grouping is outside of the declared language of rows.
+
+    Change it as the message says. A retry of the same text cannot help.
+
+
+    Attributes:
+        rule: the name of the rule that it breaks.
+        what: the message without it.
+    """
+
+    def __init__(self, rule: str, what: str) -> None:
+        self.rule, self.what = rule, what
+        super().__init__(f"the SQL breaks the rule {rule!r}: {what}")
 
 
 class SqlRefused(PlanRefused):

@@ -16,13 +16,13 @@ CREATE TABLE orders AS
 SELECT (i * 7919) % 300 AS customer, DATE '2023-01-01' + ((i * 37) % 730)::INTEGER AS day,
        DATE '2023-01-01' + ((i * 37) % 730 + i % 9)::INTEGER AS shipped,
        ((i * 13) % 800) / 4.0 AS amount, 1 + i % 5 AS items, 'SKU-' || (i % 40) AS product,
-       ['Books', 'Food', 'Toys', 'Garden'][1 + (i * i) % 4] AS category, ['NO', 'IT', 'US'][1 + i % 3] AS country,
+       ['Books', 'Food', 'Toys', 'Garden', 'Food'][1 + (i + i // 7) % 5] AS category, ['NO', 'IT', 'US'][1 + i % 3] AS country,
        CASE WHEN i % 6 = 0 THEN 'SPRING' || (i % 4) END AS coupon, i % 11 = 0 AS returned
 FROM range(3000) t(i);
 CREATE TABLE sessions AS
 SELECT (i * 7907) % 250 AS visitor, TIMESTAMP '2024-01-01' + to_minutes((i * 211) % 262000) AS started,
        (i * 17) % 60 AS minutes, 1 + (i * 3) % 12 AS pages, ['/home', '/shop', '/help', '/cart'][1 + (i * 5) % 4] AS page,
-       ['phone', 'desktop', 'tablet'][1 + (i * 7) % 3] AS device, 'ref-' || (i % 12) AS referrer, i % 8 = 0 AS bought
+       ['phone', 'desktop', 'tablet', 'phone'][1 + (i + i // 5) % 4] AS device, 'ref-' || (i % 12) AS referrer, i % 8 = 0 AS bought
 FROM range(3000) t(i);
 CREATE TABLE trips AS
 SELECT (i * 7901) % 200 AS rider, TIMESTAMP '2024-03-01' + to_minutes((i * 97) % 130000) AS pickup,

@@ -311,7 +311,8 @@ def plan_part(
         )
         return PartPlan(part, make_plan(request, registry))
     except PlanRefused as error:
-        rule = "blocks" if "must name the blocks" in str(error) else "plan"
+        names_none = query.table.protects == "unit-block" and not query.blocks
+        rule = "blocks" if names_none else "plan"
         raise refusal_of(error, None, rule) from None
 
 

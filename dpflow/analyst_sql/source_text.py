@@ -17,7 +17,7 @@ from sqlglot import TokenType, exp, tokenize
 from sqlglot.errors import SqlglotError
 
 from dpflow.analyst_sql.foreign_sql import find_clause, find_dialect, read_clause, translate
-from dpflow.errors import InvalidInput, PlanRefused, SqlRefused
+from dpflow.errors import InvalidInput, PlanRefused, RuleBroken, SqlRefused
 from dpflow.tables.language.conditions import is_unicode, parse_strictly
 
 #: The longest query in characters: the parser's time and stack grow with it.
@@ -51,14 +51,11 @@ class Refusal(Exception):
         self.start = find_start(node)
 
 
-_RULE = re.compile(r"the SQL breaks the rule '(?P<rule>[^']+)': (?P<what>.*)", re.DOTALL)
-
-
 def refusal_of(error: InvalidInput, node: Any, rule: str = "plan") -> Refusal:
     """What another room refused, at a part of the query."""
-    text = str(error)
-    match = _RULE.match(text) if isinstance(error, PlanRefused) else None
-    return Refusal(match["rule"], match["what"], node) if match else Refusal(rule, text, node)
+    if isinstance(error, RuleBroken):
+        return Refusal(error.rule, error.what, node)
+    return Refusal(rule, str(error), node)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import PlanRefused
+from dpflow.errors import PlanRefused, RuleBroken
 from dpflow.tables.access import sql
 from dpflow.tables.access.arithmetic import DUCKDB, MAX_ROWS, Whole, double, operate_doubles
 from dpflow.tables.language.expressions import add_predictions
@@ -190,9 +190,10 @@ class _Groups(DuckDBRenderer):
         # Bounds follow from declaration and text, so they are the same for neighbouring tables.
         span = bound_expression(arg, self._inner.table, self._inner.integers)
         if not span.size < math.inf:
-            raise PlanRefused(
-                f"the SQL breaks the rule 'bounds': {node.op} adds up {str(arg)[:80]}, whose bounds are not known; declare lower and "
-                f"upper of its columns, or write least(greatest(x, low), high)"
+            raise RuleBroken(
+                "bounds",
+                f"{node.op} adds up {str(arg)[:80]}, whose bounds are not known; declare lower and "
+                f"upper of its columns, or write least(greatest(x, low), high)",
             )
         whole = span.whole or term.family == "whole"
         # size < 2^e by frexp, so the scaled value has at most the bits; below 2^-900 the factor

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from dpflow.errors import PlanRefused
+from dpflow.errors import RuleBroken
 from dpflow.tables.access import sql
 
 #: The longest condition, in characters as written and in its canonical form, and the deepest, in
@@ -187,5 +187,5 @@ AGGREGATES = {
 
 
 def refuse_sql(rule: str, what: str) -> NoReturn:
-    """Raise `PlanRefused` with the name of the rule that is broken."""
-    raise PlanRefused(f"the SQL breaks the rule {rule!r}: {what}")
+    """Raise `RuleBroken` with the name of the rule that is broken."""
+    raise RuleBroken(rule, what)
