@@ -99,15 +99,25 @@ class _Rows(DuckDBRenderer):
         if node.op == "IS NULL" and node.args[0].op == "column":
             # A number stands in for what is missing here, as it does where rows are read first.
             name = ".".join(node.args[0].args[0])
-            if self.table.column(name).missing != "skip" and self._is_number(name):
+            if self.table.column(name).missing != "skip" and not self._is_text(name):
                 return self.write.truth(False), "truth"
         return super()._write_operator(node)
 
-    def _is_number(self, name: str) -> bool:
-        try:
-            return super().column(name).family in ("whole", "number")
-        except PlanRefused:  # a type of which only IS NULL can be asked
-            return False
+    def write_counted(self, name: str) -> str | None:
+        """The number of a day, time or flag that is read within bounds or for a missing one, to be counted: as it is
+        where rows are read first. None for other columns.
+        """
+        declared = self.table.column(name)
+        is_declared = declared.lower is not None or declared.missing != "skip"
+        if not is_declared or self._is_text(name):
+            return None
+        if super().column(name).family in ("whole", "number"):
+            return None
+        number = sql.bounded_number(self._column(name), declared)
+        return self.write.choose([(self.write.negate(self.write.call("isnan", number)), number)])
+
+    def _is_text(self, name: str) -> bool:
+        return self._column(name).kind in ("varchar", "enum")
 
     def _fill_missing(self, term: Term, missing: Fraction) -> Term:
         """A number without bounds, or what a missing one is."""
@@ -178,10 +188,15 @@ class _Groups(DuckDBRenderer):
     def _write_count(self, node: Node) -> str:
         if not node.args:
             return self._aggregate("count")
+        is_distinct = node.op == "count distinct"
+        if node.args[0].op == "column":
+            number = self._inner.write_counted(".".join(node.args[0].args[0]))
+            if number is not None:
+                return self._aggregate("count", self._row_name(number), distinct=is_distinct)
         term = self._inner.write_term(node.args[0])
         # As bytes: DISTINCT by a collation would take different texts for one.
         row = self._row_name(self.text_bytes(term.sql) if term.family == "text" else term.sql)
-        return self._aggregate("count", row, distinct=node.op == "count distinct")
+        return self._aggregate("count", row, distinct=is_distinct)
 
     def _write_grid(self, node: Node, arg: Node, term: Term, bits: int) -> tuple[str, float]:
         """A row expression as an integer of so many bits, and the step that it counts; NULL where

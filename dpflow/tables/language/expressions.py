@@ -18,7 +18,8 @@ query fail. So one unit moves the number of its own group only.
 - No sum is one of floats, which would depend on the order in which threads meet the rows of all groups. What is added up is
   put on a fine grid first, which the declared bounds of the columns decide, and added as integers: 2^-60 of the largest
   possible value, or 2^-30 for the products in variances. So what is summed needs bounds; ``least`` and ``greatest`` give some.
-- Columns of numbers are read within their declared bounds, missing values as declared; rows without a value are passed over, as in SQL.
+- Columns of numbers, and days, times and flags that are counted, are read within their declared bounds, missing values as declared; rows
+  without a value are passed over, as in SQL.
   A group with no rows, or without a finite number, has the declared default; that is `dpflow.core.contract.estimators`'.
 
 What a candidate predicts is a column, too: ``candidate.prediction``, ``candidate.score`` and

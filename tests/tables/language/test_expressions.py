@@ -513,3 +513,41 @@ def test_one_row_may_be_too_few(make: Any, text: str) -> None:
         columns={"p": COLUMNS["p"], "label": COLUMNS["label"]},
     )
     assert not np.isfinite(estimates(private, text, 1)[0])
+
+
+def test_times_and_flags_are_counted_as_they_are_read(make: Any) -> None:
+    """A declared bound or number of a missing one holds for days, times and flags, also where rows are read first."""
+    columns: dict[str, Any] = {
+        "day": {"lower": 0, "upper": 2, "missing": 1},
+        "at": {"lower": 0, "upper": 2},
+        "flag": {"missing": 1},
+    }
+    private = make(
+        "CREATE TABLE data AS SELECT i AS u, CASE WHEN i < 50 THEN DATE '1970-01-01' + i::INTEGER END AS day, "
+        "CASE WHEN i < 40 THEN TIMESTAMP '1970-01-01' + INTERVAL 1 HOUR * i END AS at, CASE WHEN i < 30 THEN i % 2 = 0 END AS flag "
+        "FROM range(100) t(i)",
+        columns=columns,
+    )
+    groups, rows = private.grouped_rows(GroupValues(1, tuple(columns)), b"secret", ())
+    for name in columns:
+        for text in ("count({x})", "count(DISTINCT {x})", "count_if({x} IS NULL)"):
+            request = GroupEstimates(1, text.format(x=name))
+            read = estimate_arrays(request, private.declaration, groups, {name: rows[name]})
+            assert estimates(private, request.sql, 1)[0] == read[0], request.sql
+    assert estimates(private, "count(DISTINCT day)", 1)[0] == 3
+    assert estimates(private, "count(at)", 1)[0] == 40
+    assert estimates(private, "count_if(day > '1970-01-20')", 1)[0] == 30
+
+
+def test_a_double_that_tells_no_values_apart_counts_none(make: Any) -> None:
+    """Beside a candidate's column rows are read as doubles, and there it is refused."""
+    columns: dict[str, Any] = {"n": {}, "near": {"lower": 0, "upper": 2**53}}
+    private = make(
+        "CREATE TABLE data AS SELECT i AS u, 4611686018427387904::BIGINT + i AS n, i AS near FROM range(9) t(i)",
+        columns=columns,
+    )
+    assert estimates(private, "count(DISTINCT near)", 1)[0] == 9
+    beside = "count(DISTINCT {x}) + 0 * avg(least(greatest(candidate.prediction, 0), 1))"
+    private.check_request(GroupEstimates(1, beside.format(x="near")), ())
+    with pytest.raises(PlanRefused, match="hold no more than 53 bits; declare bounds within"):
+        private.check_request(GroupEstimates(1, beside.format(x="n")), ())

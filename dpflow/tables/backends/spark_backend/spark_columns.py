@@ -21,6 +21,7 @@ from dpflow.tables.access.arithmetic import (
     SPARK,
     Whole,
     choose,
+    clamp_days,
     double,
     greatest,
     least,
@@ -30,7 +31,7 @@ from dpflow.tables.access.arithmetic import (
     sum_parities,
 )
 from dpflow.tables.access.parquet_texts import name_text_type
-from dpflow.tables.access.sql import Field
+from dpflow.tables.access.sql import MAX_MICROSECONDS, Field
 
 #: Spark's types by their names, as the kinds that the declared language knows.
 _KINDS = {
@@ -208,11 +209,14 @@ def write_number(field: Field) -> tuple[str, str]:
     has no value. To compare, not to add up. Raises `TableUnreadable` as `write_grid_steps` does.
     """
     _require_value(field)
-    exact = field.kind in (*_FLOATS, "decimal")
-    value = f"CAST({field.reference if exact else _write_integer(field)} AS DOUBLE)"
-    if field.kind.startswith("timestamp"):
-        value = operate_doubles(value, "/", double(_DAY))
-    return value, _write_missing(field)
+    if field.kind in (*_FLOATS, "decimal"):
+        return f"CAST({field.reference} AS DOUBLE)", _write_missing(field)
+    whole = _write_integer(field)
+    if not field.kind.startswith("timestamp"):
+        return f"CAST({whole} AS DOUBLE)", _write_missing(field)
+    whole = least(greatest(whole, -MAX_MICROSECONDS), MAX_MICROSECONDS)
+    days = operate_doubles(f"CAST({whole} AS DOUBLE)", "/", double(_DAY))
+    return days, _write_missing(field)
 
 
 def write_bounded_number(field: Field, declared: Column) -> str:
@@ -316,7 +320,13 @@ def _write_integer(field: Field) -> Whole:
         "boolean": f"CASE WHEN {name} THEN 1L ELSE 0L END",
     }.get(field.kind, f"CAST({name} AS BIGINT)")
     kind = "integer" if field.kind == "date" else field.kind
-    return SPARK.column(value, *RANGES.get(kind, RANGES["bigint"]))
+    whole = SPARK.column(value, *RANGES.get(kind, RANGES["bigint"]))
+    if field.kind != "date":
+        return whole
+    # The last two days that 32 bits hold are no days on DuckDB.
+    return least(
+        greatest(whole, clamp_days(RANGES["integer"][0])), clamp_days(RANGES["integer"][1])
+    )
 
 
 def _refuse(field: Field, what: str) -> NoReturn:

@@ -107,10 +107,11 @@ def check_estimates(reading: SparkQuery, request: GroupEstimates) -> None:
     """Refuse an expression whose types do not fit; reads no row."""
     node = expressions.parse_expression(request.sql, reading.table)
     theirs = expressions.candidate_columns(node, reading.table)
-    names = sorted(node.column_names() - theirs)
-    check_rows(reading, GroupValues(request.groups, tuple(names)))
+    fields = {name: reading.column(name) for name in sorted(node.column_names() - theirs)}
+    check_rows(reading, GroupValues(request.groups, tuple(fields)))
+    holdout_groups.check_distinct(node, reading.table, fields)
     kinds = {
-        name: "varchar" if reading.column(name).kind == "varchar" else "double" for name in names
+        name: "varchar" if field.kind == "varchar" else "double" for name, field in fields.items()
     }
     holdout_groups.check_arrays(node, reading.table, kinds | dict.fromkeys(theirs, "double"))
 

@@ -5,6 +5,7 @@ A group is a keyed hash of the unit, so a unit's rows are all in one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -178,13 +179,33 @@ def check_estimates(reading: RequestQuery, request: GroupEstimates) -> None:
     if not theirs:
         estimates_query(reading, request, b"")
         return
-    kinds_read = {name: reading.column(name).kind for name in sorted(node.column_names() - theirs)}
+    fields = {name: reading.column(name) for name in sorted(node.column_names() - theirs)}
+    check_distinct(node, table=reading.table, fields=fields)
+    kinds_read = {name: field.kind for name, field in fields.items()}
     rows_query(reading, GroupValues(request.groups, tuple(kinds_read)), b"")
     kinds = {
         name: "varchar" if kind in ("varchar", "enum") else "double"
         for name, kind in kinds_read.items()
     }
     check_arrays(node, reading.table, kinds | dict.fromkeys(theirs, "double"))
+
+
+def check_distinct(node: Node, table: Table, fields: Mapping[str, sql.Field]) -> None:
+    """Refuse to count different values of a column whose values a double does not tell apart: rows that
+    are read hold doubles. Raises `PlanRefused`.
+    """
+    for name in node.column_names() & set(fields) if node.op == "count distinct" else ():
+        field, declared = fields[name], table.column(name)
+        ends = [end for end in (declared.lower, declared.upper) if end is not None]
+        largest = max(map(abs, ends)) * 10**field.scale if ends else math.inf
+        if sql.has_exact_integers(field) and largest > 2**53:
+            raise PlanRefused(
+                f"{node} counts different values of {name!r}, a {field.type.upper()}, and here numbers are read as doubles, "
+                f"which hold no more than 53 bits; declare bounds within 2^53 of 0, or count rows"
+            )
+    for arg in node.args:
+        if isinstance(arg, Node):
+            check_distinct(arg, table, fields)
 
 
 def check_arrays(node: Node, table: Table, kinds: Mapping[str, str]) -> None:
