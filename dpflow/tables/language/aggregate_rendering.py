@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import PlanRefused, RuleBroken
+from dpflow.errors import RuleBroken
 from dpflow.tables.access import sql
 from dpflow.tables.access.arithmetic import DUCKDB, MAX_ROWS, Whole, double, operate_doubles
 from dpflow.tables.language.expressions import add_predictions
