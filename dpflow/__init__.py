@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from dpflow.errors import QueryStopped as QueryStopped
     from dpflow.errors import RetryConflict as RetryConflict
     from dpflow.errors import SessionClosed as SessionClosed
+    from dpflow.errors import RuleBroken as RuleBroken
     from dpflow.errors import SqlRefused as SqlRefused
     from dpflow.errors import TableBusy as TableBusy
     from dpflow.errors import TableError as TableError
@@ -138,6 +139,7 @@ _MODULES = {
     "InvalidDeclaration": "dpflow.errors",
     "UnknownName": "dpflow.errors",
     "PlanRefused": "dpflow.errors",
+    "RuleBroken": "dpflow.errors",
     "SqlRefused": "dpflow.errors",
     "LedgerError": "dpflow.errors",
     "BudgetExceeded": "dpflow.errors",
