@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from dpflow.errors import QueryFailed as QueryFailed
     from dpflow.errors import QueryStopped as QueryStopped
     from dpflow.errors import RetryConflict as RetryConflict
-    from dpflow.errors import SessionClosed as SessionClosed
     from dpflow.errors import RuleBroken as RuleBroken
+    from dpflow.errors import SessionClosed as SessionClosed
     from dpflow.errors import SqlRefused as SqlRefused
     from dpflow.errors import TableBusy as TableBusy
     from dpflow.errors import TableError as TableError
