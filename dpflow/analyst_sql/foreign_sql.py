@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlglot import ErrorLevel, TokenType, transpile
+from sqlglot import ErrorLevel, TokenType, exp, parse, transpile
 from sqlglot.errors import ParseError, SqlglotError
 
 from dpflow.errors import InvalidInput
@@ -48,7 +48,33 @@ def translate(text: str, dialect: str) -> str:
         problem = f"a part of it is {dialect}'s alone, and DuckDB has nothing for it"
     if problem:
         raise InvalidInput(f"{problem}; correct it, or write the query in DuckDB's SQL")
+    if dialect == "postgres":
+        for tree in parse(text, read=dialect):
+            _require_fractions(tree)
     return ";\n".join(statements)
+
+
+def _require_fractions(tree: Any) -> None:
+    """Refuse a quotient that PostgreSQL rounds and DuckDB does not: of what may be two whole numbers."""
+    for quotient in tree.find_all(exp.Div) if tree is not None else ():
+        if not any(_is_fraction(side) for side in (quotient.left, quotient.right)):
+            raise InvalidInput(
+                "PostgreSQL rounds a quotient of whole numbers towards 0, and DuckDB does not; write CAST(x AS DOUBLE PRECISION) / y "
+                "for the exact quotient, or ask in DuckDB's SQL, where x // y rounds down"
+            )
+
+
+def _is_fraction(node: Any) -> bool:
+    """Whether an expression has a fractional type, whatever its columns are."""
+    if isinstance(node, exp.Literal):
+        return not node.is_string and "." in node.name
+    if isinstance(node, exp.Cast):
+        return node.to.this in exp.DataType.REAL_TYPES
+    if isinstance(node, exp.Paren | exp.Neg | exp.Nullif | exp.Sum):
+        return _is_fraction(node.this)
+    if isinstance(node, exp.Add | exp.Sub | exp.Mul | exp.Div):
+        return _is_fraction(node.left) or _is_fraction(node.right)
+    return isinstance(node, exp.Avg | exp.Stddev | exp.Variance | exp.Sqrt | exp.Ln | exp.Exp)
 
 
 def find_clause(tokens: Sequence[Any]) -> tuple[int, int] | None:

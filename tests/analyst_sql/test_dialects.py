@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dpflow.analyst_sql import foreign_sql
 from dpflow.errors import InvalidInput, SqlRefused
 
 if TYPE_CHECKING:
@@ -38,6 +39,31 @@ def test_a_dialects_query_is_duckdbs(fresh: World, dialect: str, text: str, same
     assert again.free and again.rows == first.rows
     if "`" not in text:
         assert fresh.ask(f"-- dp: dialect={dialect}\n{text}", epsilon=1, delta="1e-6").free
+
+
+@pytest.mark.parametrize(
+    ("quotient", "is_exact"),
+    [
+        ("COUNT(*) / 2", False),
+        ("SUM(age) / COUNT(*)", False),
+        ("(SUM(age) + 1) / NULLIF(COUNT(*), 0)", False),
+        ("COUNT(*) / 2.0", True),
+        ("CAST(SUM(age) AS DOUBLE PRECISION) / COUNT(*)", True),
+        ("1.0 * SUM(age) / COUNT(*)", True),
+        ("SUM(age::numeric) / COUNT(*)", True),
+        ("AVG(age) / 3", True),
+    ],
+)
+def test_a_quotient_that_postgresql_rounds_is_refused(
+    world: World, quotient: str, is_exact: bool
+) -> None:
+    """DuckDB's is another number; where PostgreSQL does not round, both are the same one."""
+    text = f"SELECT {quotient} AS q FROM visits"
+    if is_exact:
+        assert "/" in foreign_sql.translate(text, "postgres")
+        return
+    with pytest.raises(InvalidInput, match="PostgreSQL rounds a quotient of whole numbers"):
+        world.ask(f"EXPLAIN {text}", epsilon=1, dialect="postgres")
 
 
 def test_googles_clause_is_options(world: World) -> None:
