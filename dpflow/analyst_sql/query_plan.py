@@ -352,6 +352,8 @@ def answer_sql(
             if note := part.plan.undeclared_groups():
                 notes.append(f"{note}: -- dp: groups=N")
         answering = part.plan if stored is None else stored.plan
+        if note := answering.uncounted_units():
+            notes.append(note)
         if answering.chosen is not None:
             notes.append(answering.describe_contributions())
         if result.totals is not None:

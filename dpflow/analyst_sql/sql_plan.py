@@ -280,6 +280,8 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
     if any(part.part.private for part in plan.parts):
         yield CHOSEN_KEYS
     for part, stored in zip(plan.parts, plan.stored):
+        if note := (part.plan if stored is None else stored.plan).uncounted_units():
+            yield note
         if stored is None and (note := part.plan.undeclared_groups()):
             yield f"{note}: -- dp: groups=N"
         for candidate in part.plan.describe_candidates() if stored is None else ():

@@ -271,3 +271,21 @@ def test_explain_says_what_a_unit_counts_as(world: World) -> None:
     notes = " ".join(world.ask(text, epsilon=1).explain()["stages"])
     assert "one row for each person" in notes and "count(*) from 1 to 20" in notes
     assert 'sum("age") from 0 to 2000' in notes and '("cost" > 1)' in notes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (QUERIES[0], True),
+        (QUERIES[6], True),  # different cities of a person
+        (QUERIES[3], False),
+        (QUERIES[8], False),
+        ("SELECT city, COUNT(*) FROM visits GROUP BY city", False),
+    ],
+)
+def test_units_that_are_in_no_group_are_named(world: World, text: str, says: bool) -> None:
+    """Numbers of rows are listed up to the declared one, before paying and in the answer."""
+    planned = world.ask(f"EXPLAIN {text}", epsilon=EXACT, delta="1e-3")
+    answer = world.ask(text, epsilon=EXACT, delta="1e-3")
+    for notes in (planned.explain()["notes"], answer.notes):
+        assert any("is in no group" in note for note in notes) == says, notes
