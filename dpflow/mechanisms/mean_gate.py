@@ -63,6 +63,9 @@ from dpflow.mechanisms.mean_gate_params import MeanGateParams
 #: Shares of beta: that a noisy number of units is too large, or too small; that the noise of any
 #: verdict, or of any score, is beyond its reach; the rest is for the sample.
 COUNT_FAILURE, VERDICT_FAILURE, SCORE_FAILURE = 0.01, 0.25, 0.2
+#: What claims' verdicts and challenges' each stay within their reach by. They share thresholds: in a session of both, less
+#: than 1.2 times as much fails.
+REACH_FAILURE = 0.8 * VERDICT_FAILURE
 
 
 class MeanGate(Gate[MeanGateParams]):
@@ -197,7 +200,7 @@ class MeanGate(Gate[MeanGateParams]):
         if not params.is_private:
             return 0
         # One side only.
-        failure = min(1.0, 2 * VERDICT_FAILURE * float(params.beta))
+        failure = min(1.0, 2 * REACH_FAILURE * float(params.beta))
         return math.ceil(self.make_test(params).session_reach(params.queries, failure))
 
     def open(self, params: MeanGateParams, table: Table, source: Source) -> State:
@@ -253,33 +256,34 @@ class MeanGate(Gate[MeanGateParams]):
     def _count_units(
         self, params: MeanGateParams, state: State, answer: PerUnit, source: Source
     ) -> dict[str, Any]:
-        """The number of units, noisy where it is private, and which of them it counts, for the state;
-        nothing where it is public or not paid for.
+        """The number of units, noisy where it is private, for the state; nothing where it is public or not paid
+        for.
         """
-        # Once, for it was charged once: also where it came to 0, or was of no use in between.
+        # Once, for it was charged once: also where it came to 0.
         if "units" in state.data:
-            return {name: state.data[name] for name in ("units", "needs") if name in state.data}
-        if answer.is_size_public and params.is_private:
+            return {"units": state.data["units"]}
+        # Of all units, or of none: how many have a value in some columns would be one more text.
+        if answer.needs or (answer.is_size_public and params.is_private):
             return {}
         if not params.is_private:
-            return {"units": _count_scores(answer), "needs": list(answer.needs)}
+            return {"units": _count_scores(answer)}
         failure = COUNT_FAILURE * float(params.beta)
         secret = GroupedUnits(_count_scores(answer), is_public=False)
         units = learn_units(secret, None, params.count_epsilon, failure, source)
-        return {} if units is None else {"units": units, "needs": list(answer.needs)}
+        return {} if units is None else {"units": units}
 
     def _usable_number(
         self, params: MeanGateParams, counted: Mapping[str, Any], answer: PerUnit
     ) -> int | None:
         """The number of units: at most the true one, or None."""
+        if answer.needs:
+            return None
         if answer.is_size_public and params.is_private:
             return _count_scores(answer) or None
-        # Other units have a value in other columns, maybe fewer.
-        matches = counted.get("needs") == list(answer.needs)
-        if not params.is_private:
-            # Rows that were added meanwhile are told by no verdict.
-            matches = matches and counted["units"] == _count_scores(answer)
-        return counted.get("units") or None if matches else None
+        # Rows that were added meanwhile are told by no verdict.
+        if not params.is_private and counted["units"] != _count_scores(answer):
+            return None
+        return counted.get("units") or None
 
     def _compare_challenger(
         self,
@@ -323,24 +327,28 @@ class MeanGate(Gate[MeanGateParams]):
         cost: float,
     ) -> dict[str, Any]:
         """What a verdict says about fresh data: noise and interval, in units of the metric."""
+        if answer.needs:
+            why = (
+                f"a unit may lack a value in {' or '.join(answer.needs)}, and what is proven is of all units; declare what a "
+                f"missing value is"
+            )
+            return {"guarantee": "unproven", "because": why}
         # A comparison needs no number of units.
         if query.champion:
             return {"guarantee": "proven"}
         if units is None:
             why = (
-                "the number of units with a value in these columns is not that of a session's first question, and an exact "
-                "number would be one more text of a transcript"
+                "rows were added or taken out since the session's first question"
                 if not params.is_private
-                else "the number of units with a value in these columns was not counted, or came to 0; count_epsilon counts "
-                "those of a session's first question"
+                else "the number of units came to 0"
                 if params.count_epsilon
                 else "the number of units is private and was not counted; open with count_epsilon"
             )
             return {"guarantee": "unproven", "because": why}
         worth: dict[str, Any] = {}
         over, under = (float(level) for level in _levels(params, query, answer))
-        # Scores are rounded by less than a step.
-        slack = 1 / STEPS
+        # Scores are rounded by half a step, and a level by less than one.
+        slack = 2 / STEPS
         if params.is_private:
             test, move = self.make_test(params), _move(params, table, query, answer)
             worth["noise"] = (
@@ -433,7 +441,7 @@ def sample_failure(params: MeanGateParams) -> float:
 def verdict_reach(test: SumTest, params: MeanGateParams) -> float:
     """What the noise of all claims' verdicts stays within, in moves."""
     sums = params.queries * (2 if params.side == "both" else 1)
-    return test.session_reach(sums, VERDICT_FAILURE * float(params.beta))
+    return test.session_reach(sums, REACH_FAILURE * float(params.beta))
 
 
 def _is_replaced(table: Table) -> bool:

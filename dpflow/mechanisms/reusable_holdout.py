@@ -325,14 +325,15 @@ class ReusableHoldout(Gate[HoldoutParams]):
         ):
             why = "the default of a group without rows is the candidate's own; open with a metric, which fixes it"
             return {"guarantee": "unproven", "because": why}, {}
-        counted, failure = state.data.get("units"), float(params.beta) * COUNT_FAILURE
+        # Of the least part of beta that claims have.
+        counted, failure = state.data.get("units"), float(params.beta) / 4 * COUNT_FAILURE
         units = learn_units(answer.units, counted, params.count_epsilon, failure, source)
         private = answer.units is not None and not answer.units.is_public
         known: dict[str, Any] = {"units": units} if private and units is not None else {}
-        if not params.is_private:
-            known, why = remember_needs(state.data, answer.units)
-            if why:
-                return {"guarantee": "unproven", "because": why}, known
+        remembered, why = remember_needs(state.data, answer.units)
+        known |= remembered
+        if why:
+            return {"guarantee": "unproven", "because": why}, known
         share = float(params.rho - params.alpha)
         said = {"guarantee": "proven"}
         return qualify_proof(said, answer, units, params.groups, share), known

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import lgamma, log
 
-#: A float's relative error in anything below is far smaller.
-_SLACK = 1e-9
+#: A float's relative error in anything below is far smaller; and that of a logarithm of factorials, which cancel.
+_SLACK, _ERROR = 1e-9, 3e-15
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Transcripts:
             failure: the probability with which any question of the session may.
         """
         paid = min(paid, asked)
-        paths = lgamma(asked + 1) - lgamma(paid + 1) - lgamma(asked - paid + 1)
+        paths = lgamma(asked + 1) * (1 + _ERROR) - lgamma(paid + 1) - lgamma(asked - paid + 1)
         shared = log(self.queries) + log(min(self.paid, self.queries)) - log(failure)
         return (paths + paid * log(self.answers) + shared) * (1 + _SLACK)
 

@@ -62,8 +62,8 @@ def learn_units(
 def remember_needs(
     state: Mapping[str, Any], units: GroupedUnits | None
 ) -> tuple[dict[str, Any], str]:
-    """For sessions without noise: what the state keeps of the first question, and why nothing rests on
-    the number of units of this one, or "".
+    """What the state keeps of the first question, and why nothing rests on the number of units of this one,
+    or "".
 
     Their proofs count transcripts, and a number of other units would be one more text of a transcript.
     """

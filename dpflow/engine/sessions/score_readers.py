@@ -141,7 +141,7 @@ class ScoreReaders:
         def read_differences() -> PerUnit:
             # Units have the same numbers in both, for one snapshot is read.
             differences = sign * (mine.read() - theirs.read())
-            # A unit that lacks a value of either has no difference.
+            # A unit that lacks a value of either has no difference, and then nothing is proven.
             size = _describe_size([mine, theirs])
             return PerUnit(differences, span, mine.lower_is_better, *size)
 
@@ -380,11 +380,12 @@ def _is_row_wise(candidate: Candidate | None) -> bool:
 
 
 def _describe_size(readers: Sequence[GroupReader]) -> tuple[bool, tuple[str, ...]]:
-    """Whether the number of units that all of these give a number is public, and which columns
-    decide it.
+    """Whether the number of all units is public, and the columns for whose sake a unit may have no number.
+
+    A doubt is about groups: a unit that lacks a value has the default there, which is a number.
     """
     units = [reader.count_units() for reader in readers]
-    is_public = all(one is not None and one.is_public and not one.doubt for one in units)
+    is_public = all(one is not None and one.is_public for one in units)
     needs = {
         name
         for reader, one in zip(readers, units)

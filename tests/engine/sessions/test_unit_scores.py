@@ -34,8 +34,8 @@ CREATE TABLE visits AS SELECT 'p' || i AS person, 'r' || i || '-' || j AS visit,
 FROM range(2000) t(i), range(30) s(j) WHERE j = 0 OR i >= 1990
 """
 COLUMNS = {
-    "sick": {"lower": 0, "upper": 1},
-    "guess": {"lower": 0, "upper": 1},
+    "sick": {"lower": 0, "upper": 1, "missing": 0},
+    "guess": {"lower": 0, "upper": 1, "missing": 0},
     "loss": {"lower": 0, "upper": 1, "step": "0.25"},
     "age": {"lower": 0, "upper": 100},
     "visit": {},
@@ -87,8 +87,6 @@ def predictions(tiny: Tiny, expression: str) -> dict[str, str]:
     ("metric", "submission", "mean"),
     [
         ("column_agreement", {"features": ["sick", "guess"]}, 0.75),
-        # Without a value a person is left out: of the others the mean is 3/8.
-        ({"estimator": "column_mean", "better": "higher"}, {"features": ["loss"]}, 0.375),
         (
             {"estimator": {"sql": "avg(abs(sick - guess))", "range": [0, 1], "default": 1, "better": "lower"}},
             {}, 0.25,
@@ -118,6 +116,15 @@ def test_a_claim_is_about_the_mean_of_people(
     failed = judge(session, {"name": "b", "claim": str(mean + better * 0.06), **submission})
     assert failed["verdict"] == "no"
     assert passed["guarantee"] == "proven" and passed["noise"] < 0.02
+
+
+def test_people_without_a_value_are_left_out_and_nothing_is_proven(tiny: Tiny, table: Path) -> None:
+    """Of the others the mean is 3/8, and says nothing of all."""
+    session = open_gate(tiny, {"estimator": "column_mean", "better": "higher"}, count_epsilon="1")
+    passed = judge(session, {"name": "a", "claim": "0.375", "features": ["loss"]})
+    failed = judge(session, {"name": "b", "claim": "0.45", "features": ["loss"]})
+    assert (passed["verdict"], failed["verdict"]) == ("yes", "no")
+    assert passed["guarantee"] == "unproven" and "interval" not in passed
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,11 @@ def count_grouped_units(
         skips_missing: whether what is computed leaves out rows without one, and does not fail.
     """
     table = reading.table
-    if table.contribution_bounds.rows != 1:
-        return GroupedUnits(0, False, doubt="a unit may have several rows, which are no fresh ones")
     lacking = {name for name in columns if not has_values(reading, name, missing_are_values=True)}
     needs = tuple(sorted(lacking))
+    if table.contribution_bounds.rows != 1:
+        doubt = "a unit may have several rows, which are no fresh ones"
+        return GroupedUnits(0, False, doubt=doubt, needs=needs)
     if needs and not table.generalisation_only:
         doubt = f"column {needs[0]!r} may be missing; declare what a missing value is"
         return GroupedUnits(0, False, doubt=doubt, needs=needs)
