@@ -64,10 +64,10 @@ VALUES, MANY = np.full(10**5, 0.5), np.full(10**6, 0.5)
             (CLAIM, PerGroup(MANY, units=SECRET)),
             (CLAIM, PerGroup(MANY, units=GroupedUnits(0, False, doubt="x may be missing"))),
         ]),
-        # Under replace the number of units is public where no column may be missing.
+        # Of columns that may be missing nothing is counted.
         ("gate", MEAN, [
+            (CLAIM, PerUnit(VALUES)),
             (CLAIM, PerUnit(VALUES, needs=("amount",))),
-            (CLAIM, PerUnit(VALUES, is_size_public=True)),
         ]),
         # The proof of another quantile asks for no number.
         ("stable_median", MEDIAN, [
