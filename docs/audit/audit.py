@@ -12,30 +12,15 @@ from costs import (
     capacity,
     entries,
     fold,
+    follows,
     holds,
     least_cost,
-    means_same,
+    path_of,
 )
-from signatures import is_signed
+from signatures import check_decision, people
 
-RULES = [
-    "grant",
-    "propose",
-    "reserve",
-    "join",
-    "retry",
-    "settle",
-    "resolve",
-    "answer",
-    "import_",
-    "recover",
-]
+RULES = "grant propose reserve join retry settle resolve answer import_ recover"
 ENDS = "reserved close fenced", "reserved retry reserved", "open close closed"
-
-
-def path_of(at):
-    """A scope and those above it, the widest first."""
-    return [at[:n] for n in range(len(at) + 1) if (at + "/")[n] == "/"]
 
 
 class Audit:
@@ -44,21 +29,20 @@ class Audit:
         self.gates, self.parts, self.closed, self.keys, self.slots = {}, {}, set(), set(), set()
         self.marks, self.unsigned = [], []  # of each recovery; decisions that nobody signed
 
+    def signers(self, at, rule):
+        """Who may sign a grant of a scope now, by name."""
+        named = [self.granted[s][0] for s in path_of(at)[::-1] if s in self.granted]
+        lists = [rule.get("signers") for rule in [*named, rule]]
+        return people(next(filter(None, lists), []))
+
     def signed(self, at, body):
         """A decision, signed by who may where anybody is named; takes the signature out of it."""
-        signature, entry = body.pop("signature", None), self.entry
-        named = [self.granted[s][0] for s in path_of(at)[::-1] if s in self.granted]
-        lists = [rule.get("signers") for rule in [*named, json.loads(body["filter"])]]
-        keys = {fold(key.split("+")[0]): key for key in next(filter(None, lists), [])}
-        if not keys:
-            assert signature is None, "a signature that nobody can check"
-            return self.unsigned.append(entry["seq"])
-        fields = {name: entry[name] for name in ("kind", "scope", "principal")}
-        fields |= {"after": entry["previous"], "body": body}
-        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-        key = keys.get(fold(entry["principal"]), "nobody+0+")
-        assert key.split("+")[0] == entry["principal"] and signature, "not signed by who may"
-        assert is_signed(f"dpflow.decision\n{text}\n", signature, key), "another signature"
+        signature, rule = body.pop("signature", None), json.loads(body["filter"])
+        people(rule.get("signers", []))
+        if keys := self.signers(at, rule):
+            return check_decision(self.entry, body, signature, keys)
+        assert signature is None, "a signature that nobody can check"
+        self.unsigned.append(self.entry["seq"])
 
     def propose(self, at, _, body):
         self.signed(at, body)
@@ -72,16 +56,14 @@ class Audit:
             assert fold(waiting.pop("by", "")) != fold(self.entry["principal"]), "by its proposer"
             assert waiting == body, "another grant than was proposed"
         rule, binding = json.loads(body["filter"]), (body["protects"], body["blocks"])
-        parent, before, limits = at.rpartition("/")[0], self.granted.get(at), capacity(rule)
+        parent, limits = at.rpartition("/")[0], capacity(rule)
         assert (self.granted[parent][1] == binding) if parent else "period" not in rule, "a quota"
         assert body.get("capacity", limits) == limits, "another capacity than it grants"
         charged, now = self.spent.get(at, {}), account(rule, "", self.entry["at"])
         sums = {block: units for block, units in charged.items() if any(units)}
         assert all(holds(limits, sums[b]) for b in sums if b.startswith(now)), "less than is spent"
-        if before:
-            assert before[0]["name"] == rule["name"], "another filter"
-            assert not charged or before[1] == binding, "another table after a charge"
-            assert not sums or means_same(before[0], rule), "another Renyi order or period"
+        if at in self.granted:
+            follows(self.granted[at], charged, rule, binding)
         self.granted[at] = rule, binding, limits
         self.closed.discard(at)
 
@@ -155,10 +137,26 @@ class Audit:
         assert body["closed"] == self.end("open"), "sessions that stay open"
 
     def recover(self, at, _, body):  # after a loss: what was lost is an owner's word
-        for name, rule, protects, blocks, closed, approvals in body["scopes"]:
-            self.granted[name] = json.loads(rule), (protects, blocks), capacity(json.loads(rule))
+        stated, is_other = {}, False
+        for name, text, protects, blocks, closed, approvals in body["scopes"]:
+            rule, known, shut = json.loads(text), self.granted.get(name), name in self.closed
+            keys, count = self.signers(name, {}), self.approvals.get(name, 1)
+            terms = rule, (protects, blocks), capacity(rule)
+            is_same = known == terms and count == approvals
+            people(rule.get("signers", []))
+            assert closed in (0, 1) and approvals in (1, 2), "no terms"
+            if known and (keys or count == 2):
+                assert is_same and closed >= shut, "other terms than people signed or approved"
+            elif keys:
+                assert closed and not rule.get("signers"), "a quota that nobody signed"
+            if known:
+                follows(known, self.spent.get(name, {}), rule, terms[1])
+            is_other |= not is_same or closed != shut
+            stated[name] = terms, closed, approvals
+        self.unsigned += [self.entry["seq"]] if is_other else []
+        for name, (terms, closed, approvals) in stated.items():
+            self.granted[name], self.approvals[name], self.waiting[name] = terms, approvals, {}
             self.closed = self.closed - {name} | ({name} if closed else set())
-            self.approvals[name], self.waiting[name] = approvals, {}
         for scope, block, *units in body["spent"]:
             sums = self.spent.setdefault(scope, {}).get(block, (0, 0, 0))
             assert all(a <= b for a, b in zip(sums, units)), "a charge taken back"
@@ -172,7 +170,7 @@ class Audit:
         print("recovered from checkpoint", body["checkpoint"], "- compare it", file=sys.stderr)
 
     def run(self, place):
-        previous, rules = "0" * 64, {kind.strip("_"): getattr(self, kind) for kind in RULES}
+        previous, rules = "0" * 64, {kind.strip("_"): getattr(self, kind) for kind in RULES.split()}
         rules["session"] = lambda *entry: self.reserve(*entry, "open")
         for number, self.entry in enumerate(entries(place), 1):
             entry = self.entry

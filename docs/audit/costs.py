@@ -32,6 +32,11 @@ def fold(name):
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).strip()
 
 
+def path_of(at):
+    """A scope and those above it, the widest first."""
+    return [at[:n] for n in range(len(at) + 1) if (at + "/")[n] == "/"]
+
+
 def account(rule, block, at):
     """What pays for a block at a time in UTC; a quota that refreshes has an account for each period."""
     year, week, _ = date.fromisoformat(at[:10]).isocalendar()
@@ -93,9 +98,13 @@ def capacity(rule):
     return [basic, -1 if basic == -1 else own, min(max(bound, -1), LARGEST - 1), own]
 
 
-def means_same(former, rule):
-    """Whether sums that were counted under one filter mean the same under another."""
-    return former.get("period") == rule.get("period") and rule["order"] in (None, former["order"])
+def follows(before, charged, rule, binding):
+    """What is spent means the same under the next terms of a scope."""
+    former, table, _ = before
+    same = former.get("period") == rule.get("period") and rule["order"] in (None, former["order"])
+    assert former["name"] == rule["name"], "another filter"
+    assert not charged or table == binding, "another table after a charge"
+    assert same or not any(map(any, charged.values())), "another Renyi order or period"
 
 
 def holds(limits, sums):

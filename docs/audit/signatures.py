@@ -2,6 +2,9 @@
 
 import base64
 import hashlib
+import json
+
+from costs import fold
 
 P = 2**255 - 19
 ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -53,3 +56,21 @@ def is_signed(text, signature, verifier_key):
         return False
     digest = hashlib.sha512(first + key + text.encode()).digest()
     return times(scalar, BASE) == add(r, times(int.from_bytes(digest, "little") % ORDER, a))
+
+
+def people(keys):
+    """Verifier keys by name: each person has one name and one key."""
+    parts = [key.split("+", 2) for key in keys]
+    assert len(keys) == len({base64.b64decode(part[2]) for part in parts}), "one key, two signers"
+    assert len(keys) == len({fold(part[0]) for part in parts}), "one name, two signers"
+    return {fold(key.split("+")[0]): key for key in keys}
+
+
+def check_decision(entry, body, signature, keys):
+    """A decision is signed by the key of its principal."""
+    fields = {name: entry[name] for name in ("kind", "scope", "principal")}
+    fields |= {"after": entry["previous"], "body": body}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    key = keys.get(fold(entry["principal"]), "nobody+0+")
+    assert key.split("+")[0] == entry["principal"] and signature, "not signed by who may"
+    assert is_signed(f"dpflow.decision\n{text}\n", signature, key), "another signature"

@@ -384,11 +384,13 @@ class AuditedLedger(SealedDatabase):
     ) -> list[str]:
         """An owner's decision after entries were lost and cannot come back: go on with what is left.
 
-        What a checkpoint says beyond the history is taken over: scopes and what they spent. Scopes
-        that a lost entry may have charged are closed until they are granted again: all of them,
-        unless the mark stands at the very entry that was signed. Reservations are fenced and
-        sessions closed, because the lost entries may have settled or answered them. No data count as
-        fresh from then on: the lost entries may have read them.
+        What a checkpoint says beyond the history is taken over: scopes and what they spent. No person
+        signed it, so a scope whose grants are signed or approved by a second principal keeps the terms
+        of this history; it is closed if the checkpoint states others. Scopes that a lost entry may have
+        charged are closed until they are granted again: all of them, unless the mark stands at the very
+        entry that was signed. Reservations are fenced and sessions closed, because the lost entries may
+        have settled or answered them. No data count as fresh from then on: the lost entries may have
+        read them.
 
         A checkpoint that turns up after a recovery is taken over by another one: to its sums comes
         what was charged since the first recovery. Take over the newest one first: an earlier one would be
@@ -403,7 +405,7 @@ class AuditedLedger(SealedDatabase):
 
         Raises:
             InvalidInput: neither mark nor checkpoint knows more than the history, or the checkpoint says
-                that less was spent.
+                that less was spent, or states what the rules forbid.
             LedgerCorrupt: what is left does not verify, or nobody trusted signed the checkpoint.
         """
         checked_name("a reason", reason, longest=1000)
@@ -411,18 +413,22 @@ class AuditedLedger(SealedDatabase):
         points = [] if checkpoint is None else [self._open_checkpoint(checkpoint, keys)]
         point, signer = points[0] if points else (None, "")
         with self._database.begin_writing() as transaction:
-            trace, _, problems, _ = self._verify_within(transaction, points, marked=False)
+            trace, expected, problems, _ = self._verify_within(transaction, points, marked=False)
             if problems:
                 raise LedgerCorrupt(f"what is left does not verify: {problems[0]}")
             if point is not None and not trace.accepts(point):
                 raise InvalidInput("the checkpoint is of another ledger; name this one's")
             writer = chain.Writer(transaction, self._anchor, trace.head)
+            number = writer.next_seq
             body = recovery.recover_state(
                 writer, trace, self._find_mark(), point, signer, reason, principal
             )
+            # A checkpoint may state what no ledger could have: its signer is trusted for no rule.
+            if fault := expected.apply_recovery(number, body):
+                raise InvalidInput(f"this checkpoint is not taken over: the {fault}")
             writer.write_entries()
         self._replace_mark(writer)
-        return list(body["closed"])
+        return sorted(name for name, row in expected.scopes.items() if row["closed"])
 
     def rotate(self, *, principal: str) -> int:
         """Encrypt the keys of all results and answers, and the states of open sessions, under new

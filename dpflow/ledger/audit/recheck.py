@@ -14,9 +14,10 @@ import functools
 import json
 import marshal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from hashlib import blake2b
 from operator import attrgetter, itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 from dpflow.core.accounting import events
@@ -32,6 +33,7 @@ from dpflow.ledger.books.sessions import batch_name
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
 from dpflow.ledger.history.checkpoint import check_line, decision_text
 from dpflow.ledger.history.state import TABLES
+from dpflow.ledger.storage.compact_json import canonical_json
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
 RESERVED_KINDS = frozenset(
@@ -162,7 +164,7 @@ class Recheck:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
-        #: Entries of decisions that nobody signed.
+        #: Entries of decisions, and of recoveries that state other terms, that nobody signed.
         self.self_declared: list[int] = []
         self.scopes: dict[str, dict[str, Any]] = {}
         self.proposals: dict[str, dict[str, Any]] = {}
@@ -212,12 +214,7 @@ class Recheck:
         """A decision is signed by who may sign it, or by nobody where nobody must."""
         signature, granted = body.pop("signature", None), _parse_filter(body["filter"])[0]
         require_persons(granted.signers)
-        path = path_of(entry.scope)
-        before, *above = (
-            None if (row := self.scopes.get(name)) is None else _parse_filter(row["filter"])[0]
-            for name in path[::-1]
-        )
-        trusted = find_signers(granted, before, [rule for rule in above if rule is not None])
+        trusted = self._find_signers(entry.scope, granted)
         if signature is None:
             _require(not trusted, "is signed by nobody, where owners sign")
             self.self_declared.append(entry.seq)
@@ -225,6 +222,14 @@ class Recheck:
         text = decision_text(entry.previous, entry.kind, entry.scope, entry.principal, body)
         signed = check_line(text, entry.principal, signature, trusted)
         _require(signed, "is signed by nobody who may")
+
+    def _find_signers(self, scope: str, granted: Filter) -> Sequence[str]:
+        """Who may sign a grant of a scope now."""
+        before, *above = (
+            None if (row := self.scopes.get(name)) is None else _parse_filter(row["filter"])[0]
+            for name in path_of(scope)[::-1]
+        )
+        return find_signers(granted, before, [rule for rule in above if rule is not None])
 
     def _needs_second(self, scope: str, terms: Mapping[str, Any]) -> bool:
         return 2 in (terms["approvals"], self.scopes.get(scope, terms)["approvals"])
@@ -265,21 +270,27 @@ class Recheck:
         if "/" in name:
             _require(above, "grants a quota below no grant")
             _require(binding == _binding(above), "grants a quota for another table")
-        before, spent = self.scopes.get(name), self.accounts.get(name, {})
-        if before is not None:
-            _require(
-                not spent or binding == _binding(before), "binds a scope to a table after a charge"
-            )
-            former = _parse_filter(before["filter"])[0]
-            _require(granted.name == former.name, "changes the filter of a scope")
+        spent = self.accounts.get(name, {})
+        if name in self.scopes:
+            self._require_successor(name, granted, binding)
             costs = [cost for cost in spent.values() if cost != Cost()]
-            _require(not costs or may_follow(granted, former), "changes how spent sums are counted")
             if granted.period is not None:
                 current = select_current(granted.period, spent.items(), _day_of(entry))
                 costs = [cost for _, cost in current if cost != Cost()]
             fits = all(Filter.admits(limits, cost) for cost in costs)
             _require(fits, "grants less than is spent")
         self.scopes[name] = body | {"closed": 0, "seq": entry.seq}
+
+    def _require_successor(self, name: str, granted: Filter, binding: tuple[Any, Any]) -> None:
+        """What a scope has spent means the same under its next terms."""
+        before, spent = self.scopes[name], self.accounts.get(name, {})
+        _require(
+            not spent or binding == _binding(before), "binds a scope to a table after a charge"
+        )
+        former = _parse_filter(before["filter"])[0]
+        _require(granted.name == former.name, "changes the filter of a scope")
+        unspent = all(cost == Cost() for cost in spent.values())
+        _require(unspent or may_follow(granted, former), "changes how spent sums are counted")
 
     # --- charges ------------------------------------------------------------------------------
 
@@ -438,10 +449,49 @@ class Recheck:
             release.secret_digest = None
             release.state = "closed" if release.state == "open" else release.state
 
+    def _terms_of(self, name: str) -> dict[str, Any] | None:
+        row = self.scopes.get(name)
+        return None if row is None else {column: row[column] for column in CHECKPOINT_COLUMNS}
+
+    def limit_terms(self, name: str, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """Terms of a scope that a recovery may go on with, where its checkpoint states others.
+
+        No person signed a checkpoint. So a scope whose grants are signed or approved by a second
+        principal keeps the terms of this history, and is closed if the checkpoint states others. A
+        scope that is granted nowhere here, below one whose grants are signed, is closed and names no
+        signers.
+        """
+        granted, known = _parse_filter(stated["filter"])[0], self._terms_of(name)
+        signers = self._find_signers(name, replace(granted, signers=()))
+        if not signers and (known is None or known["approvals"] == 1):
+            return {**stated}
+        if known is None:
+            text = canonical_json(replace(granted, signers=()).to_json())
+            return {**stated, "filter": text, "closed": 1}
+        is_other = known | {"closed": stated["closed"]} != stated
+        return known | {"closed": int(is_other or known["closed"] or stated["closed"])}
+
+    def apply_recovery(self, number: int, body: Mapping[str, Any]) -> str:
+        """Apply a recovery that is not written yet; returns the rule that it breaks, else ""."""
+        before, text = len(self.problems), canonical_json(body)
+        entry = SimpleNamespace(seq=number, kind="recover", body=text, hash="", root="")
+        self.apply_entry(entry)
+        return "".join(self.problems[before:])
+
     def _apply_recover(self, entry: Any, body: dict[str, Any]) -> None:
-        for name, *terms in body["scopes"]:
-            row = dict(zip(CHECKPOINT_COLUMNS, terms, strict=True))
-            self.scopes[name] = row | {"seq": entry.seq}
+        stated = {}
+        for name, *columns in body["scopes"]:
+            terms = dict(zip(CHECKPOINT_COLUMNS, columns, strict=True))
+            _require(self.limit_terms(name, terms) == terms, "states terms that nobody signed")
+            granted = _parse_filter(terms["filter"])[0]
+            require_persons(granted.signers)
+            _require(terms["approvals"] in (1, 2) and terms["closed"] in (0, 1), "states no terms")
+            if name in self.scopes:
+                self._require_successor(name, granted, _binding(terms))
+            stated[name] = terms
+        if any(terms != self._terms_of(name) for name, terms in stated.items()):
+            self.self_declared.append(entry.seq)
+        self.scopes |= {name: terms | {"seq": entry.seq} for name, terms in stated.items()}
         for scope, block, *units in body["spent"]:
             sums, after = self.accounts.setdefault(scope, {}), Cost(*units)
             pairs = zip(astuple(sums.get(block, Cost())), astuple(after), strict=True)

@@ -13,14 +13,14 @@ import contextlib
 import datetime as dt
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
 import sqlalchemy as sa
 
 from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter
-from dpflow.errors import InvalidInput
+from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger.audit.recheck import Recheck
 from dpflow.ledger.books.data_claims import LOST
 from dpflow.ledger.books.grants import may_follow
@@ -60,8 +60,8 @@ class CheckpointTrace:
 
     Two things prove that nothing a checkpoint states was taken back: the history holds the very
     entry that was signed; or an owner's recovery names ledger, size, head and signer of the
-    checkpoint, and the sums in that entry are at least those it had to leave. What was charged
-    later proves nothing.
+    checkpoint, the sums in that entry are at least those it had to leave, and no scope got other
+    terms or lost its signers. What was charged later proves nothing.
 
     Args:
         checkpoints: each with the name of the trusted key that signed it.
@@ -80,7 +80,8 @@ class CheckpointTrace:
         self._jumps: list[tuple[int, str, str]] = []
         self._future: list[tuple[int, str]] = []
         self._points, self._ledger_id, self._expected = checkpoints, ledger_id, expected
-        self._fork: tuple[int, Sums] | None = None  # the first recovery, and what it left
+        # The first recovery, and the sums and scopes that it left.
+        self._fork: tuple[int, Sums, dict[str, dict[str, Any]]] | None = None
         self._origin = ""  # the ledger whose checkpoint that one took over
         self._extended = {
             point.text
@@ -110,7 +111,8 @@ class CheckpointTrace:
             yield row
             # By now the rules have seen it, too.
             if row.kind == "recover" and self._fork is None:
-                self._fork = row.seq, current_sums(self._expected)
+                scopes = {name: {**terms} for name, terms in self._expected.scopes.items()}
+                self._fork = row.seq, current_sums(self._expected), scopes
                 with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
                     self._origin = str(json.loads(row.body)["checkpoint"][0])
 
@@ -123,11 +125,47 @@ class CheckpointTrace:
             body = json.loads(row.body)
             named = body["checkpoint"]
             sums = {(scope, block): Cost(*units) for scope, block, *units in body["spent"]}
-        except (ValueError, KeyError, TypeError):  # the chain's checks say what is wrong with it
+            if named != [point.ledger_id, point.size, point.head, signer]:
+                return False
+            if not self._keeps_terms(body, point):
+                return False
+        # The chain's checks and the rules say what is wrong with it.
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DpflowError):
             return False
-        return named == [point.ledger_id, point.size, point.head, signer] and all(
+        return all(
             _covers(sums.get(account, Cost()), cost) for account, cost in self.due(point).items()
         )
+
+    def _keeps_terms(self, body: Mapping[str, Any], point: Checkpoint) -> bool:
+        """Whether a recovery states no other terms than a checkpoint, but of closed scopes, and every scope
+        whose grants need a signature or a second approval goes on with that.
+        """
+        stated = {
+            name: dict(zip(SCOPE_COLUMNS, columns, strict=True))
+            for name, *columns in body["scopes"]
+        }
+        then = self._expected.scopes
+        if self._fork is not None and self.is_late(point):
+            # What was granted since the first recovery is no word of this one.
+            then = self._expected.scopes | self._fork[2]
+        for name, *columns in point.scopes:
+            signed = dict(zip(SCOPE_COLUMNS, columns, strict=True))
+            left = stated.get(name) or then.get(name)
+            signers = Filter.from_json(stored_json(signed["filter"])).signers
+            if not signers and signed["approvals"] == 1 and name not in stated:
+                continue
+            if left is None or left["approvals"] < signed["approvals"]:
+                return False
+            if Filter.from_json(stored_json(left["filter"])).signers != signers:
+                return False
+            is_closed = left["closed"] or name in body["closed"]
+            if not is_closed and any(left[column] != signed[column] for column in SCOPE_COLUMNS):
+                return False
+        return True
+
+    def limit_terms(self, name: str, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Recheck.limit_terms`."""
+        return self._expected.limit_terms(name, stated)
 
     def accepts(self, point: Checkpoint) -> bool:
         """Whether a checkpoint is of this ledger, or of the one that its first recovery went on from;
@@ -290,7 +328,7 @@ def recover_state(
     number = writer.next_seq
     if ahead is not None:
         _require_branch(trace, ahead)
-        scopes = _take_scopes(writer, ahead, trace.is_late(ahead))
+        scopes = _take_scopes(writer, trace, ahead)
         for (scope, block), cost in trace.due(ahead).items():
             spent.append([scope, block, *vars(cost).values()])
             row = state.find(schema.account, scope=scope, block=block)
@@ -340,9 +378,11 @@ def _require_branch(trace: CheckpointTrace, ahead: Checkpoint) -> None:
         )
 
 
-def _take_scopes(writer: chain.Writer, ahead: Checkpoint, is_late: bool) -> list[list[Any]]:
-    """Take over the scopes of a checkpoint; after an earlier recovery only those that nobody granted
-    since. Returns what the entry says of them.
+def _take_scopes(
+    writer: chain.Writer, trace: CheckpointTrace, ahead: Checkpoint
+) -> list[list[Any]]:
+    """Take over the scopes of a checkpoint as far as `CheckpointTrace.limit_terms` goes; after an earlier
+    recovery only those that nobody granted since. Returns what the entry says of them.
 
     Raises:
         InvalidInput: the sums of a scope were made by another filter than it has now.
@@ -351,18 +391,23 @@ def _take_scopes(writer: chain.Writer, ahead: Checkpoint, is_late: bool) -> list
     used = {scope for scope, _, cost in ahead.spent if cost != Cost()}
     for name, *columns in ahead.scopes:
         row = state.find(schema.scope, name=name)
-        if row is not None and is_late:
-            now, then = (Filter.from_json(stored_json(text)) for text in (row.filter, columns[0]))
-            if name in used and not (now.name == then.name and may_follow(now, then)):
-                raise InvalidInput(
-                    f"scope {name!r} was granted by another filter since, and sums of two filters do not add up; "
-                    f"grant nothing more to it, and make another scope"
-                )
+        stated = dict(zip(SCOPE_COLUMNS, columns, strict=True))
+        terms = trace.limit_terms(name, stated)
+        is_kept = row is not None and trace.is_late(ahead)
+        now, then = (
+            Filter.from_json(stored_json(text))
+            for text in (row.filter if is_kept else terms["filter"], stated["filter"])
+        )
+        if name in used and not (now.name == then.name and may_follow(now, then)):
+            raise InvalidInput(
+                f"scope {name!r} was granted by another filter since, and sums of two filters do not add up; "
+                f"grant nothing more to it, and make another scope"
+            )
+        if is_kept:
             continue
-        terms = dict(zip(SCOPE_COLUMNS, columns, strict=True)) | {"seq": number}
         if row is None:
-            state.insert(schema.scope, name=name, **terms)
+            state.insert(schema.scope, name=name, **terms, seq=number)
         else:
-            state.update(schema.scope, row, **terms)
-        taken.append([name, *columns])
+            state.update(schema.scope, row, **terms, seq=number)
+        taken.append([name, *terms.values()])
     return taken

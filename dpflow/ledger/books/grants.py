@@ -143,10 +143,12 @@ def _sort_keys(keys: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def require_persons(signers: Sequence[str]) -> None:
-    """Raises `InvalidInput` for two keys of one name: a rule that asks for two would count them twice."""
-    names = [fold_name(parse_public_key(key)[0]) for key in signers]
-    if len(set(names)) < len(names):
+    """Raises `InvalidInput` for one name or one key twice: a rule that asks for two people would count it twice."""
+    parsed = [parse_public_key(key) for key in signers]
+    if len({fold_name(name) for name, _ in parsed}) < len(parsed):
         raise InvalidInput("two signers have one name; give each person's key a name of its own")
+    if len({key for _, key in parsed}) < len(parsed):
+        raise InvalidInput("two signers have one key; name a key of its own for each person")
 
 
 def find_parent(state: LedgerState, scope: str) -> Scope | None:

@@ -396,7 +396,7 @@ class VerificationReport:
         warnings: what changes no sum and may mislead people, such as clocks that went back.
         checked_after: entries up to this one were not checked again: the checkpoint was trusted.
         self_declared: checked grants, proposals and approvals that nobody signed: their principal is what
-            a login called itself.
+            a login called itself. So are recoveries that state other terms of a scope than the history.
     """
 
     entries: int
@@ -432,7 +432,7 @@ class VerificationReport:
             first = ", ".join(map(str, self.self_declared[:5]))
             more = len(self.self_declared) - 5
             lines.append(
-                f"self-declared, not signed: the principals of the grants and approvals in entries {first}"
+                f"self-declared, not signed: the decisions about grants in entries {first}"
                 f"{f' and {more} more' if more > 0 else ''}"
             )
         return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
