@@ -77,6 +77,10 @@ class RowReader(Reader):
         names = self._table.columns if self._source.columns is None else self._source.columns
         return any(name.casefold() == parsed.name.casefold() for name in names)
 
+    def has_column(self, parsed: Any) -> bool:
+        """Whether the relation has a column of this name, readable or not."""
+        return self.is_declared(parsed) or self.is_unit(parsed) or self.is_block(parsed)
+
     def _is_own(self, parsed: Any, names: Collection[str]) -> bool:
         return (
             isinstance(parsed, exp.Column)

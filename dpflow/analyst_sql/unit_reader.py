@@ -8,7 +8,7 @@ unit adds one row (or as many as it may have keys), which contribution bounding 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -42,15 +42,15 @@ def is_by_unit(parsed: Any, source: PrivateRows) -> bool:
     if group is None:
         distinct = parsed.args.get("distinct")
         return distinct is not None and any(map(rows.is_unit, _list_items(parsed)))
-    return any(rows.is_unit(part) for part in _list_groups(parsed))
+    return any(rows.is_unit(part) for part in _list_groups(parsed, rows))
 
 
 def _list_items(parsed: Any) -> list[Any]:
     return [strip_brackets(strip_alias(item)) for item in parsed.expressions]
 
 
-def _list_groups(parsed: Any) -> list[Any]:
-    """What is grouped by; DISTINCT groups by all columns."""
+def _list_groups(parsed: Any, rows: RowReader) -> list[Any]:
+    """What is grouped by; DISTINCT groups by all columns. A column of the rows comes before an alias."""
     group, items = parsed.args.get("group"), parsed.expressions
     if group is None:
         return _list_items(parsed)
@@ -62,21 +62,25 @@ def _list_groups(parsed: Any) -> list[Any]:
         one = strip_brackets(part)
         if isinstance(one, exp.Literal) and str(one.this).isdecimal():
             one = strip_alias(items[int(one.this) - 1]) if 0 < int(one.this) <= len(items) else one
-        elif isinstance(one, exp.Column) and not one.table and one.name.casefold() in names:
-            one = names[one.name.casefold()]
+        elif isinstance(one, exp.Column) and not one.table and not rows.has_column(one):
+            one = names.get(one.name.casefold(), one)
         parts.append(strip_brackets(one))
     return parts
 
 
 def read_unit_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
     """The relation that a SELECT grouped by the privacy unit makes of private rows. Raises `Refusal`."""
-    items, where, group, having, _ = take_arguments(
+    items, where, group, having, distinct = take_arguments(
         parsed, "expressions", "where", "group", "having", "distinct", ignore=SOURCES
     )
+    if distinct is not None:
+        # DISTINCT ON takes any of several rows.
+        take_arguments(distinct)
     if group is not None:
         take_arguments(group, "expressions", "all")
     conditions, blocks = read_where(where, source)
-    reader = _FeatureReader(source, _list_groups(parsed))
+    rows = RowReader(source)
+    reader = _FeatureReader(source, _list_groups(parsed, rows))
     columns: dict[str, Node] = {}
     units: set[str] = set()
     names: list[str] = []
@@ -88,11 +92,18 @@ def read_unit_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
                 "ambiguous-columns", f"the query has two columns {name!r}; name one otherwise", item
             )
         names.append(name)
-        if RowReader(source).is_unit(inner):
+        if rows.is_unit(inner):
             units.add(name.casefold())
             continue
         columns[name] = reader.read(inner)
         reader.aliases[name.casefold()] = columns[name]
+    if distinct is not None and not (units and reader.selects_keys(columns.values())):
+        raise Refusal(
+            "distinct-unit",
+            "DISTINCT beside GROUP BY compares rows of several units unless every grouping column is selected; to have "
+            "one row for each unit, group by it alone",
+            distinct,
+        )
     kept = () if having is None else (reader.read(having.this),)
     table = reader.declare(join_conditions(conditions), blocks or (), parsed)
     return PrivateRows(
@@ -115,6 +126,11 @@ class _FeatureReader(RowReader):
             if not self.is_unit(part)
             for node in [self._rows.read(part)]
         }
+
+    def selects_keys(self, columns: Collection[Node]) -> bool:
+        """Whether each key of the rows is a column by itself."""
+        keys = (Node("column", ((_name_key(node),),)) for node in self._keys.values())
+        return all(key in columns for key in keys)
 
     def _read_node(self, parsed: Any, depth: int) -> Node:
         if isinstance(parsed, exp.AggFunc | exp.Filter):
@@ -171,6 +187,8 @@ class _FeatureReader(RowReader):
 
     def _read_aggregate(self, name: str, value: Any) -> Aggregate:
         if name == "count" and (value is None or isinstance(value, exp.Star)):
+            if value is not None:
+                take_arguments(value)
             return Aggregate("count(*)", ())
         if isinstance(value, exp.Distinct):
             if name != "count" or len(value.expressions) != 1:

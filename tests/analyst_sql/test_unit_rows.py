@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 from sql_twins import fill_twins, measure_moves, try_query
-from sql_world import EXACT, close
+from sql_world import DECLARATION, EXACT, close
 
 from dpflow.analyst_sql.cells import find_release
 from dpflow.analyst_sql.query_plan import plan_sql
@@ -40,6 +40,8 @@ QUERIES = [
     "SELECT c, COUNT(*) FROM (SELECT DISTINCT person, city AS c FROM visits WHERE city IS NOT NULL) GROUP BY c ORDER BY c",
     "WITH rome AS (SELECT person, age * 2 AS twice FROM visits WHERE city = 'Rome'), c AS (SELECT person, AVG(twice) AS a, "
     "COUNT(*) AS n FROM rome GROUP BY person) SELECT AVG(a), SUM(n) FROM c",
+    "SELECT COUNT(*) FROM (SELECT DISTINCT person, clinic AS c, COUNT(*) AS n FROM visits GROUP BY person, clinic)",
+    "SELECT COUNT(*) FROM (SELECT person AS clinic FROM visits GROUP BY clinic, person)",
     "SELECT AVG(most) FROM (SELECT person, MAX(n) AS most FROM (SELECT person, city, COUNT(*) AS n FROM visits "
     "GROUP BY person, city) GROUP BY person)",
 ]
@@ -219,6 +221,35 @@ FUZZED = [
             "SELECT COUNT(*) FROM (SELECT person, COUNT(*) AS n, MAX(age) AS n FROM visits GROUP BY 1)",
             "ambiguous-columns",
         ),
+        (
+            "SELECT COUNT(*) FROM (SELECT DISTINCT person FROM visits GROUP BY person, clinic)",
+            "distinct-unit",
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT DISTINCT clinic FROM visits GROUP BY person, clinic)",
+            "distinct-unit",
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT DISTINCT COUNT(*) AS n FROM visits GROUP BY person)",
+            "distinct-unit",
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT DISTINCT person, lower(clinic) AS c FROM visits GROUP BY person, clinic)",
+            "distinct-unit",
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT DISTINCT ON (person) person, clinic FROM visits)",
+            "allow-list",
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT person, COUNT(* EXCLUDE (age)) AS n FROM visits GROUP BY person)",
+            "allow-list",
+        ),
+        # As in DuckDB, GROUP BY means the column and not the alias.
+        (
+            "SELECT COUNT(*) FROM (SELECT person, lower(clinic) AS city FROM visits GROUP BY person, city)",
+            "grouped-columns",
+        ),
     ],
 )
 def test_what_a_units_rows_do_not_give(world: World, text: str, rule: str) -> None:
@@ -234,6 +265,18 @@ def test_a_unit_in_a_block_has_no_row(fresh: World) -> None:
     text = "SELECT COUNT(*) FROM (SELECT person, COUNT(*) AS n FROM visits WHERE day IN ('2020-01-01', '2020-01-02') GROUP BY person)"
     with pytest.raises(SqlRefused, match="unit-groups"):
         plan_sql(text, {"epsilon": 1, "scope": "visits"}, [fresh.table])
+
+
+def test_known_columns_stay_known(fresh: World) -> None:
+    """A scope that was granted for a table with public columns pays for its rows by unit, too."""
+    columns = {**DECLARATION["columns"], "clinic": {"public": True}}
+    fresh.table = fresh.declare(columns=columns, neighbours="replace")
+    fresh.ledger.grant("known", 10**5, "0.1", table=fresh.table, principal="o", confirm_large=True)
+    for each in ("person, COUNT(*) AS n FROM visits GROUP BY person", "DISTINCT person FROM visits"):
+        text = f"SELECT COUNT(*) FROM (SELECT {each})"
+        assert fresh.ask(text, epsilon=EXACT, scope="known").rows == [(400,)]
+    (part,) = plan_sql(text, {"epsilon": 1, "scope": "known"}, [fresh.table]).parts
+    assert part.plan.table.protection_text == fresh.table.protection_text
 
 
 def test_blocks_choose_rows_below(fresh: World) -> None:

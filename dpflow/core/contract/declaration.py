@@ -387,7 +387,9 @@ class Table(Strict):
             return NOBODY
         where = f" in one {self.block}" if self.protects == "unit-block" else ""
         also = "".join(f" and in {join.relation}" for join in self.joins if join.kind == "unit")
-        but = f", {', '.join(self.public_columns)} known" if self.public_columns else ""
+        # Of rows by unit, what is protected is a unit's rows below.
+        known = (self._unit_rows.rows if self._unit_rows else self).public_columns
+        but = f", {', '.join(known)} known" if known else ""
         if self.trusted_sql:
             but += f", trusting the SQL of {', '.join(self.trusted_sql)}"
         if trusted := self.source and self.source.trust_text:
