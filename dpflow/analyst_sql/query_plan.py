@@ -182,7 +182,7 @@ class _LookUp:
 
     def find(self, part: PartPlan) -> Stored | None:
         """What answers a part at no cost."""
-        return self._open(part.part).find(part.part, part)
+        return self._open(part.part).find(part, self._settings.target)
 
     def explain(self, part: PartPlan) -> str | None:
         """Why nothing does, where something finer is stored."""

@@ -24,6 +24,8 @@ from dpflow.analyst_sql.canonical_conditions import split_operands
 from dpflow.analyst_sql.cells import Cells, add_up, error_sizes, make_width, read_cells
 from dpflow.analyst_sql.query_parts import PartPlan, QueryPart, is_private_node, release_name
 from dpflow.analyst_sql.select_query import ADDITIVE, SelectQuery, SqlAggregate
+from dpflow.analyst_sql.settings import Target
+from dpflow.analyst_sql.target_errors import error_share
 from dpflow.analyst_sql.value_columns import declare_computed
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
@@ -105,11 +107,13 @@ class StoredReleases:
         records = ledger.releases_by_name(scope, self._name)
         self._records = [one for one in reversed(records) if one.scope == scope and one.settled]
 
-    def find(self, part: QueryPart, asked: PartPlan) -> Stored | None:
-        """The newest release that answers a part with an error that is not above the asked one."""
+    def find(self, asked: PartPlan, target: Target | None = None) -> Stored | None:
+        """The newest release that answers a part within the target, or else with an error that is not above
+        the asked one.
+        """
         for record in self._records:
-            stored = self._read(record, part)
-            if stored is not None and _is_as_exact(stored, asked):
+            stored = self._read(record, asked.part)
+            if stored is not None and _is_as_exact(stored, asked, target):
                 return stored
         return None
 
@@ -311,9 +315,9 @@ def _shares(texts: Sequence[str]) -> Iterator[str]:
         yield str(Fraction(text))
 
 
-def _is_as_exact(stored: Stored, asked: PartPlan) -> bool:
-    """Whether no error of the stored release is above the asked one, by the bounds of the question: what
-    a profile chose for one of them is not compared.
+def _is_as_exact(stored: Stored, asked: PartPlan, target: Target | None) -> bool:
+    """Whether what was drawn is within the target; without one, whether no error of the stored release is
+    above the asked one, by the bounds of the question: what a profile chose for one of them is not compared.
     """
     part, plan = asked.part, stored.plan.question or stored.plan
     asked_plan = asked.plan.question or asked.plan
@@ -322,15 +326,20 @@ def _is_as_exact(stored: Stored, asked: PartPlan) -> bool:
         # Keys that more units must have are other keys.
         if bound[0].min_units != bound[1].min_units:  # type: ignore[attr-defined]
             return False
-    wanted = error_sizes(part, asked_plan)
-    got = dict(error_sizes(stored.part, plan))
+    cells = 1
     by, coarser = plan.params.by, asked_plan.params.by  # type: ignore[attr-defined]
-    if by != coarser and part.mechanism == "aggregates":
-        # Added up over cells, so the errors are those of sums of as many noises.
+    added_up = by != coarser and part.mechanism == "aggregates"
+    if added_up:
         groups = 1 if coarser is None else len(asked_plan.table.public_keys(coarser))
         cells = len(plan.table.public_keys(by)) // groups
-        for label in wanted:
-            got[label] = make_width(plan, Row("", label, None), cells)(1) or math.inf
+    if target is not None:
+        drawn = PartPlan(stored.part, stored.plan, cells * asked.cells)
+        return error_share(target, drawn) <= 1
+    wanted = error_sizes(part, asked_plan)
+    got = dict(error_sizes(stored.part, plan))
+    for label in wanted if added_up else ():
+        # The errors are those of sums of as many noises.
+        got[label] = make_width(plan, Row("", label, None), cells)(1) or math.inf
     return all(label in got and got[label] <= size for label, size in wanted.items())
 
 

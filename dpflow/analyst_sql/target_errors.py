@@ -48,10 +48,13 @@ def _three_digits(value: float) -> Fraction:
 
 def _worst_share(target: Target, plans: Sequence[PartPlan]) -> float:
     """The largest error as a part of what it may be."""
-    return max(_share(target, plan) for plan in plans)
+    return max(error_share(target, plan) for plan in plans)
 
 
-def _share(target: Target, part: PartPlan) -> float:
+def error_share(target: Target, part: PartPlan) -> float:
+    """The largest error of a part as a share of the target. Raises `Refusal` if it is not known before
+    spending.
+    """
     release = find_release(part.plan)
     if release is None:
         raise Refusal(

@@ -100,6 +100,8 @@ def may_choose(plan: Plan) -> bool:
         and plan.request.contribution_bounds is None
         and plan.chosen is None
         and not plan.table.holdout
+        # A profile counts the rows that these are made of.
+        and plan.table.unit_rows is None
         # Rows of a joined unit are multiplied, and a profile counts the table's own.
         and not any(join.kind == "unit" for join in plan.table.joins)
     )

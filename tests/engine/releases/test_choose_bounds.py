@@ -75,6 +75,36 @@ def test_a_stored_answer_is_free_whatever_profile_came_later(world: World) -> No
     assert widths[0] == widths[1]
 
 
+def test_a_target_is_met_by_what_was_drawn(tmp_path: Path) -> None:
+    """A stored answer serves a target error by the bounds that it was drawn with, and not by those that a
+    profile chooses now, nor by the declared ones.
+    """
+    own = World(tmp_path)
+    own.table = own.table.with_bounds(None, RequestedBounds(rows=1000), "a test")
+    text = "SELECT COUNT(*) AS n FROM orders"
+    wide = own.ask(text)
+    own.release("contributions")
+    narrow = own.ask(text, epsilon=None, error="60")
+    assert not narrow.free and narrow.to_arrow(True)["n_noise_high"][0].as_py() < 4200 + 200
+    assert own.ask(text).rows == wide.rows
+    # It was drawn with a profile's bounds: whatever comes later, it meets what it met.
+    own.release("contributions", revision=2)
+    again = own.ask(text, epsilon=None, error="60")
+    assert again.free and again.rows == narrow.rows
+    assert not own.ask(text, epsilon=None, error="30").free
+
+
+def test_rows_by_unit_keep_their_bounds(world: World) -> None:
+    """A profile counts a table's rows, and a customer is one row of a query by customer."""
+    each = "SELECT customer, COUNT(*) AS orders FROM orders GROUP BY customer"
+    for text in ("SELECT COUNT(*) FROM ({})", "SELECT orders, COUNT(*) FROM ({}) GROUP BY orders"):
+        settings: Any = {"tables": [world.table], "ledger": world.ledger, "scope": "orders"}
+        planned = dpflow.plan_sql(text.format(each), epsilon="2", **settings)
+        plan = planned.parts[0].plan
+        assert plan.chosen is None and plan.table.bounds_for(plan.params.by).rows == 1
+        assert not [note for note in planned.explain()["notes"] if "bounds for" in note]
+
+
 def test_a_retry_draws_with_the_bounds_that_were_charged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
