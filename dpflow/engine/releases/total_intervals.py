@@ -44,6 +44,9 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
     mechanism, table = plan.mechanism, plan.table
     if not isinstance(mechanism, MeasureMechanism) or any(j.kind == "unit" for j in table.joins):
         return None
+    # A profile and the maximum count rows, and these are what rows of a unit are made into.
+    if table.unit_rows is not None:
+        return None
     # Sealed blocks are answered as they were when they were sealed, and a profile counts today's rows.
     if table.cached_partials == "sealed":
         return None

@@ -103,6 +103,8 @@ def test_rows_by_unit_keep_their_bounds(world: World) -> None:
         plan = planned.parts[0].plan
         assert plan.chosen is None and plan.table.bounds_for(plan.params.by).rows == 1
         assert not [note for note in planned.explain()["notes"] if "bounds for" in note]
+        # Nor does it say how many of these rows are cut.
+        assert not [note for note in world.ask(text.format(each)).notes if " cut at " in note]
 
 
 def test_a_retry_draws_with_the_bounds_that_were_charged(
