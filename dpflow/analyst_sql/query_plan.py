@@ -352,7 +352,7 @@ def answer_sql(
             if note := part.plan.undeclared_groups():
                 notes.append(f"{note}: -- dp: groups=N")
         answering = part.plan if stored is None else stored.plan
-        if note := answering.uncounted_units():
+        if note := answering.describe_last_group():
             notes.append(note)
         if answering.chosen is not None:
             notes.append(answering.describe_contributions())

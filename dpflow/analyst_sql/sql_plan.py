@@ -280,7 +280,7 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
     if any(part.part.private for part in plan.parts):
         yield CHOSEN_KEYS
     for part, stored in zip(plan.parts, plan.stored):
-        if note := (part.plan if stored is None else stored.plan).uncounted_units():
+        if note := (part.plan if stored is None else stored.plan).describe_last_group():
             yield note
         if stored is None and (note := part.plan.undeclared_groups()):
             yield f"{note}: -- dp: groups=N"

@@ -362,6 +362,9 @@ def make_key_test(node: Node, groups: Sequence[Node], table: Table) -> KeyTest |
         return lambda key: decide(test(key) for test in inner)
     if node.op not in ("=", "<>", "IN") or node.args[0] not in groups:
         return None
+    # Of a unit's number of rows, the last key has those of more rows, too.
+    if table.unit_rows is not None and node.args[0].column_names() & set(table.unit_rows.features):
+        return None
     keys = _public_keys(node.args[0], table)
     for literal in node.args[1:]:
         if literal.op != "text" or not _is_key_text(literal.args[0], keys):

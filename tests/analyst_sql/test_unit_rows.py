@@ -326,9 +326,29 @@ def test_explain_says_what_a_unit_counts_as(world: World) -> None:
         ("SELECT city, COUNT(*) FROM visits GROUP BY city", False),
     ],
 )
-def test_units_that_are_in_no_group_are_named(world: World, text: str, says: bool) -> None:
+def test_the_last_group_is_explained(world: World, text: str, says: bool) -> None:
     """Numbers of rows are listed up to the declared one, before paying and in the answer."""
     planned = world.ask(f"EXPLAIN {text}", epsilon=EXACT, delta="1e-3")
     answer = world.ask(text, epsilon=EXACT, delta="1e-3")
     for notes in (planned.explain()["notes"], answer.notes):
-        assert any("is in no group" in note for note in notes) == says, notes
+        assert any("with as many or more" in note for note in notes) == says, notes
+
+
+def test_the_last_group_has_units_with_more_rows(fresh: World) -> None:
+    """In the last group are those with as many rows or more, beside other keys, too."""
+    fresh.table = fresh.declare(contribution_bounds={"rows": 17})
+    each = "(SELECT person, city, COUNT(*) FILTER (WHERE age > 20) AS n FROM visits GROUP BY person, city)"
+    for groups in ("n", "n, city"):
+        text = f"SELECT {groups}, COUNT(*) FROM {each} WHERE city <> '' GROUP BY {groups} ORDER BY ALL"
+        rows = [row for row in fresh.ask(text, epsilon=EXACT).rows if row[-1]]
+        clamped = text.replace(each, f"(SELECT * REPLACE (least(n, 17) AS n) FROM {each})")
+        assert rows == fresh.truth(clamped) != fresh.truth(text)
+    # Conditions see numbers as they are, and no stored group stands for them.
+    text = f"SELECT n, COUNT(*) FROM {each} WHERE city <> '' AND n = '17' GROUP BY n"
+    with pytest.raises(SqlRefused, match="operands of one type"):
+        fresh.ask(text, epsilon=EXACT)
+    for condition in ("n = 17", "n > 17"):
+        text = f"SELECT n, COUNT(*) FROM {each} WHERE city <> '' AND {condition} GROUP BY n"
+        answer = fresh.ask(text, epsilon=EXACT)
+        (expected,) = fresh.truth(text)
+        assert not answer.free and [row for row in answer.rows if row[1]] == [(17, expected[1])]

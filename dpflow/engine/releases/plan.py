@@ -233,21 +233,19 @@ class Plan:
             f"this release"
         )
 
-    def uncounted_units(self) -> str:
-        """Which units are in no group, where units are grouped by how many rows they have: those are listed
-        up to the declared number; "" elsewhere.
+    def describe_last_group(self) -> str:
+        """What the last group is, where units are grouped by how many rows they have: those are listed up to
+        the declared number; "" elsewhere.
         """
         by, rows = getattr(self.params, "by", None), self.table.unit_rows
         if rows is None or not isinstance(by, str) or by not in self.table.columns:
             return ""
-        parts = self.table.columns[by].parts or (by,)
-        counts = [part for part in parts if part in rows.features and part.startswith("count")]
-        listed = [name for name in counts if self.table.columns[name].public_keys is not None]
-        if not listed:
-            return ""
-        most = rows.rows.contribution_bounds.rows
+        features = [name for name in self.table.columns[by].parts or (by,) if name in rows.features]
+        listed = {name: self.table.columns[name].public_keys for name in features}
+        last = [f"{keys[-1]} of {name}" for name, keys in listed.items() if keys]
         unit = self.table.privacy_unit.column
-        return f"a {unit} whose {' or '.join(listed)} is above {most}, the declared contribution_bounds.rows, is in no group"
+        groups = f"group{'s' * (len(last) > 1)} {' and '.join(last)}"
+        return f"{groups}: each {unit} with as many or more (contribution_bounds.rows)" if last else ""
 
     def bounded_columns(self, leave_out: str = "") -> dict[str, Column]:
         """The columns with bounds that the parameters name, but for one of them, unless the mechanism

@@ -164,7 +164,7 @@ class RequestQuery:
     def _combine_columns(self, name: str, parts: Sequence[str]) -> sql.Field:
         """Several columns' keys as one: a JSON list, NULL where one is missing or no public key."""
         columns = tuple(map(self.column, parts))
-        keys = [sql.key(column, "group key") for column in columns]
+        keys = [*map(self._group_key, columns)]
         texts = [sql.key_as_text(column, key) for column, key in zip(columns, keys)]
         conditions = [f"{column.sql} IS NOT NULL" for column in columns]
         for part, column, key in zip(parts, columns, keys):
@@ -322,8 +322,18 @@ class RequestQuery:
 
     def join_keys(self, by: sql.Field) -> str:
         """The JOIN of rows with the table ``keys``, which leaves out rows with another key."""
-        keys = (sql.key(part, "group key") for part in by.parts or (by,))
+        keys = map(self._group_key, by.parts or (by,))
         return f" JOIN keys ON {' AND '.join(f'{key} = keys.key{i}' for i, key in enumerate(keys))}"
+
+    def _group_key(self, column: sql.Field) -> str:
+        """A column as a group key; a unit's number of rows is at most the last public one, which means as
+        many or more.
+        """
+        key = sql.key(column, "group key")
+        if self.table.unit_rows is None or column.name not in self.table.unit_rows.features:
+            return key
+        public = self.table.column(column.name).public_keys
+        return key if public is None else f"least({key}, {public[-1]})"
 
     def number_keys(self, by: sql.Field, keys: tuple[str, ...]) -> None:
         """Fill the in-memory table ``keys`` with the public ones in their order."""
