@@ -33,6 +33,8 @@ from dpflow.tables.language.nodes import Aggregate, Node
 _PLAIN = {"Sum": "sum", "Avg": "avg", "Min": "min", "Max": "max", "Count": "count"}
 #: Numbers of rows of a unit up to which each of them is a public key.
 MAX_LISTED = 100
+#: A column of the relation is what the query below gives, whatever its own column was computed of.
+_STORED = {"expression": None, "parts": None}
 
 
 def is_by_unit(parsed: Any, source: PrivateRows) -> bool:
@@ -213,8 +215,8 @@ class _FeatureReader(RowReader):
         if node.op in ("min", "max") and value.op == "column":
             declared = table.column(".".join(value.args[0]))
             if declared.lower is None or declared.holds_dates:
-                kept = {"public_keys": None, "public": False, "missing": "skip"}
-                return declared.without_limits().model_copy(update=kept)
+                changes = {"public_keys": None, "public": False, "missing": "skip"}
+                return declared.without_limits().model_copy(update=changes | _STORED)
         low_end, high_end, step = find_bounds(value, table)
         if node.op == "sum":
             low_end, high_end = min(low_end, low_end * rows), max(high_end, high_end * rows)
@@ -222,7 +224,13 @@ class _FeatureReader(RowReader):
             digits = math.floor(math.log10(float(high_end - low_end) / STEPS))
             step = Fraction(10) ** max(digits, -12)
             low_end, high_end = (low_end // step) * step, -(-high_end // step) * step
-        return Column(lower=low_end, upper=high_end, step=step)
+        try:
+            return Column(lower=low_end, upper=high_end, step=step)
+        except ValueError:
+            raise PlanRefused(
+                f"{node} lies between {low_end} and {high_end}, and 64 bits do not hold that in steps of {step}; declare "
+                f"fewer contribution_bounds.rows, narrower bounds or a coarser step"
+            ) from None
 
     def declare(self, where: str | None, blocks: tuple[str, ...], parsed: Any) -> Table:
         """The declaration of the relation. Raises `Refusal`."""
@@ -238,9 +246,7 @@ class _FeatureReader(RowReader):
                 "rows_per_group": 1 if len(self._keys) == 1 else None,
             }
             key = declared.columns[name].without_limits()
-            columns[_name_key(node)] = key.model_copy(
-                update=changes | {"public": False, "expression": None, "parts": None}
-            )
+            columns[_name_key(node)] = key.model_copy(update=changes | {"public": False} | _STORED)
             bounds = rows.contribution_bounds
         keys = tuple((_name_key(node), text) for text, node in sorted(self._keys.items()))
         units = UnitRows(rows, where, blocks, keys, tuple(sorted(self._features)))

@@ -272,11 +272,41 @@ def test_known_columns_stay_known(fresh: World) -> None:
     columns = {**DECLARATION["columns"], "clinic": {"public": True}}
     fresh.table = fresh.declare(columns=columns, neighbours="replace")
     fresh.ledger.grant("known", 10**5, "0.1", table=fresh.table, principal="o", confirm_large=True)
-    for each in ("person, COUNT(*) AS n FROM visits GROUP BY person", "DISTINCT person FROM visits"):
+    for each in (
+        "person, COUNT(*) AS n FROM visits GROUP BY person",
+        "DISTINCT person FROM visits",
+    ):
         text = f"SELECT COUNT(*) FROM (SELECT {each})"
         assert fresh.ask(text, epsilon=EXACT, scope="known").rows == [(400,)]
     (part,) = plan_sql(text, {"epsilon": 1, "scope": "known"}, [fresh.table]).parts
     assert part.plan.table.protection_text == fresh.table.protection_text
+
+
+def test_features_of_computed_columns_are_read_from_the_rows_of_a_unit(fresh: World) -> None:
+    """Also where the columns that the declaration computes them of are keys."""
+    computed = {"week": "date_trunc('week', day)", "twice": "age * 2"}
+    columns = {name: {"expression": text} for name, text in computed.items()}
+    fresh.table = fresh.declare(columns={**DECLARATION["columns"], **columns})
+    for text in (
+        "SELECT month(f) AS m, COUNT(*) FROM (SELECT person, MIN(week) AS f FROM visits GROUP BY person) GROUP BY m",
+        "SELECT COUNT_IF(t > 20), COUNT_IF(t IS NULL) FROM (SELECT person, age, MAX(twice) FILTER (WHERE cost > 3) AS t "
+        "FROM visits GROUP BY person, age)",
+    ):
+        spelled = text
+        for name, expression in computed.items():
+            spelled = spelled.replace(f"({name})", f"({expression})")
+        rows = fresh.ask(text, epsilon=EXACT).rows
+        assert [row for row in rows if row[1]] == fresh.truth(spelled)
+
+
+def test_a_sum_beyond_64_bits_is_refused(fresh: World) -> None:
+    """With what to declare, and before anything is read."""
+    columns = {**DECLARATION["columns"], "age": {"lower": 0, "upper": str(2**61)}}
+    fresh.table = fresh.declare(columns=columns, contribution_bounds={"rows": 10**9})
+    text = "SELECT AVG(s) FROM (SELECT person, SUM(age) AS s FROM visits GROUP BY person)"
+    with pytest.raises(SqlRefused, match="64 bits do not hold") as refused:
+        fresh.ask(text, epsilon=1)
+    assert refused.value.rule == "bounds"
 
 
 def test_blocks_choose_rows_below(fresh: World) -> None:
@@ -339,7 +369,9 @@ def test_the_last_group_has_units_with_more_rows(fresh: World) -> None:
     fresh.table = fresh.declare(contribution_bounds={"rows": 17})
     each = "(SELECT person, city, COUNT(*) FILTER (WHERE age > 20) AS n FROM visits GROUP BY person, city)"
     for groups in ("n", "n, city"):
-        text = f"SELECT {groups}, COUNT(*) FROM {each} WHERE city <> '' GROUP BY {groups} ORDER BY ALL"
+        text = (
+            f"SELECT {groups}, COUNT(*) FROM {each} WHERE city <> '' GROUP BY {groups} ORDER BY ALL"
+        )
         rows = [row for row in fresh.ask(text, epsilon=EXACT).rows if row[-1]]
         clamped = text.replace(each, f"(SELECT * REPLACE (least(n, 17) AS n) FROM {each})")
         assert rows == fresh.truth(clamped) != fresh.truth(text)

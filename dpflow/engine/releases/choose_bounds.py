@@ -260,7 +260,10 @@ class _Choice:
             few, each, total = one[0], min(one[1], one[2]), one[2]
             requested = RequestedBounds(groups=few, rows_per_group=each, rows=total)
             table = bounded_table(self._plan, requested, "of a candidate")
-            bound = self._mechanism.error_bound(self._plan.params, table)
+            try:
+                bound = self._mechanism.error_bound(self._plan.params, table)
+            except PlanRefused:  # noise beyond what can be drawn
+                continue
             cuts = {
                 noun: self.cut(noun, few, each, total) / self._keys
                 for noun in ("rows", "units")

@@ -245,7 +245,9 @@ class Plan:
         last = [f"{keys[-1]} of {name}" for name, keys in listed.items() if keys]
         unit = self.table.privacy_unit.column
         groups = f"group{'s' * (len(last) > 1)} {' and '.join(last)}"
-        return f"{groups}: each {unit} with as many or more (contribution_bounds.rows)" if last else ""
+        return (
+            f"{groups}: each {unit} with as many or more (contribution_bounds.rows)" if last else ""
+        )
 
     def bounded_columns(self, leave_out: str = "") -> dict[str, Column]:
         """The columns with bounds that the parameters name, but for one of them, unless the mechanism
