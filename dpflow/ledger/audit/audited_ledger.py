@@ -276,8 +276,8 @@ class AuditedLedger(SealedDatabase):
             forward.require_mark(auditor.mark)
             expected, entries = forward.start(), forward.entries()
         trace = recovery.CheckpointTrace(points, self._anchor.ledger_id, expected)
-        if forward is not None:
-            trace.start(forward.first)
+        if forward is not None and start is not None:
+            trace.start(forward.first, start)
         for row in auditor.pass_entries(trace.pass_entries(entries)):
             expected.apply_entry(row)
         found = []
@@ -393,7 +393,7 @@ class AuditedLedger(SealedDatabase):
         read them.
 
         A checkpoint that turns up after a recovery is taken over by another one: to its sums comes
-        what was charged since the first recovery. Take over the newest one first: an earlier one would be
+        what was charged since the first recovery that it does not know. Take over the newest one first: an earlier one would be
         counted twice.
 
         Args:

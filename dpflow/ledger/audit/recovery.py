@@ -80,8 +80,9 @@ class CheckpointTrace:
         self._jumps: list[tuple[int, str, str]] = []
         self._future: list[tuple[int, str]] = []
         self._points, self._ledger_id, self._expected = checkpoints, ledger_id, expected
-        # The first recovery, and the sums and scopes that it left.
-        self._fork: tuple[int, Sums, dict[str, dict[str, Any]]] | None = None
+        # The recoveries: number, hash, and the sums and scopes that they left.
+        self._forks: list[tuple[int, str, Sums, dict[str, dict[str, Any]]]] = []
+        self._earlier: tuple[str, ...] = ()
         self._origin = ""  # the ledger whose checkpoint that one took over
         self._extended = {
             point.text
@@ -90,8 +91,9 @@ class CheckpointTrace:
         }
         self.taken_over: set[str] = set()
 
-    def start(self, row: Any) -> None:
+    def start(self, row: Any, point: Checkpoint) -> None:
         """Begin behind an entry that was signed; None if it is gone."""
+        self._earlier = point.recoveries
         if row is not None:
             deque(self.pass_entries([row]), 0)
 
@@ -110,11 +112,12 @@ class CheckpointTrace:
             self.head, self.at = (row.seq, row.hash), row.at
             yield row
             # By now the rules have seen it, too.
-            if row.kind == "recover" and self._fork is None:
+            if row.kind == "recover":
                 scopes = {name: {**terms} for name, terms in self._expected.scopes.items()}
-                self._fork = row.seq, current_sums(self._expected), scopes
-                with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
-                    self._origin = str(json.loads(row.body)["checkpoint"][0])
+                self._forks.append((row.seq, row.hash, current_sums(self._expected), scopes))
+                if len(self._forks) == 1:
+                    with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
+                        self._origin = str(json.loads(row.body)["checkpoint"][0])
 
     def _is_signed_entry(self, row: Any, point: Checkpoint) -> bool:
         signed = point.ledger_id, point.size, point.head, point.root
@@ -145,9 +148,9 @@ class CheckpointTrace:
             for name, *columns in body["scopes"]
         }
         then = self._expected.scopes
-        if self._fork is not None and self.is_late(point):
-            # What was granted since the first recovery is no word of this one.
-            then = self._expected.scopes | self._fork[2]
+        if fork := self._find_fork(point):
+            # What was granted since that recovery is no word of this one.
+            then = self._expected.scopes | fork[3]
         for name, *columns in point.scopes:
             signed = dict(zip(SCOPE_COLUMNS, columns, strict=True))
             left = stated.get(name) or then.get(name)
@@ -195,7 +198,19 @@ class CheckpointTrace:
         """Whether a recovery went before that did not know of the checkpoint, which may be of
         entries that were lost by then.
         """
-        return self._fork is not None and self._fork[0] <= point.size
+        return self._find_fork(point) is not None
+
+    @property
+    def recoveries(self) -> tuple[str, ...]:
+        """Hashes of the recoveries of the history."""
+        return *self._earlier, *(head for _, head, *_ in self._forks)
+
+    def _find_fork(
+        self, point: Checkpoint
+    ) -> tuple[int, str, Sums, dict[str, dict[str, Any]]] | None:
+        """The first recovery that a checkpoint should know by its number, and does not."""
+        unknown = (f for f in self._forks if f[0] <= point.size and f[1] not in point.recoveries)
+        return next(unknown, None)
 
     def due(self, point: Checkpoint) -> Sums:
         """What the accounts of a checkpoint must come to where it is taken over now: its own sums, and what
@@ -203,7 +218,7 @@ class CheckpointTrace:
         that recovery are in no checkpoint of what was lost.
         """
         now = current_sums(self._expected)
-        then = self._fork[1] if self._fork is not None and self.is_late(point) else now
+        then = fork[2] if (fork := self._find_fork(point)) else now
         return {
             (scope, block): cost
             + _subtract(now.get((scope, block), Cost()), then.get((scope, block), Cost()))
@@ -212,7 +227,7 @@ class CheckpointTrace:
 
     def exceeded(self, point: Checkpoint) -> Sequence[tuple[str, str]]:
         """Accounts that had spent more, in any component, where the checkpoint must have gone on."""
-        sums = self._fork[1] if self._fork is not None and self.is_late(point) else None
+        sums = fork[2] if (fork := self._find_fork(point)) else None
         signed = {(scope, block): cost for scope, block, cost in point.spent}
         return [
             account
@@ -293,6 +308,7 @@ def make_checkpoint(
             if row["seq"] > expected.scopes.get(name, {"seq": 0})["seq"]
         ),
         checked_after,
+        trace.recoveries,
     )
 
 

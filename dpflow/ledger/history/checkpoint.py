@@ -190,6 +190,7 @@ class Checkpoint:
         waiting: entries of the proposals that waited.
         checked_after: 0 if every entry was verified; else those up to here were taken from an earlier
             checkpoint.
+        recoveries: hashes of the recoveries that the history holds.
     """
 
     ledger_id: str
@@ -202,6 +203,7 @@ class Checkpoint:
     unsettled: tuple[tuple[Any, ...], ...] = ()
     waiting: tuple[int, ...] = ()
     checked_after: int = 0
+    recoveries: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -216,6 +218,7 @@ class Checkpoint:
         ]
         lines += [f"unsettled {_line(row)}" for row in self.unsettled]
         lines += [f"waiting {number}" for number in self.waiting]
+        lines += [f"recovered {head}" for head in self.recoveries]
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -242,6 +245,7 @@ class Checkpoint:
                 ),
                 tuple(int(line[8:]) for line in more if line.startswith("waiting ")),
                 int(checked.removeprefix("checked after ")),
+                tuple(line[10:] for line in more if line.startswith("recovered ")),
             )
             if any(len(row) != 6 for row in parsed.unsettled):
                 raise ValueError

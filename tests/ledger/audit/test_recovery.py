@@ -206,6 +206,29 @@ def test_a_checkpoint_is_taken_over_once(lost, ask, again):
     assert ledger.verify(since=note).ok
 
 
+def test_a_second_loss_counts_no_charge_twice(lost, make_place, new_target, ask):
+    """A checkpoint that was made after the first recovery holds what was charged since: it is not late.
+    So is one that goes on from it.
+    """
+    place, *_ = lost
+    ledger = place.open()
+    ledger.recover(reason="log lost", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+    settle(ledger, ask, "between")
+    spent = ask.spent(ledger)[""]
+    early = ledger.checkpoint()
+    again = make_place(new_target(), place.anchor)
+    copy_database(place.target, again.target)
+    ledger = place.open()
+    settle(ledger, ask, "lost")
+    note = ledger.checkpoint(since=early)
+    assert len(Checkpoint.parse(open_note(note, [ledger.signer.public_text])[0]).recoveries) == 1
+    ledger = again.open()
+    ledger.recover(reason="log lost again", principal="owner", checkpoint=note)
+    assert float(ask.spent(ledger)[""]) == pytest.approx(float(spent) + 0.1)
+    assert ledger.verify(since=note).ok and ledger.verify(since=early).ok
+
+
 @pytest.fixture
 def spent_twice(make_place, place, new_target, ask):
     """Makes a ledger that lost 0.6 of 0.9 spent, with its anchor: an owner recovered it for a reason,
