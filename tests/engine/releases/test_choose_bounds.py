@@ -22,6 +22,7 @@ from dpflow.engine.releases.choose_bounds import (
     couple_sizes,
     find_histogram,
 )
+from dpflow.errors import PlanRefused
 from dpflow.mechanisms.contributions import _count_bins
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.neighbours import make_sizes
@@ -149,6 +150,25 @@ def test_people_overrule_a_profile(world: World, tmp_path: Path) -> None:
     # Quantiles draw no sums: their bounds stay the declared ones.
     column = {"column": "day", "p": "1/2", "by": "state"}
     assert world.plan("quantile", params=column).chosen is None
+
+
+def test_a_candidate_whose_noise_cannot_be_drawn_is_left_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the chosen bounds are looked at only: they stop no plan."""
+    plan = world.plan("count")
+    mechanism, bounds = type(plan.mechanism), plan.chosen.bounds
+    price = mechanism.error_bound
+
+    def refuse_more(self: Any, params: Any, table: Any) -> Any:
+        if table.bounds_for(None).rows > bounds.rows:
+            raise PlanRefused("noise beyond what can be drawn")
+        return price(self, params, table)
+
+    monkeypatch.setattr(mechanism, "error_bound", refuse_more)
+    again = world.plan("count").chosen
+    assert again.bounds == bounds
+    assert len(again.candidates) == len(plan.chosen.candidates) - 1
 
 
 def test_a_coarse_profile_chooses_nothing(tmp_path: Path) -> None:
