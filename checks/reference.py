@@ -108,13 +108,14 @@ def declaration_models() -> list[type[BaseModel]]:
     """The models of a declaration, outermost first."""
     from dpflow.core.contract import declaration as d
     from dpflow.core.contract.columns import Column
-    from dpflow.core.contract.contribution import ContributionBounds, PeriodLimits
+    from dpflow.core.contract.contribution import ContributionBounds, MaxContributions, PeriodLimits
     from dpflow.tables.backends.spark_source import SparkSource
 
     return [
         d.Table,
         d.PrivacyUnit,
         ContributionBounds,
+        MaxContributions,
         Column,
         PeriodLimits,
         d.Join,

@@ -60,7 +60,8 @@ def test_an_expression_has_the_type_of_its_columns(typed_world: World) -> None:
     for key in ("coalesce(code, day)", "CASE WHEN size > 0 THEN code ELSE day END"):
         text = f"SELECT {key} AS k, COUNT(*) FROM visits GROUP BY k ORDER BY k"
         answer = typed_world.ask(text, epsilon=EXACT, delta="1e-3", scope="typed")
-        assert answer.rows == typed_world.truth(text)
+        # What columns may hold is public, so a value that no row has is a group of none.
+        assert [row for row in answer.rows if row[1]] == typed_world.truth(text)
     text = (
         "SELECT day(born) AS k, COUNT(*) FROM visits GROUP BY k HAVING COUNT(*) > 9 ORDER BY k DESC"
     )

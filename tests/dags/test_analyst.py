@@ -5,20 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dpflow.core.contract.requests import PerUnit
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.demo.job import load_analyst, prepare_workspace
 from dpflow.demo.workspace import Workspace, create_workspace
 from dpflow.engine.sessions.candidate import Submission, load_candidate
 from dpflow.errors import PlanRefused
-from dpflow.mechanisms.holdout_params import HoldoutParams
-from dpflow.mechanisms.reusable_holdout import ReusableHoldout
+from dpflow.mechanisms.mean_gate import MeanGate, MeanGateParams
 from dpflow.tables import open_rows
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.private import PrivateTable
@@ -68,11 +67,11 @@ def loaded(candidate: dict[str, Any]) -> Any:
     )
 
 
-def gate() -> HoldoutParams:
+def gate() -> MeanGateParams:
     """The parameters that the DAG opens its gate with, read without importing Airflow."""
     for node in ast.parse((DAGS / "flights_model.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GATE":
-            return HoldoutParams.model_validate(ast.literal_eval(node.value)["params"])
+            return MeanGateParams.model_validate(ast.literal_eval(node.value)["params"])
     raise AssertionError("the DAG defines no GATE")
 
 
@@ -188,31 +187,30 @@ def test_the_best_honest_candidate_is_a_real_improvement(world: World) -> None:
 
 
 def test_the_gate_is_right_about_every_candidate_in_99_of_100_runs(world: World) -> None:
-    """Fresh groups and exact noise each time: honest yes, Freedman no, and not exhausted before the
-    last.
-    """
-    params, random, source = gate(), np.random.default_rng(2), SystemSource()
-    engine = ReusableHoldout().make_engine(params, load_table(world.table("flights_holdout")))
-    threshold = int((params.rho - params.alpha / 2) * params.groups)
-    assert params.epsilon <= 2 and params.delta == 0 and params.side == "over"
+    """Exact noise each time: honest yes, Freedman no, and not exhausted before the last."""
+    params, mechanism, source = gate(), MeanGate(), SystemSource()
+    table = load_table(world.table("flights_holdout"))
+    assert params.epsilon is not None and params.epsilon <= 2 and params.side == "over"
     unit = np.unique(world.rows["tailnum"].astype(str), return_inverse=True)[1]
-    size, right = np.bincount(unit), [np.bincount(unit, weights=r) for r in world.right]
+    size = np.bincount(unit)
+    claims = [
+        (
+            mechanism.Query.model_validate(
+                {"estimator": "accuracy", "columns": c["features"], "claim": c["claim"]}
+            ),
+            PerUnit(np.bincount(unit, weights=right) / size),
+        )
+        for c, right in zip(world.candidates, world.right, strict=True)
+    ]
+    words = {"yes": "honest", "no": "freedman"}
     wrong = 0
     for _ in range(RUNS):
-        group = random.integers(0, params.groups, len(size))
-        rows = np.bincount(group, weights=size, minlength=params.groups)
-        memory, told = engine.start_session(source), []
-        for candidate, hits in zip(world.candidates, right, strict=True):
-            if memory.is_exhausted(engine):
-                break
-            score = np.bincount(group, weights=hits, minlength=params.groups) / np.maximum(rows, 1)
-            agreeing = int((score >= float(Fraction(candidate["claim"]))).sum())
-            failed, memory = engine.compare_value(memory, agreeing, threshold, source)
-            told.append("freedman" if failed else "honest")
+        state, told = mechanism.open(params, table, source), []
+        for query, answer in claims:
+            verdict, state = mechanism.answer(params, table, state, query, answer, source)
+            told.append(words.get(verdict.body["verdict"]))
         wrong += told != [c["notes"]["kind"] for c in world.candidates]
-    assert (
-        wrong <= RUNS // 100
-    )  # the noise alone makes a run wrong once in 22,000, and more than this once in 10^7
+    assert wrong <= RUNS // 100
 
 
 def test_a_stolen_holdout_is_worth_nothing_on_fresh_rows(world: World, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from fractions import Fraction as F
 from pathlib import Path
 
@@ -136,8 +137,8 @@ def test_negative_counts_are_kept_and_shown_as_none() -> None:
     params = mechanism.Params.model_validate(given)
     empty = ValueCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
     result = mechanism.draw(params, table, empty, StreamSource(3))
-    ranges = mechanism.value_ranges(params, table)
-    shown = [clip_row(row, ranges) for row in result.rows]
+    result = replace(result, ranges=mechanism.value_ranges(params, table))
+    shown = [clip_row(row, result) for row in result.rows]
     assert any(row.value < 0 for row in result.rows)
     assert [number.value for number in shown] == [max(0, row.value) for row in result.rows]
 

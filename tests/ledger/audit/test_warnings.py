@@ -16,7 +16,7 @@ def test_verify_says_what_it_was_compared_with(ledger, ask):
     ask.reserve(ledger)
     assert "compared with no checkpoint kept elsewhere" in str(ledger.verify())
     report = ledger.verify(since=ledger.checkpoint())
-    assert str(report).endswith("compared with the checkpoint of entry 2")
+    assert "; compared with the checkpoint of entry 2" in str(report)
     assert report.to_json()["compared_with"] == 2 and ledger.verify().compared_with is None
 
 

@@ -474,7 +474,9 @@ def test_no_argument_of_a_function_is_lost() -> None:
                     node = parse(text, TABLE)
                 except (PlanRefused, UnknownName):
                     continue
-                assert re.findall(r'"(\w+)"', str(node)) == names[:count], text
+                # A name of several nodes, such as that of a day, has its argument in each.
+                found = dict.fromkeys(re.findall(r'"(\w+)"', str(node)))
+                assert [*found] == names[:count], text
                 accepted.add(text)
     assert {"ABS(i)", "MOD(i, big)", "CORR(i, big)", "COALESCE(i, big, huge)"} <= accepted
     for text, parse in (

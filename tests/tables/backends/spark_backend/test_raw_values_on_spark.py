@@ -66,7 +66,7 @@ def test_all_on_sail(kind: str, tmp_path: Path) -> None:
 
 def test_size() -> None:
     """How many there are."""
-    assert len(CASES) == 486
+    assert len(CASES) == 492
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
