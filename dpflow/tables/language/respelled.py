@@ -222,7 +222,7 @@ def _name_part(part: str, names: tuple[str, ...], value: Node) -> Node:
 
 def _date_name(letter: str) -> Callable[[Reader, Any, int], Node]:
     def read(reader: Reader, parsed: Any, depth: int) -> Node:
-        (value,) = reader.take_arguments(parsed, "this", ignore=("abbreviated",))
+        (value,) = reader.take_arguments(parsed, "this")
         return _name_part(*_FORMATS[letter], reader.read_operand(value, depth))
 
     return read
