@@ -49,6 +49,8 @@ class Audit:
         self.waiting[at] = body | {"by": self.entry["principal"], "proposal": self.entry["seq"]}
 
     def grant(self, at, _, body):
+        alone = body.get("signature") and body.get("proposal") in self.unsigned
+        assert not alone, "one signature for two"
         self.signed(at, body)
         needed = self.approvals.get(at), body.get("approvals", 1)
         waiting, self.approvals[at] = self.waiting.pop(at, {}), needed[1]

@@ -168,6 +168,7 @@ class Recheck:
         self.self_declared: list[int] = []
         self.scopes: dict[str, dict[str, Any]] = {}
         self.proposals: dict[str, dict[str, Any]] = {}
+        self._unsigned: set[int] = set()  # proposals
         self.accounts: dict[str, dict[str, Cost]] = {}
         self.releases: dict[str, ReleaseState] = {}
         self.slots: set[tuple[str, str, str]] = set()
@@ -235,13 +236,16 @@ class Recheck:
         return 2 in (terms["approvals"], self.scopes.get(scope, terms)["approvals"])
 
     def _apply_propose(self, entry: Any, body: dict[str, Any]) -> None:
+        signature = body.get("signature")
         self._check_signature(entry, body)
-        self.propose(entry, body)
+        self.propose(entry, body | {"signature": signature})
         terms = self.proposals[entry.scope]
         _require(self._needs_second(entry.scope, terms), "proposes what needs no second approval")
 
     def propose(self, entry: Any, body: dict[str, Any]) -> None:
         """Take down a proposal, whoever signed it."""
+        if body.get("signature") is None:
+            self._unsigned.add(entry.seq)
         terms = self._read_terms(entry, body)
         self.proposals[entry.scope] = terms | {"principal": entry.principal, "seq": entry.seq}
 
@@ -261,6 +265,8 @@ class Recheck:
 
     def _apply_grant(self, entry: Any, body: dict[str, Any]) -> None:
         name, approved = entry.scope, body.get("proposal")
+        alone = body.get("signature") is not None and approved in self._unsigned
+        _require(not alone, "signs alone what nobody signed before")
         self._check_signature(entry, body)
         body = self._read_terms(entry, body)
         self._require_second(entry, body, approved)

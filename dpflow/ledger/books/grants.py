@@ -38,6 +38,11 @@ from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.compact_json import canonical_json
 from dpflow.ledger.storage.statements import Prepared
 
+_PROPOSED = Prepared(
+    sa.select(schema.entry.c.body).where(
+        schema.entry.c.seq == sa.bindparam("seq", type_=sa.BigInteger)
+    )
+)
 _PROPOSALS = Prepared(sa.select(schema.proposal).order_by(schema.proposal.c.seq))
 
 
@@ -393,6 +398,11 @@ def approve_proposal(
         )
     granted = _read_proposal(row).terms
     require_signer(state, granted, signer)
+    (proposed,) = state.transaction.rows(_PROPOSED, seq=seq)
+    if signer is not None and "signature" not in stored_json(proposed.body):
+        raise InvalidInput(
+            f"nobody signed the grant that entry {seq} proposed, and its scope needs signatures now; propose it again, signed"
+        )
     before, parent = charges.find_scope(state, scope), find_parent(state, scope)
     used = charges.list_costs(state, scope)
     binding = granted.protects, granted.blocks

@@ -155,3 +155,25 @@ def test_a_signed_scope_takes_no_quota_along(place):
     )
     with pytest.raises(GrantConflict, match="before there are quotas"):
         ledger.grant("s", 1, 0, signer=ANN, **(TERMS | {"table": table}))
+
+
+def test_a_proposal_that_nobody_signed_takes_more_than_one_key(place, monkeypatch, tmp_path):
+    """Signers who are named after it was made do not approve it with one signature."""
+    ledger = place.open()
+    ledger.grant("s", 1, 0, **TERMS)
+    proposal = ledger.quota("s/t", "0.5", 0, principal="login", approvals=2)
+    ledger.grant("s", 1, 0, signers=KEYS, signer=ANN, **TERMS)
+    early = ledger.checkpoint()
+    with pytest.raises(InvalidInput, match="nobody signed the grant that entry 2 proposed"):
+        ledger.approve("s/t", proposal.seq, principal="login", signer=ANN)
+    forge = {"signature": ""}
+    monkeypatch.setattr(
+        grants,
+        "stored_json",
+        lambda text: json.loads(text) | (forge if "capacity" in text else {}),
+    )
+    ledger.approve("s/t", proposal.seq, principal="login", signer=ANN)
+    monkeypatch.undo()
+    for report in (ledger.verify(), ledger.verify(since=early, new_only=True)):
+        assert "signs alone" in report.problems[0]
+    assert "one signature for two" in run_audit(export_text(ledger), tmp_path).stderr
