@@ -63,8 +63,7 @@ from dpflow.mechanisms.mean_gate_params import MeanGateParams
 #: Shares of beta: that a noisy number of units is too large, or too small; that the noise of any
 #: verdict, or of any score, is beyond its reach; the rest is for the sample.
 COUNT_FAILURE, VERDICT_FAILURE, SCORE_FAILURE = 0.01, 0.25, 0.2
-#: What claims' verdicts and challenges' each stay within their reach by. They share thresholds: in a session of both, less
-#: than 1.2 times as much fails.
+#: The same of claims' verdicts and of challenges' apart: they share thresholds, so both fail less than 1.2 times as often.
 REACH_FAILURE = 0.8 * VERDICT_FAILURE
 
 
@@ -256,9 +255,7 @@ class MeanGate(Gate[MeanGateParams]):
     def _count_units(
         self, params: MeanGateParams, state: State, answer: PerUnit, source: Source
     ) -> dict[str, Any]:
-        """The number of units, noisy where it is private, for the state; nothing where it is public or not paid
-        for.
-        """
+        """The number of units for the state, noisy where it is private; nothing if it is public or not paid for."""
         # Once, for it was charged once: also where it came to 0.
         if "units" in state.data:
             return {"units": state.data["units"]}
