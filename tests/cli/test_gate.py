@@ -47,7 +47,7 @@ GATE: dict[str, Any] = {
 def file(tiny: Tiny) -> Path:
     """A gate on 4,000 people whose scores are in two columns."""
     tiny.fill(ROWS)
-    score = {"lower": 0, "upper": 1, "step": "0.001"}
+    score = {"lower": 0, "upper": 1, "step": "0.001", "missing": 0}
     columns = {"good": score, "bad": score}
     table = tiny.declare(
         block=None, protects="unit", contribution_bounds={"rows": 1}, columns=columns, holdout=True
