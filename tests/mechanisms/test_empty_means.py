@@ -102,15 +102,19 @@ def test_sql_shows_none(world: tuple[Path, Any, Ledger], function: str, epsilon:
     """AVG of a group without rows, and of a column without values, is NULL, and the answer says why."""
     _, table, ledger = world
     options = {"scope": "people", "tables": [table], "ledger": ledger, "epsilon": epsilon}
-    answer = dpflow.sql(
-        f"SELECT city, {function}(age) AS x FROM people GROUP BY city ORDER BY city", **options
-    )
+    # As above, a count of 0 has its one draw in forty; each condition is drawn anew.
+    for draw in range(3):
+        where = f"WHERE age > -{draw + 10}"
+        text = f"SELECT city, {function}(age) AS x FROM people {where} GROUP BY city ORDER BY city"
+        answer = dpflow.sql(text, **options)
+        total = dpflow.sql(f"SELECT {function}(pay) FROM people {where}", **options)
+        if dict(answer.rows)["Bern"] is None and total.rows == [(None,)]:
+            break
     values = dict(answer.rows)
     assert values["Bern"] is None and values["Oslo"] is not None
     (bern,) = [row[1] for row in answer.values if row[0].value == "Bern"]
     assert (bern.low, bern.high) == (None, None) and NO_VALUE in answer.notes
-    answer = dpflow.sql(f"SELECT {function}(pay) FROM people", **options)
-    assert answer.rows == [(None,)]
+    assert total.rows == [(None,)]
 
 
 @pytest.mark.parametrize("epsilon", ["1", "40", "900"])
