@@ -40,7 +40,7 @@ from dpflow.testing.harness import StreamSource, epsilon_delta
 
 #: Draws of each table, so many that one class on one table and another one on another are told apart;
 #: and CPU seconds after which there are no more.
-DRAWS, SECONDS = 48, 1.0
+DRAWS, SECONDS = 48, 0.1
 #: At so small an epsilon, classes may differ hardly at all.
 EPSILON = "0.01"
 Values = Sequence[tuple[str | None, Number]]
@@ -106,27 +106,24 @@ class Outcomes:
     classes: Counter[Any] = field(default_factory=Counter)
 
 
-def audit_mechanism(
-    mechanism: Mechanism[Any],
-    corner: Corner,
-    store: Store,
-    most: int | None = None,
-    seconds: float = SECONDS,
-) -> Findings:
-    """Draw from five tables of the corner, for each example that plans there; from three for the first
-    ``most`` examples alone.
+def audit_mechanism(mechanism: Mechanism[Any], corner: Corner, store: Store, part: int) -> Findings:
+    """Draw from three tables of the corner: the empty one, the fullest, and one between.
+
+    Args:
+        part: with which of the mechanism's examples to begin, and which table is between; an example
+            whose plan or request is refused makes room for the next one.
     """
     findings = Findings()
     declared = move_bounds(EXAMPLE_TABLE, corner, {"database": "t.duckdb"})
-    for example in list(list_examples(mechanism, declared))[:most]:
+    examples = list(list_examples(mechanism, declared))
+    start = part % max(1, len(examples))
+    for example in [*examples[start:], *examples[:start]]:
         planned = _plan_at(mechanism, example, corner, {"database": "t.duckdb"})
         if planned is None:
             findings.refused += 1
             continue
         tables = list(corner.tables())
-        tables = (
-            [tables[0], tables[2], tables[-1]] if most else [*tables[:3], tables[-3], tables[-1]]
-        )
+        tables = [tables[0], tables[1 + part % (len(tables) - 2)], tables[-1]]
         label = example.params.get("label")
         contents = [fill_table(example.table, corner, values, label) for values in tables]
         places = store({f"t{i}": content for i, content in enumerate(contents)})
@@ -134,7 +131,7 @@ def audit_mechanism(
         for i, values in enumerate(tables):
             planned = _plan_at(mechanism, example, corner, places[f"t{i}"])
             assert planned is not None, "a plan does not depend on where rows are"
-            outcomes, failures = _draw_often(mechanism, planned, values, seconds)
+            outcomes, failures = _draw_often(mechanism, planned, values)
             words = f"{_name(mechanism, example, corner)}: {[text for text, _ in values]}"
             findings.problems += [f"{words}: {failure}" for failure in failures]
             findings.answered += not outcomes.refusal
@@ -145,6 +142,8 @@ def audit_mechanism(
         for one, other in permutations(seen, 2):
             if problem := compare_classes(one, other, epsilon, delta, replaces=replaces):
                 findings.problems.append(f"{_name(mechanism, example, corner)}: {problem}")
+        if findings.answered:
+            break
     return findings
 
 
@@ -175,7 +174,7 @@ def _plan_at(
 
 
 def _draw_often(
-    mechanism: Mechanism[Any], planned: _Planned, values: Values, seconds: float
+    mechanism: Mechanism[Any], planned: _Planned, values: Values
 ) -> tuple[Outcomes, list[str]]:
     """The outcomes of one table, and which errors its draws ended in: those are the class none."""
     outcomes, failures = Outcomes(values), Counter[str]()
@@ -186,7 +185,7 @@ def _draw_often(
     except DpflowError as refusal:
         outcomes.refusal = type(refusal).__name__
         return outcomes, []
-    end = time.thread_time() + seconds
+    end = time.thread_time() + SECONDS
     try:
         with private.hold_open(), private.open_answer(request, ()) as answer:
             for seed in range(DRAWS):
