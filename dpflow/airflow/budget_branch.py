@@ -16,7 +16,7 @@ class BudgetBranchOperator(BudgetCheckOperator, SkipMixin):
     :param otherwise: the task id, directly downstream, that runs only if the budget cannot pay.
 
     The other parameters are those of `BudgetCheckOperator`, and so is what is counted. Returns
-    ``fits`` and the ``reason`` why not.
+    ``fits`` and the ``reason`` why not; ``fits`` is None if the known releases fit and tasks are ``unknown``.
     """
 
     inherits_from_skipmixin = True  # what it skips stays skipped when it is mapped, or cleared
@@ -31,14 +31,15 @@ class BudgetBranchOperator(BudgetCheckOperator, SkipMixin):
         from dpflow.errors import BudgetExceeded
 
         try:
-            outcome = {"fits": True, **self.check_budget(context), "reason": ""}
+            checked = self.check_budget(context)
+            outcome = {"fits": None if checked.get("unknown") else True, **checked, "reason": ""}
         # Only this refusal is an answer; a plan that cannot be made fails the task.
         except BudgetExceeded as refusal:
             outcome = {"fits": False, "reason": str(refusal)}
-        self.log.info("%s", outcome["reason"] or "the releases downstream fit the budget")
+        self.log.info("%s", outcome["reason"] or "the known releases downstream fit the budget")
         # Before the skip, which ends the task by an exception.
         push_result(self, context, outcome)
-        if not outcome["fits"]:
+        if outcome["fits"] is False:
             self.skip_all_except(context["ti"], [self.otherwise] if self.otherwise else [])
         elif self.otherwise:
             others = [task for task in self.downstream_task_ids if task != self.otherwise]

@@ -26,7 +26,7 @@ class BudgetSensor(BudgetCheckOperator, BaseSensorOperator):
         ``[operators] default_deferrable`` if left out.
     :param poke_interval: seconds, or a timedelta, between two questions to the ledger.
 
-    ``releases``, ``blocks`` and ``ledger_conn_id`` are those of `BudgetCheckOperator`, and so is what is
+    ``releases``, ``blocks``, ``unknown`` and ``ledger_conn_id`` are those of `BudgetCheckOperator`, and so is what is
     counted; ``timeout``, ``mode`` and ``soft_fail`` are Airflow's.
     It reserves nothing: others may be faster, and a release task downstream may still be refused. A
     scope without a grant, or one that was granted for another table, ends the task at once. Scopes and
@@ -58,10 +58,7 @@ class BudgetSensor(BudgetCheckOperator, BaseSensorOperator):
         from dpflow.errors import BudgetExceeded
 
         try:
-            self.log.info(
-                "planned: %(planned)d releases; to pay: %(to_pay)d; they fit",
-                self.check_budget(context),
-            )
+            self.log_outcome(self.check_budget(context))
         # Any other refusal is a mistake, which waiting does not mend.
         except BudgetExceeded as refusal:
             self.log.info("not yet: %s", refusal)

@@ -16,10 +16,10 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task, span_text
 from dpflow.engine.releases.request import ReleaseRequest
@@ -27,6 +27,9 @@ from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.tables.access.spill import spill_folder
+
+if TYPE_CHECKING:
+    from dpflow.airflow.run_values import RunValues
 
 Context = Mapping[str, Any]
 #: Queries of one task whose plans are kept.
@@ -58,6 +61,8 @@ def read_dags(
         except ModuleNotFoundError:  # Airflow 3.1, or none
             from airflow.models.dagbag import DagBag
 
+    from dpflow.airflow.run_values import RunValues
+
     # DAG files import their neighbours, as under Airflow.
     folder = str(path if path.is_dir() else path.parent)
     sys.path.insert(0, folder)
@@ -84,7 +89,8 @@ def read_dags(
     files: set[Path] = set()
     jobs = []
     for dag in bag.dags.values():
-        read = (_read_task(dag, operator, files, filters) for operator in dag.tasks)
+        values = RunValues(dag)
+        read = (_read_task(operator, files, filters, values) for operator in dag.tasks)
         tasks = tuple(task for task in read if task)
         if tasks:
             runs, cadence = _list_runs(dag, start, every)
@@ -187,93 +193,139 @@ def _make_run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def _read_task(dag: Any, operator: Any, files: set[Path], filters: ScopeFilters) -> Task | None:
-    """What a task asks for; None if it charges nothing."""
+def _read_task(
+    operator: Any, files: set[Path], filters: ScopeFilters, values: RunValues
+) -> Task | None:
+    """What a task asks for; None if it charges nothing.
+
+    Raises:
+        UnknownValue: in a run, what the task is mapped over is not known now.
+    """
     # A mapped operator names its class, and the field belongs to the class.
     field = getattr(getattr(operator, "operator_class", type(operator)), "request_field", None)
     if field is None:
         return None
-    instances, note = _read_arguments(operator, field)
+    instances, note = _read_arguments(operator, field, values)
     # A table's own contract is not charged.
-    if field == "contract" and not note and all(not given.get(field) for given in instances):
+    if field == "contract" and not note and all(not given.get(field) for given, _ in instances):
         return None
-    if any(True for _ in operator.iter_mapped_task_groups()):
-        note = "in a mapped task group: each of its instances charges this"
-    folder = Path(dag.fileloc).parent
-    if field == "sql":
-        makers = [
-            _query_maker(dag, operator, arguments, folder, filters) for arguments in instances
+    dag, folder = values.dag, Path(values.dag.fileloc).parent
+    makers = []
+    for arguments, map_index in instances:
+        if field == "sql":
+            make = _query_maker(dag, operator, arguments, folder, filters)
+        else:
+            maker = _contract_maker if field == "contract" else _request_maker
+            make = maker(dag, operator, arguments.get(field), arguments, folder, files)
+        makers.append((make, map_index))
+
+    def list_asks(run: Run) -> list[PlannedRelease]:
+        return [
+            ask
+            for make, map_index in makers
+            for ask in make(values.make_context(run.variables, operator, map_index))
         ]
-    else:
-        make = _contract_maker if field == "contract" else _request_maker
-        makers = [
-            make(dag, operator, arguments.get(field), arguments, folder, files)
-            for arguments in instances
-        ]
-    return Task(
-        operator.task_id, lambda run: [one for make in makers for one in make(run.variables)], note
-    )
+
+    return Task(operator.task_id, list_asks, note)
 
 
 def list_downstream(
     operator: Any, context: Context, filters: ScopeFilters
-) -> list[tuple[str, PlannedRelease]]:
-    """What the release and holdout tasks below a running task ask for in its run, by task id.
+) -> tuple[list[tuple[str, PlannedRelease]], dict[str, str]]:
+    """What the tasks below a running task ask for in its run, by task id; and by task id why nobody
+    can know now what a task asks for.
 
     Raises:
-        PlanRefused: a task below maps over what only a run knows, or there is nothing below that
-        charges.
+        PlanRefused: nothing below charges.
     """
-    relatives = operator.get_flat_relatives(upstream=False)
-    read = (_read_task(context["dag"], below, set(), filters) for below in relatives)
-    tasks = [task for task in read if task]
-    unknown = [task for task in tasks if task.note]
-    # What only a run knows may be any amount: refuse, instead of checking too little.
-    if unknown or not tasks:
-        what = "no task downstream releases"
-        if unknown:
-            what = f"task {unknown[0].name!r} downstream is mapped over what only a run knows"
-        raise PlanRefused(
-            f"{operator.task_id!r} cannot tell what this run will spend: {what}; name it in releases"
-        )
+    from dpflow.airflow.run_values import RunValues, UnknownValue
+
+    upstream = {task.task_id for task in operator.get_flat_relatives(upstream=True)}
+    values = RunValues(context["dag"], context["ti"], upstream)
     run = Run(dt.datetime.now(dt.UTC), "", context)
-    return [(task.name, ask) for task in tasks for ask in task.asks(run)]
+    asks, unknown, charges = list[tuple[str, PlannedRelease]](), dict[str, str](), False
+    for below in operator.get_flat_relatives(upstream=False):
+        try:
+            task = _read_task(below, set(), filters, values)
+            if task is not None:
+                charges = True
+                asks += [(task.name, ask) for ask in task.asks(run)]
+        except UnknownValue as reason:
+            unknown[below.task_id] = str(reason)
+    if not charges and not unknown:
+        raise PlanRefused(
+            f"{operator.task_id!r} cannot tell what this run will spend: no task downstream releases; name "
+            "them in releases"
+        )
+    return asks, unknown
 
 
-def _read_arguments(operator: Any, field: str) -> tuple[list[dict[str, Any]], str]:
-    """The arguments of each task instance, as far as they are written in the DAG file, and what is
-    not.
+def _read_arguments(
+    operator: Any, field: str, values: RunValues
+) -> tuple[list[tuple[dict[str, Any], int]], str]:
+    """The arguments of each task instance with its map index, as far as they are known, and what is
+    not: in a run that raises `UnknownValue` instead.
     """
+    from dpflow.airflow.run_values import UnknownValue, plain_value
     from dpflow.airflow.sql_release import QUERY_FIELDS
 
+    names = QUERY_FIELDS if field == "sql" else (field, "blocks", "ordinal")
     expand = getattr(operator, "expand_input", None)
-    if expand is None:
-        names = QUERY_FIELDS if field == "sql" else (field, "blocks", "ordinal")
-        arguments = {name: getattr(operator, name, None) for name in names}
-        # Blocks that were given stay given, whatever their template makes of them.
-        if not operator.names_blocks:
-            del arguments["blocks"]
-        return [arguments], ""
-    fixed, mapped = dict(operator.partial_kwargs), expand.value
-    if isinstance(mapped, Sequence):
-        if all(isinstance(arguments, Mapping) for arguments in mapped):
-            return [fixed | dict(arguments) for arguments in mapped], ""
-        mapped = {}
-    elif isinstance(mapped, Mapping) and all(
-        isinstance(values, Sequence) for values in mapped.values()
-    ):
-        products = itertools.product(*mapped.values())
-        return [fixed | dict(zip(mapped, values, strict=True)) for values in products], ""
-    if isinstance(mapped, Mapping):
-        if "blocks" in mapped and "blocks" not in fixed:
-            # A stand-in that differs from run to run, as the real blocks would.
-            fixed["blocks"] = ["some block of {{ run_id }}"]
-        fixed |= {name: value for name, value in mapped.items() if isinstance(value, str | Mapping)}
+    fields = set(operator.template_fields)
+
+    def fill(arguments: Mapping[str, Any], map_index: int) -> dict[str, Any]:
+        return {
+            name: values.substitute(operator, value, map_index)
+            if name in fields
+            else plain_value(value)
+            for name, value in arguments.items()
+            if name in names
+        }
+
+    if expand is not None:
+        fixed = dict(operator.partial_kwargs)
+        try:
+            rows = values.expand(operator, expand)
+            return [(fill(fixed | row, n), n) for n, row in enumerate(rows)], ""
+        except UnknownValue:
+            if values.instance is not None:
+                raise
+        return _assume_instance(fixed, expand.value, field, "mapped over what only a run knows")
+    arguments = {name: getattr(operator, name, None) for name in names}
+    # Blocks that were given stay given, whatever their template makes of them.
+    if not operator.names_blocks:
+        del arguments["blocks"]
+    try:
+        return [(fill(arguments, n), n) for n in values.count_instances(operator)], ""
+    except UnknownValue:
+        if values.instance is not None:
+            raise
+    in_group = operator.get_closest_mapped_task_group() is not None
+    place = "in a mapped task group" if in_group else "takes what only a run knows"
+    return _assume_instance(arguments, {}, field, place)
+
+
+def _assume_instance(
+    arguments: Mapping[str, Any], mapped: Any, field: str, place: str
+) -> tuple[list[tuple[dict[str, Any], int]], str]:
+    """One instance that stands for all of a task, where no task has run, and what is not known.
+
+    Args:
+        mapped: values by argument, or something that holds arguments.
+    """
+    from dpflow.airflow.run_values import has_references
+
+    unknown = {name for name, value in arguments.items() if has_references(value)}
+    unknown |= set(mapped) if isinstance(mapped, Mapping) else set()
+    known = {name: value for name, value in arguments.items() if name not in unknown}
+    if "blocks" in unknown:
+        # A stand-in that differs from run to run, as the real blocks would.
+        known["blocks"] = ["some block of {{ run_id }}"]
     # Whatever else a run decides about a query may change what it charges.
-    whole = not isinstance(mapped, Mapping) or bool(mapped.keys() - fixed.keys() - {"blocks"})
-    if field not in fixed or (field == "sql" and whole):
-        return [], "mapped over releases that only a run knows: privacy cost unknown"
-    return [fixed], "mapped over what only a run knows: each instance charges this"
+    any_argument = unknown - {"blocks"} or not isinstance(mapped, Mapping)
+    if field not in known or (field == "sql" and any_argument):
+        return [], f"{place}: privacy cost unknown"
+    return [(known, -1)], f"{place}: each instance charges this"
 
 
 def _request_maker(
@@ -429,6 +481,8 @@ def _template_filler(
     """A function that fills in a context, and whether it gives the same whatever the context."""
     import jinja2
 
+    from dpflow.airflow.run_values import ResolvedValue, UnknownValue
+
     if isinstance(value, str) and ("{{" in value or "{%" in value):
         template = environment.from_string(value)
 
@@ -436,7 +490,7 @@ def _template_filler(
             try:
                 return template.render(context)
             except jinja2.UndefinedError as error:
-                raise PlanRefused(
+                raise UnknownValue(
                     f"task {operator.task_id!r} uses a template that planning cannot fill in ({error.message}); only dates, "
                     "run_id and params are known before a run"
                 ) from None
@@ -447,11 +501,9 @@ def _template_filler(
         return lambda context: {key: part(context) for key, (part, _) in parts.items()}, all(
             s for _, s in parts.values()
         )
+    if isinstance(value, ResolvedValue):
+        return lambda context: value.value, True
     if isinstance(value, list | tuple):
         items = [_template_filler(part, environment, operator) for part in value]
         return lambda context: [part(context) for part, _ in items], all(same for _, same in items)
-    if value is not None and not isinstance(value, str | int | float):
-        raise PlanRefused(
-            f"task {operator.task_id!r} takes its release or blocks from another task; only a run knows them"
-        )
     return lambda context: value, True

@@ -212,7 +212,7 @@ def test_a_check_adds_up_a_scope_and_its_quotas(tiny: Tiny, dag: Any) -> None:
         ('EmptyOperator(task_id="x")', "no task downstream releases"),
         (
             'ReleaseOperator.partial(task_id="x", blocks=BLOCK).expand(release=found())',
-            "mapped over what only a run knows",
+            "which is not upstream",
         ),
     ],
 )
