@@ -32,11 +32,11 @@ def _release(name: str, mechanism: str, **params: str) -> dict[str, object]:
 
 # [START releases]
 RELEASES = [
-    _release("flights by carrier", "histogram", by="carrier", epsilon="0.2"),
+    _release("flights by carrier", "histogram", by="carrier", epsilon="0.3"),
     _release(
-        "mean arrival delay by carrier", "mean", column="arr_delay", by="carrier", epsilon="0.4"
+        "mean arrival delay by carrier", "mean", column="arr_delay", by="carrier", epsilon="0.5"
     ),
-    _release("flights by destination", "private_histogram", by="dest", epsilon="1.2", delta="1e-6"),
+    _release("flights by destination", "histogram", by="dest", epsilon="1"),
     _release("median air time", "quantile", column="air_time", p="1/2", epsilon="0.2"),
 ]
 # [END releases]

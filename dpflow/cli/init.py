@@ -40,6 +40,7 @@ WHY = {
     "rows_per_group": "how many rows of one of them count in one group, or in one period",
     "block": "a column such as a day whose values have a budget each: then a unit's rows of one day are protected, not those of all days",
     "bounds": "the range of a number that you know without looking: values outside are clamped, and noise grows with it",
+    "dates": "the range of a column of dates that you know without looking: its months, weeks and days are the groups to be shown",
     "keys": "the groups to be shown, known without looking: a key that exists because one person has it tells on that person",
     "profile": "epsilon of a release of how many rows and groups units have, by which later releases choose their bounds; or none",
     "epsilon": "the budget: everything released together tells at most so much about one of them; 1 is a usual start",
@@ -67,7 +68,10 @@ def command(
         str | None, typer.Option(help="What dpflow calls it; the table's name if left out.")
     ] = None,
     unit: Annotated[str | None, typer.Option(help=f"COLUMN: {WHY['unit']}.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help=f"{WHY['rows']}.")] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"{WHY['rows']}; the number of --max-rows if left out."),
+    ] = None,
     max_rows: Annotated[
         int | None, typer.Option(min=1, max=10**9, help=f"{WHY['max_rows']}.")
     ] = None,
@@ -261,10 +265,14 @@ class _Asker:
         unit = unit or self._ask("unit", "--unit COLUMN", self._guess_unit(usable))
         if unit:
             self._require_column(unit, "privacy unit", usable)
-        rows = rows or int(self._ask("rows", "--rows N", "", _parse_count) or 1)
-        if max_rows is None and self._asks:
+        if max_rows is None and rows is None and self._asks:
             answer = self._ask("max_rows", "", "none", _parse_maximum)
             max_rows = _parse_maximum(str(answer))
+        if rows is None and (self._asks or max_rows is None):
+            option = "--rows N (or --max-rows N)"
+            answer = self._ask("rows", option, str(max_rows or ""), _parse_count)
+            rows = int(answer or 1)
+        rows = rows or max_rows or 1
         if block is None and self._asks and any(c.is_date for c in self._columns.values()):
             block = self._ask("block", "", "none")
             block = None if block == "none" else block
@@ -325,7 +333,7 @@ class _Asker:
         """The bounds of a number, or the public keys of another column, unless they are given."""
         if column.name in bounds or column.name in keys or not (column.is_number or column.is_key):
             return
-        question = "bounds" if column.is_number else "keys"
+        question = "keys" if not column.is_number else "dates" if column.is_date else "bounds"
         answer = self._ask(question, "", "none", about=f"{column.name} ({column.kind.lower()})")
         if answer in (None, "none"):
             return
@@ -395,7 +403,7 @@ class _Asker:
             try:
                 if check:
                     check(answer)
-                elif question == "bounds" and answer != "none":
+                elif question in ("bounds", "dates") and answer != "none":
                     proposals.parse_bounds(answer)
                 return answer
             except InvalidInput as error:

@@ -89,7 +89,7 @@ def _label_days(axes: Any, days: list[str]) -> None:
 
 def compute_truth(csv: Path, days: Iterable[str]) -> Truth:
     """The true values, from the public file and outside dpflow: possible only because this data set
-    is public.
+    is public. Keys without a flight are missing.
     """
     import pandas
 
@@ -177,15 +177,18 @@ def _plot_keys(name: str, rows_by_key: dict[str, Published], truth: Truth) -> st
 
 
 def _plot_key(panel: Any, rows: Published, index: dict[str, int], truth: Truth) -> None:
-    """One key over the days: released values with their noise intervals, and the true ones."""
+    """One key over the days: released values with their total or noise intervals, and the true ones."""
     xs, ys = [index[row["block"]] for row in rows], [row["value"] for row in rows]
+    # The rows of one release, so all of one kind.
+    kind = "" if any(row["low"] is not None for row in rows) else "noise_"
     intervals = [
-        (x, row["noise_low"], row["noise_high"])
+        (x, row[f"{kind}low"], row[f"{kind}high"])
         for x, row in zip(xs, rows, strict=True)
-        if row["noise_low"] is not None
+        if row[f"{kind}low"] is not None
     ]
     if intervals:
-        line = {"color": BLUE, "alpha": 0.35, "linewidth": 4, "label": "noise interval"}
+        label = "noise interval" if kind else "total interval"
+        line = {"color": BLUE, "alpha": 0.35, "linewidth": 4, "label": label}
         panel.vlines(*zip(*intervals, strict=True), **line)
     panel.plot(xs, ys, "o", color=BLUE, markersize=4, label="as released")
     moved = [(x, y) for x, y, row in zip(xs, ys, rows) if y != row["raw_value"]]

@@ -117,7 +117,6 @@ def write_report(workspace: Workspace, ledger: Ledger, facts: DemoFacts) -> Path
         complete="verify_ledger" in facts.steps,
         protects=flights.protects,
         epsilon=float(flights.epsilon),
-        delta=float(flights.filter.delta),
         gate_protects=holdout.protects,
         gate_epsilon=float(holdout.epsilon),
         spending=plots.plot_spending(ledger.releases("flights"), float(flights.epsilon)),

@@ -9,7 +9,7 @@ as bounds or limits by periods.
 Guarantee: a unit is in one bin of each of the H histograms, or in none, so it moves the counts by H
 in L1 and by root(H) in L2 under add-remove; under replace it leaves one bin and enters another, so
 by 2 H and root(2 H). Where budgets are per block, units of each block have bins of their own, and
-every block pays. Bins depend on the declaration alone.
+every block pays. Bins depend on the declaration alone, and end where ``max_contributions`` does.
 
 Error: the plan states the resolution, the half-width at 95 % of the number of units above any size. A
 profile of fewer than ten times as many units says little, and bounds are not chosen by it. That number
@@ -106,9 +106,11 @@ class Contributions(Mechanism[ContributionsParams]):
 
     def _histograms(self, params: ContributionsParams, table: Table) -> dict[str, tuple[int, ...]]:
         """The bins of rows, under "", and of each grouping."""
-        bins = {"": size_bins(MAX_ROW_BIN)}
+        largest = table.max_contributions
+        max_rows = MAX_ROW_BIN if largest is None else largest.rows
+        bins = {"": size_bins(min(MAX_ROW_BIN, max_rows))}
         for name in self._groupings(params, table):
-            bins[name] = size_bins(_most_groups(table, name))
+            bins[name] = size_bins(min(_most_groups(table, name), max_rows))
         return bins
 
     def _choose_noise(self, params: ContributionsParams, table: Table) -> Noise:

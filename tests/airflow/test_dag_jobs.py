@@ -96,7 +96,7 @@ def test_the_demo_dags_cost_what_their_grants_hold(tmp_path: Path) -> None:
     grants = {
         "flights": Scope(
             "flights",
-            make_filter("basic", Fraction(2), Fraction(1, 10**6)),
+            make_filter("basic", Fraction(2), Fraction(0)),
             of_day.protection_text,
             True,
         ),
@@ -110,7 +110,7 @@ def test_the_demo_dags_cost_what_their_grants_hold(tmp_path: Path) -> None:
     flights, holdout = describe_forecast(
         forecast_schedule(jobs, Registry.load(), None, supposed_grants=grants)
     )["scopes"]
-    assert flights["round"] == {"epsilon": "2", "delta": "0.000001", "renyi": "0"}
+    assert flights["round"] == {"epsilon": "2", "delta": "0", "renyi": "0"}
     assert (flights["rounds_that_fit"], flights["runs"], flights["exhausted"]) == (1, 90, None)
     assert flights["last_run"] == "2013-04-01T00:00:00+00:00"
     assert holdout["once"]["epsilon"] == "2" and holdout["exhausted"] is None

@@ -120,7 +120,11 @@ def test_what_is_missing_is_said_at_once(folder: Path) -> None:
     """With what each thing means, and nothing is written."""
     status, _, errors = init(folder)
     assert status == 1
-    for option in ("--unit COLUMN: ", "--rows N: ", "--epsilon E (or --no-grant): "):
+    for option in (
+        "--unit COLUMN: ",
+        "--rows N (or --max-rows N): ",
+        "--epsilon E (or --no-grant): ",
+    ):
         assert option in errors
     assert "mood ENUM" in errors
     assert [p.name for p in folder.iterdir()] == ["visits.duckdb"]
@@ -130,9 +134,9 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """One sentence of explanation each; a wrong answer is asked again."""
     typed = [
         "person",
+        "9",
         "many",
         "4",
-        "9",
         "none",
         "none",
         "Oslo, Rome",
@@ -167,6 +171,19 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert columns["day"]["groups"] == {"day": 9, "week": 3, "month": 2}
     assert columns["city"]["groups"] == 2
     assert read_declaration(folder)["max_contributions"] == {"rows": 9}
+
+
+def test_a_maximum_is_the_number_of_rows_that_count(folder: Path) -> None:
+    """So nothing is left out, and the first release has a total interval; unless a number is given."""
+    answers = ("--unit", "person", "--max-rows", "4", "--epsilon", "1", "--keys", "city=Oslo,Rome")
+    status, _, errors = init(folder, *answers)
+    assert status == 0, errors
+    assert read_declaration(folder)["contribution_bounds"] == {"rows": 4}
+    status, output, _ = dpflow(folder, "release", "visits_first.yml")
+    assert status == 0 and "95 % total interval" in output
+    status, _, errors = init(folder, *answers, "--rows", "2", "--name", "others")
+    assert status == 0, errors
+    assert read_declaration(folder, "others")["contribution_bounds"] == {"rows": 2}
 
 
 def test_budgets_per_day(folder: Path) -> None:

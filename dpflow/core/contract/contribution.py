@@ -181,13 +181,15 @@ class MaxContributions(Strict):
     no privacy guarantee does, and nothing is cut by it.
 
     Attributes:
-        rows: rows of one unit, in all.
+        rows: rows of one unit, in all; of one block where a unit is protected in each.
+        groups: by column, groups that one unit reaches, or days, months and so on.
         rows_per_group: by column, its rows in one group, or in one day, month and so on.
     """
 
     example = "{rows: 400, rows_per_group: {day: {month: 20}}}"
 
     rows: Rows
+    groups: dict[str, GroupLimits] = Field(default_factory=dict)
     rows_per_group: dict[str, RowLimits] = Field(default_factory=dict)
 
 

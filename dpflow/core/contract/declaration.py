@@ -331,7 +331,8 @@ class Table(Strict):
             raise ValueError(
                 "public columns need neighbours: replace: what a unit's rows hold tells that it is there"
             )
-        for name in self.max_contributions.rows_per_group if self.max_contributions else ():
+        largest = self.max_contributions
+        for name in (*largest.groups, *largest.rows_per_group) if largest else ():
             if name not in self.columns:
                 raise ValueError(
                     f"max_contributions: {UnknownName('declared column', name, self.columns)}"
@@ -497,7 +498,10 @@ class Table(Strict):
             return None
         columns = {
             name: column.without_limits().model_copy(
-                update={"rows_per_group": largest.rows_per_group.get(name)}
+                update={
+                    "groups": largest.groups.get(name),
+                    "rows_per_group": largest.rows_per_group.get(name),
+                }
             )
             for name, column in self.columns.items()
         }

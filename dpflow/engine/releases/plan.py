@@ -23,7 +23,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.gate import Gate
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import UnboundedValues
+from dpflow.core.contract.requests import UnboundedValues, UnitSizes
 from dpflow.core.contract.results import ErrorBound
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import write_html
@@ -200,6 +200,8 @@ class Plan:
         by = getattr(self.params, "by", None)
         bounds = self.table.bounds_for(by if by in self.table.columns else None)
         unit = self.table.privacy_unit.column
+        if self._reads(UnitSizes):
+            return f"all rows of each {unit} count"
         if by not in self.table.columns:
             origin = f" (rows chosen by profile {self.chosen.profile[:8]})" if self.chosen else ""
             return f"one {unit} counts with {bounds.rows} rows at most{origin}"
@@ -249,13 +251,17 @@ class Plan:
             f"{groups}: each {unit} with as many or more (contribution_bounds.rows)" if last else ""
         )
 
+    def _reads(self, kind: type[Any]) -> bool:
+        """Whether the statistic that is read is of this kind; a session reads its own."""
+        return isinstance(self.mechanism, Mechanism) and isinstance(
+            self.mechanism.data_request(self.params, self.table), kind
+        )
+
     def bounded_columns(self, leave_out: str = "") -> dict[str, Column]:
         """The columns with bounds that the parameters name, but for one of them, unless the mechanism
         reads values as they are.
         """
-        if isinstance(self.mechanism, Mechanism) and isinstance(
-            self.mechanism.data_request(self.params, self.table), UnboundedValues
-        ):
+        if self._reads(UnboundedValues):
             return {}
         values = self.params.model_dump(mode="json", exclude={leave_out})
         used, columns = set(iterate_texts(values)), self.table.columns.items()

@@ -3,13 +3,15 @@
 An interval of the noise is about the rows that the bounds kept. What they cut is known from above where
 a contribution profile counts the same rows: let U be the upper limit on the units that reach more
 groups than counted, and V that on the units with more rows. A group's number of units lost U at
-most. Its number of rows lost M for each of the U and M - 1 for each of the V, of which every kept group keeps a
-row; M is the declared maximum of rows of one unit in one group (`MaxContributions`), for no
-histogram sees one unit with many rows. Without groups each of the V lost at most the declared maximum
-less the bound.
+most. Its number of rows lost M for each of the U; M is the declared maximum of rows of one unit in one
+group (`MaxContributions`), for no histogram sees one unit with many rows. Of each of the V a kept group
+lost M - 1 at most, for it keeps a row, and no more than the maxima exceed the bounds, in a group and in
+all: what one bound leaves out, the other does not. Without groups each of the V lost at most the declared
+maximum less the bound.
 
 A total interval is [x - w, x + w + cut] with the noise's half-width w at 97.5 %, and limits that hold
-together with 97.5 %; so it holds with 95 %, if the declared maximum does. It is stated for counts of
+together with 97.5 %; so it holds with 95 %, if the declared maximum does. Where nothing is cut no limit
+is used, and w is that of 95 %. It is stated for counts of
 rows and of units over public keys. A profile counts the same rows if it was made of the same
 snapshot, without a condition, and of these blocks at least. What a WHERE leaves out only lowers what
 is cut. Rows without a unit count nowhere.
@@ -64,7 +66,7 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
         cut = cuts.units if measure.measure == "count_distinct" else cuts.rows
         if cut is not None:
             (moment,) = query.weights(measure)
-            width = float(release.noises[moment].half_width(FAILURE / 2))
+            width = float(release.noises[moment].half_width(cuts.noise_failure))
             ends[mechanism.measure_label(measure)] = (width, width + cut)
     statements = []
     if ends:
@@ -94,11 +96,14 @@ def _find_fitting(plan: Plan, ledger: Ledger, snapshot: str) -> ContributionProf
 
 @dataclass(frozen=True)
 class _Cuts:
-    """Rows and units that a group may lack, None where nothing limits them; and what that rests on."""
+    """Rows and units that a group may lack, None where nothing limits them; what that rests on; and
+    the probability that is left to the noise.
+    """
 
     rows: int | None
     units: int | None
     premises: str
+    noise_failure: float
 
 
 def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None) -> _Cuts:
@@ -136,16 +141,21 @@ def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None
         limit(full, "rows", rows_are_cut),
     )
     known = f"; {' and '.join(words)} (97.5 %)" if words else ""
+    noise_failure = FAILURE / 2 if words else FAILURE
     if largest is None:
-        return _Cuts(None, lost_groups, known)
+        return _Cuts(None, lost_groups, known, noise_failure)
     rows: int | None = None
     if lost_groups is not None and lost_rows is not None:
-        each = largest.rows_per_group
-        rows = lost_groups * each + lost_rows * (each - 1)
-        if by is None:
-            rows = lost_rows * max(0, largest.rows - bounds.rows)
-    premise = f", if no {unit} has more than {largest.rows_per_group} rows in a group and {largest.rows} in all, as declared"
-    return _Cuts(rows, lost_groups, f"{premise}{known}")
+        each, above = largest.rows_per_group, max(0, largest.rows - bounds.rows)
+        total_binds = bounds.rows < bounds.groups * bounds.rows_per_group
+        within = max(0, each - bounds.rows_per_group) + (above if total_binds else 0)
+        kept_lack = above if by is None else min(each - 1, within)
+        rows = lost_groups * each + lost_rows * kept_lack
+    where = f" of one {table.block}" if table.protects == "unit-block" else ""
+    is_limited = by is not None and largest.groups < min(keys or largest.rows, largest.rows)
+    reach = f", or rows in more than {largest.groups} of them" if is_limited else ""
+    premise = f", if no {unit} has more than {largest.rows_per_group} rows{where} in a group and {largest.rows} in all{reach}, as declared"
+    return _Cuts(rows, lost_groups, f"{premise}{known}", noise_failure)
 
 
 def _largest_bounds(plan: Plan, by: str | None, keys: int | None) -> GroupBounds | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -13,13 +14,16 @@ from orders_world import MONTHS, REGISTRY, World
 from pydantic import ValidationError
 
 import dpflow
+from dpflow.core.contract.contribution import MaxContributions
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import UnitSizes
 from dpflow.core.contract.results import Result, Row, Totals
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.core.toolbox.contribution_profile import ContributionProfile
+from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram
+from dpflow.core.toolbox.noise import FAILURE
 from dpflow.engine import make_plan
 from dpflow.engine.releases.execute import published_release
+from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import list_printed_columns
 from dpflow.engine.releases.total_intervals import _find_cuts
 from dpflow.mechanisms.contributions import Contributions, ContributionsParams
@@ -187,3 +191,75 @@ def test_totals_are_stored_exactly() -> None:
     totals = Totals({"count": (3.0, 40.0)}, "if")
     result = Result((Row("", "count", 5, 2.0),), totals=totals)
     assert Result.from_json(result.to_json()) == result
+
+
+def test_no_group_lacks_more_than_the_cut(tmp_path: Path) -> None:
+    """Every unit with up to three rows in each of two groups, under several bounds, and a profile without
+    noise: no group lacks more rows than said, and with both groups kept some lacks as many.
+    """
+    vectors = [(a, b) for a in range(4) for b in range(4) if a + b]
+    with duckdb.connect(str(tmp_path / "tiny.duckdb")) as connection:
+        connection.execute("CREATE TABLE tiny (day INTEGER, unit INTEGER, part VARCHAR)")
+        for day, vector in enumerate(vectors):
+            rows = [(day, 1, key) for key, number in zip("AB", vector) for _ in range(number)]
+            connection.executemany("INSERT INTO tiny VALUES (?, ?, ?)", rows)
+    declared: dict[str, Any] = {
+        "name": "tiny",
+        "database": tmp_path / "tiny.duckdb",
+        "privacy_unit": {"column": "unit"},
+        "protects": "unit-block",
+        "block": "day",
+        "max_contributions": {"rows": 6, "rows_per_group": {"part": 3}},
+        "columns": {"part": {"public_keys": ["A", "B"]}},
+    }
+    exact: Any = SimpleNamespace(sum_half_width=lambda terms, failure: 0)
+    bins = tuple(range(1, 7))
+    for groups, in_each, rows in [(2, 1, 6), (2, 2, 6), (2, 3, 3), (2, 3, 5), (2, 2, 3), (1, 3, 3)]:
+        bounds = {"rows": rows, "groups": groups, "rows_per_group": in_each}
+        table = Table.model_validate(declared | {"contribution_bounds": bounds})
+        request = ReleaseRequest(
+            name="tiny", mechanism="histogram", table=table, scope="tiny", blocks=("0",),
+            params={"by": "part", "epsilon": "1"},
+        )  # fmt: skip
+        plan = make_plan(request, REGISTRY)
+        statistic, private = plan.mechanism.data_request(plan.params, table), PrivateTable(table)
+        is_tight = False
+        for day, vector in enumerate(vectors):
+            sizes = [
+                SizeHistogram(bins, tuple(int(size == n) for n in bins), exact)
+                for size in (sum(vector), sum(map(bool, vector)))
+            ]
+            cut = _find_cuts(plan, ContributionProfile(sizes[0], {"part": sizes[1]}, 1), 2).rows
+            assert cut is not None
+            kept = private.answer(statistic, [str(day)])
+            lacking = dict(zip("AB", vector))
+            lost = [lacking[key] - n for key, n in zip(kept.keys, kept.rows.tolist(), strict=True)]
+            assert min(lost) >= 0 and max(lost) <= cut, (vector, bounds)
+            is_tight |= 0 < cut == max(lost)
+        assert is_tight or groups == 1, bounds
+
+
+def test_the_last_bin_begins_at_the_declared_maximum(world: World) -> None:
+    """So a profile of units with few rows is finer. Its plan says that all rows count."""
+    sizes = world.plan("contributions", params={"groupings": [BY]})
+    wide = sizes.table.model_copy(update={"max_contributions": None})
+    bins, wider = (Contributions()._histograms(sizes.params, one) for one in (sizes.table, wide))
+    assert (bins[""][-1], wider[""][-1]) == (24, 4096)
+    assert bins[BY][-1] <= 24 < wider[BY][-1]
+    finer, coarser = (Contributions()._resolution(sizes.params, one) for one in (sizes.table, wide))
+    assert finer < coarser
+    assert "all rows of each customer count" in sizes.describe()["contributions"]
+
+
+def test_a_declared_maximum_of_groups_needs_no_profile(world: World) -> None:
+    """Where units are counted in one group, and reach no more as declared; else the groups are cut."""
+    bounds = {"groups": 1, "rows_per_group": 24, "rows": 24}
+    fields: dict[str, Any] = {"params": {"by": "state"}, "contribution_bounds": bounds}
+    plan = world.plan("histogram", **fields)
+    for groups, is_known in ((1, True), (2, False)):
+        largest = MaxContributions(rows=24, groups={"state": groups})
+        table = plan.table.model_copy(update={"max_contributions": largest})
+        cuts = _find_cuts(replace(plan, table=table), None, 3)
+        assert (cuts.rows == cuts.units == 0) == is_known
+        assert is_known or cuts.rows is None
+    assert cuts.noise_failure == FAILURE
