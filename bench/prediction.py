@@ -227,9 +227,9 @@ def serving() -> None:
         from dpflow.server.service import new_token
 
         token, digest = new_token()
-        principals = {"bench": {"token_sha256": digest, "scope": "bench"}}
+        principals = {"bench": {"token_sha256": digest, "scope": "bench", "doors": ["predict"]}}
         (folder / "service.yml").write_text(
-            yaml.safe_dump({"session": "session.yml", "principals": principals})
+            yaml.safe_dump({"predict": {"session": "session.yml"}, "principals": principals})
         )
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

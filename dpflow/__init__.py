@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from dpflow.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from dpflow.analyst_sql.answers import SqlAnswer as SqlAnswer
+    from dpflow.analyst_sql.sql_answer import SqlAnswer as SqlAnswer
     from dpflow.analyst_sql.sql_plan import SqlPlan as SqlPlan
     from dpflow.api import open_predictions as open_predictions
     from dpflow.api import open_session as open_session
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from dpflow.core.contract.results import Result as Result
     from dpflow.core.contract.results import Row as Row
     from dpflow.engine.prediction.session import PredictionSession as PredictionSession
-    from dpflow.engine.releases.execute import Receipt as Receipt
     from dpflow.engine.releases.plan import Plan as Plan
+    from dpflow.engine.releases.receipt import Receipt as Receipt
     from dpflow.engine.releases.request import Publish as Publish
     from dpflow.engine.releases.run_identity import RunIdentity as RunIdentity
     from dpflow.engine.sessions.model_gate import ModelGate as ModelGate
     from dpflow.engine.sessions.session import Session as Session
+    from dpflow.errors import AccessRefused as AccessRefused
     from dpflow.errors import BudgetExceeded as BudgetExceeded
     from dpflow.errors import ContractViolated as ContractViolated
     from dpflow.errors import DpflowError as DpflowError
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from dpflow.errors import QueryStopped as QueryStopped
     from dpflow.errors import RetryConflict as RetryConflict
     from dpflow.errors import RuleBroken as RuleBroken
+    from dpflow.errors import ServiceUnavailable as ServiceUnavailable
     from dpflow.errors import SessionClosed as SessionClosed
     from dpflow.errors import SqlRefused as SqlRefused
     from dpflow.errors import TableBusy as TableBusy
@@ -115,12 +117,12 @@ _MODULES = {
     # release
     "release": "dpflow.api",
     "RunIdentity": "dpflow.engine.releases.run_identity",
-    "Receipt": "dpflow.engine.releases.execute",
+    "Receipt": "dpflow.engine.releases.receipt",
     "Result": "dpflow.core.contract.results",
     "Row": "dpflow.core.contract.results",
     # ask SQL
     "sql": "dpflow.api",
-    "SqlAnswer": "dpflow.analyst_sql.answers",
+    "SqlAnswer": "dpflow.analyst_sql.sql_answer",
     "plan_sql": "dpflow.api",
     "SqlPlan": "dpflow.analyst_sql.sql_plan",
     # ask in a session, gate
@@ -158,6 +160,8 @@ _MODULES = {
     "NotSealed": "dpflow.errors",
     "NotPublished": "dpflow.errors",
     "ContractViolated": "dpflow.errors",
+    "AccessRefused": "dpflow.errors",
+    "ServiceUnavailable": "dpflow.errors",
     "UnexpectedFailure": "dpflow.errors",
     "MissingExtra": "dpflow.errors",
     "PluginError": "dpflow.errors",

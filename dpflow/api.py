@@ -10,10 +10,10 @@ from dpflow.catalogue import locate_ledger
 from dpflow.core.accounting.amounts import Amount
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.prediction.session import PredictionSession
-from dpflow.engine.releases.execute import Receipt
 from dpflow.engine.releases.execute import release as run
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.request import Publish, parse_request
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session import Session
@@ -23,7 +23,7 @@ from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
-    from dpflow.analyst_sql.answers import SqlAnswer
+    from dpflow.analyst_sql.sql_answer import SqlAnswer
     from dpflow.analyst_sql.sql_plan import SqlPlan
 
 #: An open ledger, its file or URL, or None for DPFLOW_LEDGER or that of ``dpflow.yml``.

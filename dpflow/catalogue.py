@@ -22,6 +22,8 @@ from dpflow.yaml_files import load_yaml
 #: The file's name; nothing else is looked for.
 FILE_NAME = "dpflow.yml"
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,62}$"
+#: What a declaration is called.
+TableName = Annotated[str, Field(pattern=_NAME)]
 
 
 class Output(Strict):
@@ -53,7 +55,7 @@ class Catalogue(Strict):
     ledger: Annotated[str, Field(min_length=1)] | None = None
     anchor: Path | None = None
     scope: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    tables: dict[Annotated[str, Field(pattern=_NAME)], Path] = Field(default_factory=dict)
+    tables: dict[TableName, Path] = Field(default_factory=dict)
     output: Output | None = None
     _file: Path = PrivateAttr(default=Path(FILE_NAME))
 
@@ -81,19 +83,10 @@ def load_catalogue(file: Path) -> Catalogue:
     except ValidationError as error:
         raise InvalidDeclaration(f"{file} is no catalogue: {describe_problems(error)}") from None
     folder = file.parent.resolve()
-    ledger, output = read.ledger, read.output
-    if ledger and "://" in ledger:
-        # The file is made to be shared and committed.
-        if re.search(r"://[^/@]*:[^/@]*@", ledger):
-            raise InvalidDeclaration(
-                f"{file} holds the ledger's password, and it is a file to share; take the password out of "
-                f"the URL, and put it into PGPASSWORD or ~/.pgpass"
-            )
-    elif ledger:
-        ledger = str((folder / ledger).resolve())
+    output = read.output
     catalogue = read.model_copy(
         update={
-            "ledger": ledger,
+            "ledger": resolve_ledger(read.ledger, folder, file),
             "anchor": read.anchor and (folder / read.anchor).resolve(),
             "tables": {name: (folder / path).resolve() for name, path in read.tables.items()},
             "output": output
@@ -102,6 +95,21 @@ def load_catalogue(file: Path) -> Catalogue:
     )
     catalogue._file = folder / file.name
     return catalogue
+
+
+def resolve_ledger(place: str | None, folder: Path, file: Path) -> str | None:
+    """Where a file says that the ledger is: a URL, or a path from the file's folder. Raises
+    `InvalidDeclaration` for a URL with a password.
+    """
+    if place is None or "://" not in place:
+        return place and str((folder / place).resolve())
+    # The file is made to be shared and committed.
+    if re.search(r"://[^/@]*:[^/@]*@", place):
+        raise InvalidDeclaration(
+            f"{file} holds the ledger's password, and it is a file to share; take the password out of "
+            f"the URL, and put it into PGPASSWORD or ~/.pgpass"
+        )
+    return place
 
 
 def find_catalogue(folder: Path | None = None) -> Catalogue | None:

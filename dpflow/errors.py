@@ -27,6 +27,8 @@
     │   ├── NotSealed             a block's cached sums could not be sealed, or are damaged         (retryable)
     │   └── NotPublished          settled in the ledger, but the output file could not be written   (retryable)
     ├── ContractViolated          the rows do not satisfy what the table declares
+    ├── AccessRefused             a service knows no such token, or the token may not do this
+    ├── ServiceUnavailable        a service is out of reach, busy or not ready                   (retryable)
     ├── UnexpectedFailure         something failed that dpflow does not foresee                     (retryable)
     ├── MissingExtra              a door whose optional packages are not installed; also an ImportError
     └── PluginError               a mechanism plugin is broken, clashes, or claims something impossible
@@ -298,6 +300,23 @@ class ContractViolated(DpflowError):
 
     Correct the rows or the declaration. A retry cannot help before that.
     """
+
+
+class AccessRefused(DpflowError):
+    """A service knows no such token, or its principal may not do this.
+
+    Give a valid token, or let the owner of the service change what the token may do. A retry cannot
+    help before that.
+    """
+
+
+class ServiceUnavailable(DpflowError):
+    """A service is out of reach, busy or not ready; nothing is charged twice by asking again.
+
+    Wait until it answers; then a retry helps.
+    """
+
+    retryable = True
 
 
 class UnexpectedFailure(DpflowError):

@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dpflow.analyst_sql.answers import SqlAnswer
 from dpflow.analyst_sql.source_text import read_source
+from dpflow.analyst_sql.sql_answer import SqlAnswer
 from dpflow.analyst_sql.sql_plan import SqlPlan, plan_lines
 from dpflow.api import open_ledger, plan_sql, sql
 from dpflow.errors import DpflowError, InvalidInput

@@ -10,8 +10,8 @@ import duckdb
 import yaml
 
 import dpflow
-from dpflow.analyst_sql.answers import SqlAnswer
 from dpflow.analyst_sql.source_text import read_source
+from dpflow.analyst_sql.sql_answer import SqlAnswer
 from dpflow.analyst_sql.sql_plan import SqlPlan
 from dpflow.core.contract.declaration import Table
 from dpflow.ledger import Ledger

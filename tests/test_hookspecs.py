@@ -8,8 +8,8 @@ import inspect
 import pytest
 
 from dpflow import hookspecs
-from dpflow.engine.releases.execute import Receipt
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.request import ReleaseRequest
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpflow.analyst_sql.answers import SqlAnswer, check_suffix
+from dpflow.analyst_sql.sql_answer import SqlAnswer, check_suffix
 from dpflow.analyst_sql.sql_plan import SqlPlan
 from dpflow.catalogue import find_catalogue
 from dpflow.core.contract.declaration import Table

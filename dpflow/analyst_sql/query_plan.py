@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpflow.analyst_sql.answers import Origin, SqlAnswer, compute_answer
+from dpflow.analyst_sql.answers import compute_answer
 from dpflow.analyst_sql.cells import Cells, find_cells_by_query, read_cells
 from dpflow.analyst_sql.grouping_levels import (
     PlannedParts,
@@ -28,6 +28,7 @@ from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery, SqlAggregat
 from dpflow.analyst_sql.settings import Settings, make_finder, merge_options, read_settings
 from dpflow.analyst_sql.shared_filters import move_filters
 from dpflow.analyst_sql.source_text import Refusal, SourceText, read_source, refusal_of
+from dpflow.analyst_sql.sql_answer import Origin, SqlAnswer
 from dpflow.analyst_sql.sql_plan import CHOSEN_KEYS, SqlPlan
 from dpflow.analyst_sql.stored_answers import (
     Stored,
@@ -45,8 +46,9 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NONE, Result
 from dpflow.engine.planning.precheck import check_source
 from dpflow.engine.releases.choose_bounds import BoundsChooser
-from dpflow.engine.releases.execute import Receipt, release_all
+from dpflow.engine.releases.execute import release_all
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.error_boundary import errors_end_here

@@ -11,7 +11,6 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.aggregate_reader import TAIL
-from dpflow.analyst_sql.answers import write_text
 from dpflow.analyst_sql.cells import find_measure, find_release, make_width
 from dpflow.analyst_sql.forecast_noise import ColumnNoise, forecast_noise
 from dpflow.analyst_sql.grouping_levels import AddedLevel
@@ -20,6 +19,7 @@ from dpflow.analyst_sql.query_parts import PartPlan
 from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery, SqlAggregate, join_conditions
 from dpflow.analyst_sql.settings import Settings
 from dpflow.analyst_sql.source_text import SourceText
+from dpflow.analyst_sql.sql_answer import write_text
 from dpflow.analyst_sql.stored_answers import Stored
 from dpflow.analyst_sql.typed_keys import KeyReader
 from dpflow.core.contract.declaration import Table

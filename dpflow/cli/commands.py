@@ -80,7 +80,7 @@ COMMANDS = {
         "Say how many rows each method of answering or checking k adaptive queries needs.",
     ),
     "predict": ("predict", "Answer a table of points from a prediction session."),
-    "serve": ("serve", "Answer points over HTTP."),
+    "serve": ("serve", "Serve tables, releases, SQL and predictions over HTTP."),
     "ui": ("budget_page", "Show budgets, releases, sessions and alarms in a browser."),
     "publish": ("publish", "Copy settled results that are missing from an output table."),
     "ledger": ("ledger", "Grant budgets; show what is left, what happened, and verify it."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import sys
@@ -205,21 +204,6 @@ def open_output(file: Path) -> Iterator[TextIO]:
     finally:
         # Moved into its place by now, or half a file that must not stay.
         Path(part).unlink(missing_ok=True)
-
-
-def parse_point(name: str, text: str) -> int | dt.datetime:
-    """An entry's number, or a time with its zone. Raises `InvalidInput` that calls it ``name``."""
-    try:
-        if text.isdecimal():
-            # No database numbers further, and no ledger comes near.
-            return min(int(text), 2**62)
-        time = dt.datetime.fromisoformat(text)
-        return (time if time.tzinfo else time.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
-    except (ValueError, OverflowError):
-        raise InvalidInput(
-            f"{name} is {text[:80]!r}; give an entry's number, or a date or time such as "
-            "2026-01-31 or 2026-01-31T12:00+01:00"
-        ) from None
 
 
 def read_text(file: Path) -> str:

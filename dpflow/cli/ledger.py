@@ -21,7 +21,6 @@ from dpflow.cli.console import (
     ReasonOption,
     open_ledger,
     open_output,
-    parse_point,
     read_text,
     require_place,
     show_json,
@@ -36,6 +35,7 @@ from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Entry, GrantProposal, Ledger, Scope, VerificationReport
 from dpflow.ledger.books.grants import require_confirmation
+from dpflow.ledger.books.records import read_point
 from dpflow.ledger.history.anchor import default_folder
 from dpflow.tables.access.declarations import load_table
 
@@ -319,7 +319,7 @@ def history(
 ) -> None:
     """The entries of the append-only history: who did what, and when."""
     form = "json" if as_json else form
-    book, first = open_ledger(ledger), 1 if since is None else parse_point("since", since)
+    book, first = open_ledger(ledger), 1 if since is None else read_point("since", since)
     if limit is None and form == "table":
         limit = 50
     entries: Iterable[Entry] = (
@@ -457,7 +457,7 @@ def write_report(
     principal, refusals, orphans, decisions of owners, checkpoints.
     """
     points = {
-        name: None if text is None else parse_point(name, text)
+        name: None if text is None else read_point(name, text)
         for name, text in (("since", since), ("until", until))
     }
     notes = [read_text(file) for file in checkpoint or ()]

@@ -1,4 +1,4 @@
-"""`dpflow serve`: private predictions over HTTP."""
+"""`dpflow serve`: tables, releases, SQL and predictions over HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def command(
     file: Annotated[
-        Path | None, typer.Argument(help="A service file (YAML): session, principals.")
+        Path | None, typer.Argument(help="A service file (YAML): tables, principals, limits.")
     ] = None,
     ledger: LedgerOption = None,
     host: Annotated[
@@ -41,11 +41,12 @@ def command(
         bool, typer.Option("--new-token", help="Make a token for a principal, and exit.")
     ] = False,
 ) -> None:
-    """Answer points over HTTP.
+    """Serve tables, releases, SQL and predictions over HTTP.
 
-    Every principal's session is charged when the service first starts, and resumed after that.
+    What was charged and not settled when the service last ended is finished first. Every session of
+    predictions is charged when the service first starts, and resumed after that.
     """
-    from dpflow.server.service import load_service, new_token, open_in_background, open_sessions
+    from dpflow.server.service import load_service, new_token
 
     if token:
         secret, digest = new_token()
@@ -60,23 +61,27 @@ def command(
         import uvicorn
 
         from dpflow.server.app import create_app
+        from dpflow.server.predictions import open_in_background, open_sessions
         from dpflow.server.principals import Principals
     from dpflow.registry import Registry
 
     tls = _check_tls(tls_certificate, tls_key)
-    service, book = load_service(file), open_ledger(ledger, files=[file])
+    service, registry = load_service(file), Registry.load()
+    own_anchor = service.anchor if ledger is None else None
+    book = open_ledger(ledger or service.ledger, files=[file], anchor=own_anchor)
     if log_requests:
         _log_requests()
-    # Nothing is answered, and no ledger touched by a request, before all is charged and learned.
-    opened = open_in_background(lambda: open_sessions(service, book, Registry.load()))
+    # No point is answered before all sessions are charged and learned.
+    opened = open_in_background(lambda: open_sessions(service, book, registry))
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(service, Principals(file, service), opened, book),
+            create_app(service, Principals(file, service), opened, book, registry),
             host=host,
             port=port,
             log_level="warning",
             # It would say paths as strangers wrote them.
             access_log=False,
+            server_header=False,
             **tls,
         )
     )
@@ -87,6 +92,8 @@ def command(
             return
         for name, session in done.result().items():
             print(f"{name}: {session.cached_left} predictions left", flush=True)
+        if service.tables:
+            print(f"{file} serves {', '.join(service.tables)} at {host}:{port}", flush=True)
 
     opened.add_done_callback(say_ready)
     server.run()

@@ -18,13 +18,13 @@ from dpflow.cli.console import (
     LedgerOption,
     open_ledger,
     open_output,
-    parse_point,
     show_json,
     show_table,
     spreadsheet_cells,
 )
 from dpflow.engine.releases.reconcile import reconcile
 from dpflow.ledger import StatementLine
+from dpflow.ledger.books.records import read_point
 
 _HIDDEN = {"release_id", "scope", "table"}  # in a table for people; the other forms have them
 _SHOWN = tuple(f.name for f in fields(StatementLine) if f.name not in _HIDDEN)
@@ -57,7 +57,7 @@ def write_statement(
     """
     form = "json" if as_json else form
     points = {
-        name: None if text is None else parse_point(name, text)
+        name: None if text is None else read_point(name, text)
         for name, text in (("since", since), ("until", until))
     }
     stated = open_ledger(ledger).statement(scope, **points, by=by)

@@ -208,6 +208,13 @@ class Ledger(BudgetLedger):
         with self._begin_reading() as state:
             return releases.list_releases(self._cipher, state, scope)
 
+    def reserved_releases(self) -> list[ReleaseRecord]:
+        """Releases that were charged and have no result yet, in the order they were charged: of who
+        still draws, or died.
+        """
+        with self._begin_reading() as state:
+            return releases.list_reserved(self._cipher, state)
+
     def releases_by_name(
         self, scope: str, name: str, run: tuple[str, str] | None = None
     ) -> list[ReleaseRecord]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result
-from dpflow.engine.releases.execute import Receipt, release_all
+from dpflow.engine.releases.execute import release_all
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.error_boundary import errors_end_here, silence_libraries

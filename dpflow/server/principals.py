@@ -10,13 +10,35 @@ import math
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from dpflow.errors import DpflowError
-from dpflow.server.refusals import refuse_for_now
-from dpflow.server.service import Service, load_service, token_digest
+from dpflow.server.refusals import Refused, refuse_for_now
+from dpflow.server.service import Door, Principal, Service, load_service, token_digest
 
 log = logging.getLogger("dpflow")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request, with what the service file allows it."""
+
+    name: str
+    terms: Principal
+
+    def require_door(self, door: Door) -> None:
+        """Raises `Refused` unless it may ask there."""
+        if door not in self.terms.doors:
+            raise Refused(
+                403,
+                "forbidden",
+                f"this principal has no door {door}; the owner of the service adds it to its doors",
+            )
 
 
 class Principals:
@@ -46,7 +68,7 @@ class Principals:
             for name, principal in opened.principals.items()
         }
 
-    def find_by_token(self, token: str) -> str | None:
+    def find_by_token(self, token: str) -> Caller | None:
         """The principal of a token, or None; every digest is compared, in constant time.
 
         Raises `Refused` while the file cannot be read.
@@ -64,7 +86,7 @@ class Principals:
             for of_token in principal.digests:
                 if hmac.compare_digest(of_token, digest) and name in self._opened.principals:
                     owner = name
-        return owner
+        return None if owner is None else Caller(owner, self._opened.principals[owner])
 
     def count_request(self, name: str) -> int:
         """0 if this principal may ask now, else in how many seconds."""
@@ -115,3 +137,31 @@ def _find_version(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+_bearer = HTTPBearer(auto_error=False)
+
+
+# Resolved for every request that is not public; FastAPI calls it before the endpoint.
+async def require_principal(
+    request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> Caller:
+    """Who asks, by the bearer token, and not too often. Raises `Refused`."""
+    principals: Principals = request.app.state.principals
+    caller = None if token is None else principals.find_by_token(token.credentials)
+    if caller is None:
+        raise Refused(
+            401, "unauthorized", "give a valid bearer token", headers={"WWW-Authenticate": "Bearer"}
+        )
+    request.state.principal = caller.name
+    if seconds := principals.count_request(caller.name):
+        raise Refused(
+            429,
+            "too_many_requests",
+            f"this principal asks too often; ask again in {seconds} seconds",
+            headers={"Retry-After": str(seconds)},
+        )
+    return caller
+
+
+Who = Annotated[Caller, Depends(require_principal)]

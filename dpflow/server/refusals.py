@@ -5,6 +5,7 @@ people. Never what a body, a row or another library's error holds.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
@@ -14,11 +15,19 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from dpflow.errors import (
+    AccessRefused,
     BudgetExceeded,
     DpflowError,
     InvalidInput,
+    QueryFailed,
+    RetryConflict,
+    RuleBroken,
+    ServiceUnavailable,
     SessionClosed,
+    SqlRefused,
+    TableError,
     UnexpectedFailure,
+    UnknownName,
 )
 from dpflow.server.batches import KeyConflict
 
@@ -26,15 +35,33 @@ log = logging.getLogger("dpflow")
 
 Word = Literal[
     "unauthorized",
+    "forbidden",
     "not_found",
     "key_conflict",
+    "retry_conflict",
     "too_large",
     "invalid_input",
     "quota_exhausted",
     "too_many_requests",
+    "query_failed",
     "internal_error",
     "try_again",
 ]
+#: The class of an error that is no exception of dpflow's.
+_CLASSES: dict[Word, type[DpflowError]] = {
+    "unauthorized": AccessRefused,
+    "forbidden": AccessRefused,
+    "not_found": UnknownName,
+    "too_many_requests": ServiceUnavailable,
+    "internal_error": UnexpectedFailure,
+    "try_again": ServiceUnavailable,
+}
+#: What else of an error is public, by its class.
+_DETAILS: dict[type[DpflowError], tuple[str, ...]] = {
+    SqlRefused: ("rule", "line", "column", "nearest"),
+    RuleBroken: ("rule", "what"),
+    BudgetExceeded: ("scope", "block"),
+}
 
 
 class ErrorModel(BaseModel):
@@ -42,14 +69,24 @@ class ErrorModel(BaseModel):
 
     error: Annotated[Word, Field(description="For programs.")]
     message: Annotated[str, Field(description="For people: what is wrong, and what to do.")]
+    type: Annotated[str, Field(description="The class that dpflow's Python client raises.")]
+    retryable: Annotated[
+        bool, Field(description="Whether the same request can succeed later with nothing changed.")
+    ]
+    details: Annotated[
+        dict[str, Any], Field(description="Such as the rule that a query breaks, and where.")
+    ] = {}
 
 
 _WHEN = {
     401: "No valid bearer token.",
-    409: "The idempotency key came with other points before; nothing was charged.",
+    403: "The principal has no such door, or may not see this.",
+    404: "No such job of this principal: send the request again, which charges nothing twice.",
+    409: "The idempotency key, or the release's name and revision, came with something else before; nothing was charged.",
     413: "More points or bytes than one request may have.",
-    422: "The request is not what this page describes; nothing was charged.",
-    429: "The principal's predictions are used up, or it asks too often: then `Retry-After` says when to ask again.",
+    422: "The request is not what this page describes, or cannot be planned; nothing was charged.",
+    429: "The principal's budget or predictions are used up, or it asks too often or too much at once: then "
+    "`Retry-After` says when to ask again. Nothing was charged.",
     500: "A failure inside; the request may be repeated, which charges nothing twice.",
     503: "Not ready, or the ledger or the table cannot be used now; repeat the request after `Retry-After`.",
 }
@@ -61,41 +98,89 @@ def describe_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 class Refused(Exception):
-    """A request that is answered with an error: HTTP status, error word, sentence."""
+    """A request that is answered with an error: HTTP status, error word, sentence.
 
-    def __init__(self, status: int, error: Word, message: str, **headers: str) -> None:
-        self.status, self.error, self.message, self.headers = status, error, message, headers
+    Args:
+        cause: the error that it stands for, whose class and public attributes are shown.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        error: Word,
+        message: str,
+        *,
+        cause: type[DpflowError] | DpflowError | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status, self.error, self.message = status, error, message
+        self.headers = dict(headers or {})
+        self.cause = cause or _CLASSES.get(error, InvalidInput)
         super().__init__(message)
 
     def make_response(self) -> JSONResponse:
         """The error as JSON."""
-        return JSONResponse(
-            {"error": self.error, "message": self.message}, self.status, self.headers
+        shown = self.cause if isinstance(self.cause, type) else type(self.cause)
+        names = _DETAILS.get(shown, ()) if isinstance(self.cause, DpflowError) else ()
+        # A subclass that only a server knows is its nearest public class.
+        public = next(
+            base
+            for base in shown.__mro__
+            if issubclass(base, DpflowError) and base.__module__ == "dpflow.errors"
         )
+        body = {
+            "error": self.error,
+            "message": self.message,
+            "type": public.__name__,
+            "retryable": public.retryable,
+            "details": {name: getattr(self.cause, name) for name in names},
+        }
+        return JSONResponse(body, self.status, self.headers)
 
 
-def refuse_for_now(message: str, *, seconds: int = 1) -> Refused:
+def refuse_for_now(
+    message: str, *, seconds: int = 1, cause: type[DpflowError] | None = None
+) -> Refused:
     """What passes: the client should repeat its request."""
-    return Refused(503, "try_again", message, **{"Retry-After": str(seconds)})
+    return Refused(503, "try_again", message, cause=cause, headers={"Retry-After": str(seconds)})
 
 
-def make_refusal(error: Exception) -> Refused:
-    """What a client hears of an error. Our own messages hold nothing private; the text of any other
-    stays inside.
+#: Errors whose own text a client gets, with status and word. It holds nothing private and no place of the
+#: owner's: what a request says, names of the declaration, and budgets.
+_OWN_TEXTS: tuple[tuple[type[DpflowError], int, Word], ...] = (
+    (KeyConflict, 409, "key_conflict"),
+    (RetryConflict, 409, "retry_conflict"),
+    (InvalidInput, 422, "invalid_input"),
+    (QueryFailed, 422, "query_failed"),
+    (SessionClosed, 429, "quota_exhausted"),
+    (BudgetExceeded, 429, "quota_exhausted"),
+)
+
+
+def make_refusal(error: BaseException) -> Refused:
+    """What a client hears of an error. The text of any error but those of `_OWN_TEXTS` stays inside: it
+    may name places of the owner's, or quote a row.
     """
     if isinstance(error, Refused):
         return error
-    if isinstance(error, KeyConflict):
-        return Refused(409, "key_conflict", str(error))
-    if isinstance(error, InvalidInput):
-        return Refused(422, "invalid_input", str(error))
-    if isinstance(error, SessionClosed | BudgetExceeded):
-        return Refused(429, "quota_exhausted", str(error))
-    unexpected = isinstance(error, UnexpectedFailure)
-    if isinstance(error, DpflowError) and error.retryable and not unexpected:
-        return refuse_for_now("the ledger or the table cannot be used now; repeat the request")
+    for kind, status, word in _OWN_TEXTS:
+        if isinstance(error, kind):
+            return Refused(status, word, str(error), cause=error)
+    known = isinstance(error, DpflowError) and not isinstance(error, UnexpectedFailure)
     # Of others the type only: the text may hold a row.
-    log.error("a request failed (%s)", error if unexpected else type(error).__name__)
+    is_ours = isinstance(error, DpflowError)
+    log.error("a request failed (%s)", error if is_ours else type(error).__name__)
+    if isinstance(error, DpflowError) and error.retryable and known:
+        return refuse_for_now(
+            "the ledger or the table cannot be used now; repeat the request", cause=type(error)
+        )
+    if isinstance(error, TableError):
+        return Refused(
+            500,
+            "internal_error",
+            "the table cannot be read until its owner repairs it; nothing is charged twice",
+            cause=type(error),
+        )
     return Refused(
         500,
         "internal_error",
@@ -108,12 +193,14 @@ async def refuse_invalid(_: Request, error: Exception) -> JSONResponse:
     errors = error.errors() if isinstance(error, RequestValidationError) else ()
     if any(item["type"] == "json_invalid" for item in errors):
         return Refused(
-            422, "invalid_input", "the body is no JSON, or has a key twice; see /docs"
+            422, "invalid_input", "the body is no JSON, or has a key twice; see /openapi.json"
         ).make_response()
     # Where only: what a body holds may be somebody's data.
     locations = sorted({".".join(map(str, item["loc"][:4])) for item in errors})[:5]
     return Refused(
-        422, "invalid_input", f"the request does not validate at {', '.join(locations)}; see /docs"
+        422,
+        "invalid_input",
+        f"the request does not validate at {', '.join(locations)}; see /openapi.json",
     ).make_response()
 
 
@@ -125,8 +212,8 @@ async def refuse_unknown(_: Request, error: Exception) -> JSONResponse:
     return Refused(
         422 if status == 400 else status,
         word,
-        "this is no request of this service; see /docs",
-        **headers,
+        "this is no request of this service; see /openapi.json",
+        headers=headers,
     ).make_response()
 
 

@@ -1,11 +1,7 @@
-"""What is served and to whom: one prediction session per principal, in the scope that is the
-principal's quota.
+"""The file of ``dpflow serve``: which tables it answers about, who may ask, what each may spend.
 
-A principal's session is opened, and charged whole, when the service starts; all scopes lie below
-one budget, which so bounds what all principals learn together, however they pool their answers, and
-no count is kept outside the ledger. A file may say that principals do not share answers; then each
-may have a budget of its own, and each budget bounds what its principal learns alone (Dwork and
-Feldman 2018, section 7). A bearer token is 32 random bytes, shown once; the file keeps its SHA-256.
+Declarations, ledger and keys stay with the owner: a client names a table of the file. A bearer token is
+32 random bytes, shown once; the file keeps its SHA-256.
 """
 
 from __future__ import annotations
@@ -13,39 +9,52 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from dpflow.catalogue import TableName, resolve_ledger
+from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.strict_models import Strict, describe_problems
-from dpflow.engine.prediction.session import PredictionSession, require_same_models
-from dpflow.engine.releases.make_plan import make_plan
-from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.request import load_request
-from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.errors import InvalidDeclaration, InvalidInput
-from dpflow.ledger import Ledger
+from dpflow.errors import InvalidDeclaration, UnknownName
 from dpflow.private_files import UntrustedPlace, forbid_public_writing
-from dpflow.registry import Registry
 from dpflow.yaml_files import load_yaml
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Rate = Annotated[int, Field(ge=1, le=10**6)]
+#: No slash: in run identities one ends a principal's name.
+PrincipalName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,62}$")]
+Door = Literal["sql", "release", "predict"]
 
 
 class Principal(Strict):
-    """Who may ask: the SHA-256 of the token, or of several while one replaces another, the scope
-    that pays, and how many predictions and requests a minute (by default the service's).
+    """Who may ask, for what, and what it may spend.
+
+    Attributes:
+        token_sha256: the SHA-256 of the token, or of several while one replaces another.
+        role: ``analyst`` asks by its doors and sees its own scope; ``auditor`` asks nothing and sees
+            every scope; ``owner`` does both. Grants are made at the ledger, never here.
+        scope: which budget pays. A limit per day is that of the scope: a quota with a period.
+        doors: ``sql``, ``release`` and ``predict``.
+        tables: which tables of the file it may name at the doors ``sql`` and ``release``.
+        max_epsilon, max_delta: privacy cost of one request; any that the scope can pay if left out.
+        requests_per_minute: those of the file if left out.
+        concurrent_queries: how many of its requests may wait or run at once.
+        predictions: points that its session answers; those of the session file if left out.
     """
 
     token_sha256: Digest | Annotated[list[Digest], Field(min_length=1, max_length=10)]
-    scope: Annotated[str, Field(min_length=1, max_length=200)]
-    predictions: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    role: Literal["analyst", "auditor", "owner"] = "analyst"
+    scope: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    doors: frozenset[Door] = frozenset()
+    tables: frozenset[TableName] = frozenset()
+    max_epsilon: Epsilon | None = None
+    max_delta: Delta | None = None
     requests_per_minute: Rate | None = None
+    concurrent_queries: Annotated[int, Field(ge=1, le=1000)] = 4
+    predictions: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
     @property
     def digests(self) -> Sequence[str]:
@@ -53,24 +62,52 @@ class Principal(Strict):
         tokens = self.token_sha256
         return [tokens] if isinstance(tokens, str) else tokens
 
+    @property
+    def sees_every_scope(self) -> bool:
+        """Whether budgets and history of all scopes are shown to it."""
+        return self.role != "analyst"
 
-class Service(Strict):
-    """The file of ``dpflow serve``. ``session`` is a release file with a prediction mechanism,
-    relative to this file.
 
-    ``pooled``: whether principals may share answers; false lets their scopes lie below different
-    budgets. ``outside``: what becomes of a value beyond the declared range: ``clamp`` takes the
-    range's end for it and says so, ``refuse`` refuses the request. ``most_points`` and
-    ``most_bytes`` bound one request, ``requests_per_minute`` those of each principal.
+class Predictions(Strict):
+    """The door ``predict``.
+
+    Attributes:
+        session: a release file with a prediction mechanism, relative to the service file.
+        pooled: whether principals may share answers; false lets their scopes lie below different
+            budgets.
+        outside: what becomes of a value beyond the declared range: ``clamp`` takes the range's end for
+            it and says so, ``refuse`` refuses the request.
+        max_points: of one request.
     """
 
+    example = "{session: late.yml}"
+
     session: Path
-    principals: Annotated[dict[str, Principal], Field(min_length=1)]
     pooled: bool = True
     outside: Literal["clamp", "refuse"] = "clamp"
+    max_points: Annotated[int, Field(ge=1, le=10**6)] = 10_000
+
+
+class Service(Strict):
+    """The file of ``dpflow serve``. All paths in it are relative to it.
+
+    Attributes:
+        ledger: a SQLite file or a URL; ``--ledger`` comes before it, ``dpflow.yml`` after it.
+        anchor: the ledger's anchor, if it is not in the default place.
+        tables: declarations by the names that they give themselves.
+        max_waiting: requests that may wait for one source.
+        max_bytes: of one request's body.
+        requests_per_minute: of each principal.
+    """
+
+    ledger: Annotated[str, Field(min_length=1)] | None = None
+    anchor: Path | None = None
+    tables: dict[TableName, Path] = Field(default_factory=dict)
+    predict: Predictions | None = None
+    principals: Annotated[dict[PrincipalName, Principal], Field(min_length=1)]
+    max_waiting: Annotated[int, Field(ge=1, le=10**5)] = 100
+    max_bytes: Annotated[int, Field(ge=100, le=10**9)] = 2_000_000
     requests_per_minute: Rate | None = None
-    most_points: Annotated[int, Field(ge=1, le=10**6)] = 10_000
-    most_bytes: Annotated[int, Field(ge=100, le=10**9)] = 2_000_000
 
     def without_tokens(self) -> Mapping[str, Any]:
         """All that a running service cannot change."""
@@ -79,9 +116,13 @@ class Service(Strict):
             del principal["token_sha256"]
         return fields
 
+    def list_predictors(self) -> dict[str, Principal]:
+        """The principals with the door ``predict``."""
+        return {name: one for name, one in self.principals.items() if "predict" in one.doors}
+
 
 def load_service(path: Path) -> Service:
-    """Read a service file, which says whose tokens are valid.
+    """Read a service file, which says whose tokens are valid; its paths are absolute afterwards.
 
     Raises:
         InvalidDeclaration: it is none, naming the field; or every user of the machine may change it.
@@ -98,15 +139,57 @@ def load_service(path: Path) -> Service:
     digests = [digest for one in service.principals.values() for digest in one.digests]
     if len(set(digests)) != len(digests):
         raise InvalidDeclaration(f"{path}: two principals have the same token; give each its own")
-    budgets = sorted(
-        {principal.scope.partition("/")[0] for principal in service.principals.values()}
+    for name, principal in service.principals.items():
+        if problem := _find_problem(service, principal):
+            raise InvalidDeclaration(f"{path}: principal {name} {problem}")
+    if service.predict is not None and not service.list_predictors():
+        raise InvalidDeclaration(
+            f"{path} serves predictions, and no principal has the door predict; add it to doors"
+        )
+    _require_one_budget(path, service)
+    folder = path.parent.resolve()
+    predict = service.predict
+    return service.model_copy(
+        update={
+            "ledger": resolve_ledger(service.ledger, folder, path),
+            "anchor": service.anchor and folder / service.anchor,
+            "tables": {name: folder / place for name, place in service.tables.items()},
+            "predict": predict and predict.model_copy(update={"session": folder / predict.session}),
+        }
     )
-    if service.pooled and len(budgets) > 1:
+
+
+def _find_problem(service: Service, principal: Principal) -> str:
+    """What of a principal does not fit, as the end of a sentence; "" if all does."""
+    asks = principal.doors & {"sql", "release"}
+    if principal.role == "auditor" and principal.doors:
+        return "is an auditor, who asks nothing; leave doors out, or make it an analyst"
+    if principal.role == "analyst" and not principal.doors:
+        return "may ask nothing; give it doors, such as doors: [sql]"
+    if principal.doors and principal.scope is None:
+        return "has doors and no scope that pays; add scope: NAME"
+    if asks and not principal.tables:
+        return f"has the door {min(asks)} and no table; add tables: [NAME]"
+    if unknown := sorted(principal.tables - {*service.tables}):
+        return (
+            f"names a table that is not served: {UnknownName('table', unknown[0], service.tables)}"
+        )
+    if principal.predictions is not None and "predict" not in principal.doors:
+        return "has predictions without the door predict; add it to doors"
+    if "predict" in principal.doors and service.predict is None:
+        return "has the door predict, and the file serves no session; add predict: {session: FILE}"
+    return ""
+
+
+def _require_one_budget(path: Path, service: Service) -> None:
+    """Raises `InvalidDeclaration` where principals may pool predictions that no one budget bounds."""
+    scopes = [one.scope or "" for one in service.list_predictors().values()]
+    budgets = sorted({scope.partition("/")[0] for scope in scopes})
+    if service.predict is not None and service.predict.pooled and len(budgets) > 1:
         raise InvalidDeclaration(
             f"{path}: the principals' scopes lie below different budgets ({', '.join(budgets[:5])}), so none bounds what they learn "
-            f"together; put all below one, or write pooled: false if they share no answers"
+            f"together; put all below one, or write pooled: false below predict if they share no answers"
         )
-    return service.model_copy(update={"session": (path.parent / service.session).resolve()})
 
 
 def new_token() -> tuple[str, str]:
@@ -119,59 +202,3 @@ def new_token() -> tuple[str, str]:
 def token_digest(token: str) -> str:
     """SHA-256 of a token; tokens have 256 bits, so it needs no salt."""
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
-
-
-def open_sessions(
-    service: Service, ledger: Ledger, registry: Registry
-) -> Mapping[str, PredictionSession]:
-    """Every principal's session, charged or resumed; all answer from one set of models.
-
-    Raises:
-        BudgetExceeded: a scope cannot pay; the sessions before it are open and will be resumed.
-        InvalidInput: the session file does not plan.
-        PlanRefused: two principals would not learn the same models; nothing was charged.
-    """
-    request = load_request(service.session)
-    plans: dict[str, Plan] = {}
-    for name, principal in service.principals.items():
-        changes: dict[str, Any] = {"scope": principal.scope, "name": f"{request.name}/{name}"}
-        if principal.predictions is not None:
-            changes["params"] = request.params | {"predictions": principal.predictions}
-        # The ledger's bound on names, told in the words of the service file.
-        if len(changes["name"]) > 200:
-            raise InvalidInput(
-                f"the session's name and the principal's are too long together: {changes['name'][:40]}..."
-            )
-        request_of_principal = request.model_copy(update=changes)
-        plans[name] = make_plan(request_of_principal, registry, ledger)
-        # Before any session is charged.
-        require_same_models(plans[name], next(iter(plans.values())))
-    sessions = {
-        name: PredictionSession.open(
-            plan, ledger, run_identity=RunIdentity.of_request(plan.request, name)
-        )
-        for name, plan in plans.items()
-    }
-    first, *others = sessions.values()
-    # Once for all sessions: what was learned depends on rows, not on who asks.
-    first.learn_models()
-    for session in others:
-        session.share_models(first)
-    return sessions
-
-
-def open_in_background(
-    opening: Callable[[], Mapping[str, PredictionSession]],
-) -> Future[Mapping[str, PredictionSession]]:
-    """Sessions that another thread opens: a server says meanwhile that it is not ready."""
-    opened: Future[Mapping[str, PredictionSession]] = Future()
-
-    def run() -> None:
-        try:
-            opened.set_result(opening())
-        except BaseException as error:  # noqa: BLE001  whoever waits raises it
-            opened.set_exception(error)
-
-    # A daemon: a service that is stopped does not learn on. What was charged is resumed.
-    threading.Thread(target=run, name="dpflow-learning", daemon=True).start()
-    return opened

@@ -6,6 +6,7 @@ and sandboxed. `publish` copies settled results into an output table, once. No e
 a value of a row.
 """
 
+from dpflow.core.contract.published_release import PublishedRelease
 from dpflow.tables.backends.server_addresses import add_address_finder
 from dpflow.tables.language.grouping import declare_columns, declare_groups
 from dpflow.tables.loading.build_database import build_database
@@ -19,7 +20,7 @@ from dpflow.tables.loading.sources import (
 from dpflow.tables.private import cancel_reads
 from dpflow.tables.public.open_rows import open_rows
 from dpflow.tables.public.predictions import PredictionTable, read_predictions
-from dpflow.tables.public.publish import PublishedRelease, publish, published_ids, read_published
+from dpflow.tables.public.publish import publish, published_ids, read_published
 from dpflow.tables.public.query_points import publish_answers, read_points
 from dpflow.tables.source_checks import check_request, check_schema, column_types
 

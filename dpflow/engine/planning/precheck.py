@@ -19,6 +19,9 @@ from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
 
+#: What is said where a source cannot be opened; what follows may name its place.
+SOURCE_AWAY = "the source cannot be checked now"
+
 
 def forecast(plan: Plan, ledger: Ledger, registry: Registry | None = None) -> str:
     """One sentence: accepted now, already paid, or why it would be refused."""
@@ -47,7 +50,7 @@ def check_source(plan: Plan) -> str:
     try:
         private.check_request(statistic, plan.request.blocks)
     except (TableError, MissingExtra) as error:
-        return f"the source cannot be checked now: {error}"
+        return f"{SOURCE_AWAY}: {error}"
     return ""
 
 

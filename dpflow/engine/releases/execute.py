@@ -8,22 +8,18 @@ may depend on the rows or the draw is settled as "none": to draw again would be 
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
 
 from dpflow import fault_points
 from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.audit_cells import describe_cells
 from dpflow.core.contract.declaration import Table, plain_relation
-from dpflow.core.contract.distribution import Distribution
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE, UNLIMITED, Result
 from dpflow.core.sampling.randomness import Source
@@ -32,7 +28,7 @@ from dpflow.engine.releases.certificates import CERTIFICATES, SHIPPED, list_cert
 from dpflow.engine.releases.choose_bounds import follow_record, may_choose
 from dpflow.engine.releases.make_plan import fit_plan
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.result_table import ResultTable, make_table
+from dpflow.engine.releases.receipt import Receipt, published_release
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.engine.releases.total_intervals import find_totals
@@ -42,97 +38,12 @@ from dpflow.ledger import Ledger, ReleaseCharge, ReleaseRecord, Reservation, Sco
 from dpflow.ledger.books.data_claims import JOINED
 from dpflow.ledger.books.records import path_of
 from dpflow.registry import Registry
-from dpflow.tables import PublishedRelease, publish
+from dpflow.tables import publish
 from dpflow.tables.private import PrivateTable
 
-if TYPE_CHECKING:
-    import pandas
-    import polars
-    import pyarrow
-
 log = logging.getLogger("dpflow")
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What a release cost and where it is. `to_json` is what operators return; the result itself is
-    in ``result``.
-
-    Attributes:
-        epsilon, delta: the privacy cost as exact texts; delta is "0" for pure guarantees.
-        replayed: True when a stored result was returned and nothing was charged.
-        protects: whom the privacy guarantee protects, in words.
-        released_at: when it was settled, as the ledger's history says; a replay has the same time.
-        run: the run that it was charged to.
-    """
-
-    release_id: str
-    name: str
-    mechanism: str
-    scope: str
-    blocks: tuple[str, ...]
-    epsilon: str
-    delta: str
-    protects: str
-    replayed: bool
-    released_at: dt.datetime
-    run: str
-    result: Result = field(repr=False)
-    published: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """A small JSON object without the result."""
-        return {
-            "release_id": self.release_id,
-            "name": self.name,
-            "mechanism": self.mechanism,
-            "scope": self.scope,
-            "blocks": list(self.blocks),
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "protects": self.protects,
-            "replayed": self.replayed,
-            "rows": len(self.result.rows),
-            "published": self.published,
-        }
-
-    @property
-    def table(self) -> ResultTable:
-        """The result with named columns, as frames and files have it."""
-        return make_table(published_release(self))
-
-    @property
-    def cdf(self) -> Distribution:
-        """The distribution of a release of `cdf`, to be asked for shares and quantiles at no cost.
-        Raises `InvalidInput` for another release, or one that answered "none".
-        """
-        return Distribution.from_result(self.result)
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """The result as a pandas frame; columns as `ResultTable` says. Raises `MissingExtra`."""
-        return self.table.to_pandas()
-
-    def to_arrow(self) -> pyarrow.Table:
-        """The result as an Arrow table; columns as `ResultTable` says. Raises `MissingExtra`."""
-        return self.table.to_arrow()
-
-    def to_polars(self) -> polars.DataFrame:
-        """The result as a polars frame; columns as `ResultTable` says. Raises `MissingExtra`."""
-        return self.table.to_polars()
-
-    def write(self, file: Path | str) -> None:
-        """Write the result as CSV, Parquet, or JSON with named fields, by the file's name. Raises
-        `InvalidInput` for another name.
-        """
-        self.table.write(file)
-
-    def _repr_html_(self) -> str:
-        cost = (
-            "replayed, nothing charged"
-            if self.replayed
-            else f"epsilon {self.epsilon}, delta {self.delta}"
-        )
-        return self.table.to_html(f"{self.name}: {cost}; protects {self.protects}")
+#: Under which a charge keeps a service's request, encrypted.
+SEALED_REQUEST = "sealed_request"
 
 
 @errors_end_here
@@ -296,7 +207,8 @@ def _make_charge(
         slot=run_identity.slot,
         principal=run_identity.principal,
         spend_again=spend_again,
-        request=plan.ledger_entry(),
+        request=plan.ledger_entry()
+        | ({SEALED_REQUEST: sealed} if (sealed := run_identity.sealed_request) else {}),
         data=checked.data,
         protects=plan.table.protection_text,
         certified_by=checked.certifiers,
@@ -467,20 +379,3 @@ def _publish_result(plan: Plan, receipt: Receipt) -> Receipt:
         return receipt
     publish(where.database, where.table, published_release(receipt))
     return Receipt(**{**receipt.__dict__, "published": f"{where.database.name}:{where.table}"})
-
-
-def published_release(receipt: Receipt) -> PublishedRelease:
-    """A receipt and its result in the shape of the output table."""
-    return PublishedRelease(
-        release_id=receipt.release_id,
-        release=receipt.name,
-        block=",".join(receipt.blocks),
-        mechanism=receipt.mechanism,
-        epsilon=receipt.epsilon,
-        delta=receipt.delta,
-        result=receipt.result,
-        scope=receipt.scope,
-        run=receipt.run,
-        released_at=receipt.released_at,
-        protects=receipt.protects,
-    )

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpflow.core.contract.published_release import PublishedRelease
 from dpflow.core.contract.result_fields import FIELDS, clip_row, list_row_fields, utc_time
 from dpflow.core.contract.results import Result
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
-from dpflow.tables import PublishedRelease
 
 if TYPE_CHECKING:
     import pandas

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
@@ -31,6 +31,7 @@ class RunIdentity:
         slot: one task instance within one run, so that a retry that asks for something else is
         noticed.
         ordinal: number among equal plans of one run, when a task makes the same release twice.
+        sealed_request: a service's request, encrypted: by it another process finishes what was charged.
     """
 
     dag_id: str
@@ -39,6 +40,7 @@ class RunIdentity:
     slot: Slot
     principal: str
     ordinal: int = 0
+    sealed_request: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def of_request(cls, request: ReleaseRequest, principal: str | None = None) -> RunIdentity:

@@ -239,6 +239,21 @@ class AnswerRecord:
     answer: Mapping[str, Any]
 
 
+def read_point(name: str, text: str) -> Point:
+    """An entry's number, or a time with its zone. Raises `InvalidInput` that calls it ``name``."""
+    try:
+        if text.isdecimal():
+            # No database numbers further, and no ledger comes near.
+            return min(int(text), 2**62)
+        time = dt.datetime.fromisoformat(text)
+        return (time if time.tzinfo else time.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
+    except (ValueError, OverflowError):
+        raise InvalidInput(
+            f"{name} is {text[:80]!r}; give an entry's number, or a date or time such as "
+            "2026-01-31 or 2026-01-31T12:00+01:00"
+        ) from None
+
+
 @dataclass(frozen=True)
 class Entry:
     """One line of the append-only history."""

@@ -459,6 +459,7 @@ def make_record(row: Any, result: str | None) -> ReleaseRecord:
 
 _CHARGED = sa.select(*PUBLIC, schema.key.c.wrapped).outerjoin(schema.key, WITH_KEY).order_by(R.seq)
 _ALL, _OF_SCOPE = Prepared(_CHARGED), Prepared(_CHARGED.where(match_columns(R.scope)))
+_OF_STATE = Prepared(_CHARGED.where(match_columns(R.state)))
 _NAMED = _CHARGED.where(match_columns(R.scope, R.name))
 _OF_NAME, _OF_RUN = (
     Prepared(_NAMED),
@@ -471,6 +472,12 @@ def list_releases(cipher: Cipher, state: LedgerState, scope: str | None) -> list
     """All releases and sessions, or those of one scope, in the order they were charged."""
     statement, of_scope = (_ALL, {}) if scope is None else (_OF_SCOPE, {"scope": scope})
     rows = state.transaction.rows(statement, **of_scope)
+    return [_open_record(cipher, state, row) for row in rows]
+
+
+def list_reserved(cipher: Cipher, state: LedgerState) -> list[ReleaseRecord]:
+    """Releases that were charged and have no result yet, in the order they were charged."""
+    rows = state.transaction.rows(_OF_STATE, state="reserved")
     return [_open_record(cipher, state, row) for row in rows]
 
 

@@ -86,6 +86,20 @@ def _decrypt(key: bytes, text: object, place: Sequence[str | int]) -> bytes:
         ) from None
 
 
+def seal_text(anchor: Anchor, text: str, purpose: str) -> str:
+    """Ciphertext that only this ledger's anchor opens, and for this purpose alone."""
+    return _encrypt(_purpose_key(anchor, purpose), text.encode(), [purpose])
+
+
+def open_text(anchor: Anchor, sealed: str, purpose: str) -> str:
+    """The text that `seal_text` sealed. Raises `LedgerCorrupt` for anything else."""
+    return _decrypt(_purpose_key(anchor, purpose), sealed, [purpose]).decode()
+
+
+def _purpose_key(anchor: Anchor, purpose: str) -> bytes:
+    return bytes.fromhex(anchor.commitment(b"", f"seal {purpose}"))
+
+
 @dataclass(frozen=True)
 class DataKey:
     """The key of one result (version 0), or of one answer and the state after it (its version).

@@ -12,7 +12,7 @@ from pathlib import Path
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor, Mark, Seen, default_folder
-from dpflow.ledger.history.cipher import Cipher
+from dpflow.ledger.history.cipher import Cipher, open_text, seal_text
 from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
@@ -98,6 +98,14 @@ class SealedDatabase:
         leave.
         """
         return self._anchor.commitment(data, purpose)
+
+    def seal(self, text: str, purpose: str) -> str:
+        """Ciphertext of a text that only who has the anchor opens; see `unseal`."""
+        return seal_text(self._anchor, text, purpose)
+
+    def unseal(self, sealed: str, purpose: str) -> str:
+        """The text that `seal` sealed for this purpose. Raises `LedgerCorrupt` for anything else."""
+        return open_text(self._anchor, sealed, purpose)
 
     @contextlib.contextmanager
     def _begin_writing(self, ahead: ReadAhead | None = None) -> Iterator[chain.Writer]:

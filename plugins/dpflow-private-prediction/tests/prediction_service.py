@@ -10,19 +10,27 @@ from prediction_doors import Doors
 from starlette.testclient import TestClient
 
 from dpflow.registry import Registry
-from dpflow.server.app import Sessions, create_app
+from dpflow.server.app import create_app
+from dpflow.server.predictions import Sessions, open_sessions
 from dpflow.server.principals import Principals
-from dpflow.server.service import load_service, new_token, open_sessions
+from dpflow.server.service import load_service, new_token
 from dpflow.tables.access.declarations import load_table
 
 ANN, BOB = new_token(), new_token()
 REGISTRY = Registry.load()
 
 
+def predictor(digest: str, scope: str, **terms: Any) -> dict[str, Any]:
+    """A principal with the door ``predict``."""
+    return {"token_sha256": digest, "scope": scope, "doors": ["predict"], **terms}
+
+
 class Served:
     """A running service with two principals: ann may ask 60 points unless told otherwise, bob 5."""
 
-    def __init__(self, doors: Doors, ann: int = 60, **changes: Any) -> None:
+    def __init__(
+        self, doors: Doors, ann: int = 60, predict: dict[str, Any] | None = None, **changes: Any
+    ) -> None:
         self.doors = doors
         doors.file()
         table = load_table(doors.declaration)
@@ -37,13 +45,12 @@ class Served:
                 confirm_large=True,
             )
         principals = {
-            "ann": {"token_sha256": ANN[1], "scope": "loans/ann", "predictions": ann},
-            "bob": {"token_sha256": BOB[1], "scope": "loans/bob", "predictions": 5},
+            "ann": predictor(ANN[1], "loans/ann", predictions=ann),
+            "bob": predictor(BOB[1], "loans/bob", predictions=5),
         }
+        door = {"session": "session.yml"} | (predict or {})
         self.file = doors.folder / "service.yml"
-        self.file.write_text(
-            yaml.safe_dump({"session": "session.yml", "principals": principals} | changes)
-        )
+        self.file.write_text(yaml.safe_dump({"predict": door, "principals": principals} | changes))
         self.sessions = open_sessions(load_service(self.file), doors.book, REGISTRY)
         self.client = self.start(self.sessions)
 
@@ -53,7 +60,8 @@ class Served:
         if sessions is not None:
             self.opened.set_result(sessions)
         service = load_service(self.file)
-        app = create_app(service, Principals(self.file, service), self.opened, self.doors.book)
+        principals = Principals(self.file, service)
+        app = create_app(service, principals, self.opened, self.doors.book, REGISTRY)
         return TestClient(app, raise_server_exceptions=False)
 
     def ask(self, points: Any, token: str = ANN[0], **headers: str) -> Any:

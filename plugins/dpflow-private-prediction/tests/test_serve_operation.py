@@ -25,7 +25,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 from prediction_doors import Doors  # noqa: E402
-from prediction_service import ANN, BOB, Served, point  # noqa: E402
+from prediction_service import ANN, BOB, Served, point, predictor  # noqa: E402
 
 from dpflow.demo.airflow_environment import find_free_port  # noqa: E402
 from dpflow.errors import BudgetExceeded  # noqa: E402
@@ -36,7 +36,7 @@ ALLOWED = {"Authorization": f"Bearer {ANN[0]}"}
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    made = Served(Doors(tmp_path), most_points=40, most_bytes=4000)
+    made = Served(Doors(tmp_path), predict={"max_points": 40}, max_bytes=4000)
     with made.client:
         yield made
 
@@ -81,7 +81,9 @@ def test_values_beyond_the_range_are_noted_or_refused(tmp_path: Path) -> None:
         assert (
             served.ask([[1.004, 0.5, "Oslo"]]).json()["clamped"] == []
         )  # the last step of the grid
-    served.file.write_text(served.file.read_text() + "outside: refuse\n")
+    content = yaml.safe_load(served.file.read_text())
+    content["predict"]["outside"] = "refuse"
+    served.file.write_text(yaml.safe_dump(content))
     with served.start(served.sessions) as client:
         before = served.sessions["ann"].predictions_left
         answer = client.post("/v1/predictions", json={"points": points}, headers=ALLOWED)
@@ -101,20 +103,17 @@ def test_unknown_fields_are_refused(served: Served) -> None:
 
 
 def test_the_description_says_what_the_wire_does(served: Served) -> None:
-    """One error model for every refusal, no unknown fields, a point value by value."""
+    """One error model for every refusal, no unknown fields; without a token nothing of the declaration."""
     described = served.client.get("/openapi.json").json()
     answers = described["paths"]["/v1/predictions"]["post"]["responses"]
-    assert set(answers) == {"200", "401", "409", "413", "422", "429", "500", "503"}
+    assert set(answers) == {"200", "401", "403", "409", "413", "422", "429", "500", "503"}
     for status, answer in answers.items():
         name = "Answers" if status == "200" else "ErrorModel"
         schema = answer["content"]["application/json"]["schema"]
         assert schema == {"$ref": f"#/components/schemas/{name}"}
     request = described["components"]["schemas"]["PredictionRequest"]
     assert request["additionalProperties"] is False
-    x, y, town = request["properties"]["points"]["items"]["prefixItems"]
-    assert (x["title"], town["enum"]) == ("x", ["Oslo", "Rome", None])
-    assert {"type": "null"} in y["anyOf"] and {"type": "null"} not in x["anyOf"]
-    assert request["properties"]["points"]["maxItems"] == 40
+    assert "Oslo" not in str(described)
 
 
 def test_tokens_are_exchanged_without_a_restart(
@@ -128,13 +127,13 @@ def test_tokens_are_exchanged_without_a_restart(
     assert served.ask([point(1)]).status_code == 401
     assert served.ask([point(1)], fresh[0]).json()["predictions_left"] == 59
     assert "restart" not in caplog.text
-    edit(served, eve={"token_sha256": ANN[1], "scope": "loans/eve"})
+    edit(served, eve=predictor(ANN[1], "loans/eve"))
     assert served.ask([point(1)]).status_code == 401
     assert "restart the service" in caplog.text
     assert fresh[0] not in caplog.text and fresh[1] not in caplog.text
 
 
-@pytest.mark.parametrize("content", [None, "principals: {", "session: session.yml\n"])
+@pytest.mark.parametrize("content", [None, "principals: {", "predict: {session: session.yml}\n"])
 def test_nobody_is_let_in_without_a_service_file(served: Served, content: str | None) -> None:
     """It vanished, or somebody broke it: refused for now, never by what it said before."""
     text = served.file.read_text()
@@ -289,8 +288,8 @@ def test_tls_that_cannot_work_is_refused_before_a_charge(
     (doors.folder / "service.yml").write_text(
         yaml.safe_dump(
             {
-                "session": "session.yml",
-                "principals": {"ann": {"token_sha256": ANN[1], "scope": "loans"}},
+                "predict": {"session": "session.yml"},
+                "principals": {"ann": predictor(ANN[1], "loans")},
             }
         )
     )
@@ -310,7 +309,7 @@ def test_whatever_the_description_allows_is_answered(tmp_path: Path, mode: str) 
     import schemathesis
     from hypothesis import HealthCheck, given, settings
 
-    served = Served(Doors(tmp_path, epsilon=2000), ann=9000, most_points=5)
+    served = Served(Doors(tmp_path, epsilon=2000), ann=9000, predict={"max_points": 5})
     asked = set[str]()
     with served.client:
         config = schemathesis.Config.from_dict(

@@ -22,7 +22,7 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram
 from dpflow.core.toolbox.noise import FAILURE
 from dpflow.engine import make_plan
-from dpflow.engine.releases.execute import published_release
+from dpflow.engine.releases.receipt import published_release
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import list_printed_columns
 from dpflow.engine.releases.total_intervals import _find_cuts

@@ -1,0 +1,347 @@
+"""The answer of a query: typed columns named as in the query, with noise intervals beside them."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dpflow.engine.releases.result_table import write_html
+from dpflow.errors import InvalidInput
+from dpflow.extras import require_extra
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+
+@dataclass(frozen=True)
+class Released:
+    """A value of an answer and its noise interval, None where there is none, both in the public range of
+    what the query computes.
+
+    ``noisy``: it, or the choice of its row, depends on noise. ``clipped``: value or interval reached
+    outside the range. ``raw_value`` and ``raw_span``: both as they were computed, for sums over rows.
+    ``total``: the 95 % total interval, of noise and truncation, where it is known.
+    """
+
+    value: Any
+    low: float | None = None
+    high: float | None = None
+    noisy: bool = False
+    clipped: bool = False
+    raw_value: Any = None
+    raw_span: tuple[float, float] | None = None
+    total: tuple[float, float] | None = None
+
+
+#: What is said of a column's noise: it has none, intervals hold it, or no sound rule covers it.
+IntervalKind = Literal["exact", "stated", "no interval"]
+
+
+@dataclass(frozen=True)
+class AnswerColumn:
+    """One column.
+
+    Attributes:
+        kind: ``BIGINT``, ``DOUBLE``, ``VARCHAR``, ``BOOLEAN``, ``DATE`` or ``TIMESTAMP``.
+        confidence: per cent with which all noise of one value stays in its interval; None where
+            there is no noise, or no interval.
+        interval: ``exact`` without noise; ``stated``; ``no interval`` where no sound rule covers the noise.
+        clipped: how many values, or intervals, reached outside their public range.
+    """
+
+    name: str
+    kind: str
+    confidence: int | None = None
+    interval: IntervalKind = "exact"
+    clipped: int = 0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A release that an answer comes from.
+
+    Attributes:
+        cost: epsilon and delta that were paid for it now; "0" if it was stored.
+        released_at: when it was settled: the date of the snapshot that it is about.
+    """
+
+    release_id: str
+    mechanism: str
+    epsilon: str
+    delta: str
+    released_at: dt.datetime
+    stored: bool
+
+
+def check_suffix(file: Path) -> str:
+    """What a file is by its name: .csv, .json or .parquet. Raises `InvalidInput`."""
+    kind = file.suffix.lower()
+    if kind not in (".csv", ".json", ".parquet"):
+        raise InvalidInput(
+            f"{file} does not say by its name what it is; end it in .csv, .json, .parquet"
+        )
+    return kind
+
+
+@dataclass(frozen=True)
+class SqlAnswer:
+    """Rows of an answer; ``values`` have the columns' order.
+
+    Attributes:
+        origins: the releases that it was computed from.
+        protects: whom the guarantee protects.
+        notes: what a reader must know.
+    """
+
+    columns: tuple[AnswerColumn, ...]
+    values: tuple[tuple[Released, ...], ...] = field(repr=False)
+    origins: tuple[Origin, ...]
+    protects: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing was charged."""
+        return all(one.stored for one in self.origins)
+
+    @property
+    def released_at(self) -> dt.datetime:
+        """When the oldest of its releases was settled, in UTC and without a zone."""
+        oldest = min(one.released_at for one in self.origins)
+        return oldest.astimezone(dt.UTC).replace(tzinfo=None)
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Rows without intervals."""
+        return [tuple(cell.value for cell in row) for row in self.values]
+
+    def list_columns(
+        self, intervals: bool = False, raw: bool = False
+    ) -> list[tuple[str, str, list[Any]]]:
+        """Names, types and values; if asked for with ``_noise_low`` and ``_noise_high`` beside each
+        column that has an interval, ``_low`` and ``_high`` where a total interval is known, and
+        ``_raw_value`` beside these.
+        """
+        listed = []
+        for position, column in enumerate(self.columns):
+            cells = [row[position] for row in self.values]
+            values = [cell.value for cell in cells]
+            if column.kind == "DOUBLE":
+                values = list(map(_as_float, values))
+            listed.append((column.name, column.kind, values))
+            if not intervals or column.confidence is None:
+                continue
+            beside = {
+                "noise_low": [cell.low for cell in cells],
+                "noise_high": [cell.high for cell in cells],
+            }
+            if any(cell.total is not None for cell in cells):
+                totals = [cell.total or (None, None) for cell in cells]
+                beside |= {"low": [low for low, _ in totals], "high": [high for _, high in totals]}
+            if raw:
+                beside["raw_value"] = [_as_float(cell.raw_value) for cell in cells]
+            listed += [(f"{column.name}_{end}", "DOUBLE", ends) for end, ends in beside.items()]
+        return listed
+
+    def to_pandas(self, intervals: bool = False) -> pandas.DataFrame:
+        """A pandas frame. Raises `MissingExtra` without pandas."""
+        with require_extra("frames", "an answer as a pandas frame"):
+            import pandas
+        kinds = {"BIGINT": "Int64", "DOUBLE": "Float64", "BOOLEAN": "boolean"}
+        kinds |= {"TIMESTAMP": "datetime64[us]", "DATE": "object"}
+        return pandas.DataFrame(
+            {
+                name: pandas.Series(values, dtype=kinds.get(kind, "object"))
+                for name, kind, values in self.list_columns(intervals)
+            }
+        )
+
+    def to_arrow(self, intervals: bool = False) -> pyarrow.Table:
+        """An Arrow table. Raises `MissingExtra` without pyarrow."""
+        with require_extra("frames", "an answer as an Arrow table"):
+            import pyarrow
+        kinds = {
+            "BIGINT": pyarrow.int64(),
+            "DOUBLE": pyarrow.float64(),
+            "BOOLEAN": pyarrow.bool_(),
+            "DATE": pyarrow.date32(),
+            "TIMESTAMP": pyarrow.timestamp("us"),
+        }
+        columns = self.list_columns(intervals)
+        schema = [(name, kinds.get(kind, pyarrow.string())) for name, kind, _ in columns]
+        return pyarrow.table(
+            {name: _plain_values(values) for name, _, values in columns},
+            schema=pyarrow.schema(schema),
+        )
+
+    def to_polars(self, intervals: bool = False) -> polars.DataFrame:
+        """A polars frame. Raises `MissingExtra` without polars."""
+        with require_extra("frames", "an answer as a polars frame"):
+            import polars
+        frame = polars.from_arrow(self.to_arrow(intervals))
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def to_json(self, intervals: bool = False) -> dict[str, Any]:
+        """The answer and what it cost, for programs."""
+        columns = self.list_columns(intervals)
+        names = [name for name, _, _ in columns]
+        lines = zip(*(_plain_values(values) for _, _, values in columns))
+        return {
+            "rows": [dict(zip(names, map(_json_value, line))) for line in lines],
+            "columns": [
+                {
+                    "name": one.name,
+                    "type": one.kind,
+                    "interval": one.interval,
+                    "confidence": one.confidence,
+                    "clipped": one.clipped,
+                }
+                for one in self.columns
+            ],
+            "free": self.free,
+            "protects": self.protects,
+            "releases": [
+                {
+                    "release_id": one.release_id,
+                    "mechanism": one.mechanism,
+                    "epsilon": one.epsilon,
+                    "delta": one.delta,
+                    "released_at": one.released_at.isoformat(),
+                    "stored": one.stored,
+                }
+                for one in self.origins
+            ],
+            "notes": list(self.notes),
+        }
+
+    def to_wire(self) -> dict[str, Any]:
+        """All of it as JSON, from which `from_wire` makes an equal answer."""
+        return {
+            "columns": [vars(column) for column in self.columns],
+            "values": [[_cell_to_wire(cell) for cell in row] for row in self.values],
+            "origins": [
+                vars(one) | {"released_at": one.released_at.isoformat()} for one in self.origins
+            ],
+            "protects": self.protects,
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> SqlAnswer:
+        """The inverse of `to_wire`."""
+        columns = tuple(AnswerColumn(**column) for column in data["columns"])
+        return cls(
+            columns,
+            tuple(
+                tuple(_cell_from_wire(column.kind, cell) for column, cell in zip(columns, row))
+                for row in data["values"]
+            ),
+            tuple(
+                Origin(**one | {"released_at": dt.datetime.fromisoformat(one["released_at"])})
+                for one in data["origins"]
+            ),
+            data["protects"],
+            tuple(data["notes"]),
+        )
+
+    def write(self, file: Path | str, intervals: bool = True) -> None:
+        """Write the rows as CSV, JSON or Parquet, by the file's name. Raises `InvalidInput`."""
+        file = Path(file)
+        kind = check_suffix(file)
+        if kind == ".csv":
+            content = self._csv_text(intervals).encode()
+        elif kind == ".json":
+            content = (json.dumps(self.to_json(intervals)["rows"], indent=1) + "\n").encode()
+        else:
+            arrow = self.to_arrow(intervals)
+            import pyarrow
+            import pyarrow.parquet
+
+            stream = pyarrow.BufferOutputStream()
+            pyarrow.parquet.write_table(arrow, stream)
+            content = bytes(stream.getvalue())
+        try:
+            file.write_bytes(content)
+        except OSError:
+            raise InvalidInput(f"{file} cannot be written; give another file") from None
+
+    def _csv_text(self, intervals: bool) -> str:
+        columns = self.list_columns(intervals)
+        stream = io.StringIO()
+        lines = csv.writer(stream, lineterminator="\n")
+        lines.writerow(name for name, _, _ in columns)
+        lines.writerows(zip(*(_plain_values(values) for _, _, values in columns)))
+        return stream.getvalue()
+
+    def describe(self) -> str:
+        """Where it comes from and what it cost, in a sentence."""
+        dates = sorted({one.released_at.isoformat(sep=" ") for one in self.origins})
+        ids = ", ".join(one.release_id for one in self.origins)
+        if self.free:
+            return f"stored, nothing charged; of {', '.join(dates)}; releases {ids}"
+        paid = [
+            f"epsilon {one.epsilon}, delta {one.delta} ({one.mechanism})"
+            for one in self.origins
+            if not one.stored
+        ]
+        return f"charged {'; '.join(paid)}; releases {ids}"
+
+    def _repr_html_(self) -> str:
+        columns = self.list_columns(intervals=True)
+        lines = list(zip(*(values for _, _, values in columns)))
+        heads = [name for name, _, _ in columns]
+        return write_html(f"{self.describe()}; protects {self.protects}", heads, lines)
+
+
+def _as_float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _plain_values(values: Sequence[Any]) -> list[Any]:
+    """Values as frames take them: maps and lists are JSON."""
+    return [json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v for v in values]
+
+
+def _json_value(value: Any) -> Any:
+    return write_text(value) if isinstance(value, dt.date) else value
+
+
+def write_text(value: Any) -> str:
+    """A value as DuckDB writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dt.datetime):
+        return value.isoformat(sep=" ")
+    return value.isoformat() if isinstance(value, dt.date) else str(value)
+
+
+def _cell_to_wire(cell: Released) -> list[Any]:
+    """Its fields as JSON: times are texts, which the column's type tells apart."""
+    values = [cell.value, cell.low, cell.high, cell.noisy, cell.clipped, cell.raw_value]
+    return [*map(_json_value, values), cell.raw_span, cell.total]
+
+
+def _cell_from_wire(kind: str, cell: Sequence[Any]) -> Released:
+    value, low, high, noisy, clipped, raw_value, raw_span, total = cell
+    if kind in _TIMES:
+        value, raw_value = (
+            text if text is None else _TIMES[kind](text) for text in (value, raw_value)
+        )
+    spans = (span if span is None else tuple(span) for span in (raw_span, total))
+    return Released(value, low, high, noisy, clipped, raw_value, *spans)
+
+
+#: How a text becomes a value of a column's type again.
+_TIMES: Mapping[str, Callable[[str], dt.date]] = {
+    "DATE": dt.date.fromisoformat,
+    "TIMESTAMP": dt.datetime.fromisoformat,
+}

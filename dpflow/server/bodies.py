@@ -1,0 +1,105 @@
+"""What passes before and behind every endpoint: size limits, JSON without repeated keys, headers, the access log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
+
+from dpflow.server.refusals import Refused
+from dpflow.yaml_files import parse_json
+
+#: A line for each request, of what anybody at the socket sees: no point and no answer.
+access_log = logging.getLogger("dpflow.access")
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+#: Of every response: nothing of it is kept by a proxy, run by a browser, or shown inside a page.
+SECURITY_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+class DistinctKeysRequest(Request):
+    """A request whose JSON body has each key once, as dpflow's files have: never the last one wins."""
+
+    async def json(self) -> Any:
+        """The body. Raises `json.JSONDecodeError`, also where an object has a key twice."""
+        problem = ""
+        try:
+            return parse_json(await self.body())
+        except (ValueError, RecursionError) as error:
+            problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise json.JSONDecodeError(problem, "", 0)
+
+
+class DistinctKeysRoute(APIRoute):
+    """Endpoints that get a `DistinctKeysRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """As the base class, of the stricter request."""
+        handle = super().get_route_handler()
+
+        async def handle_request(request: Request) -> Response:
+            return await handle(DistinctKeysRequest(request.scope, request.receive))
+
+        return handle_request
+
+
+class Gate:
+    """Takes a body whole before the app sees it, refuses one above the limit while it arrives;
+    counts and logs what was answered, and adds `SECURITY_HEADERS`.
+    """
+
+    def __init__(self, app: Any, most: int, of: FastAPI) -> None:
+        self._app, self._most, self._of = app, most, of
+
+    async def __call__(
+        self, scope: Message, receive: Receive, send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)  # type: ignore[no-any-return]
+        begun = time.perf_counter()
+
+        async def send_counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
+                self._note_answer(scope, message["status"], time.perf_counter() - begun)
+            await send(message)
+
+        # Counted while it arrives, so that a body that states no length is bounded, too.
+        arrived, message = bytearray(), await receive()
+        while message["type"] == "http.request":
+            arrived += message.get("body", b"")
+            if len(arrived) > self._most:
+                refused = Refused(
+                    413, "too_large", f"a request has at most {self._most} bytes; split it"
+                )
+                return await refused.make_response()(scope, receive, send_counted)
+            if not message.get("more_body"):
+                break
+            message = await receive()
+        whole: list[Message] = [
+            {"type": "http.request", "body": bytes(arrived), "more_body": False}
+        ]
+
+        async def receive_whole() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, receive_whole, send_counted)
+
+    def _note_answer(self, scope: Message, status: int, seconds: float) -> None:
+        # What was asked for by a name of ours: a stranger's path could forge lines, or be a secret.
+        endpoint = getattr(scope.get("route"), "path", "other")
+        principal = scope.get("state", {}).get("principal", "nobody")
+        self._of.state.metrics.count_request(endpoint, status, seconds)
+        access_log.info("%s %s %d %d ms", principal, endpoint, status, math.ceil(1000 * seconds))

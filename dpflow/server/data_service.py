@@ -1,0 +1,413 @@
+"""What a service does for one principal: plan, answer, remember; without HTTP.
+
+Every call has its caller, and asks nothing of the process's environment. What the caller may name is
+checked before anything is looked up: a table, scope or job of somebody else has the answer of one that
+does not exist. A request is planned, refused or answered from the ledger at once; what reads private
+rows is a job. Its charge keeps the request, encrypted, so that another process can finish it
+(`DataService.resume_charged`); the ledger's rules decide who settles.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
+from dpflow.analyst_sql.source_text import read_source
+from dpflow.analyst_sql.sql_plan import SqlPlan
+from dpflow.analyst_sql.stored_answers import identify_query
+from dpflow.catalogue import is_table_name
+from dpflow.core.accounting.amounts import exact_text
+from dpflow.core.accounting.events import Unprotected
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.table_description import describe_columns, describe_table
+from dpflow.engine.planning.precheck import SOURCE_AWAY, check_source
+from dpflow.engine.releases.execute import (
+    SEALED_REQUEST,
+    check_scope,
+    release,
+    require_certified,
+)
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.request import parse_request
+from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.errors import DpflowError, InvalidInput, PlanRefused, UnknownName
+from dpflow.ledger import Ledger
+from dpflow.ledger.books.records import path_of, read_point
+from dpflow.registry import Registry
+from dpflow.server.jobs import Job, Jobs, Reply
+from dpflow.server.principals import Caller
+from dpflow.server.refusals import Refused, refuse_for_now
+from dpflow.server.service import Service
+from dpflow.tables.access.declarations import load_table
+
+log = logging.getLogger("dpflow")
+Body = Mapping[str, Any]
+AskingDoor = Literal["sql", "release"]
+#: Characters of a request that a charge keeps.
+MAX_REQUEST = 100_000
+#: Entries of one answer about the history.
+MAX_ENTRIES = 1000
+_SEALED, _JOB = "service request", "service job"
+
+
+@dataclass(frozen=True)
+class Query:
+    """A request that was planned; nothing was charged.
+
+    Attributes:
+        source: where the rows are that it reads: names its queue, and is shown to nobody.
+        planned: what no settled release answers, with its runs.
+        answer: charges what is to pay, and settles.
+    """
+
+    source: str
+    planned: Sequence[tuple[Plan, RunIdentity]]
+    answer: Callable[[], Reply]
+
+
+def load_tables(service: Service) -> dict[str, Table]:
+    """The declarations of a service file. Raises `InvalidInput` for one that calls itself otherwise."""
+    tables = {name: load_table(path) for name, path in service.tables.items()}
+    for name, table in tables.items():
+        if table.name != name:
+            raise InvalidInput(
+                f"the service file calls a table {name!r}, and its declaration calls itself {table.name!r}; write the same name"
+            )
+    return tables
+
+
+class DataService:
+    """The doors ``sql`` and ``release``, and what principals may read of budgets and history.
+
+    Args:
+        service: the principals.
+        tables: the declarations, by name.
+        ledger: where all scopes are.
+        registry: the mechanisms.
+        jobs: runs what reads private rows.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        tables: Mapping[str, Table],
+        ledger: Ledger,
+        registry: Registry,
+        jobs: Jobs,
+    ) -> None:
+        self._service, self._tables = service, tables
+        self._ledger, self._registry, self._jobs = ledger, registry, jobs
+
+    # --- what is public ---------------------------------------------------------------------------
+
+    def list_tables(self, caller: Caller) -> list[Reply]:
+        """The caller's tables: what is protected, and which scope pays."""
+        scopes = {one.scope: one for one in self._ledger.scopes()}
+        payer = scopes.get(caller.terms.scope or "")
+        rows = []
+        for name in sorted(caller.terms.tables):
+            protects = self._tables[name].protection_text
+            pays = payer is not None and payer.protects in ("", protects)
+            rows.append(
+                {"table": name, "protects": protects, "scopes": [caller.terms.scope] * pays}
+            )
+        return rows
+
+    def describe(self, caller: Caller, name: str) -> Reply:
+        """One of the caller's tables: whom it protects, its columns and bounds, the budgets."""
+        table = self._find_table(caller, name)
+        budgets = self.list_remaining(caller, caller.terms.scope)
+        return describe_table(table) | {"columns": describe_columns(table), "budgets": budgets}
+
+    def list_remaining(self, caller: Caller, scope: str | None) -> list[Reply]:
+        """What is left: of the caller's scope and those above it, or of every scope for who sees all."""
+        granted = [one.scope for one in self._ledger.scopes()]
+        visible = granted
+        if not caller.terms.sees_every_scope:
+            visible = [name for name in path_of(caller.terms.scope or "") if name in granted]
+        if scope is not None and scope not in visible:
+            # Of the caller's own one that nobody granted yet there is nothing to say.
+            if scope == caller.terms.scope:
+                return []
+            raise UnknownName("scope", scope, visible)
+        names = visible if scope is None else [scope]
+        return [row for name in names for row in self._ledger.remaining(name).rows()]
+
+    def list_history(
+        self,
+        caller: Caller,
+        scope: str | None,
+        since: str | None,
+        principal: str | None,
+        limit: int,
+    ) -> list[Reply]:
+        """The newest entries of the history, the oldest of them first: of the caller's scope and the
+        quotas below it, or of all scopes for who sees all.
+        """
+        granted = [one.scope for one in self._ledger.scopes()]
+        if not caller.terms.sees_every_scope:
+            own = caller.terms.scope or ""
+            granted = [name for name in granted if own in path_of(name)]
+            scope = own if scope is None else scope
+            if not granted and scope == own:
+                return []
+        if scope is not None and scope not in granted:
+            raise UnknownName("scope", scope, granted)
+        first = 1 if since is None else read_point("since", since)
+        entries = self._ledger.history(
+            scope, since=first, principal=principal, limit=min(limit, MAX_ENTRIES)
+        )
+        sees_all = caller.terms.sees_every_scope
+        return [_show_entry(entry.to_json(), sees_all) for entry in entries]
+
+    # --- plans ------------------------------------------------------------------------------------
+
+    def plan(self, caller: Caller, body: Body) -> Reply:
+        """What a release would cost, its error, and whether the ledger would accept it."""
+        caller.require_door("release")
+        plan, run = self._plan_release(caller, body)
+        return plan.describe() | {"forecast": self._forecast(plan, run)}
+
+    def explain(self, caller: Caller, body: Body) -> Reply:
+        """How a query would be answered, what it would cost and how exact it would be."""
+        caller.require_door("sql")
+        plan = self._plan_sql(caller, body)
+        if plan.source_problem:
+            plan = replace(plan, source_problem=SOURCE_AWAY)
+        return plan.explain(self._ledger)
+
+    def _forecast(self, plan: Plan, run: RunIdentity) -> str:
+        if self._ledger.find(run.key(plan)) is not None:
+            return "already paid: running it again is free"
+        check_scope(plan, self._ledger)
+        require_certified(plan, self._ledger)
+        refusal = self._ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)
+        # What keeps a source away names its place.
+        away = SOURCE_AWAY if check_source(plan) else ""
+        return refusal or away or "the ledger would accept it now"
+
+    def _plan_release(self, caller: Caller, body: Body) -> tuple[Plan, RunIdentity]:
+        name = body.get("table")
+        if not isinstance(name, str):
+            raise InvalidInput("a release needs the name of its table; add table: NAME")
+        if body.get("publish") is not None:
+            raise InvalidInput(
+                "a service copies no result to a file that its client names; leave publish out, and write the result where you are"
+            )
+        fields = {field: value for field, value in body.items() if value is not None}
+        table = self._find_table(caller, name)
+        fields |= {"table": table, "scope": self._find_scope(caller, body), "publish": None}
+        # No path is left in it, so no place is searched.
+        request = parse_request(fields, Path("/"))
+        plan = make_plan(request, self._registry, self._ledger)
+        # A slash ends the principal's name, and no principal has one in it.
+        named = request.model_copy(update={"name": f"{caller.name}/{request.name}"})
+        return plan, RunIdentity.of_request(named, caller.name)
+
+    def _plan_sql(self, caller: Caller, body: Body) -> SqlPlan:
+        text, options = body["query"], dict(body.get("options", {}))
+        written = read_source(text, options.get("dialect")).options.get("scope")
+        scope = self._find_scope(caller, {"scope": options.pop("scope", None) or written})
+        if written is None:
+            options["scope"] = scope
+        plan = plan_sql(
+            text,
+            options,
+            [self._tables[name] for name in sorted(caller.terms.tables)],
+            body.get("parameters", ()),
+            self._ledger,
+            self._registry,
+        )
+        if plan.settings.name is not None:
+            raise InvalidInput(
+                "a service publishes no view that its client names; leave name out of the query's options"
+            )
+        return plan
+
+    def _find_table(self, caller: Caller, name: str) -> Table:
+        """A table by its name. Raises `InvalidInput` for a path, and `UnknownName` for one that the caller
+        may not name as for one that is not there.
+        """
+        if not is_table_name(name):
+            raise InvalidInput(
+                f"declarations stay with the owner of the service, so a table is given by its name and not by "
+                f"{name[:80]!r}; name one of: {', '.join(sorted(caller.terms.tables)) or '(none)'}"
+            )
+        if name not in caller.terms.tables:
+            raise UnknownName("table", name, caller.terms.tables)
+        return self._tables[name]
+
+    def _find_scope(self, caller: Caller, body: Body) -> str:
+        """The scope that pays, which a request may leave out. Raises `PlanRefused` for another one, and
+        where it has no grant.
+        """
+        scope = caller.terms.scope or ""
+        if body.get("scope") not in (None, scope):
+            raise PlanRefused(f"this principal pays from scope {scope!r}; leave scope out")
+        granted = {one.scope for one in self._ledger.scopes()}
+        if missing := [name for name in path_of(scope) if name not in granted]:
+            raise PlanRefused(
+                f"scope {missing[0]!r} has no budget yet; the owner of the ledger grants one"
+            )
+        return scope
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def submit(self, caller: Caller, door: AskingDoor, body: Body) -> Reply | Job:
+        """The answer from settled releases, or a job that makes it. The same request is the same job,
+        also after a restart.
+
+        Raises:
+            DpflowError: it is refused; nothing was charged.
+            Refused: the door is closed to the caller, or too many requests wait.
+        """
+        caller.require_door(door)
+        text = json.dumps([caller.name, door, body], sort_keys=True)
+        if len(text) > MAX_REQUEST:
+            raise Refused(
+                413, "too_large", f"a request has at most {MAX_REQUEST} characters; shorten it"
+            )
+        sealed = self._ledger.seal(text, _SEALED)
+        query = self._plan_query(caller, door, body, sealed)
+        if not query.planned:
+            return query.answer()
+        self._require_payable(caller, query)
+        job = Job(
+            self._ledger.commitment(text.encode(), _JOB)[:32],
+            caller.name,
+            query.source,
+            # Planned again in its turn: what was released meanwhile may answer it.
+            lambda: self._plan_query(caller, door, body, sealed).answer(),
+        )
+        return self._jobs.submit(job, caller.terms.concurrent_queries)
+
+    def find_job(self, caller: Caller, job_id: str) -> Job:
+        """The caller's job. Raises `Refused` for one of somebody else as for an unknown one."""
+        job = self._jobs.find(job_id, caller.name)
+        if job is None:
+            raise Refused(
+                404,
+                "not_found",
+                "there is no such job of this principal; send the request again, which charges nothing twice",
+            )
+        return job
+
+    def resume_charged(self) -> int:
+        """Queue every request that was charged and not settled, such as of a process that was killed;
+        returns how many. The ledger lets the first settle, so one that still runs elsewhere loses nothing.
+        """
+        found: dict[str, None] = {}
+        for record in self._ledger.reserved_releases():
+            if sealed := record.request.get(SEALED_REQUEST):
+                found.setdefault(self._ledger.unseal(str(sealed), _SEALED), None)
+        for text in found:
+            name, door, body = json.loads(text)
+            terms = self._service.principals.get(name)
+            if terms is None or door not in terms.doors:
+                log.warning(
+                    "a charged request of %s is not finished: it is no principal with this door",
+                    name,
+                )
+                continue
+            self._resume(Caller(name, terms), door, body, text)
+        return len(found)
+
+    def _resume(self, caller: Caller, door: AskingDoor, body: Body, text: str) -> None:
+        sealed = self._ledger.seal(text, _SEALED)
+
+        def finish() -> Reply:
+            query = self._plan_query(caller, door, body, sealed)
+            # A declaration or grant that changed makes another plan, which nobody asked to pay.
+            if any(self._ledger.find(run.key(plan)) is None for plan, run in query.planned):
+                raise refuse_for_now("the request is planned otherwise now; send it again")
+            return query.answer()
+
+        try:
+            source = self._plan_query(caller, door, body, sealed).source
+        except DpflowError as error:
+            log.warning("a charged request of %s cannot be finished now: %s", caller.name, error)
+            return
+        job_id = self._ledger.commitment(text.encode(), _JOB)[:32]
+        self._jobs.submit(Job(job_id, caller.name, source, finish))
+
+    def _plan_query(self, caller: Caller, door: AskingDoor, body: Body, sealed: str) -> Query:
+        if door == "release":
+            return self._make_release(*self._plan_release(caller, body), sealed)
+        plan = self._plan_sql(caller, body)
+        if plan.source.explain:
+            raise InvalidInput("EXPLAIN asks for a plan; send it to /v1/explain, or drop EXPLAIN")
+
+        def identify(position: int) -> RunIdentity:
+            run = identify_query(plan.parts[position].plan, caller.name)
+            return replace(run, sealed_request=sealed)
+
+        return Query(
+            plan.tables[0].place,
+            [
+                (part.plan, identify(position))
+                for position, (part, stored) in enumerate(zip(plan.parts, plan.stored))
+                if stored is None
+            ],
+            lambda: answer_sql(plan, self._ledger, self._registry, identify).to_wire(),
+        )
+
+    def _make_release(self, plan: Plan, run: RunIdentity, sealed: str) -> Query:
+        if not isinstance(plan.mechanism, Mechanism):
+            raise PlanRefused(
+                f"{plan.mechanism.name} is a session, and this service answers releases and SQL; name another mechanism"
+            )
+        stored = self._ledger.find(run.key(plan))
+        run = replace(run, sealed_request=sealed)
+        return Query(
+            plan.table.place,
+            [] if stored is not None and stored.settled else [(plan, run)],
+            lambda: release(plan, self._ledger, self._registry, run_identity=run).to_wire(),
+        )
+
+    def _require_payable(self, caller: Caller, query: Query) -> None:
+        """Refuse at once what the charge would refuse. Raises `PlanRefused` or `BudgetExceeded`."""
+        new = [plan for plan, run in query.planned if self._ledger.find(run.key(plan)) is None]
+        if not new:
+            return
+        costs = [plan.privacy_cost() for plan in new]
+        limits = {"epsilon": caller.terms.max_epsilon, "delta": caller.terms.max_delta}
+        for position, (name, limit) in enumerate(limits.items()):
+            cost = sum((Fraction(amounts[position]) for amounts in costs), Fraction(0))
+            if limit is None:
+                continue
+            if cost > limit:
+                raise PlanRefused(
+                    f"this costs {name} {exact_text(cost)}, and one request of this principal may cost {exact_text(limit)}; ask for less"
+                )
+            if any(isinstance(plan.event, Unprotected) for plan in new):
+                raise PlanRefused(
+                    f"this makes no privacy guarantee, and one request of this principal may cost {name} {exact_text(limit)}"
+                )
+        for plan in new:
+            check_scope(plan, self._ledger)
+            require_certified(plan, self._ledger)
+        first = new[0]
+        events = [plan.event for plan in new]
+        self._ledger.require((first.request.scope, events, first.charged_blocks))
+
+
+def _show_entry(entry: Reply, sees_all: bool) -> Reply:
+    """An entry without the encrypted request of its charge; for who does not see all also without the
+    commitment to the rows, which shows whether they changed.
+    """
+    body = dict(entry["body"])
+    if not sees_all:
+        body.pop("snapshot", None)
+    if isinstance(body.get("request"), str) and SEALED_REQUEST in body["request"]:
+        fields = json.loads(body["request"])
+        fields.pop(SEALED_REQUEST, None)
+        body["request"] = json.dumps(fields, ensure_ascii=False)
+    return entry | {"body": body}

@@ -1,0 +1,154 @@
+"""Requests that read private rows, one queue per source: bounded, and fair between principals.
+
+A job is a handle, nothing more: what was charged is in the ledger with the request, so a job that this
+process has forgotten is sent again, and costs nothing twice. Its stage is ``queued``, ``running`` or
+``done``, and says nothing of rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dpflow.server.refusals import Refused, make_refusal, refuse_for_now
+
+Reply = dict[str, Any]
+Stage = Literal["queued", "running", "done"]
+#: Jobs that ended are kept for who polls next; an older one is sent again and answered from the ledger.
+MAX_ENDED = 200
+
+
+@dataclass
+class Job:
+    """One request of one principal; ``done`` gets its reply, or a `Refused`."""
+
+    id: str
+    principal: str
+    source: str
+    work: Callable[[], Reply] = field(repr=False)
+    done: Future[Reply] = field(default_factory=Future, repr=False)
+    is_running: bool = False
+
+    @property
+    def stage(self) -> Stage:
+        """What may be said of its progress."""
+        return "done" if self.done.done() else "running" if self.is_running else "queued"
+
+    def run(self) -> None:
+        """Do the work, and keep what a client may hear of it."""
+        self.is_running = True
+        try:
+            self.done.set_result(self.work())
+        except BaseException as error:  # noqa: BLE001  the thread lives on; the app says what a client hears
+            self.done.set_exception(make_refusal(error))
+
+
+class Jobs:
+    """The queues and their threads: one job of a source runs at a time.
+
+    Args:
+        max_waiting: jobs that may wait for one source.
+    """
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._changed = threading.Condition()
+        self._waiting: dict[str, OrderedDict[str, deque[Job]]] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._is_closed = False
+
+    def submit(self, job: Job, max_concurrent: int | None = None) -> Job:
+        """Queue a job, or find the same one that waits or runs.
+
+        Args:
+            max_concurrent: jobs of this principal that may wait or run at once; any number if left out.
+
+        Raises:
+            Refused: the principal has too many, the queue is full, or the service stops.
+        """
+        with self._changed:
+            known = self._jobs.get(job.id)
+            if known is not None and not known.done.done():
+                return known
+            if self._is_closed:
+                raise refuse_for_now("the service stops; send the request again later")
+            active = [one for one in self._jobs.values() if not one.done.done()]
+            mine = sum(one.principal == job.principal for one in active)
+            if max_concurrent is not None and mine >= max_concurrent:
+                raise _refuse_excess(f"{mine} requests of this principal wait or run, its limit")
+            queue = self._waiting.setdefault(job.source, OrderedDict())
+            if max_concurrent is not None and sum(map(len, queue.values())) >= self._max_waiting:
+                raise _refuse_excess("as many requests wait for this table as may")
+            self._jobs[job.id] = job
+            self._jobs.move_to_end(job.id)
+            queue.setdefault(job.principal, deque()).append(job)
+            self._forget_ended()
+            if job.source not in self._threads:
+                thread = threading.Thread(
+                    target=self._run_queue, args=(job.source,), name="dpflow-jobs", daemon=True
+                )
+                self._threads[job.source] = thread
+                thread.start()
+            self._changed.notify_all()
+        return job
+
+    def find(self, job_id: str, principal: str) -> Job | None:
+        """A principal's own job; None for one of another principal as for an unknown one."""
+        with self._changed:
+            job = self._jobs.get(job_id)
+        return job if job is not None and job.principal == principal else None
+
+    def close(self) -> None:
+        """Let go of what waits, finish what runs, stop."""
+        with self._changed:
+            self._is_closed = True
+            waiting = [
+                job for queue in self._waiting.values() for jobs in queue.values() for job in jobs
+            ]
+            self._waiting.clear()
+            self._changed.notify_all()
+        for job in waiting:
+            job.done.set_exception(
+                refuse_for_now("the service stops; send the request again later")
+            )
+        for thread in self._threads.values():
+            thread.join()
+
+    def _run_queue(self, source: str) -> None:
+        while (job := self._take_job(source)) is not None:
+            job.run()
+
+    def _take_job(self, source: str) -> Job | None:
+        """The next principal's oldest job; None when the service stops."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._waiting.get(source))
+            if self._is_closed:
+                return None
+            queue = self._waiting[source]
+            principal, jobs = next(iter(queue.items()))
+            job = jobs.popleft()
+            # Behind all others, however many jobs it has.
+            queue.move_to_end(principal)
+            if not jobs:
+                del queue[principal]
+            job.is_running = True
+            return job
+
+    def _forget_ended(self) -> None:
+        ended = [job.id for job in self._jobs.values() if job.done.done()]
+        for job_id in ended[: max(0, len(ended) - MAX_ENDED)]:
+            del self._jobs[job_id]
+
+
+def _refuse_excess(what: str) -> Refused:
+    return Refused(
+        429,
+        "too_many_requests",
+        f"{what}; nothing was charged, so send the request again later",
+        headers={"Retry-After": "1"},
+    )

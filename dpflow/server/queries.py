@@ -1,0 +1,140 @@
+"""The endpoints of tables, plans, releases and SQL: each is one call of `DataService`.
+
+What reads private rows is answered with 202 and a job; stored answers and refusals come at once. Whether
+a request is a job follows from the ledger and never from a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from dpflow.server.bodies import DistinctKeysRoute
+from dpflow.server.data_service import MAX_ENTRIES, DataService
+from dpflow.server.jobs import Job, Reply
+from dpflow.server.principals import Who
+from dpflow.server.refusals import describe_errors
+
+#: Seconds for which a poll may wait for its job.
+MAX_WAIT = 30
+router = APIRouter(route_class=DistinctKeysRoute)
+Option = str | int | float | list[str] | None
+Parameter = str | int | float | bool | None
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class SqlRequest(BaseModel):
+    """A query, with the options of `dpflow.sql` but tables and ledger."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    query: Annotated[str, Field(max_length=100_000)]
+    options: dict[str, Option] = {}
+    parameters: list[Parameter] | dict[str, Parameter] = []
+
+
+class JobView(BaseModel):
+    """A request that waits or runs: ask for it again at ``/v1/jobs/{job}``."""
+
+    job: str
+    stage: str
+
+
+_ERRORS = describe_errors(401, 403, 422, 429, 500, 503)
+_JOB_ERRORS = describe_errors(401, 403, 404, 409, 413, 422, 429, 500, 503)
+_JOB: dict[int | str, dict[str, Any]] = {
+    202: {"model": JobView, "description": "A new private read: poll its job."}
+}
+
+
+def _service(request: Request) -> DataService:
+    service: DataService = request.app.state.data
+    return service
+
+
+@router.get("/v1/tables", responses=_ERRORS)
+def list_tables(request: Request, caller: Who) -> list[Reply]:
+    """The principal's tables: what is protected, and which scope pays."""
+    return _service(request).list_tables(caller)
+
+
+@router.get("/v1/tables/{name}", responses=_ERRORS)
+def describe_table(request: Request, caller: Who, name: Annotated[Name, Path()]) -> Reply:
+    """One table: whom it protects, its columns and bounds, and what is left of its budgets."""
+    return _service(request).describe(caller, name)
+
+
+@router.get("/v1/remaining", responses=_ERRORS)
+def list_remaining(
+    request: Request, caller: Who, scope: Annotated[Name | None, Query()] = None
+) -> list[Reply]:
+    """What is left, one mapping per budget."""
+    return _service(request).list_remaining(caller, scope)
+
+
+@router.get("/v1/history", responses=_ERRORS)
+def list_history(
+    request: Request,
+    caller: Who,
+    scope: Annotated[Name | None, Query()] = None,
+    since: Annotated[Name | None, Query()] = None,
+    principal: Annotated[Name | None, Query()] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_ENTRIES)] = 50,
+) -> list[Reply]:
+    """The newest entries of the ledger's history, the oldest of them first."""
+    return _service(request).list_history(caller, scope, since, principal, limit)
+
+
+@router.post("/v1/plan", responses=_ERRORS)
+def plan_release(request: Request, caller: Who, release: dict[str, Any]) -> Reply:
+    """What a release would cost and how exact it would be; charges nothing. The body has the fields of a
+    release file, its table by name.
+    """
+    return _service(request).plan(caller, release)
+
+
+@router.post("/v1/explain", responses=_ERRORS)
+def explain_query(request: Request, caller: Who, query: SqlRequest) -> Reply:
+    """How a query would be answered and what it would cost; charges nothing."""
+    return _service(request).explain(caller, query.model_dump())
+
+
+@router.post("/v1/release", responses=_JOB_ERRORS | _JOB)
+def make_release(request: Request, caller: Who, release: dict[str, Any]) -> JSONResponse:
+    """Charge and draw a release, once for its name and revision. The body is that of ``/v1/plan``."""
+    return _show(_service(request).submit(caller, "release", release))
+
+
+@router.post("/v1/sql", responses=_JOB_ERRORS | _JOB)
+def answer_query(request: Request, caller: Who, query: SqlRequest) -> JSONResponse:
+    """Answer a SELECT: from stored releases at once, else by a job."""
+    return _show(_service(request).submit(caller, "sql", query.model_dump()))
+
+
+@router.get("/v1/jobs/{job}", responses=_JOB_ERRORS | _JOB)
+async def poll_job(
+    request: Request,
+    caller: Who,
+    job: Annotated[str, Path(max_length=64)],
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0,
+) -> Response:
+    """The answer of a job, or 202 while there is none. ``wait`` delays this reply alone."""
+    waiting = _service(request).find_job(caller, job)
+    if wait and not waiting.done.done():
+        # Shielded: who stops waiting ends no job.
+        future = asyncio.shield(asyncio.wrap_future(waiting.done))
+        await asyncio.wait([future], timeout=wait)
+    return _show(waiting.done.result() if waiting.done.done() else waiting)
+
+
+def _show(answer: Reply | Job) -> JSONResponse:
+    if not isinstance(answer, Job):
+        return JSONResponse(answer)
+    if answer.done.done():
+        return JSONResponse(answer.done.result())
+    place = {"Location": f"/v1/jobs/{answer.id}", "Retry-After": "1"}
+    return JSONResponse({"job": answer.id, "stage": answer.stage}, 202, place)

@@ -1,0 +1,125 @@
+"""A service over the table of `sql_world`, as its owner runs it and its clients ask it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from sql_world import World
+from starlette.testclient import TestClient
+
+from dpflow.demo.airflow_environment import find_free_port
+from dpflow.registry import Registry
+from dpflow.server.app import create_app
+from dpflow.server.principals import Principals
+from dpflow.server.service import load_service, new_token
+
+#: Tokens by principal: ann and bob ask, each from a quota; cyd has little; aud looks.
+TOKENS = {name: new_token() for name in ("ann", "bob", "cyd", "aud")}
+QUERY = "SELECT city, count(*) AS n FROM visits GROUP BY city"
+RELEASE: dict[str, Any] = {
+    "name": "daily",
+    "mechanism": "histogram",
+    "table": "visits",
+    "params": {"by": "city", "epsilon": "0.5"},
+}
+
+
+def asker(name: str, **terms: Any) -> dict[str, Any]:
+    return {
+        "token_sha256": TOKENS[name][1],
+        "scope": f"visits/{name}",
+        "doors": ["sql", "release"],
+        "tables": ["visits"],
+    } | terms
+
+
+class ServiceWorld(World):
+    """The table with its ledger, and ``service.yml`` beside them."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        super().__init__(folder)
+        for name, epsilon in (("ann", 1000), ("bob", 1000), ("cyd", 1)):
+            self.ledger.quota(f"visits/{name}", epsilon, "0.01", principal="owner")
+        other = (
+            (folder / "visits.yml")
+            .read_text()
+            .replace("name: visits", "name: secret\nrelation: visits")
+        )
+        (folder / "secret.yml").write_text(other)
+        service = {
+            "ledger": "ledger.sqlite",
+            "tables": {"visits": "visits.yml", "secret": "secret.yml"},
+            "principals": {
+                "ann": asker("ann", max_epsilon=20),
+                "bob": asker("bob", tables=["visits", "secret"]),
+                "cyd": asker("cyd", concurrent_queries=20),
+                "aud": {"token_sha256": TOKENS["aud"][1], "role": "auditor"},
+            },
+        }
+        self.file = folder / "service.yml"
+        self.file.write_text(yaml.safe_dump(service | changes))
+
+    def app(self) -> Any:
+        """The application in this process."""
+        service = load_service(self.file)
+        opened: Future[Any] = Future()
+        opened.set_result({})
+        principals = Principals(self.file, service)
+        return create_app(service, principals, opened, self.ledger, Registry.load())
+
+    def test_client(self, name: str) -> TestClient:
+        """A client of the application in this process."""
+        return TestClient(self.app(), raise_server_exceptions=False, headers=headers_of(name))
+
+
+def headers_of(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {TOKENS[name][0]}"}
+
+
+class Server:
+    """``dpflow serve`` in a process of its own, on loopback."""
+
+    def __init__(self, file: Path, fault: str = "") -> None:
+        self.port = find_free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from dpflow.cli import main; main()", "serve", str(file), "--port", str(self.port)],
+            env={name: text for name, text in os.environ.items() if not name.startswith("DPFLOW")}
+            | ({"DPFLOW_FAULT": fault} if fault else {}),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.1)
+        self.stop()
+        raise TimeoutError(self.log)
+
+    def client(self, name: str) -> httpx.Client:
+        """A client with a principal's token."""
+        return httpx.Client(base_url=self.url, headers=headers_of(name), timeout=60)
+
+    def stop(self, how: int = signal.SIGTERM) -> None:
+        """End the process, and keep what it wrote."""
+        self.process.send_signal(how)
+        self.log = self.process.communicate(timeout=60)[1]
+
+
+def settle(client: Any, door: str, body: Any) -> Any:
+    """Send a request and poll its job to the end."""
+    answer = client.post(f"/v1/{door}", json=body)
+    while answer.status_code == 202:
+        answer = client.get(f"/v1/jobs/{answer.json()['job']}", params={"wait": 20})
+    return answer
