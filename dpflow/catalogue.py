@@ -49,6 +49,8 @@ class Catalogue(Strict):
         anchor: the ledger's anchor, if it is not in the default place.
         scope: which budget pays for a release that names none.
         tables: the declarations, by the names that they give themselves.
+        public: files of facts that are nobody's data, such as populations, by the names that queries give them:
+            CSV, TSV, JSON, JSON lines or Parquet. Queries join them with what was released.
         output: where results are copied to, if a release does not say where.
     """
 
@@ -56,6 +58,7 @@ class Catalogue(Strict):
     anchor: Path | None = None
     scope: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     tables: dict[TableName, Path] = Field(default_factory=dict)
+    public: dict[TableName, Path] = Field(default_factory=dict)
     output: Output | None = None
     _file: Path = PrivateAttr(default=Path(FILE_NAME))
 
@@ -82,6 +85,11 @@ def load_catalogue(file: Path) -> Catalogue:
         read = Catalogue.model_validate(load_yaml(file, "catalogue"))
     except ValidationError as error:
         raise InvalidDeclaration(f"{file} is no catalogue: {describe_problems(error)}") from None
+    names = {name.casefold() for name in read.tables}
+    if taken := [name for name in read.public if name.casefold() in names]:
+        raise InvalidDeclaration(
+            f"{file} is no catalogue: {taken[0]!r} stands under tables and under public; rename one of them"
+        )
     folder = file.parent.resolve()
     output = read.output
     catalogue = read.model_copy(
@@ -89,6 +97,7 @@ def load_catalogue(file: Path) -> Catalogue:
             "ledger": resolve_ledger(read.ledger, folder, file),
             "anchor": read.anchor and (folder / read.anchor).resolve(),
             "tables": {name: (folder / path).resolve() for name, path in read.tables.items()},
+            "public": {name: (folder / path).resolve() for name, path in read.public.items()},
             "output": output
             and output.model_copy(update={"database": (folder / output.database).resolve()}),
         }

@@ -74,6 +74,11 @@ DECLARATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+#: A public table, which queries join after the noise.
+POPULATION = (
+    "country,name,people\nNO,Norway,5600000\nIT,Italy,58900000\nUS,United States,340100000\n"
+)
+
 DIALECTS = ("bigquery", "snowflake", "postgres")
 
 
@@ -119,13 +124,18 @@ def read_questions() -> list[Question]:
 
 
 def make_tables(folder: Path) -> None:
-    """The rows, their declarations and a ``dpflow.yml``."""
+    """The rows, their declarations, a public table and a ``dpflow.yml``."""
+    (folder / "population.csv").write_text(POPULATION)
     with duckdb.connect(str(folder / "shop.duckdb")) as connection:
         connection.execute(ROWS)
+        connection.execute(
+            f"CREATE TABLE population AS FROM read_csv({str(folder / 'population.csv')!r})"
+        )
     for name, declared in DECLARATIONS.items():
         content = {"name": name, "database": "shop.duckdb", "contribution_bounds": _BOUNDS}
         (folder / f"{name}.yml").write_text(yaml.safe_dump(content | declared))
     catalogue = {
+        "public": {"population": "population.csv"},
         "ledger": "ledger.sqlite",
         "scope": "shop",
         "tables": {name: f"{name}.yml" for name in DECLARATIONS},

@@ -122,7 +122,7 @@ def run_query(tables: Sequence[ReleasedTable], query: SplitQuery) -> QueryResult
     """A query's rows. Raises `QueryFailed` or `QueryStopped`."""
     failure = ""
     try:
-        return PROCESS.run([table.write_rows() for table in tables], query.sql)
+        return PROCESS.run([*query.public, *(table.write_rows() for table in tables)], query.sql)
     except QueryRejected as error:
         # Its text may quote released values.
         failure = error.name or error.kind

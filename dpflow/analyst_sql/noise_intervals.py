@@ -89,13 +89,13 @@ def find_ranges(
     }
     # A sum of cells is between the sums of their ends, however many there are.
     described = [replace(one, cells=[0] * len(one.cells)) for one in (t.describe() for t in tables)]
-    released = ReleasedNoise(described, PROCESS.list_aggregates(), mean_limits=means)
+    released = ReleasedNoise(described, PROCESS.list_aggregates(), query.public, mean_limits=means)
     try:
         tree, shape = NoiseRules(released).apply(query.tree)
         ruled = shape.list_ruled()
         if not any(ruled):
             return unlimited
-        ends = [table.write_rows(find_limits) for table in tables]
+        ends = [*query.public, *(table.write_rows(find_limits) for table in tables)]
         found = PROCESS.run(ends, write_sql(tree)).rows
     except (RuleMissing, QueryRejected, QueryStopped):
         return unlimited
@@ -153,13 +153,14 @@ class _Runs:
         return ReleasedNoise(
             [table.describe() for table in tables],
             PROCESS.list_aggregates(),
+            self._query.public,
             write_width,
             self._keep_noisy,
         )
 
     def _run(self, tree: Any, together: int) -> list[list[Any]]:
         find_ends = partial(find_span, together=together)
-        tables = [table.write_rows(find_ends) for table in self._tables]
+        tables = [*self._query.public, *(table.write_rows(find_ends) for table in self._tables)]
         rows = PROCESS.run(tables, write_sql(tree), self._seconds).rows
         assert self._shape is not None
         width = len(self._shape.columns)

@@ -23,6 +23,7 @@ from dpflow.analyst_sql.parsed_parts import strip_alias
 from dpflow.analyst_sql.select_query import filled_column, key_column, number_column
 from dpflow.analyst_sql.stored_means import MEAN_OF
 from dpflow.core.contract.results import ValueRange
+from dpflow.tables.public.query_process import RowTable
 from dpflow.tables.public.query_worker import SCHEMA
 
 #: Expressions that are looked at, at most.
@@ -121,6 +122,7 @@ class ReleasedNoise:
     Args:
         releases: the released tables, by position.
         aggregate_names: DuckDB's aggregates, in lower case.
+        public: the public tables beside them.
         sum_width: writes the half-width of a sum of cells of a number's release, by how many there are.
         keep_noisy: conditions on noisy values are left out: the most rows that an answer may have.
         mean_limits: public ranges of means, by the sum that they are quotients of; then the columns beside
@@ -131,12 +133,14 @@ class ReleasedNoise:
         self,
         releases: Sequence[ReleasedColumns],
         aggregate_names: frozenset[str],
+        public: Sequence[RowTable] = (),
         sum_width: Callable[[Source, Any], Any] | None = None,
         keep_noisy: bool = False,
         mean_limits: Mapping[Source, ValueRange] | None = None,
     ) -> None:
         self._releases, self.aggregate_names = releases, aggregate_names
         self._sum_width, self.keep_noisy, self._mean_limits = sum_width, keep_noisy, mean_limits
+        self._public = {one.name: one for one in public}
         self._steps = 0
         #: All released columns: what may have decided where nothing is noise.
         self.everything = frozenset(
@@ -192,8 +196,11 @@ class ReleasedNoise:
         """How many released numbers columns of released tables have."""
         return sum(self._releases[release].rows for release, _ in sources)
 
-    def read_released(self, position: int) -> Shape:
-        """The columns of a released table."""
+    def read_table(self, name: str) -> Shape:
+        """The columns of a released or a public table."""
+        if name in self._public:
+            return Shape([NoisyColumn(column, EXACT) for column, _ in self._public[name].columns])
+        position = int(name[1:])
         released = self._releases[position]
         keys = [NoisyColumn(key_column(n), EXACT) for n in range(released.keys)]
         numbers = []
@@ -292,7 +299,7 @@ class SelectSources(ABC):
             if alias is not None and alias.args.get("columns"):
                 raise RuleMissing
             if relation.db == SCHEMA:
-                shape = self._released.read_released(int(relation.name[1:]))
+                shape = self._released.read_table(relation.name)
             elif isinstance(relation.this, exp.Identifier):
                 # None: a recursive CTE, of which nothing is noise.
                 shape = self._scope.get(relation.name.casefold())

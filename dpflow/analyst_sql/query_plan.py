@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,13 @@ from dpflow.analyst_sql.query_parts import (
 from dpflow.analyst_sql.query_reader import read_query
 from dpflow.analyst_sql.released_tables import expect_tables
 from dpflow.analyst_sql.select_query import SelectQuery, SplitQuery, SqlAggregate
-from dpflow.analyst_sql.settings import Settings, make_finder, merge_options, read_settings
+from dpflow.analyst_sql.settings import (
+    Settings,
+    find_public_table,
+    make_finder,
+    merge_options,
+    read_settings,
+)
 from dpflow.analyst_sql.shared_filters import move_filters
 from dpflow.analyst_sql.source_text import Refusal, SourceText, read_source, refusal_of
 from dpflow.analyst_sql.sql_answer import Origin, SqlAnswer
@@ -55,7 +62,7 @@ from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables.public.query_process import PROCESS, QueryRejected
+from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
 
 IdentifyRun = Callable[[int], RunIdentity]
 
@@ -89,12 +96,13 @@ def plan_sql(
     settings = replace(read_settings(merge_options(source.options, options), folder), asker=asker)
     settings = _fit_noise(settings, filters or ScopeFilters(ledger))
     find_table = make_finder(tables, folder)
+    find_public = partial(find_public_table, folder=folder)
     registry = registry or Registry.load()
     keys = KeyReader()
     refusal: Refusal | None = None
     try:
         chooser = BoundsChooser(ledger)
-        read = source, settings, find_table, parameters, registry, chooser
+        read = source, settings, find_table, find_public, parameters, registry, chooser
         written, query, planned = _read_query(*read)
         columns = describe_columns(query, source, keys)
     except Refusal as error:
@@ -195,12 +203,13 @@ def _read_query(
     source: SourceText,
     settings: Settings,
     find_table: Callable[[str], Table],
+    find_public: Callable[[str], RowTable | None],
     parameters: Mapping[str, Any] | Sequence[Any],
     registry: Registry,
     chooser: BoundsChooser,
 ) -> tuple[SplitQuery, SplitQuery, PlannedParts]:
     """The query as it is written, the one that is planned, and its plans. Raises `Refusal`."""
-    written = read_query(source.parse(parameters), find_table)
+    written = read_query(source.parse(parameters), find_table, find_public)
     for one in written.releases if source.privacy_unit is not None else ():
         unit = one.table.privacy_unit.column
         if str(source.privacy_unit).casefold() != unit.casefold():

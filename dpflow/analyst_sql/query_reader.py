@@ -30,31 +30,37 @@ from dpflow.analyst_sql.unit_reader import is_by_unit, read_unit_rows
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput
 from dpflow.tables.language.nodes import Node
-from dpflow.tables.public.query_process import PROCESS
+from dpflow.tables.public.query_process import PROCESS, RowTable
+from dpflow.tables.public.query_worker import SCHEMA
 
 #: How deeply queries may stand inside each other, and how many private SELECTs one may have.
 MAX_NESTED, MAX_RELEASES = 20, 50
 
 FindTable = Callable[[str], Table]
+FindPublic = Callable[[str], RowTable | None]
 #: What CTEs stand for, by their names in lower case: private rows, or None for released ones.
 Scope = Mapping[str, PrivateRows | None]
 #: Clauses of a SELECT over released rows.
 _RELEASED_CLAUSES = (*CLAUSES, *AFTER_NOISE, *SOURCES, "laterals")
 
 
-def read_query(parsed: Any, find_table: FindTable) -> SplitQuery:
+def read_query(
+    parsed: Any, find_table: FindTable, find_public: FindPublic = lambda name: None
+) -> SplitQuery:
     """A parsed query, split. Raises `Refusal`."""
-    reader = _QueryReader(find_table)
+    reader = _QueryReader(find_table, find_public)
     tree = reader.read_answer(parsed)
     if not reader.releases:
         raise Refusal("declared-table", "no private table is read; name a declared table", parsed)
-    return SplitQuery(tree, tuple(reader.releases))
+    return SplitQuery(tree, tuple(reader.releases), tuple(reader.public.values()))
 
 
 class _QueryReader:
-    def __init__(self, find_table: FindTable) -> None:
-        self._find_table = find_table
+    def __init__(self, find_table: FindTable, find_public: FindPublic) -> None:
+        self._find_table, self._find_public = find_table, find_public
         self.releases: list[SelectQuery] = []
+        #: Public tables by their names in lower case.
+        self.public: dict[str, RowTable] = {}
 
     def read_answer(self, parsed: Any) -> Any:
         """The SELECT over released rows whose rows are the answer."""
@@ -260,6 +266,12 @@ class _QueryReader:
                 f"schemas are not named here: a declared table has one name, such as {name.name}",
                 parsed,
             )
+        if self._is_public(name.name):
+            parsed.set("this", exp.to_identifier(self.public[name.name.casefold()].name))
+            parsed.set("db", exp.to_identifier(SCHEMA))
+            if alias is None:
+                parsed.set("alias", exp.TableAlias(this=name))
+            return None
         if alias is not None:
             take_arguments(alias, "this")
         try:
@@ -267,6 +279,18 @@ class _QueryReader:
         except InvalidInput as error:
             raise Refusal("declared-table", str(error), parsed) from None
         return PrivateRows.of_table(table, qualifier)
+
+    def _is_public(self, name: str) -> bool:
+        """Whether this is a public table, which is read now."""
+        if name.casefold() not in self.public:
+            try:
+                rows = self._find_public(name)
+            except InvalidInput as error:
+                raise Refusal("declared-table", str(error)) from None
+            if rows is None:
+                return False
+            self.public[name.casefold()] = replace(rows, name=f"p{len(self.public)}")
+        return True
 
     def _read_beside(self, parsed: Any, scope: Scope, nested: int) -> None:
         """What hangs on a relation of released rows: joins in brackets, and PIVOT."""
@@ -285,6 +309,13 @@ class _QueryReader:
                 "joins",
                 "private rows are joined with relations that the declaration joins them with, and with no query; "
                 "aggregate them first, and join the result",
+                join,
+            )
+        if isinstance(joined.this, exp.Identifier) and self._is_public(joined.name):
+            raise Refusal(
+                "joins",
+                f"the public table {joined.name!r} is joined with what was released: aggregate the private rows in a query "
+                f"of their own, and join its result; or declare it under joins of {source.table.name!r}",
                 join,
             )
         return add_join(source, join)

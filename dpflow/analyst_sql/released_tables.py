@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlglot import exp
@@ -178,8 +178,8 @@ def _make_table(
 
 
 def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
-    """The same tables before anything is released: types and no rows."""
-    tables = []
+    """The same tables and the public ones, before anything is released: types and no rows."""
+    tables = [replace(one, values=[[] for _ in one.columns]) for one in query.public]
     for position, release in enumerate(query.releases):
         _table, _by, _private = find_grouping(release)
         columns = []

@@ -13,6 +13,7 @@ from sqlglot import ErrorLevel, exp
 
 from dpflow.core.contract.declaration import Table
 from dpflow.tables.language.nodes import Node
+from dpflow.tables.public.query_process import RowTable
 from dpflow.tables.public.query_worker import SCHEMA
 
 #: What a release can be asked for, by group. ``values`` counts rows in which an expression has a
@@ -99,11 +100,13 @@ class SplitQuery:
         tree: the SELECT over released rows, as sqlglot parsed it: each aggregating SELECT over private rows reads
             the table of its release instead.
         releases: what those tables hold, by their position in the name (`release_table`).
+        public: the public tables that it joins.
         divisors: release and aggregate of each number of rows or values that a mean is divided by.
     """
 
     tree: Any = field(repr=False)
     releases: tuple[SelectQuery, ...]
+    public: tuple[RowTable, ...] = ()
     divisors: frozenset[tuple[int, int]] = frozenset()
 
     @property

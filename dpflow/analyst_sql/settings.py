@@ -21,6 +21,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidAmount, InvalidInput, UnknownName
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.public.public_tables import load_public_table
+from dpflow.tables.public.query_process import RowTable
 
 _EPSILON: TypeAdapter[Fraction] = TypeAdapter(Epsilon)
 _DELTA: TypeAdapter[Fraction] = TypeAdapter(Delta)
@@ -190,6 +192,15 @@ def _read_target(options: Mapping[str, str]) -> Target | None:
             "group to have, such as error=5%, rows=10000"
         )
     return Target(size / 100 if relative else size, relative, rows)
+
+
+def find_public_table(name: str, folder: Path | None = None) -> RowTable | None:
+    """The public table that ``dpflow.yml`` calls so, in any case; None if there is none. Raises `InvalidInput`."""
+    catalogue = find_catalogue(folder)
+    for known, file in catalogue.public.items() if catalogue is not None else ():
+        if known.casefold() == name.casefold():
+            return load_public_table(file)
+    return None
 
 
 def make_finder(

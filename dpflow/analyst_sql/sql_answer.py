@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dpflow.core.contract.printed_numbers import print_interval, print_number
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
@@ -150,6 +151,22 @@ class SqlAnswer:
                 beside["raw_value"] = [_as_float(cell.raw_value) for cell in cells]
             listed += [(f"{column.name}_{end}", "DOUBLE", ends) for end, ends in beside.items()]
         return listed
+
+    def list_printed(self, intervals: bool = True) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Heads and lines for people: numbers rounded to their noise, their intervals beside them as texts."""
+        heads, columns = list[str](), list[list[Any]]()
+        for position, column in enumerate(self.columns):
+            cells = [row[position] for row in self.values]
+            heads.append(column.name)
+            columns.append([print_number(cell.value, cell.low, cell.high) for cell in cells])
+            if not intervals or column.confidence is None:
+                continue
+            heads.append(f"{column.name}: {column.confidence} % noise interval")
+            columns.append([print_interval(cell.low, cell.high) for cell in cells])
+            if any(cell.total is not None for cell in cells):
+                heads.append(f"{column.name}: 95 % total interval")
+                columns.append([print_interval(*(cell.total or (None, None))) for cell in cells])
+        return heads, list(zip(*columns))
 
     def to_pandas(self, intervals: bool = False) -> pandas.DataFrame:
         """A pandas frame. Raises `MissingExtra` without pandas."""
@@ -296,9 +313,7 @@ class SqlAnswer:
         return f"charged {'; '.join(paid)}; releases {ids}"
 
     def _repr_html_(self) -> str:
-        columns = self.list_columns(intervals=True)
-        lines = list(zip(*(values for _, _, values in columns)))
-        heads = [name for name, _, _ in columns]
+        heads, lines = self.list_printed()
         return write_html(f"{self.describe()}; protects {self.protects}", heads, lines)
 
 

@@ -147,6 +147,9 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
             f"{part.part.mechanism}{f' by {by}' if by else ''}: {names}"
         )
     yield from plan.levels
+    for one in plan.query.public:
+        columns = ", ".join(name for name, _ in one.columns)
+        yield f"read a public table of {len(one.values[0])} rows: {columns}"
     yield f"compute from what was released, at no cost: {plan.query.sql}"
 
 

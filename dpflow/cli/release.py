@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
+from dpflow.core.contract.question_text import describe_question
 from dpflow.core.contract.results import Result
 from dpflow.engine import (
     Receipt,
@@ -102,8 +103,18 @@ def _print_result(title: str, result: Result) -> None:
 
 def _list_releases(ledger: str | None, as_json: bool) -> None:
     releases = open_ledger(ledger).releases()
-    columns = ("id", "scope", "name", "blocks", "state")
-    rows = [(r.release_id, r.scope, r.request.get("name"), r.blocks, r.state) for r in releases]
+    columns = ("id", "scope", "name", "question", "blocks", "state")
+    rows = [
+        (
+            r.release_id,
+            r.scope,
+            r.request.get("name"),
+            describe_question(r.request),
+            r.blocks,
+            r.state,
+        )
+        for r in releases
+    ]
     if as_json:
         return show_json([dict(zip(columns, row)) for row in rows])
     cells = ((*about, ", ".join(blocks), state) for *about, blocks, state in rows)
@@ -122,5 +133,6 @@ def _show_release(ledger: str | None, release_id: str, output: Path | None, as_j
     if as_json:
         return show_json({"id": stored.release_id, "request": stored.request, **stored.result})
     _print_result(
-        f"{stored.request.get('name')} (id {stored.release_id})", Result.from_json(stored.result)
+        f"{stored.request.get('name')}: {describe_question(stored.request)} (id {stored.release_id})",
+        Result.from_json(stored.result),
     )

@@ -70,8 +70,8 @@ def command(
     ] = None,
     ledger: LedgerOption = None,
     intervals: Annotated[
-        bool, typer.Option(help="Show _noise_low and _noise_high beside each value with noise.")
-    ] = False,
+        bool, typer.Option(help="Show intervals beside each value with noise.")
+    ] = True,
     output: Annotated[
         Path | None, typer.Option(help="Also write the answer: .csv, .json or .parquet.")
     ] = None,
@@ -137,10 +137,6 @@ def _read_query(query: str) -> str:
 
 
 def _show_answer(answer: SqlAnswer, intervals: bool) -> None:
-    columns = answer.list_columns(intervals)
-    lines = zip(*(values for _, _, values in columns))
-    show_table(
-        f"{answer.describe()}; protects {answer.protects}", [name for name, _, _ in columns], lines
-    )
+    show_table(f"{answer.describe()}; protects {answer.protects}", *answer.list_printed(intervals))
     for note in answer.notes:
         print(note)

@@ -274,14 +274,14 @@ def _find_releases(
     return releases, before
 
 
-_RELEASE_HEADS = ("=Charged (UTC)", "Release", "Mechanism", "Scope", "Blocks", "=Cost", "State", "Task", "Run")  # fmt: skip
+_RELEASE_HEADS = ("=Charged (UTC)", "Release", "Question", "Scope", "Blocks", "=Cost", "State", "Task", "Run")  # fmt: skip
 
 
 def _make_release_row(release: ShownRelease) -> tuple[object, ...]:
     return (
         _format_time(release.at),
         link(release.name or release.release_id, "release", id=release.release_id),
-        release.mechanism,
+        release.question,
         link(release.scope, "scope", name=release.scope),
         _shorten_blocks(release.blocks),
         describe_event(release.event),

@@ -34,7 +34,7 @@ def test_a_cell_is_answered(
     )
     answer = magics["cell", "dpsql"]("answer", cell)
     assert answer.rows and shell.user_ns["answer"] is answer
-    assert "<table>" in answer._repr_html_() and "n_noise_low" in answer._repr_html_()
+    assert "<table>" in answer._repr_html_() and "n: 95 % noise interval" in answer._repr_html_()
     assert magics["cell", "dpsql"]("", cell).free
     assert magics["cell", "dpsql"]("", "SELECT * FROM visits") is None
     magics["cell", "dpsql"]("", "-- dp: epsilon=1\nEXPLAIN SELECT COUNT(*) FROM visits")

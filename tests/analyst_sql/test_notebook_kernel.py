@@ -54,7 +54,7 @@ def test_everything_works_in_a_clean_kernel(fresh: World, run_cell: Callable[[st
     run_cell(load)
     run_cell("age = 20")
     shown = run_cell(ask)
-    assert "UnexpectedFailure" not in shown and "n_noise_low" in shown, shown
+    assert "UnexpectedFailure" not in shown and "n: 95 % noise interval" in shown, shown
     assert run_cell("print(len(answer.rows))").strip() == "3"
 
     shown = run_cell(

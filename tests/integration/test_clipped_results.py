@@ -125,7 +125,7 @@ def test_an_sql_answer_is_clipped_and_its_sums_are_not(
     assert clipped > 0 and any(f"n: {clipped} of 1000" in note for note in answer.notes)
     frame = answer.to_pandas(intervals=True)
     assert (frame["n"] >= 0).all() and (frame["n_noise_low"] >= 0).all()
-    assert "n_noise_low" in answer._repr_html_() and ">-" not in answer._repr_html_()
+    assert "n: 95 % noise interval" in answer._repr_html_() and ">-" not in answer._repr_html_()
 
     monkeypatch.chdir(world.folder)
     command = ["sql", text, "--epsilon", "0.1", "--scope", "visits", "--name", "counted", "--json"]

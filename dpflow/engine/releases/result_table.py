@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpflow.core.contract.printed_numbers import print_interval, print_number
 from dpflow.core.contract.published_release import PublishedRelease
 from dpflow.core.contract.result_fields import FIELDS, clip_row, list_row_fields, utc_time
 from dpflow.core.contract.results import Result
@@ -164,18 +165,14 @@ def list_printed_rows(result: Result) -> list[tuple[Any, ...]]:
         (
             row.key,
             row.measure,
-            number.value,
-            _write_interval(number.noise_low, number.noise_high),
+            print_number(number.value, number.noise_low, number.noise_high),
+            print_interval(number.noise_low, number.noise_high),
             "clipped" if number.clipped else "",
             row.remark,
-            *([_write_interval(number.low, number.high)] if has_totals else []),
+            *([print_interval(number.low, number.high)] if has_totals else []),
         )
         for row, number in zip(result.rows, numbers)
     ]
-
-
-def _write_interval(low: float | None, high: float | None) -> str:
-    return "" if low is None else f"{low:g} to {high:g}"
 
 
 def make_table(release: PublishedRelease) -> ResultTable:

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from dpflow.core.accounting.periods import name_period
 from dpflow.core.accounting.privacy_filters import CLOSED, Capacity, Cost
+from dpflow.core.contract.question_text import describe_question
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit.history_index import HistoryIndex, Unsettled
 from dpflow.ledger.audit.recheck import read_body
@@ -189,6 +190,7 @@ class ShownRelease:
 
     Attributes:
         dag_id: empty outside Airflow.
+        question: what it asked, such as ``count by month, from orders``.
         charges: scope, block and cost of each budget that paid.
         run: its run identity: a data interval, a partition, or a name and revision.
         run_id: Airflow's run that charged it; "" outside Airflow.
@@ -206,6 +208,7 @@ class ShownRelease:
     at: str
     name: str
     mechanism: str
+    question: str
     table: str
     state: str
     scope: str
@@ -550,6 +553,7 @@ def _show_release(entry: Any, row: Any, session: Unsettled | None) -> ShownRelea
         at=entry.at,
         name=row.name,
         mechanism=str(request.get("mechanism", "")),
+        question=describe_question(request),
         table=str(request.get("table", "")),
         state=row.state,
         scope=row.scope,

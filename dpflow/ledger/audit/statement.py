@@ -19,6 +19,7 @@ from dpflow.core.accounting.privacy_filters import (
     Filter,
     prove_guarantee,
 )
+from dpflow.core.contract.question_text import describe_question
 from dpflow.errors import InvalidAmount
 from dpflow.html_page import begin_page
 from dpflow.ledger.books.records import Entry, Point, path_of, stored_json
@@ -35,7 +36,8 @@ class StatementLine:
     Attributes:
         entry, at: its entry's number and time (UTC).
         what: release, session, grant or recovery.
-        name: of the release in its user's words.
+        name: of the release in its user's words; the reason of a grant or recovery.
+        question: what the release asked, such as ``count by month, from orders``.
         task: ``dag.task``, "" outside Airflow.
         blocks: that paid, with commas between them; "" where the scope has none.
         state: what became of the release: settled, reserved, open, fenced or closed.
@@ -51,6 +53,7 @@ class StatementLine:
     at: str
     what: str
     name: str
+    question: str
     principal: str
     task: str
     table: str
@@ -224,6 +227,7 @@ class StatementReader:
                 "at": entry.at,
                 "what": what,
                 "name": str(_request(entry).get("name", "")) if charges else body.get("reason", ""),
+                "question": describe_question(_request(entry)) if charges else "",
                 "principal": entry.principal,
                 "task": task,
                 "table": str(_request(entry).get("table") or "") if charges else "",

@@ -1,0 +1,38 @@
+"""Noisy numbers as people read them: no more digits than their noise leaves, and intervals that hold what they held."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from typing import Any
+
+
+def print_number(value: Any, low: float | None = None, high: float | None = None) -> Any:
+    """A value rounded to two digits of its interval's half-width; any other as it is."""
+    step = _find_step(low, high)
+    if step is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    # A whole number stays one.
+    return _round(value, max(step, Decimal(1)) if isinstance(value, int) else step, ROUND_HALF_EVEN)
+
+
+def print_interval(low: float | None, high: float | None) -> str:
+    """Both ends, rounded outward likewise: what was inside stays inside. Empty without an interval."""
+    if low is None or high is None:
+        return ""
+    step = _find_step(low, high)
+    if step is None:
+        return f"{low:g} to {high:g}" if low != high else f"{low!r} to {high!r}"
+    return f"{_round(low, step, ROUND_FLOOR)} to {_round(high, step, ROUND_CEILING)}"
+
+
+def _find_step(low: float | None, high: float | None) -> Decimal | None:
+    if low is None or high is None or not math.isfinite(width := (high - low) / 2) or width <= 0:
+        return None
+    return Decimal(1).scaleb(math.floor(math.log10(width)) - 1)
+
+
+def _round(value: float, step: Decimal, rounding: str) -> str:
+    steps = (Decimal(repr(value)) / step).to_integral_value(rounding)
+    number = steps * step
+    return f"{number:f}" if step < 1 else f"{int(number)}"

@@ -1,0 +1,39 @@
+"""What a release asked, in words that its user knows: statistic, grouping, table, condition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def describe_question(request: Mapping[str, Any]) -> str:
+    """Such as ``count, mean of amount by country, from orders where returned``; of a stored request
+    (`dpflow.ledger.ReleaseRecord`), whatever somebody may have made of it by hand.
+    """
+    params = request.get("params")
+    params = params if isinstance(params, Mapping) else {}
+    statistics = ", ".join(_list_statistics(str(request.get("mechanism") or ""), params))
+    by = params.get("by")
+    group = f" by {by}" if by and by != params.get("column") else ""
+    where = request.get("where")
+    table = request.get("table")
+    place = f", from {table}" if table and group else f" from {table}" if table else ""
+    return f"{statistics}{group}{place}{f' where {where}' if where else ''}"
+
+
+def _list_statistics(mechanism: str, params: Mapping[str, Any]) -> Iterator[str]:
+    measures = params.get("measures")
+    if isinstance(measures, list) and all(isinstance(one, Mapping) for one in measures):
+        for one in measures:
+            yield _name_statistic(str(one.get("measure")), one.get("column"))
+        return
+    columns = params.get("columns")
+    column = params.get("column") or (
+        ", ".join(map(str, columns)) if isinstance(columns, list) else None
+    )
+    yield _name_statistic(mechanism, column)
+
+
+def _name_statistic(name: str, column: Any) -> str:
+    name = name.replace("_", " ")
+    return f"{name} of {column}" if column else name

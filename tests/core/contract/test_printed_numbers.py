@@ -1,0 +1,52 @@
+"""Printed numbers have the digits that noise leaves them, and printed intervals hold what the exact ones held."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpflow.core.contract.printed_numbers import print_interval, print_number
+
+ENDS, WIDTHS = st.floats(-1e9, 1e9), st.floats(1e-3, 1e9)
+
+
+@given(ENDS, WIDTHS)
+def test_a_printed_interval_holds_the_exact_one(low: float, width: float) -> None:
+    """Each end moves outward by a tenth of the half-width at most."""
+    high = low + width
+    printed_low, printed_high = map(Fraction, print_interval(low, high).split(" to "))
+    # A double's shortest text is within half of its last bit.
+    tenth, last = Fraction(high - low) / 20 * Fraction("1.001"), Fraction(1, 10**6)
+    assert Fraction(low) - tenth - last <= printed_low <= Fraction(low) + last
+    assert Fraction(high) - last <= printed_high <= Fraction(high) + tenth + last
+
+
+@given(ENDS, WIDTHS)
+def test_a_printed_value_stays_near(value: float, width: float) -> None:
+    """By a twentieth of the half-width."""
+    low, high = value - width, value + width
+    apart = abs(Fraction(str(print_number(value, low, high))) - Fraction(value))
+    assert apart <= Fraction(high - low) / 40 * Fraction("1.001") + Fraction(1, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "shown"),
+    [
+        (107.82401315789474, 0.0, 200.0, "110"),
+        (892, 772.0, 1012.0, "890"),
+        (892, 891.5, 892.5, "892"),
+        (0.12345, 0.1, 0.15, "0.123"),
+        (7.25, None, None, 7.25),
+        ("Rome", None, None, "Rome"),
+        (True, 0.0, 1.0, True),
+        (None, 0.0, 1.0, None),
+        (3.5, 3.5, 3.5, 3.5),
+        (3.5, float("-inf"), float("inf"), 3.5),
+    ],
+)
+def test_values(value: object, low: float | None, high: float | None, shown: object) -> None:
+    """Rounded where there is noise, and else as they are."""
+    assert print_number(value, low, high) == shown
