@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from bench.timing import show
-from dpflow.analyst_sql.query_plan import plan_sql
+from dpflow.analyst_sql.answer.query_plan import plan_sql
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import ContributionBounds
 from dpflow.core.contract.declaration import PrivacyUnit, Table

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 from dpflow.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from dpflow.analyst_sql.sql_answer import SqlAnswer as SqlAnswer
-    from dpflow.analyst_sql.sql_plan import SqlPlan as SqlPlan
+    from dpflow.analyst_sql.answer.sql_answer import SqlAnswer as SqlAnswer
+    from dpflow.analyst_sql.answer.sql_plan import SqlPlan as SqlPlan
     from dpflow.api import open_predictions as open_predictions
     from dpflow.api import open_session as open_session
     from dpflow.api import plan as plan
@@ -122,9 +122,9 @@ _MODULES = {
     "Row": "dpflow.core.contract.results",
     # ask SQL
     "sql": "dpflow.api",
-    "SqlAnswer": "dpflow.analyst_sql.sql_answer",
+    "SqlAnswer": "dpflow.analyst_sql.answer.sql_answer",
     "plan_sql": "dpflow.api",
-    "SqlPlan": "dpflow.analyst_sql.sql_plan",
+    "SqlPlan": "dpflow.analyst_sql.answer.sql_plan",
     # ask in a session, gate
     "open_session": "dpflow.api",
     "Session": "dpflow.engine.sessions.session",

@@ -23,8 +23,8 @@ from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
-    from dpflow.analyst_sql.sql_answer import SqlAnswer
-    from dpflow.analyst_sql.sql_plan import SqlPlan
+    from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+    from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 
 #: An open ledger, its file or URL, or None for DPFLOW_LEDGER or that of ``dpflow.yml``.
 LedgerPlace = Ledger | Path | str | None
@@ -219,7 +219,7 @@ def sql(
         InvalidInput: the query begins with EXPLAIN, which `plan_sql` answers; or an option is wrong.
     """
     # It brings a parser, which nobody else needs to wait for.
-    from dpflow.analyst_sql.query_plan import answer_sql
+    from dpflow.analyst_sql.answer.query_plan import answer_sql
 
     book, registry = open_ledger(ledger), registry or Registry.load()
     planned = plan_sql(
@@ -246,7 +246,7 @@ def plan_sql(
 
     Takes the arguments of `sql` and raises the same, without `BudgetExceeded`.
     """
-    from dpflow.analyst_sql.query_plan import plan_sql as plan_query
+    from dpflow.analyst_sql.answer.query_plan import plan_sql as plan_query
 
     return plan_query(
         text, options, tables, parameters, open_ledger(ledger), registry or Registry.load()

@@ -15,9 +15,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dpflow.analyst_sql.source_text import read_source
-from dpflow.analyst_sql.sql_answer import SqlAnswer
-from dpflow.analyst_sql.sql_plan import SqlPlan, plan_lines
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.analyst_sql.answer.sql_plan import SqlPlan, plan_lines
+from dpflow.analyst_sql.parse.source_text import read_source
 from dpflow.api import open_ledger, plan_sql, sql
 from dpflow.errors import DpflowError, InvalidInput
 

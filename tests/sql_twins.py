@@ -10,9 +10,9 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from dpflow.analyst_sql.cells import find_release
-from dpflow.analyst_sql.query_plan import plan_sql
-from dpflow.analyst_sql.sql_plan import SqlPlan
+from dpflow.analyst_sql.answer.query_plan import plan_sql
+from dpflow.analyst_sql.answer.sql_plan import SqlPlan
+from dpflow.analyst_sql.releases.cells import find_release
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupedSums, SortedValues

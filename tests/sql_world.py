@@ -10,9 +10,9 @@ import duckdb
 import yaml
 
 import dpflow
-from dpflow.analyst_sql.source_text import read_source
-from dpflow.analyst_sql.sql_answer import SqlAnswer
-from dpflow.analyst_sql.sql_plan import SqlPlan
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.analyst_sql.answer.sql_plan import SqlPlan
+from dpflow.analyst_sql.parse.source_text import read_source
 from dpflow.core.contract.declaration import Table
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table

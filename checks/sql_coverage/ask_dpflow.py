@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlglot import exp, parse_one
 
-from dpflow.analyst_sql.query_plan import plan_sql
+from dpflow.analyst_sql.answer.query_plan import plan_sql
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import ContributionBounds
 from dpflow.core.contract.declaration import Join, PrivacyUnit, Table

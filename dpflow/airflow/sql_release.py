@@ -19,7 +19,7 @@ from dpflow.airflow.task_context import (
 from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from dpflow.analyst_sql.sql_plan import SqlPlan
+    from dpflow.analyst_sql.answer.sql_plan import SqlPlan
     from dpflow.engine.releases.scope_filters import ScopeFilters
     from dpflow.ledger import Ledger
     from dpflow.registry import Registry
@@ -50,8 +50,8 @@ def plan_query(
     Raises:
         InvalidInput: a query that is refused, or that no task may ask.
     """
-    from dpflow.analyst_sql.publish_answer import find_output
-    from dpflow.analyst_sql.query_plan import plan_sql
+    from dpflow.analyst_sql.answer.publish_answer import find_output
+    from dpflow.analyst_sql.answer.query_plan import plan_sql
 
     output = arguments.get("output_table")
     options = {name: arguments.get(name) for name in ("epsilon", "delta", "scope")}
@@ -147,8 +147,8 @@ class SqlReleaseOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Answer the query; see the class."""
-        from dpflow.analyst_sql.publish_answer import find_output, publish_answer
-        from dpflow.analyst_sql.query_plan import answer_sql
+        from dpflow.analyst_sql.answer.publish_answer import find_output, publish_answer
+        from dpflow.analyst_sql.answer.query_plan import answer_sql
         from dpflow.registry import Registry
 
         registry, folder = Registry.load(), dag_folder(context)

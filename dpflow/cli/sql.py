@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from dpflow.analyst_sql.publish_answer import check_output, find_output, publish_answer
-from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
-from dpflow.analyst_sql.sql_answer import SqlAnswer
-from dpflow.analyst_sql.sql_plan import plan_lines
+from dpflow.analyst_sql.answer.publish_answer import check_output, find_output, publish_answer
+from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.analyst_sql.answer.sql_plan import plan_lines
 from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
 from dpflow.cli.console import open_ledger as open_book
 from dpflow.errors import InvalidInput

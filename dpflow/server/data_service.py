@@ -17,10 +17,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
-from dpflow.analyst_sql.source_text import read_source
-from dpflow.analyst_sql.sql_plan import SqlPlan
-from dpflow.analyst_sql.stored_answers import identify_query
+from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
+from dpflow.analyst_sql.answer.sql_plan import SqlPlan
+from dpflow.analyst_sql.parse.source_text import read_source
+from dpflow.analyst_sql.releases.stored_answers import identify_query
 from dpflow.catalogue import is_table_name
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Unprotected

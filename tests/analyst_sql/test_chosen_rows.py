@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from sql_world import World
 
-    from dpflow.analyst_sql.sql_answer import SqlAnswer
+    from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 
 #: Eleven groups of an exactly known number of released numbers.
 GROUPS = "SELECT bucket(age, 10) AS b, COUNT(*) AS n FROM visits WHERE age IS NOT NULL GROUP BY b"

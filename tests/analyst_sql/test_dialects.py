@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dpflow.analyst_sql import foreign_sql
+from dpflow.analyst_sql.parse import foreign_sql
 from dpflow.errors import InvalidInput, SqlRefused
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from dpflow.analyst_sql.answers import run_query
-from dpflow.analyst_sql.cells import Number, additive_plan, find_release, make_width
-from dpflow.analyst_sql.noise_intervals import find_intervals
-from dpflow.analyst_sql.released_tables import ReleasedTable
+from dpflow.analyst_sql.answer.answers import run_query
+from dpflow.analyst_sql.noise.noise_intervals import find_intervals
+from dpflow.analyst_sql.noise.released_tables import ReleasedTable
+from dpflow.analyst_sql.releases.cells import Number, additive_plan, find_release, make_width
 from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.results import Row
 
 if TYPE_CHECKING:
     from sql_world import World
 
-    from dpflow.analyst_sql.sql_plan import SqlPlan
+    from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 
 DRAWS = 2000
 #: Three numbers in each draw, with true values whose noise may change a sign or an order.

@@ -10,7 +10,7 @@ import yaml
 from question_tables import make_tables
 
 import dpflow
-from dpflow.analyst_sql.query_plan import plan_sql
+from dpflow.analyst_sql.answer.query_plan import plan_sql
 from dpflow.catalogue import load_catalogue
 from dpflow.errors import DpflowError, InvalidDeclaration, InvalidInput, SqlRefused
 from dpflow.ledger import Ledger
@@ -155,3 +155,10 @@ def test_cells_that_enter_often_add_their_widths(
     assert once.raw_span is not None and often.raw_span is not None
     width, repeated = (high - low for low, high in (once.raw_span, often.raw_span))
     assert repeated > 3 * width
+
+
+def test_who_names_the_tables_gets_no_others(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a service, whose clients reach nothing of its working directory."""
+    monkeypatch.chdir(shop)
+    with pytest.raises(SqlRefused, match="population"):
+        plan_sql(PER_HEAD.replace("Population", "population"), PRICE, [shop / "orders.yml"])

@@ -13,8 +13,8 @@ import pytest
 from sql_grammar import Grammar
 from sql_twins import exact_statistic, fill_twins, measure_moves, try_query
 
-from dpflow.analyst_sql.cells import find_release
-from dpflow.analyst_sql.sql_plan import SqlPlan
+from dpflow.analyst_sql.answer.sql_plan import SqlPlan
+from dpflow.analyst_sql.releases.cells import find_release
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from smallworld import forbid_reads
 
-from dpflow.analyst_sql.source_text import MOST_TEXT
+from dpflow.analyst_sql.parse.source_text import MOST_TEXT
 from dpflow.errors import DpflowError, InvalidInput, SqlRefused
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pytest
 from sql_world import DECLARATION, World, close
 
 import dpflow
-from dpflow.analyst_sql.sql_plan import SqlPlan
+from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.errors import DpflowError, InvalidInput, SqlRefused
 
 DAY = "2020-01-03"

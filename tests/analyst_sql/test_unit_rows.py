@@ -12,8 +12,8 @@ import pytest
 from sql_twins import fill_twins, measure_moves, try_query
 from sql_world import DECLARATION, EXACT, close
 
-from dpflow.analyst_sql.cells import find_release
-from dpflow.analyst_sql.query_plan import plan_sql
+from dpflow.analyst_sql.answer.query_plan import plan_sql
+from dpflow.analyst_sql.releases.cells import find_release
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import SqlRefused
 from dpflow.registry import Registry

@@ -83,7 +83,7 @@ BREACHES = {
         ],
     ),
     "only tables and the ledger run statements": (
-        "dpflow/analyst_sql/cells.py",
+        "dpflow/analyst_sql/releases/cells.py",
         [
             "x = conn.execute(text)",
             "x = helper.lend().cursor().execute(text)",

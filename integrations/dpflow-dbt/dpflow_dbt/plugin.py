@@ -15,10 +15,10 @@ from dbt.adapters.duckdb.plugins import BasePlugin
 from dbt.adapters.events.logging import AdapterLogger
 from dbt_common.exceptions import DbtRuntimeError
 
-from dpflow.analyst_sql.query_plan import answer_sql, plan_sql
-from dpflow.analyst_sql.source_text import OPTIONS
-from dpflow.analyst_sql.sql_answer import SqlAnswer
-from dpflow.analyst_sql.sql_plan import SqlPlan
+from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.analyst_sql.answer.sql_plan import SqlPlan
+from dpflow.analyst_sql.parse.source_text import OPTIONS
 from dpflow.catalogue import locate_ledger
 from dpflow.engine.releases.request import require_public
 from dpflow.errors import DpflowError, InvalidInput

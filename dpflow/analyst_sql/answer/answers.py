@@ -1,0 +1,164 @@
+"""The answer of a query, computed from released numbers in DuckDB."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dpflow.analyst_sql.answer.sql_answer import (
+    AnswerColumn,
+    IntervalKind,
+    Origin,
+    Released,
+    SqlAnswer,
+)
+from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_intervals, find_ranges
+from dpflow.analyst_sql.noise.released_tables import ReleasedTable, make_tables
+from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, SqlAggregate
+from dpflow.analyst_sql.releases.cells import Cells
+from dpflow.analyst_sql.releases.typed_keys import KeyReader
+from dpflow.core.contract.result_fields import clip_number
+from dpflow.core.contract.results import NO_VALUE, ValueRange
+from dpflow.errors import QueryFailed
+from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult
+
+
+def compute_answer(
+    query: SplitQuery,
+    cells: Callable[[SelectQuery], Cells],
+    origins: Sequence[Origin],
+    notes: Sequence[str],
+    keys: KeyReader,
+    totals: Mapping[tuple[SelectQuery, SqlAggregate], tuple[float, float]] | None = None,
+) -> SqlAnswer:
+    """All that is computed from released numbers, in DuckDB; with intervals where a rule covers them.
+
+    An interval of several released numbers holds when all of theirs do. So each is taken at a smaller
+    failure probability, or, where that is not known, the failures are added. Where noise chose the rows, as
+    HAVING or LIMIT do, it is taken so that those of all that might have been chosen hold: the largest of
+    many numbers is the one whose noise is likely to be large.
+
+    A column that is one released number, whatever its noise, has the total interval of that number.
+
+    All of it is computed from numbers as they were drawn; only the answer's own are clipped to their
+    public ranges.
+
+    Raises:
+        QueryFailed: DuckDB cannot compute it from these numbers.
+        QueryStopped: it took too long, or too much memory.
+    """
+    tables = make_tables(query, cells, keys)
+    result = run_query(tables, query)
+    intervals = find_intervals(query, tables, result.rows)
+    if intervals is None:
+        everything = frozenset(
+            (n, j) for n, table in enumerate(tables) for j in range(len(table.numbers))
+        )
+        intervals = [ColumnIntervals(True, everything) for _ in result.columns]
+    columns: list[AnswerColumn] = []
+    computed: list[list[Released]] = []
+    ranges = find_ranges(query, tables, result.rows)
+    for position, ((name, kind), one) in enumerate(zip(result.columns, intervals)):
+        kind, values = read_values(kind, [row[position] for row in result.rows])
+        known = one.confidence is not None
+        spans = one.spans if known else [None] * len(values)
+        interval: IntervalKind = "stated" if known else "no interval" if one.noisy else "exact"
+        limits = ranges[position] if result.rows else []
+        cells_of = [_clip_value(*cell, one.noisy) for cell in zip(values, spans, limits)]
+        if one.together == 1 and (aggregate := query.find_number(position)) in (totals or {}):
+            assert totals is not None and aggregate is not None
+            ends = totals[aggregate]
+            cells_of = [_add_total(cell, ends, range) for cell, range in zip(cells_of, limits)]
+        clipped = sum(cell.clipped for cell in cells_of)
+        columns.append(
+            AnswerColumn(_number_name(columns, name), kind, one.confidence, interval, clipped)
+        )
+        computed.append(cells_of)
+    marked = [
+        f"{column.name}: at least {column.confidence} % noise interval"
+        for column in columns
+        if column.confidence not in (None, 95)
+    ]
+    marked += [
+        f"{column.name}: {column.clipped} of {len(result.rows)} values or intervals clipped to what is possible"
+        for column in columns
+        if column.clipped
+    ]
+    sources = frozenset[tuple[int, int]]().union(*(one.sources for one in intervals))
+    remarks = {number.remark for n, j in sources for number in tables[n].numbers[j]}
+    if not all(known for table in tables for filled in table.filled.values() for known in filled):
+        remarks.add(NO_VALUE)
+    protected = dict.fromkeys(one.table.protection_text for one in query.list_releases())
+    return SqlAnswer(
+        tuple(columns),
+        tuple(zip(*computed)) if result.rows else (),
+        tuple(origins),
+        "; ".join(protected),
+        (*notes, *marked, *sorted(filter(None, remarks))),
+    )
+
+
+def _clip_value(
+    value: Any, span: tuple[float, float] | None, limits: ValueRange, noisy: bool
+) -> Released:
+    number = clip_number(value, span, limits) if isinstance(value, int | float) else None
+    if number is None:
+        return Released(value, None, None, noisy, False, value)
+    low, high = number.noise_low, number.noise_high
+    return Released(number.value, low, high, noisy, number.clipped, value, span)
+
+
+def _add_total(cell: Released, ends: tuple[float, float], limits: ValueRange) -> Released:
+    """A value with the total interval of the released number that it is."""
+    if isinstance(cell.raw_value, bool) or not isinstance(cell.raw_value, int | float):
+        return cell
+    low, high = cell.raw_value - ends[0], cell.raw_value + ends[1]
+    return replace(cell, total=(limits.clip(float(low)), limits.clip(float(high))))
+
+
+def run_query(tables: Sequence[ReleasedTable], query: SplitQuery) -> QueryResult:
+    """A query's rows. Raises `QueryFailed` or `QueryStopped`."""
+    failure = ""
+    try:
+        return PROCESS.run([*query.public, *(table.write_rows() for table in tables)], query.sql)
+    except QueryRejected as error:
+        # Its text may quote released values.
+        failure = error.name or error.kind
+    raise QueryFailed(
+        f"DuckDB cannot compute the query from what was released ({failure}); that is settled and stored, so a query that "
+        f"guards the expression, such as TRY(...), is free"
+    )
+
+
+def _number_name(columns: Sequence[AnswerColumn], name: str) -> str:
+    """A name, or where it is taken, it with a number, as DuckDB does."""
+    position, first = 1, name
+    taken = {column.name.casefold() for column in columns}
+    while name.casefold() in taken:
+        name, position = f"{first}_{position}", position + 1
+    return name
+
+
+def read_values(kind: str, values: Sequence[Any]) -> tuple[str, list[Any]]:
+    """A column of DuckDB's as one of an answer: its type, and its values."""
+    base = kind.partition("(")[0]
+    if kind.endswith("]") or base in ("MAP", "STRUCT", "UNION"):
+        return "VARCHAR", list(values)
+    if base == "BOOLEAN":
+        return "BOOLEAN", list(values)
+    if base.endswith("INT") or base in ("INTEGER", "BIGNUM"):
+        whole = all(value is None or -(2**63) <= value < 2**63 for value in values)
+        return ("BIGINT" if whole else "DOUBLE"), list(values)
+    if base in ("DOUBLE", "FLOAT", "DECIMAL"):
+        return "DOUBLE", list(values)
+    if base == "DATE" or base.startswith("TIMESTAMP"):
+        read = dt.date.fromisoformat if base == "DATE" else dt.datetime.fromisoformat
+        try:
+            times = [None if value is None else read(value) for value in values]
+        except ValueError:
+            # Beyond the years that Python has.
+            return "VARCHAR", list(values)
+        return ("DATE" if base == "DATE" else "TIMESTAMP"), times
+    return "VARCHAR", list(values)

@@ -1,0 +1,71 @@
+"""Answers in the published file: one view for each query that has a name, so that BI tools read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer, check_suffix
+from dpflow.analyst_sql.answer.sql_plan import SqlPlan
+from dpflow.catalogue import find_catalogue
+from dpflow.core.contract.declaration import Table
+from dpflow.engine.releases.request import require_public
+from dpflow.errors import InvalidInput
+from dpflow.tables.public.named_tables import AnswerRun, publish_view
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+def publish_answer(
+    plan: SqlPlan, answer: SqlAnswer, folder: Path | None = None, run: str = ""
+) -> str | None:
+    """Write an answer under its query's name into the output of ``dpflow.yml``, beside those of other
+    blocks and runs (`publish_view`); None without a name.
+
+    Args:
+        run: the name of the run that asked; outside of Airflow the query's revision, if it names one.
+
+    Raises:
+        InvalidInput: no output, or a name that is none.
+        NotPublished: somebody holds the file; the releases are settled and paid.
+    """
+    name = plan.settings.name
+    if name is None:
+        return None
+    database = find_output(plan, name, folder)
+    revision = plan.settings.revision
+    run = run or ("" if revision is None else f"revision {revision}")
+    about = AnswerRun(plan.block_text, run, answer.released_at)
+    publish_view(database, name, answer.list_columns(intervals=True, raw=True), about)
+    return f"{database.name}:{name}"
+
+
+def find_output(plan: SqlPlan, name: str, folder: Path | None = None) -> Path:
+    """The file that answers are published in. Raises `InvalidInput` or `PlanRefused`."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"the query's name {name[:40]!r} is no name of a table; write letters, digits and _"
+        )
+    catalogue = find_catalogue(folder)
+    output = catalogue.output if catalogue is not None else None
+    if output is None:
+        raise InvalidInput(
+            "the query has a name, and nothing says which file its answer goes to; add output: "
+            "{database: published.duckdb} to dpflow.yml"
+        )
+    for table in plan.tables:
+        require_public(output.database, table, "published results")
+    return output.database
+
+
+def check_output(file: Path, tables: Sequence[Table]) -> None:
+    """Refuse a file that an answer cannot or must not be written to, before anything is charged.
+
+    Raises:
+        InvalidInput: its name does not say what it is.
+        PlanRefused: it is a private table's own.
+    """
+    check_suffix(file)
+    for table in tables:
+        require_public(file, table, "answers")

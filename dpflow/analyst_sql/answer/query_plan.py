@@ -1,0 +1,434 @@
+"""A query from its text to its answer: parse, plan, look for stored releases, charge, compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpflow.analyst_sql.answer.answers import compute_answer
+from dpflow.analyst_sql.answer.sql_answer import Origin, SqlAnswer
+from dpflow.analyst_sql.answer.sql_plan import CHOSEN_KEYS, SqlPlan
+from dpflow.analyst_sql.noise.released_tables import expect_tables
+from dpflow.analyst_sql.parse.query_reader import read_query
+from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, SqlAggregate
+from dpflow.analyst_sql.parse.source_text import Refusal, SourceText, read_source, refusal_of
+from dpflow.analyst_sql.releases.cells import Cells, find_cells_by_query, read_cells
+from dpflow.analyst_sql.releases.grouping_levels import (
+    PlannedParts,
+    add_level,
+    plan_levels,
+)
+from dpflow.analyst_sql.releases.query_parts import (
+    PartPlan,
+    QueryPart,
+    find_misfit,
+    list_parts,
+    price_parts,
+)
+from dpflow.analyst_sql.releases.settings import (
+    Settings,
+    find_public_table,
+    make_finder,
+    merge_options,
+    read_settings,
+)
+from dpflow.analyst_sql.releases.shared_filters import move_filters
+from dpflow.analyst_sql.releases.stored_answers import (
+    Stored,
+    StoredReleases,
+    find_cells,
+    identify_query,
+    keep_cells,
+    list_conditions,
+)
+from dpflow.analyst_sql.releases.stored_means import replace_means
+from dpflow.analyst_sql.releases.target_errors import find_epsilon
+from dpflow.analyst_sql.releases.typed_keys import KeyReader
+from dpflow.core.accounting.events import DiscreteGaussian
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import NONE, Result
+from dpflow.engine.planning.precheck import check_source
+from dpflow.engine.releases.choose_bounds import BoundsChooser
+from dpflow.engine.releases.execute import release_all
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.receipt import Receipt
+from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.scope_filters import ScopeFilters
+from dpflow.error_boundary import errors_end_here
+from dpflow.errors import InvalidInput, PlanRefused, UnknownName
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
+
+IdentifyRun = Callable[[int], RunIdentity]
+
+
+def plan_sql(
+    text: str,
+    options: Mapping[str, Any],
+    tables: Sequence[Table | Path | str] = (),
+    parameters: Mapping[str, Any] | Sequence[Any] = (),
+    ledger: Ledger | None = None,
+    registry: Registry | None = None,
+    folder: Path | None = None,
+    look_up: bool = True,
+    asker: str = "",
+    filters: ScopeFilters | None = None,
+) -> SqlPlan:
+    """Parse and plan a query, and check what is to pay against the types of its sources; reads no row
+    and charges nothing. EXPLAIN and the answer go by this plan.
+
+    Args:
+        look_up: look for stored releases that answer it.
+        asker: who asks again and again, such as a dbt model: it pays for draws of its own, and only
+            its own stored answers serve. Empty: people, who share theirs.
+        filters: say which noise the scope can hold; by default those of the ledger.
+
+    Raises:
+        SqlRefused: it is outside of what can be answered.
+        InvalidInput: options that are no options.
+    """
+    source = read_source(text, options.get("dialect"))
+    settings = replace(read_settings(merge_options(source.options, options), folder), asker=asker)
+    settings = _fit_noise(settings, filters or ScopeFilters(ledger))
+    find_table = make_finder(tables, folder)
+    find_public = partial(find_public_table, tables=tables, folder=folder)
+    registry = registry or Registry.load()
+    keys = KeyReader()
+    refusal: Refusal | None = None
+    try:
+        chooser = BoundsChooser(ledger)
+        read = source, settings, find_table, find_public, parameters, registry, chooser
+        written, query, planned = _read_query(*read)
+        columns = describe_columns(query, source, keys)
+    except Refusal as error:
+        refusal = error
+    if refusal is not None:
+        source.refuse(refusal)
+    stored: list[Stored | None] = [None] * len(planned.parts)
+    unpaid: list[str] = []
+    if ledger is not None and look_up:
+        releases = _LookUp(ledger, settings, registry)
+        stored = [releases.find(part) for part in planned.parts]
+        if not all(stored):
+            for other in _spell_otherwise(query, written):
+                if found := _find_all(other, settings, releases, registry, chooser):
+                    query, planned, stored = found
+                    break
+        unanswered = (part for part, one in zip(planned.parts, stored) if one is None)
+        reasons = (releases.explain(part) for part in unanswered)
+        unpaid = [reason for reason in dict.fromkeys(reasons) if reason]
+    problem = ""
+    try:
+        problem = _check_sources([part for part, one in zip(planned.parts, stored) if one is None])
+    except Refusal as error:
+        refusal = error
+    if refusal is not None:
+        source.refuse(refusal)
+    return SqlPlan(
+        query,
+        settings,
+        tuple(planned.parts),
+        tuple(stored),
+        source,
+        keys,
+        columns,
+        planned.added,
+        planned.levels,
+        tuple(unpaid),
+        problem,
+    )
+
+
+def _fit_noise(settings: Settings, filters: ScopeFilters) -> Settings:
+    """Noise that the scope can hold, where nobody asked for one."""
+    if settings.noise != "auto" or not settings.delta:
+        return settings
+    is_held = filters.hold(settings.scope, DiscreteGaussian(Fraction(1)))
+    return settings if is_held else replace(settings, noise="laplace")
+
+
+def _check_sources(parts: Sequence[PartPlan]) -> str:
+    """Types against the sources' catalogues, as the releases check them before a charge: what keeps a
+    source from being opened now, or "". Raises `Refusal` at the part of the text that does not fit.
+    """
+    for part in parts:
+        try:
+            problem = check_source(part.plan)
+        except (PlanRefused, UnknownName) as error:
+            raise refusal_of(error, find_misfit(part.part, part.plan.request.blocks)) from None
+        if problem:
+            return problem
+    return ""
+
+
+class _LookUp:
+    """Stored releases of all tables and rows that a query reads."""
+
+    def __init__(self, ledger: Ledger, settings: Settings, registry: Registry) -> None:
+        self._ledger, self._settings, self._registry = ledger, settings, registry
+        self._known: list[tuple[SelectQuery, StoredReleases]] = []
+
+    def _open(self, part: QueryPart) -> StoredReleases:
+        query = part.queries[0]
+        releases = next((one for known, one in self._known if known == query), None)
+        if releases is None:
+            settings = self._settings
+            releases = StoredReleases(
+                query,
+                self._ledger,
+                settings.scope,
+                self._registry,
+                settings.revision,
+                settings.asker,
+                settings.bounds,
+            )
+            self._known.append((query, releases))
+        return releases
+
+    def find(self, part: PartPlan) -> Stored | None:
+        """What answers a part at no cost."""
+        return self._open(part.part).find(part, self._settings.target)
+
+    def explain(self, part: PartPlan) -> str | None:
+        """Why nothing does, where something finer is stored."""
+        return self._open(part.part).explain_payment(part.part)
+
+
+def _read_query(
+    source: SourceText,
+    settings: Settings,
+    find_table: Callable[[str], Table],
+    find_public: Callable[[str], RowTable | None],
+    parameters: Mapping[str, Any] | Sequence[Any],
+    registry: Registry,
+    chooser: BoundsChooser,
+) -> tuple[SplitQuery, SplitQuery, PlannedParts]:
+    """The query as it is written, the one that is planned, and its plans. Raises `Refusal`."""
+    written = read_query(source.parse(parameters), find_table, find_public)
+    for one in written.releases if source.privacy_unit is not None else ():
+        unit = one.table.privacy_unit.column
+        if str(source.privacy_unit).casefold() != unit.casefold():
+            raise Refusal(
+                "declared-columns",
+                f"privacy_unit_column is {source.privacy_unit}, and the declaration of {one.table.name!r} protects each {unit}; "
+                f"name that column, or leave the option out",
+            )
+    if settings.blocks:
+        if any(one.blocks for one in written.releases):
+            raise Refusal("blocks", "WHERE names blocks, and so do the options; name them once")
+        written = written.replace_releases(lambda one: replace(one, blocks=settings.blocks))
+    try:
+        query = written.replace_releases(move_filters)
+    except InvalidInput as error:
+        raise refusal_of(error, None) from None
+    return written, query, plan_parts(query, settings, registry, chooser)
+
+
+#: What DuckDB's checks of a query are called here, and what is true where one fails.
+_REJECTED = {
+    "function": (
+        "volatile",
+        "{name} is no deterministic function of released rows, so the same query could have two answers, or read something "
+        "else; leave it out, or give its value as a parameter",
+    ),
+    "relation": ("declared-table", "{name} is no table that the query may read"),
+    "sample": ("volatile", "a sample is another one each time; take LIMIT with an order"),
+    "statement": (
+        "select-only",
+        "DuckDB makes several statements of it; write one SELECT, PIVOT with its values in IN (...)",
+    ),
+    "syntax": ("syntax", "this is not SQL as DuckDB has it"),
+}
+
+
+def describe_columns(query: SplitQuery, source: SourceText, keys: KeyReader) -> tuple[str, ...]:
+    """The names of the answer's columns: DuckDB binds the query to tables without rows, so what it cannot
+    compute is refused before anything is charged. Raises `Refusal`.
+    """
+    rejected: QueryRejected | None = None
+    try:
+        return tuple(n for n, _ in PROCESS.describe(expect_tables(query, keys), query.sql))
+    except QueryRejected as error:
+        rejected = error
+    if rejected.kind == "query":
+        # No row is there, so DuckDB quotes the query alone.
+        what = " ".join(rejected.text.partition("\n\nLINE")[0].split())
+        raise Refusal("binding", f"DuckDB cannot compute it from released rows: {what[:400]}")
+    rule, what = _REJECTED[rejected.kind]
+    refusal = Refusal(rule, what.format(name=rejected.name[:60]))
+    refusal.start = source.find_word(rejected.name)
+    raise refusal
+
+
+def plan_parts(
+    query: SplitQuery, settings: Settings, registry: Registry, chooser: BoundsChooser
+) -> PlannedParts:
+    """Its releases at the price or target that is asked for. Raises `Refusal`."""
+    parts = list_parts(query.list_releases())
+    revision = settings.revision or 1
+
+    def plan_at(epsilon: Any) -> PlannedParts:
+        price, scope, asker = settings.price(epsilon), settings.scope, settings.asker
+        return plan_levels(
+            parts,
+            lambda some: price_parts(
+                some, price, scope, registry, revision, asker, settings.bounds, chooser
+            ),
+        )
+
+    if settings.target is not None:
+        return find_epsilon(settings.target, plan_at)
+    if settings.epsilon is None:
+        raise InvalidInput(
+            "nothing says what may be spent; give an epsilon (--epsilon 0.5, or -- dp: epsilon=0.5), or a target such as "
+            "-- dp: error=100"
+        )
+    return plan_at(settings.epsilon)
+
+
+def _spell_otherwise(query: SplitQuery, written: SplitQuery) -> Iterator[SplitQuery]:
+    """Other spellings that stored releases may answer: with each FILTER where it stands in the text, beside
+    which a release may have more, and with means as sums by numbers of values.
+    """
+    spellings = [written, replace_means(query), replace_means(written)]
+    tried = [query.releases]
+    for one in spellings:
+        if one.releases not in tried:
+            tried.append(one.releases)
+            yield one
+
+
+def _find_all(
+    query: SplitQuery,
+    settings: Settings,
+    releases: _LookUp,
+    registry: Registry,
+    chooser: BoundsChooser,
+) -> tuple[SplitQuery, PlannedParts, list[Stored | None]] | None:
+    """A query with its plans, if stored releases answer all of it."""
+    try:
+        planned = plan_parts(query, settings, registry, chooser)
+    except Refusal:
+        return None
+    stored = [releases.find(part) for part in planned.parts]
+    return (query, planned, stored) if all(stored) else None
+
+
+@errors_end_here
+def answer_sql(
+    plan: SqlPlan,
+    ledger: Ledger,
+    registry: Registry,
+    identify_run: IdentifyRun | None = None,
+    spend_again: bool = False,
+) -> SqlAnswer:
+    """Charge what no stored release answers, draw it, and compute the answer.
+
+    Args:
+        identify_run: the run identity of the n-th part, where an orchestrator knows it.
+
+    Raises:
+        DpflowError: as `dpflow.engine.releases.execute.release`; nothing is charged twice.
+    """
+    planned = [
+        (part, identify_query(part.plan) if identify_run is None else identify_run(position))
+        for position, (part, stored) in enumerate(zip(plan.parts, plan.stored))
+        if stored is None
+    ]
+    receipts = iter(
+        release_all(
+            [(part.plan, run) for part, run in planned], ledger, registry, spend_again=spend_again
+        )
+    )
+    answered: list[tuple[QueryPart, Cells]] = []
+    origins: list[Origin] = []
+    notes = list(plan.unpaid)
+    totals: dict[tuple[SelectQuery, SqlAggregate], tuple[float, float]] = {}
+    for part, stored in zip(plan.parts, plan.stored):
+        query = part.part.queries[0]
+        if stored is not None:
+            result, part_cells = stored.result, find_cells(stored, query)
+            origins.append(_origin_of_stored(stored))
+            notes += _describe_stored(stored, part.part)
+        else:
+            receipt = next(receipts)
+            result = receipt.result
+            part_cells = _cells_of_receipt(query, part.part, part.plan, receipt)
+            origins.append(_origin_of_receipt(receipt))
+            if note := part.plan.undeclared_groups():
+                notes.append(f"{note}: -- dp: groups=N")
+        answering = part.plan if stored is None else stored.plan
+        if note := answering.describe_last_group():
+            notes.append(note)
+        if answering.chosen is not None:
+            notes.append(answering.describe_contributions())
+        if result.totals is not None:
+            notes.append(result.totals.statement)
+        if stored is None or stored.groups == query.groups:
+            totals |= _totals_of(part.part, result)
+        if part.part.private:
+            notes.append(CHOSEN_KEYS)
+        if result == NONE:
+            notes.append(
+                f"release {origins[-1].release_id} failed after it was charged and has no numbers; it stays paid, and "
+                f"another revision pays for a new draw"
+            )
+        answered.append((part.part, part_cells))
+    for level in plan.added:
+        part_below, cells = answered[level.source]
+        groups = part_below.queries[0].groups
+        answered.append((level.part, add_level(level.part, cells, groups)))
+        notes.append(
+            f"level {level.name} is added up from release {origins[level.source].release_id}; rows without declared keys "
+            f"are not in it"
+        )
+    notes = list(dict.fromkeys(notes))
+    cells_of = find_cells_by_query(answered)
+    return compute_answer(plan.query, cells_of, origins, notes, plan.keys, totals)
+
+
+def _totals_of(
+    part: QueryPart, result: Result
+) -> dict[tuple[SelectQuery, SqlAggregate], tuple[float, float]]:
+    """The ends of total intervals of a part's numbers, where its release knows some."""
+    known = {} if result.totals is None else result.totals.ends
+    return {
+        (query, aggregate): known[label]
+        for query in part.queries
+        for aggregate, label in part.measures.items()
+        if label in known
+    }
+
+
+def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:
+    """What a stored release says of other rows or groups than it was asked for."""
+    query = part.queries[0]
+    if stored.groups != query.groups or stored.conditions != set(
+        list_conditions(part, query.table)
+    ):
+        yield f"computed from release {stored.record.release_id}, with its error and the truncation of its groups"
+    for group in stored.groups:
+        if group not in query.groups:
+            yield f"rows that have none of the declared keys of {group} are not in it"
+
+
+def _cells_of_receipt(query: SelectQuery, part: QueryPart, plan: Plan, receipt: Receipt) -> Cells:
+    cells = read_cells(part, plan, receipt.result.rows, query.groups)
+    # Groups that WHERE leaves no row hold noise alone, and SQL shows none of them.
+    return keep_cells(cells, query, query.groups)
+
+
+def _origin_of_receipt(receipt: Receipt) -> Origin:
+    cost = ("0", "0") if receipt.replayed else (receipt.epsilon, receipt.delta)
+    return Origin(
+        receipt.release_id, receipt.mechanism, *cost, receipt.released_at, receipt.replayed
+    )
+
+
+def _origin_of_stored(stored: Stored) -> Origin:
+    return Origin(stored.record.release_id, stored.plan.mechanism.name, "0", "0", stored.at, True)

@@ -1,0 +1,331 @@
+"""A planned query, and what EXPLAIN says of it: how it would be answered, what it would cost and how
+exact it would be. Reads no row and charges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlglot import exp
+
+from dpflow.analyst_sql.answer.sql_answer import write_text
+from dpflow.analyst_sql.noise.forecast_noise import ColumnNoise, forecast_noise
+from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals
+from dpflow.analyst_sql.parse.aggregate_reader import TAIL
+from dpflow.analyst_sql.parse.select_query import (
+    SelectQuery,
+    SplitQuery,
+    SqlAggregate,
+    join_conditions,
+)
+from dpflow.analyst_sql.parse.source_text import SourceText
+from dpflow.analyst_sql.releases.cells import find_measure, find_release, make_width
+from dpflow.analyst_sql.releases.grouping_levels import AddedLevel
+from dpflow.analyst_sql.releases.query_parts import PartPlan
+from dpflow.analyst_sql.releases.settings import Settings
+from dpflow.analyst_sql.releases.stored_answers import Stored
+from dpflow.analyst_sql.releases.typed_keys import KeyReader
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import Row
+from dpflow.engine.releases.execute import check_scope, require_certified
+from dpflow.engine.releases.plan import Plan
+from dpflow.ledger import Ledger
+
+#: Of private keys: the count that shows a key is the one that is released.
+CHOSEN_KEYS = (
+    "groups with few units are not shown; of those near the threshold the ones with large noise are, so "
+    "fewer than 95 % of their intervals hold"
+)
+_TAILS = (TAIL, 1 - TAIL)
+#: Why a mechanism answers.
+_REASONS = {
+    "aggregates": "counts, sums, means and variances share one scan, one truncation and one cost",
+    "private_aggregates": "a key is private, so noisy counts above a threshold select what is shown",
+    "quantiles": "ranks have no bounded sum: the exponential mechanism draws a value of the column's grid",
+    "count_distinct": "a filter on units is a condition on rows of its own",
+    "arg_max": "the most frequent key is chosen without releasing the counts",
+    "histogram": "one count for each public key",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class SqlPlan:
+    """A query with what would answer it; nothing was read or charged.
+
+    Attributes:
+        stored: for each part the stored release that answers it, or None.
+        added: levels of a ROLLUP and the like that are added up from a part's answer.
+        keys: reads keys as typed values.
+        columns: the names of the answer's columns.
+        levels: for each level what is done for it, and why.
+        unpaid: why a part is paid although a finer release is there.
+        source_problem: what kept a source of what is to pay from being checked; "" if nothing did.
+    """
+
+    query: SplitQuery
+    settings: Settings
+    parts: tuple[PartPlan, ...]
+    stored: tuple[Stored | None, ...]
+    source: SourceText = field(repr=False)
+    keys: KeyReader = field(repr=False, compare=False)
+    columns: tuple[str, ...]
+    added: tuple[AddedLevel, ...] = ()
+    levels: tuple[str, ...] = ()
+    unpaid: tuple[str, ...] = ()
+    source_problem: str = ""
+
+    def __repr__(self) -> str:
+        costs = [plan.privacy_cost() for plan in self.to_pay]
+        paid = ", ".join(f"epsilon {epsilon}, delta {delta}" for epsilon, delta in costs)
+        names = ", ".join(table.name for table in self.tables)
+        return f"SqlPlan({names}: {paid or 'free'}, from scope {self.settings.scope!r})"
+
+    def explain(self, ledger: Ledger | None = None) -> dict[str, Any]:
+        """Stages, privacy costs, errors and what is left, as JSON; ``forecast`` says whether the ledger
+        would accept it.
+
+        Raises:
+            PlanRefused: a scope that protects something else.
+        """
+        forecast, budgets = _forecast(self, ledger)
+        answered = zip(self.parts, self.stored)
+        return {
+            "stages": list(_list_stages(self)),
+            "releases": [_describe_part(part, stored) for part, stored in answered],
+            "columns": list(_describe_columns(self)),
+            "protects": "; ".join(dict.fromkeys(table.protection_text for table in self.tables)),
+            "scope": self.settings.scope,
+            "notes": [*self.unpaid, *_list_notes(self)],
+            "forecast": forecast,
+            "budgets": budgets,
+        }
+
+    @property
+    def tables(self) -> list[Table]:
+        """The declared tables that it reads, each once."""
+        tables: dict[str, Table] = {}
+        for query in self.query.list_releases():
+            tables.setdefault(query.table.name, query.table)
+        return list(tables.values())
+
+    @property
+    def block_text(self) -> str:
+        """The blocks that it reads, each once, with commas between them."""
+        return ",".join(
+            dict.fromkeys(block for part in self.parts for block in part.plan.charged_blocks)
+        )
+
+    @property
+    def to_pay(self) -> list[Plan]:
+        """The plans that no stored release answers."""
+        return [part.plan for part, stored in zip(self.parts, self.stored) if stored is None]
+
+
+def _forecast(plan: SqlPlan, ledger: Ledger | None) -> tuple[str, list[dict[str, Any]]]:
+    if ledger is None:
+        return plan.source_problem or "no ledger yet, so no forecast", []
+    to_pay = plan.to_pay
+    for one in to_pay:
+        check_scope(one, ledger)
+        require_certified(one, ledger)
+    budgets = ledger.remaining(plan.settings.scope).rows()
+    if not to_pay:
+        return "free: stored releases answer it", budgets
+    events = [one.event for one in to_pay]
+    refusal = ledger.check(plan.settings.scope, events, to_pay[0].charged_blocks)
+    return refusal or plan.source_problem or "the ledger would accept it now", budgets
+
+
+def _list_stages(plan: SqlPlan) -> Iterator[str]:
+    read: list[SelectQuery] = []
+    for part in plan.parts:
+        query = part.part.queries[0]
+        if query not in read:
+            read.append(query)
+            yield _describe_rows(query.table, join_conditions(query.conditions), query.blocks)
+        by = part.part.params.get("by")
+        names = ", ".join(map(str, part.part.measures))
+        yield (
+            f"bound contributions: {part.plan.describe_contributions()}; "
+            f"{part.part.mechanism}{f' by {by}' if by else ''}: {names}"
+        )
+    yield from plan.levels
+    for one in plan.query.public:
+        columns = ", ".join(name for name, _ in one.columns)
+        yield f"read a public table of {len(one.values[0])} rows: {columns}"
+    yield f"compute from what was released, at no cost: {plan.query.sql}"
+
+
+def _describe_rows(table: Table, where: str | None, blocks: Sequence[str]) -> str:
+    """Which rows are read, and what each unit's rows become."""
+    condition = f" where {where}" if where else ""
+    units = table.unit_rows
+    if units is None:
+        of_blocks = f", blocks {', '.join(blocks)}" if blocks else ""
+        return f"read {table.name}{of_blocks}{condition}"
+    keys = [name for name, _ in units.keys]
+    each = " and ".join([table.privacy_unit.column, *keys])
+    columns = [(name, table.columns[name]) for name in units.features]
+    features = [
+        f"{name} from {float(one.lower):g} to {float(one.upper):g}"
+        if one.lower is not None and one.upper is not None and not one.holds_dates
+        else name
+        for name, one in columns
+    ]
+    below = _describe_rows(units.rows, units.where, units.blocks)
+    made = f"one row for each {each}{': ' if features else ''}{', '.join(features)}"
+    return f"{below}; make {made}{condition}"
+
+
+def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:
+    epsilon, delta = part.plan.privacy_cost() if stored is None else ("0", "0")
+    return {
+        "mechanism": part.plan.mechanism.name,
+        "why": _REASONS[part.part.mechanism],
+        "of": [str(aggregate) for aggregate in part.part.measures],
+        "epsilon": epsilon,
+        "delta": delta,
+        "blocks": list(part.plan.charged_blocks),
+        "stored": None
+        if stored is None
+        else f"release {stored.record.release_id} of {stored.at.isoformat(sep=' ')}",
+        "error": part.plan.error_bound.note if part.plan.error_bound else "",
+    }
+
+
+def _describe_columns(plan: SqlPlan) -> Iterator[dict[str, Any]]:
+    """Each column with its noise; ``half_width_95`` is that of every interval of it, None where it hangs on
+    what is released.
+    """
+    forecasts = forecast_noise(plan.query, plan.keys, plan.parts, plan.stored, plan.added)
+    everything = ColumnIntervals(
+        True,
+        frozenset(
+            (n, j) for n, one in enumerate(plan.query.releases) for j in range(len(one.aggregates))
+        ),
+    )
+    for position, name in enumerate(plan.columns):
+        forecast = None if forecasts is None else forecasts[position]
+        intervals = everything if forecast is None else forecast.intervals
+        yield {
+            "column": name,
+            "noise": _describe_noise(plan, forecast, intervals),
+            "half_width_95": forecast and forecast.half_width_95,
+        }
+
+
+def _describe_noise(plan: SqlPlan, forecast: ColumnNoise | None, intervals: ColumnIntervals) -> str:
+    """The half-widths of what a column is computed from, as its intervals in the answer take them."""
+    if not intervals.noisy:
+        return "none"
+    statistics = [
+        (plan.query.releases[n], plan.query.releases[n].aggregates[j])
+        for n, j in sorted(intervals.sources)
+    ]
+    source = plan.query.tree.args.get("from_")
+    is_direct = source is not None and isinstance(source.this, exp.Table) and bool(source.this.db)
+    of_rows = "" if is_direct else " in each released row"
+    lines = list(
+        dict.fromkeys(
+            f"{aggregate} {_describe_width(aggregate, select, plan, intervals.taken)}{of_rows}"
+            for select, aggregate in statistics
+        )
+    )
+    if forecast is None:
+        return "; ".join([*lines, "wider where noise chooses rows"])
+    if forecast.half_width_95 is not None:
+        if len(lines) > 1 or of_rows:
+            lines.append(f"the column +- {forecast.half_width_95:g}")
+    elif not intervals.together:
+        lines.append("the column has no interval")
+    if intervals.confidence not in (95, None):
+        lines.append(f"together at least {intervals.confidence} %")
+    if forecast.with_keys is not None:
+        keys, width = forecast.with_keys
+        example = f": +- {width:g} among {keys}" if width is not None else ""
+        lines.append(f"wider with every private key among which noise chooses{example}")
+    return "; ".join(lines)
+
+
+def _describe_width(
+    aggregate: SqlAggregate, select: SelectQuery, plan: SqlPlan, together: int
+) -> str:
+    for level in plan.added:
+        if aggregate in level.part.measures and select in level.part.queries:
+            row = Row("", level.part.measures[aggregate], None)
+            below = make_width(plan.parts[level.source].plan, row, level.cells)
+            return f"+- {below(together):g} in {level.name}"
+    for part, stored in zip(plan.parts, plan.stored):
+        if aggregate not in part.part.measures or select not in part.part.queries:
+            continue
+        # A stored release has the error that it was drawn with.
+        answering = part.plan if stored is None else stored.plan
+        label = part.part.measures[aggregate]
+        release, measure = find_release(answering), find_measure(answering, label)
+        if release is not None and measure is not None and measure.shrinks:
+            return release.describe_sizes(measure)
+        if release is None or measure is None:
+            bound = part.plan.error_bound
+            return "; ".join(
+                f"{name} +- {width:g}"
+                for name, width in (bound.half_width if bound else {}).items()
+            )
+        width = make_width(answering, Row("", label, None))(together)
+        of_cells = " in each cell" if stored is not None and stored.groups != select.groups else ""
+        return f"+- {width:g}{of_cells}"
+    return "unknown"
+
+
+def _list_notes(plan: SqlPlan) -> Iterator[str]:
+    kinds = [one for one in _list_aggregates(plan) if one.kind == "quantile"]
+    tails = [one for one in kinds if one.share is not None and one.share in _TAILS]
+    if tails:
+        yield (
+            "MIN and MAX are the quantiles 0.01 and 0.99: the smallest value itself is one unit's own"
+        )
+    if any(part.part.private for part in plan.parts):
+        yield CHOSEN_KEYS
+    for part, stored in zip(plan.parts, plan.stored):
+        if note := (part.plan if stored is None else stored.plan).describe_last_group():
+            yield note
+        if stored is None and (note := part.plan.undeclared_groups()):
+            yield f"{note}: -- dp: groups=N"
+        for candidate in part.plan.describe_candidates() if stored is None else ():
+            yield f"bounds for {part.part.mechanism}: {candidate}"
+    for literal in _list_shares(plan):
+        yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {literal}"
+
+
+def _list_aggregates(plan: SqlPlan) -> list[SqlAggregate]:
+    return [one for query in plan.query.list_releases() for one in query.aggregates]
+
+
+def _list_shares(plan: SqlPlan) -> list[str]:
+    shares = {
+        write_text(float(one.share))
+        for one in _list_aggregates(plan)
+        if one.kind == "quantile" and one.share not in (*_TAILS, None)
+    }
+    return [", ".join(sorted(shares))] if shares else []
+
+
+def plan_lines(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A description as lines of two texts, for people."""
+    yield from (("stage", stage) for stage in view["stages"])
+    for one in view["releases"]:
+        cost = one["stored"] or f"epsilon {one['epsilon']}, delta {one['delta']}"
+        each = f" in each of the blocks {', '.join(one['blocks'])}" if one["blocks"] else ""
+        yield one["mechanism"], f"{one['why']}"
+        yield "", f"cost: {cost}{each if not one['stored'] else ''}"
+    yield from ((f"noise of {one['column']}", one["noise"]) for one in view["columns"])
+    yield "protects", view["protects"]
+    for budget in view["budgets"]:
+        block = f" {budget['block']}" if budget["block"] else ""
+        yield (
+            f"left in {budget['scope']}{block}",
+            (f"epsilon {budget['epsilon_left'] or '-'}, delta {budget['delta_left']}"),
+        )
+    yield from (("note", note) for note in view["notes"])
+    yield "forecast", view["forecast"]

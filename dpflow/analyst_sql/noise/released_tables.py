@@ -1,0 +1,298 @@
+"""Released numbers as tables for DuckDB: keys, numbers, and on demand the ends of their intervals."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlglot import exp
+
+from dpflow.analyst_sql.noise.noise_relations import COUNT, HIGH, LOW, ReleasedColumns
+from dpflow.analyst_sql.parse.select_query import (
+    SelectQuery,
+    SplitQuery,
+    SqlAggregate,
+    filled_column,
+    key_column,
+    number_column,
+    release_table,
+)
+from dpflow.analyst_sql.releases.cells import Cells, Number, find_measure, find_release
+from dpflow.analyst_sql.releases.query_parts import find_grouping
+from dpflow.analyst_sql.releases.typed_keys import KeyReader
+from dpflow.core.accounting.events import DiscreteLaplace
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import NO_VALUE, ValueRange
+from dpflow.core.toolbox.noise import FAILURE, Noise
+from dpflow.tables.public.query_process import RowTable
+
+_MISSING = Number(None, lambda together: None)
+#: Rates at which Chernoff's bound is tried, as shares of the largest.
+_RATES = (0.04, 0.08, 0.16, 0.28, 0.42, 0.58, 0.75, 0.9)
+
+
+#: The ends of what a number may be.
+FindEnds = Callable[[Number], tuple[float | None, float | None]]
+
+
+@dataclass(frozen=True)
+class ReleasedTable:
+    """One released table.
+
+    Attributes:
+        numbers: for each aggregate the released number of each row.
+        filled: for each number that means are divided by whether its interval excludes 0, in each row.
+    """
+
+    name: str
+    keys: list[tuple[str, str, list[Any]]]
+    kinds: list[str]
+    numbers: list[list[Number]]
+    selected: bool
+    filled: Mapping[int, list[bool]] = field(default_factory=dict)
+
+    def write_rows(self, find_ends: FindEnds | None = None) -> RowTable:
+        """Keys and numbers; with the two ends that ``find_ends`` gives each number beside it."""
+        columns = [(name, kind) for name, kind, _ in self.keys]
+        values = [list(map(_write_value, texts)) for _, _, texts in self.keys]
+        for position, (kind, numbers) in enumerate(zip(self.kinds, self.numbers)):
+            name = number_column(position)
+            columns.append((name, kind))
+            values.append([_write_value(number.value) for number in numbers])
+            if find_ends is None or not _is_numeric(kind):
+                continue
+            spans = list(map(find_ends, numbers))
+            columns += [(name + LOW, "DOUBLE"), (name + HIGH, "DOUBLE"), (name + COUNT, "BIGINT")]
+            values += [[low for low, _ in spans], [high for _, high in spans], [1] * len(spans)]
+        columns += [(filled_column(position), "BOOLEAN") for position in self.filled]
+        values += self.filled.values()
+        if not columns:
+            raise AssertionError("a release has a number")
+        return RowTable(self.name, columns, values)
+
+    def find_mean_limits(self) -> dict[int, ValueRange]:
+        """Public ranges of the means of what is summed up, by the position of the sum."""
+        return {
+            position: limits
+            for position, numbers in enumerate(self.numbers)
+            if len(declared := {number.mean_limits for number in numbers}) == 1
+            and (limits := declared.pop()) is not None
+        }
+
+    def describe(self) -> ReleasedColumns:
+        """What rules for intervals need of it."""
+        return ReleasedColumns(
+            len(self.keys),
+            [_is_numeric(kind) for kind in self.kinds],
+            len(self.numbers[0]) if self.numbers else 0,
+            self.selected,
+            [_count_cells(numbers) for numbers in self.numbers],
+            [any(number.remark == NO_VALUE for number in numbers) for numbers in self.numbers],
+            list(self.filled),
+        )
+
+
+def _is_numeric(kind: str) -> bool:
+    return kind in ("BIGINT", "DOUBLE")
+
+
+def find_span(number: Number, together: int) -> tuple[float | None, float | None]:
+    """The interval of a number that holds with as many together; Nones where it has none."""
+    width, value = number.width(together), number.value
+    if width is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return None, None
+    return value - width, value + width
+
+
+def find_limits(number: Number) -> tuple[float | None, float | None]:
+    """The public range of a number, with infinite ends; Nones where it has no value."""
+    limits = number.limits
+    if number.value is None:
+        return None, None
+    return (
+        -math.inf if limits.low is None else float(limits.low),
+        math.inf if limits.high is None else float(limits.high),
+    )
+
+
+def _is_filled(number: Number) -> bool:
+    """Whether the interval of a number of rows excludes 0, together with that of the sum over them."""
+    lows = (find_span(number, together)[0] for together in (2, 1))
+    low = next((low for low in lows if low is not None), None)
+    return low is not None and low > 0
+
+
+def _count_cells(numbers: Sequence[Number]) -> int:
+    """How many cells each number adds up; 0 unless all add up as many of one release, each once."""
+    first = numbers[0] if numbers else _MISSING
+    if first.plan is None or any(
+        number.plan is not first.plan
+        or number.label != first.label
+        or number.cells != first.cells
+        or number.value is None
+        for number in numbers
+    ):
+        return 0
+    parts = [part for number in numbers for part in number.parts or (number,)]
+    return first.cells if len(set(parts)) == len(parts) else 0
+
+
+def make_tables(
+    query: SplitQuery, cells: Callable[[SelectQuery], Cells], keys: KeyReader
+) -> list[ReleasedTable]:
+    """The tables that a query reads."""
+    return [
+        _make_table(position, release, cells(release), keys, _list_divisors(query, position))
+        for position, release in enumerate(query.releases)
+    ]
+
+
+def _list_divisors(query: SplitQuery, position: int) -> list[int]:
+    """The numbers of a release that means are divided by."""
+    return sorted(number for release, number in query.divisors if release == position)
+
+
+def _make_table(
+    position: int, release: SelectQuery, cells: Cells, reader: KeyReader, divisors: Sequence[int]
+) -> ReleasedTable:
+    rows = list(cells)
+    texts = [[key[n] for key in rows] for n in range(len(release.groups))]
+    typed = reader.read_columns(release.table, release.groups, texts)
+    keys = []
+    for n, (column, values_of) in enumerate(zip(texts, typed)):
+        values = [values_of[text] for text in column]
+        kind = find_kind(values) or reader.find_kind(release.table, release.groups[n])
+        keys.append((key_column(n), kind, values))
+    numbers = [[cells[key].get(one, _MISSING) for key in rows] for one in release.aggregates]
+    kinds = [
+        find_kind([number.value for number in column]) or expect_kind(one, release.table)
+        for one, column in zip(release.aggregates, numbers)
+    ]
+    filled = {n: list(map(_is_filled, numbers[n])) for n in divisors}
+    return ReleasedTable(
+        release_table(position), keys, kinds, numbers, find_grouping(release)[2], filled
+    )
+
+
+def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
+    """The same tables and the public ones, before anything is released: types and no rows."""
+    tables = [replace(one, values=[[] for _ in one.columns]) for one in query.public]
+    for position, release in enumerate(query.releases):
+        _table, _by, _private = find_grouping(release)
+        columns = []
+        for n, group in enumerate(release.groups):
+            columns.append((key_column(n), keys.find_kind(release.table, group)))
+        for n, one in enumerate(release.aggregates):
+            columns.append((number_column(n), expect_kind(one, release.table)))
+        columns += [(filled_column(n), "BOOLEAN") for n in _list_divisors(query, position)]
+        tables.append(RowTable(release_table(position), columns, [[] for _ in columns]))
+    return tables
+
+
+def expect_kind(aggregate: SqlAggregate, table: Table) -> str:
+    """DuckDB's type of a released number."""
+    if aggregate.kind in ("count", "values", "units"):
+        return "BIGINT"
+    if aggregate.kind == "mode":
+        return "VARCHAR"
+    if aggregate.kind == "histogram":
+        return "MAP(VARCHAR, BIGINT)"
+    value = aggregate.value
+    assert value is not None
+    if (
+        aggregate.kind == "quantile"
+        and value.op == "column"
+        and table.column(".".join(value.args[0])).holds_dates
+    ):
+        return "VARCHAR"
+    return "DOUBLE"
+
+
+_KINDS = {
+    bool: "BOOLEAN",
+    int: "BIGINT",
+    float: "DOUBLE",
+    str: "VARCHAR",
+    dict: "MAP(VARCHAR, BIGINT)",
+    dt.date: "DATE",
+    dt.datetime: "TIMESTAMP",
+}
+
+
+def find_kind(values: Sequence[Any]) -> str | None:
+    """DuckDB's type of values; None where there is none."""
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds:
+        return None
+    if kinds == {int, float}:
+        return "DOUBLE"
+    if kinds == {int} and any(not -(2**63) <= v < 2**63 for v in values if v is not None):
+        return "DOUBLE"
+    return _KINDS.get(next(iter(kinds)), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
+
+
+def _write_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {"key": list(value), "value": list(value.values())}
+    if isinstance(value, dt.datetime):
+        return value.isoformat(sep=" ")
+    return value.isoformat() if isinstance(value, dt.date) else value
+
+
+def write_sum_width(first: Number, together: int, count: Any) -> Any:
+    """The half-width of a sum of a release's independent numbers, as SQL.
+
+    Args:
+        first: one of them.
+        count: an expression of how many there are.
+    """
+    assert first.plan is not None
+    release, measure = find_release(first.plan), find_measure(first.plan, first.label)
+    assert release is not None and measure is not None
+    used = release.query.weights(measure)
+    failure = FAILURE / (len(used) * together)
+    total: Any = exp.Literal.number(0)
+    cells = exp.Mul(this=exp.paren(count.copy()), expression=_write_float(first.cells))
+    for moment in used:
+        scale = release.query.error_bound(measure, {one: float(one == moment) for one in used})
+        tail = _write_tail(release.noises[moment], failure, exp.paren(cells))
+        total = exp.Add(this=total, expression=exp.Mul(this=_write_float(scale), expression=tail))
+    return exp.paren(total)
+
+
+def _write_tail(noise: Noise, failure: float, cells: Any) -> Any:
+    """A t that a sum of so many noises exceeds with this probability at most, as in
+    `dpflow.core.toolbox.noise.Noise.sum_half_width`.
+    """
+    logarithm = math.log(2 / failure)
+    if isinstance(noise.event, DiscreteLaplace):
+        scale = float(noise.event.scale)
+        ends = []
+        for share in _RATES:
+            rate = share / scale
+            log_moment = (
+                2 * math.log(-math.expm1(-1 / scale))
+                - math.log(-math.expm1(rate - 1 / scale))
+                - math.log(-math.expm1(-rate - 1 / scale))
+            )
+            line = exp.Mul(this=cells.copy(), expression=_write_float(log_moment / rate))
+            ends.append(exp.Add(this=line, expression=_write_float(logarithm / rate)))
+        many: Any = exp.Least(this=ends[0], expressions=ends[1:])
+    else:
+        square = 2 * float(noise.event.sigma2) * logarithm
+        many = exp.Sqrt(this=exp.Mul(this=cells.copy(), expression=_write_float(square)))
+    single = exp.LTE(this=cells.copy(), expression=exp.Literal.number(1))
+    return exp.paren(
+        exp.Case(
+            ifs=[exp.If(this=single, true=_write_float(noise.half_width(failure)))],
+            default=exp.Ceil(this=many),
+        )
+    )
+
+
+def _write_float(value: float) -> Any:
+    number = exp.cast(exp.Literal.number(repr(abs(float(value)))), "DOUBLE")
+    return exp.Neg(this=number) if value < 0 else number

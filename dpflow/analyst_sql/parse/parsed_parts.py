@@ -1,0 +1,35 @@
+"""Parts of a parsed query: their arguments, and what stands inside of brackets and aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlglot import exp
+
+from dpflow.analyst_sql.parse.source_text import Refusal
+
+
+def take_arguments(parsed: Any, *names: str, ignore: Sequence[str] = ()) -> list[Any]:
+    """Arguments of a parsed part. Any other that is set would change its meaning: it is refused."""
+    for name, value in parsed.args.items():
+        if name not in (*names, *ignore) and value not in (None, False, [], ""):
+            value = value[0] if isinstance(value, list) else value
+            raise Refusal(
+                "allow-list",
+                f"{type(parsed).__name__.upper()} with {name.rstrip('_')} is not in the language",
+                value if isinstance(value, exp.Expression) else parsed,
+            )
+    return [parsed.args.get(name) for name in names]
+
+
+def strip_brackets(parsed: Any) -> Any:
+    """What stands inside of brackets."""
+    while isinstance(parsed, exp.Paren):
+        parsed = parsed.this
+    return parsed
+
+
+def strip_alias(item: Any) -> Any:
+    """A column of the answer without the name that the query gives it."""
+    return item.this if isinstance(item, exp.Alias) else item

@@ -1,0 +1,439 @@
+"""Reads an aggregating SELECT over private rows: what is released, and the same SELECT over the table of
+what was released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sqlglot import ErrorLevel, exp
+
+from dpflow.analyst_sql.parse.aggregate_reader import AggregateReader
+from dpflow.analyst_sql.parse.grouping_sets import list_sets
+from dpflow.analyst_sql.parse.parsed_parts import (
+    strip_alias,
+    strip_brackets,
+    take_arguments,
+)
+from dpflow.analyst_sql.parse.private_rows import PrivateRows
+from dpflow.analyst_sql.parse.row_reader import RowReader
+from dpflow.analyst_sql.parse.select_query import (
+    SelectQuery,
+    SqlAggregate,
+    key_column,
+    make_source,
+    number_column,
+)
+from dpflow.analyst_sql.parse.source_text import Refusal
+from dpflow.analyst_sql.parse.statement import read_where
+from dpflow.tables.language.nodes import Node
+
+#: Clauses of a SELECT that are read; ``with_``, ``from_`` and ``joins`` by the reader of its sources.
+CLAUSES = ("expressions", "where", "group", "having", "order", "limit", "offset")
+SOURCES = ("with_", "from_", "joins")
+#: Clauses that work on released rows alone.
+AFTER_NOISE = ("distinct", "qualify", "windows")
+#: The most columns, ordering keys and groups of one query, and how deeply an expression may nest.
+MAX_COLUMNS, MAX_DEPTH = 100, 60
+
+#: A query inside of an expression, over released rows.
+ReadSubquery = Callable[[Any], Any]
+#: Adds a release and returns its position.
+AddRelease = Callable[[SelectQuery], int]
+
+
+class SelectReader:
+    """Reads one SELECT over private rows.
+
+    Args:
+        read_subquery: the same for a query inside of an expression.
+        add_release: notes what is released.
+        aggregate_names: what DuckDB calls its aggregates, in lower case.
+    """
+
+    def __init__(
+        self,
+        parsed: Any,
+        source: PrivateRows,
+        read_subquery: ReadSubquery,
+        add_release: AddRelease,
+        aggregate_names: Callable[[], frozenset[str]],
+    ) -> None:
+        self._parsed, self._source, self._table = parsed, source, source.table
+        self._read_subquery, self._add_release = read_subquery, add_release
+        self._aggregate_names = aggregate_names
+        self._rows = RowReader(source)
+        self._numbers: dict[SqlAggregate, int] = {}
+        self._aggregates = AggregateReader(source.table, self._rows, self._make_number)
+        self._groups: tuple[Node, ...] = ()
+        self._key_kinds: set[type] = set()
+        self._levels: list[tuple[Node, ...]] = []
+        self._grouping: list[tuple[int, ...]] = []
+        #: Expressions of the answer's columns, by their aliases.
+        self._items = {
+            item.alias.casefold(): item.this
+            for item in parsed.expressions
+            if isinstance(item, exp.Alias)
+        }
+
+    def read(self) -> Any:
+        """The SELECT over released rows. Raises `Refusal`."""
+        parsed = self._parsed
+        clauses = take_arguments(parsed, *CLAUSES, *AFTER_NOISE, ignore=SOURCES)
+        items, where, group, having, order, limit, offset, distinct, qualify, windows = clauses
+        if len(items) > MAX_COLUMNS:
+            raise Refusal("length", f"it has more than {MAX_COLUMNS} columns", items[-1])
+        texts: dict[Any, Any] = {}
+        conditions, blocks = read_where(where, self._source, texts)
+        levels = [list(self._read_groups(level)) for level in self._list_groups(group, items)]
+        nodes = {str(node): (node, part) for level in levels for node, part in level}
+        self._groups = tuple(nodes[text][0] for text in sorted(nodes))
+        # A name of the grouping is a key wherever it stands outside an aggregate.
+        self._key_kinds = {type(strip_brackets(part)) for _, part in nodes.values()}
+        tree = exp.Select(with_=parsed.args.get("with_"))
+        tree.set("expressions", [self._read_item(item) for item in items])
+        if having is not None:
+            tree.set("where", exp.Where(this=self._rewrite(having.this.copy())))
+        for name, clause in (("qualify", qualify), ("distinct", distinct)):
+            if clause is not None:
+                tree.set(name, self._rewrite_parts(clause.copy(), MAX_DEPTH))
+        if windows:
+            tree.set("windows", [self._rewrite_parts(w.copy(), MAX_DEPTH) for w in windows])
+        self._order(tree, order, limit, offset, items)
+        if not self._numbers:
+            self._refuse_rows(items)
+        query = SelectQuery(
+            self._table,
+            conditions,
+            blocks or (),
+            self._groups,
+            tuple(self._numbers),
+            parsed=texts | dict(nodes.values()) | self._aggregates.parsed,
+        )
+        self._set_source(tree, query, [[node for node, _ in level] for level in levels])
+        return tree
+
+    def _refuse_rows(self, items: Sequence[Any]) -> None:
+        inner = next((sub for item in items for sub in item.find_all(exp.Subquery)), None)
+        if inner is not None:
+            raise Refusal(
+                "subqueries",
+                "a query in brackets is answered beside aggregates, and rows themselves are never released",
+                inner,
+            )
+        raise Refusal(
+            "aggregates",
+            "nothing is counted or computed, and rows themselves are never released; add an aggregate",
+            items[0] if items else self._parsed,
+        )
+
+    # --- the table of what was released --------------------------------------------------------------------------
+
+    def _set_source(self, tree: Any, query: SelectQuery, sets: Sequence[Sequence[Node]]) -> None:
+        """FROM: the table of a release, or those of all grouping sets, one after the other."""
+        if len(sets) == 1:
+            position = self._add_release(query)
+            source = make_source(position)
+        else:
+            levels = tuple(tuple(sorted(level, key=str)) for level in sets)
+            branches = [self._make_level(query, level, levels) for level in levels]
+            union = branches[0]
+            for branch in branches[1:]:
+                union = exp.Union(this=union, expression=branch, distinct=False)
+            source = exp.Subquery(this=union)
+        source.set("alias", exp.TableAlias(this=exp.to_identifier(_ALIAS, quoted=True)))
+        tree.set("from_", exp.From(this=source))
+
+    def _make_level(
+        self,
+        query: SelectQuery,
+        level: tuple[Node, ...],
+        levels: tuple[tuple[Node, ...], ...],
+    ) -> Any:
+        """One grouping set's rows, with NULL for the keys that it leaves out."""
+        release = SelectQuery(
+            query.table,
+            query.conditions,
+            query.blocks,
+            level,
+            query.aggregates,
+            levels,
+            query.parsed,
+        )
+        columns = []
+        for position, group in enumerate(query.groups):
+            key = exp.column(key_column(level.index(group))) if group in level else exp.Null()
+            columns.append(exp.alias_(key, key_column(position)))
+        columns += [exp.column(number_column(n)) for n in range(len(query.aggregates))]
+        for n, positions in enumerate(self._grouping):
+            # As in SQL: a bit for each argument, the last one lowest, set where it is not grouped by.
+            bits = "".join(str(int(query.groups[p] not in level)) for p in positions)
+            columns.append(exp.alias_(exp.Literal.number(int(bits, 2)), _grouping_column(n)))
+        source = make_source(self._add_release(release))
+        return exp.Select(expressions=columns, from_=exp.From(this=source))
+
+    def _make_key(self, position: int) -> Any:
+        return exp.column(key_column(position), table=exp.to_identifier(_ALIAS, quoted=True))
+
+    def _make_number(self, aggregate: SqlAggregate) -> Any:
+        position = self._numbers.setdefault(aggregate, len(self._numbers))
+        return exp.column(number_column(position), table=exp.to_identifier(_ALIAS, quoted=True))
+
+    # --- groups -------------------------------------------------------------------------------------------------
+
+    def _list_groups(self, group: Any, items: Sequence[Any]) -> list[list[Any]]:
+        """What rows are grouped by, as parsed, for each grouping set: numbers and names of columns of the
+        answer stand for their expressions.
+        """
+        if group is None:
+            return [[]]
+        parts, everything = take_arguments(group, "expressions", "all")
+        if everything:
+            return [
+                [
+                    inner
+                    for item in items
+                    if not any(isinstance(p, exp.AggFunc | exp.Filter) for p in item.walk())
+                    if not isinstance(
+                        inner := strip_alias(item), exp.Literal | exp.Star | exp.Subquery
+                    )
+                ]
+            ]
+        sets = list_sets(parts)
+        if max(map(len, sets)) > MAX_COLUMNS:
+            raise Refusal("length", f"it groups by more than {MAX_COLUMNS} expressions", group)
+        return [[self._find_item(part, items) for part in members] for members in sets]
+
+    def _find_item(self, part: Any, items: Sequence[Any]) -> Any:
+        """The expression that ``1`` or an alias means."""
+        if isinstance(part, exp.Literal) and not part.is_string:
+            position = int(part.this) if str(part.this).isdecimal() else 0
+            if not 1 <= position <= len(items):
+                raise Refusal("positions", f"there is no column number {part.this}", part)
+            return strip_alias(items[position - 1])
+        alias = part.name.casefold() if isinstance(part, exp.Column) and not part.table else ""
+        if alias in self._items and not self._rows.is_declared(part):
+            return self._items[alias]
+        return part
+
+    def _read_groups(self, parts: Sequence[Any]) -> Iterator[tuple[Node, Any]]:
+        for part in parts:
+            if self._rows.is_unit(strip_brackets(part)) and not self._rows.is_declared(part):
+                raise Refusal(
+                    "unit-groups",
+                    f"a group of each {part.name} would show single privacy units; group by what many of them share, "
+                    f"and divide by COUNT(DISTINCT {part.name}) for a mean of each",
+                    part,
+                )
+            yield self._rows.read(part), part
+
+    def _find_key(self, parsed: Any) -> int | None:
+        """The position of a group that an expression is; None if it is none."""
+        if type(parsed) not in self._key_kinds:
+            return None
+        try:
+            node = self._rows.read(parsed)
+        except Refusal:
+            return None
+        return next((i for i, group in enumerate(self._groups) if group == node), None)
+
+    # --- what is computed of released numbers -------------------------------------------------------------------
+
+    def _read_item(self, item: Any) -> Any:
+        inner = strip_alias(item)
+        star = strip_brackets(inner)
+        if isinstance(star, exp.Star | exp.Columns) or isinstance(
+            getattr(star, "this", None) if isinstance(star, exp.Column) else None, exp.Star
+        ):
+            raise Refusal(
+                "no-star",
+                "rows are never released, so * has no columns; name groups and aggregates",
+                inner,
+            )
+        name = item.alias if isinstance(item, exp.Alias) else name_column(inner)
+        return exp.alias_(self._rewrite(inner.copy()), exp.to_identifier(name, quoted=True))
+
+    def _rewrite(self, part: Any, depth: int = MAX_DEPTH, in_window: bool = False) -> Any:
+        """An expression over the columns of the released table."""
+        if depth <= 0:
+            raise Refusal("depth", f"it is nested deeper than {MAX_DEPTH}", part)
+        position = self._find_key(part)
+        if position is not None:
+            return self._make_key(position)
+        if isinstance(part, exp.Grouping | exp.GroupingId):
+            return self._read_grouping(part)
+        if isinstance(part, exp.Window):
+            return self._read_window(part, depth)
+        if isinstance(part, exp.Query | exp.Exists):
+            return self._read_subquery(part)
+        number = self._aggregates.read(part)
+        if number is not None:
+            return number
+        if isinstance(part, exp.Column):
+            return self._read_column(part, depth, in_window)
+        if isinstance(part, exp.Star) and in_window:
+            # COUNT(*) OVER (...) counts groups.
+            return part
+        if isinstance(part, exp.Star | exp.Columns):
+            raise Refusal("no-star", "* has no columns here; name groups and aggregates", part)
+        if isinstance(part, exp.Anonymous) and part.name.casefold() in self._aggregate_names():
+            raise self._aggregates.unknown(part)
+        return self._rewrite_parts(part, depth, in_window)
+
+    def _rewrite_parts(self, part: Any, depth: int, in_window: bool = False) -> Any:
+        for name, value in list(part.args.items()):
+            if isinstance(value, exp.Expression):
+                part.set(name, self._rewrite_part(value, depth, in_window))
+            elif isinstance(value, list):
+                part.set(
+                    name,
+                    [
+                        self._rewrite_part(inner, depth, in_window)
+                        if isinstance(inner, exp.Expression)
+                        else inner
+                        for inner in value
+                    ],
+                )
+        return part
+
+    def _rewrite_part(self, part: Any, depth: int, in_window: bool) -> Any:
+        # Names of types, units and windows are no columns.
+        if isinstance(part, exp.Identifier | exp.DataType | exp.Var | exp.Literal):
+            return part
+        return self._rewrite(part, depth - 1, in_window)
+
+    def _read_window(self, part: Any, depth: int) -> Any:
+        """A window function: what it is computed from is released, and it is not."""
+        call = part.this
+        if isinstance(call, exp.IgnoreNulls | exp.RespectNulls):
+            call = call.this
+        if isinstance(call, exp.Filter):
+            call.expression.set("this", self._rewrite(call.expression.this, depth - 1, True))
+            call = call.this
+        if isinstance(call, exp.WithinGroup):
+            raise Refusal("windows", "WITHIN GROUP has no window here", part)
+        self._rewrite_parts(call, depth - 1, True)
+        for name in ("partition_by", "order", "spec"):
+            value = part.args.get(name)
+            if isinstance(value, list):
+                part.set(name, [self._rewrite_part(inner, depth, True) for inner in value])
+            elif isinstance(value, exp.Expression):
+                part.set(name, self._rewrite_parts(value, depth - 1, True))
+        return part
+
+    def _read_column(self, part: Any, depth: int, in_window: bool) -> Any:
+        name = part.name.casefold()
+        # An alias of the answer, as DuckDB's HAVING and ORDER BY take it.
+        if not part.table and name in self._items:
+            inner = self._items.pop(name)
+            try:
+                return exp.paren(self._rewrite(inner.copy(), depth - 1, in_window), copy=False)
+            finally:
+                self._items[name] = inner
+        resolved = self._rows.resolve(part)
+        if in_window:
+            raise Refusal(
+                "windows",
+                f"a window over rows would show them; a window is computed over groups, such as SUM(SUM({resolved})) OVER "
+                "(ORDER BY a key)",
+                part,
+            )
+        raise Refusal(
+            "grouped-columns",
+            f"column {resolved!r} is neither grouped by nor inside an aggregate, so it would show rows",
+            part,
+        )
+
+    def _read_grouping(self, parsed: Any) -> Any:
+        (parts,) = take_arguments(parsed, "expressions")
+        items = self._parsed.expressions
+        keys = (self._find_item(strip_brackets(part), items) for part in parts)
+        positions = tuple(self._find_key(strip_brackets(key)) for key in keys)
+        numbers = tuple(position for position in positions if position is not None)
+        if not positions or len(positions) > 60 or len(numbers) < len(positions):
+            raise Refusal("grouped-columns", "GROUPING takes expressions of GROUP BY", parsed)
+        if not self._has_levels():
+            return exp.Literal.number(0)
+        if numbers not in self._grouping:
+            self._grouping.append(numbers)
+        name = _grouping_column(self._grouping.index(numbers))
+        return exp.column(name, table=exp.to_identifier(_ALIAS, quoted=True))
+
+    def _has_levels(self) -> bool:
+        group = self._parsed.args.get("group")
+        return group is not None and len(self._list_groups(group, self._parsed.expressions)) > 1
+
+    def _order(self, tree: Any, order: Any, limit: Any, offset: Any, items: Sequence[Any]) -> None:
+        """ORDER BY, LIMIT and OFFSET; ties, and rows without an order, are in the order of keys."""
+        parts: list[Any] = []
+        complete = False
+        if order is not None:
+            (ordered,) = take_arguments(order, "expressions")
+            for part in ordered[: MAX_COLUMNS + 1]:
+                key = part.this
+                if isinstance(key, exp.Var):
+                    # ORDER BY ALL
+                    parts.append(part.copy())
+                    complete = True
+                    continue
+                new = part.copy()
+                new.set("this", self._read_order_key(key, items))
+                parts.append(new)
+        distinct = tree.args.get("distinct") is not None
+        # Released rows are in the order of keys; windows and DISTINCT leave them in another one.
+        moved = distinct or tree.find(exp.Window) is not None
+        if not complete and (parts or moved):
+            if distinct:
+                parts += [_ordered(exp.Literal.number(n + 1)) for n in range(len(items))]
+            else:
+                parts += [_ordered(self._make_key(n)) for n in range(len(self._groups))]
+        if parts:
+            tree.set("order", exp.Order(expressions=parts))
+        for name, clause in (("limit", limit), ("offset", offset)):
+            if clause is not None:
+                read_number(clause, name.upper())
+                tree.set(name, clause.copy())
+
+    def _read_order_key(self, key: Any, items: Sequence[Any]) -> Any:
+        if isinstance(key, exp.Literal) and not key.is_string:
+            position = int(key.this) if str(key.this).isdecimal() else 0
+            if not 1 <= position <= len(items):
+                raise Refusal("positions", f"there is no column number {key.this}", key)
+            return key.copy()
+        if isinstance(key, exp.Column) and not key.table:
+            names = [item.alias_or_name.casefold() for item in items]
+            if key.name.casefold() in self._items:
+                return exp.Literal.number(names.index(key.name.casefold()) + 1)
+        return self._rewrite(key.copy())
+
+
+#: The released table's alias: no name of a query's own columns has it.
+_ALIAS = "released rows"
+
+
+def _grouping_column(position: int) -> str:
+    return f"g{position}"
+
+
+def _ordered(key: Any) -> Any:
+    return exp.Ordered(this=key, nulls_first=False)
+
+
+def read_number(clause: Any, name: str) -> None:
+    """Refuse a LIMIT or OFFSET that is no whole number."""
+    if not isinstance(clause, exp.Limit | exp.Offset):
+        raise Refusal("allow-list", f"write {name} as a whole number", clause)
+    (number,) = take_arguments(clause, "expression")
+    if not isinstance(number, exp.Literal) or not str(number.this).isdecimal():
+        raise Refusal("literals", f"{name} takes a whole number", clause)
+
+
+def name_column(parsed: Any) -> str:
+    """What DuckDB calls a column without an alias, or nearly."""
+    if isinstance(parsed, exp.Column):
+        return str(parsed.name)
+    if isinstance(parsed, exp.Count) and isinstance(parsed.this, exp.Star):
+        return "count_star()"
+    text = " ".join(str(parsed.sql("duckdb", unsupported_level=ErrorLevel.IGNORE)).lower().split())
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,352 @@
+"""A query's text: its options, whether it is to be explained, what sqlglot makes of it, and where
+each part stands.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NoReturn
+
+from sqlglot import TokenType, exp, tokenize
+from sqlglot.errors import SqlglotError
+
+from dpflow.analyst_sql.parse.foreign_sql import find_clause, find_dialect, read_clause, translate
+from dpflow.errors import InvalidInput, PlanRefused, RuleBroken, SqlRefused
+from dpflow.tables.language.conditions import is_unicode, parse_strictly
+
+#: The longest query in characters: the parser's time and stack grow with it.
+MOST_TEXT = 20_000
+#: Options that a leading comment may give.
+OPTIONS = (
+    *("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "name", "min_units"),
+    *("noise", "groups", "rows_per_group", "rows_per_unit", "dialect"),
+)
+#: What a comment with options begins with.
+_MARK = "dp:"
+
+
+class Refusal(Exception):
+    """Inside this room: a part of the query breaks a rule. `SourceText.refuse` gives it its position.
+
+    Attributes:
+        node: the part, by which its position is known.
+        option: what keeps the rule if the comment says it.
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        what: str,
+        node: Any = None,
+        option: tuple[str, str] | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.rule, self.what, self.option = rule, what, option
+        self.start = find_start(node)
+
+
+def refusal_of(error: InvalidInput, node: Any, rule: str = "plan") -> Refusal:
+    """What another room refused, at a part of the query."""
+    if isinstance(error, RuleBroken):
+        return Refusal(error.rule, error.what, node)
+    return Refusal(rule, str(error), node)
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """One query as it was written.
+
+    Attributes:
+        text: what is parsed: the query, with blanks where options and EXPLAIN stood, so that positions
+            stay what they are.
+        options: of the leading comments.
+        explain: EXPLAIN stands before it, without ANALYZE.
+        privacy_unit: the column that the query itself takes for the privacy unit's; None if it names none.
+    """
+
+    written: str
+    text: str
+    options: Mapping[str, str]
+    explain: bool = False
+    privacy_unit: str | None = None
+    _lines: list[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_lines", self.written.split("\n"))
+
+    def find_word(self, word: str) -> int | None:
+        """Where a word of the query stands first; None if it is not in it."""
+        match = re.search(rf"\b{re.escape(word)}\b", self.text, re.IGNORECASE) if word else None
+        return None if match is None else match.start()
+
+    def refuse(self, refusal: Refusal) -> NoReturn:
+        """Raise `SqlRefused` with the position of what was refused."""
+        nearest = self._add_option(refusal.option)
+        start = refusal.start
+        if start is None:
+            start = len(self.text) - len(self.text.lstrip())
+        start = min(start, len(self.written))
+        line = self.written.count("\n", 0, start)
+        column = start - (self.written.rfind("\n", 0, start) + 1)
+        raise SqlRefused(
+            refusal.what,
+            rule=refusal.rule,
+            line=line + 1,
+            column=column + 1,
+            # A control character in the text must not move a terminal's cursor.
+            source="".join(c if c.isprintable() else " " for c in self._lines[line]),
+            nearest=nearest,
+        )
+
+    def _add_option(self, option: tuple[str, str] | None) -> str | None:
+        """The query with an option in its comment, which means the same; None if it cannot be shown."""
+        text = self.text.strip().replace("\r\n", "\n")
+        # A control character of the query must not move a terminal's cursor.
+        if option is None or not all(c.isprintable() or c in "\n\t" for c in text):
+            return None
+        return f"-- dp: {option[0]}={option[1]}\n{text}"
+
+    def parse(self, parameters: Mapping[str, Any] | Sequence[Any] = ()) -> exp.Expression:
+        """The one statement, with parameters as literals. Raises `Refusal`."""
+        problem: Refusal | None = None
+        statements: list[Any] = []
+        try:
+            statements = parse_strictly(self.text)
+        except PlanRefused as error:
+            problem = refusal_of(error, None)
+        except RecursionError:
+            problem = Refusal("depth", "it is nested too deeply to be read")
+        except SqlglotError as error:
+            positions = getattr(error, "errors", None) or [{}]
+            start = self._offset(positions[0].get("line"), positions[0].get("col"))
+            problem = Refusal("syntax", "this is not SQL as DuckDB has it; correct it here")
+            problem.start = start
+        # Some of sqlglot's builders look blindly at arguments.
+        except (LookupError, AttributeError, TypeError, ValueError):
+            problem = Refusal("syntax", "this is not SQL as DuckDB has it")
+        if problem is not None:
+            problem.start = problem.start or 0
+            raise problem
+        # A comment behind the ; is a statement of its own for the parser.
+        statements = [one for one in statements if one and not isinstance(one, exp.Semicolon)]
+        if len(statements) != 1:
+            start = self.text.find(";") + 1 if statements else 0
+            what = (
+                f"there are {len(statements)} statements; write one query, at most one ; at its end"
+            )
+            refusal = Refusal("one-statement", what)
+            refusal.start = start
+            raise refusal
+        statement: exp.Expression = _insert_parameters(statements[0], parameters, self)
+        return statement
+
+    def _offset(self, line: int | None, column: int | None) -> int:
+        """Of the parser's position, whose column is that of a token's end."""
+        if not line:
+            return len(self.text.rstrip())
+        before = sum(len(one) + 1 for one in self._lines[: line - 1])
+        return before + max((column or 1) - 1, 0)
+
+
+def read_source(text: str, dialect: str | None = None) -> SourceText:
+    """Split options and EXPLAIN from a query.
+
+    Args:
+        dialect: what it is written in, unless its comment says so; `SourceText.text` is DuckDB's.
+
+    Raises:
+        SqlRefused: it is too long, or holds characters that are no text.
+        InvalidInput: an option that does not exist, or is given twice.
+    """
+    if len(text) > MOST_TEXT or "\0" in text or not is_unicode(text):
+        raise SqlRefused(
+            f"it is longer than {MOST_TEXT:,} characters, or has characters that are no text",
+            rule="length",
+            line=1,
+            column=1,
+            source="",
+            nearest=None,
+        )
+    options: dict[str, str] = {}
+    rest, words = text, []
+    # The tokenizer takes what stands behind EXPLAIN for one text, so it is read again without it.
+    language = "duckdb" if dialect is None else find_dialect(dialect)
+    for word in ("explain", "analyze"):
+        tokens = _tokenize(rest, text, language)
+        if tokens and tokens[0].text.casefold() == word:
+            words.append(word)
+            rest = _blank(rest, tokens[0].start, tokens[0].end + 1)
+        else:
+            break
+    tokens = _tokenize(rest, text, language)
+    start, before = 0, rest[: tokens[0].start if tokens else 0]
+    # Options may stand below a title: ignored ones would charge another scope than they name.
+    for comment in tokens[0].comments if tokens else ():
+        start = before.find(comment, start)
+        # A comment behind the first word belongs to it as well.
+        if start < 0:
+            break
+        end = start + len(comment)
+        if comment.lstrip().casefold().startswith(_MARK):
+            for name, value in _parse_options(comment.lstrip()[len(_MARK) :]):
+                add_option(options, name, value, "the query's comment")
+            is_block = before[start - 2 : start] == "/*"
+            rest = _blank(rest, start - 2, end + 2 * is_block)
+        start = end
+    if dialect is None and "dialect" in options:
+        source = read_source(text, options["dialect"])
+        return replace(source, options={**options, **source.options})
+    unit: str | None = None
+    if (clause := find_clause(tokens)) is not None:
+        first, last = clause
+        google, unit = read_clause(tokens[first + 4 : last])
+        for name, value in google.items():
+            add_option(options, name, value, "its OPTIONS")
+        rest = _blank(rest, tokens[first].start, tokens[last].end + 1)
+    if language != "duckdb":
+        text = rest = translate(rest, language)
+    return SourceText(text, rest, options, words == ["explain"], unit)
+
+
+def _tokenize(text: str, written: str, dialect: str = "duckdb") -> list[Any]:
+    """sqlglot's tokens. Raises `SqlRefused` for a text that has none, such as one with an open quote."""
+    problem: Refusal | None = None
+    try:
+        return list(tokenize(text, read=dialect))
+    except SqlglotError:
+        problem = Refusal(
+            "syntax", "this is not SQL as DuckDB has it; a quote or comment is not closed"
+        )
+        problem.start = len(text.rstrip())
+    SourceText(written, text, {}).refuse(problem)
+
+
+def add_option(options: dict[str, str], name: str, value: object, position: str) -> None:
+    """Note an option. Raises `InvalidInput` if it was given before: nobody could say which counts."""
+    if name in options:
+        raise InvalidInput(
+            f"{name} is given twice, the second time in {position}; give each option once"
+        )
+    options[name] = str(value)
+
+
+def _parse_options(text: str) -> list[tuple[str, str]]:
+    """Names and values of a comment: a value is what stands together up to a comma or blank."""
+    try:
+        tokens = list(tokenize(text, read="duckdb"))
+    except SqlglotError:
+        tokens = []
+        if text.strip():
+            raise _no_options(text) from None
+    options = []
+    while tokens:
+        name, start = tokens[0].text, tokens[0].start
+        last = 2
+        while (
+            last < len(tokens) - 1
+            and tokens[last + 1].token_type != TokenType.COMMA
+            and tokens[last + 1].start == tokens[last].end + 1
+        ):
+            last += 1
+        value = tokens[2 : last + 1]
+        if name not in OPTIONS or not value or tokens[1].token_type != TokenType.EQ:
+            raise _no_options(text[start:])
+        if len(value) == 1 and value[0].token_type == TokenType.STRING:
+            options.append((name, value[0].text))
+        else:
+            options.append((name, text[value[0].start : value[-1].end + 1]))
+        tokens = tokens[last + 1 :]
+        if tokens and tokens[0].token_type == TokenType.COMMA:
+            tokens = tokens[1:]
+    return options
+
+
+def _no_options(text: str) -> InvalidInput:
+    return InvalidInput(
+        f"the query's comment is not a list of options at {text[:40].strip()!r}; write for "
+        f"example -- dp: epsilon=0.5, delta=1e-6, scope=flights (options: {', '.join(OPTIONS)})"
+    )
+
+
+def _blank(text: str, start: int, end: int) -> str:
+    """The text with blanks in a part of it; lines stay lines."""
+    return text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
+
+
+def find_start(node: Any) -> int | None:
+    """Where a part of a parsed query begins: the first of its tokens that has a position."""
+    if not isinstance(node, exp.Expression):
+        return None
+    # Operators and stars have no position, so what they belong to stands for them.
+    for part in (node, *_list_ancestors(node)):
+        starts: list[int] = [one.meta["start"] for one in part.walk() if "start" in one.meta]
+        if starts:
+            return min(starts)
+    return None
+
+
+def _list_ancestors(node: Any) -> Iterator[Any]:
+    while (node := node.parent) is not None:
+        yield node
+
+
+def _insert_parameters(
+    statement: Any, parameters: Mapping[str, Any] | Sequence[Any], source: SourceText
+) -> Any:
+    """The statement with literals where ``$name``, ``$1``, ``:name`` and ``?`` stand: whatever a
+    value holds, it stays one literal.
+
+    Raises `Refusal` for the first that has no value, when all others have theirs.
+    """
+    refusal: Refusal | None = None
+    placeholders = [
+        n for n in statement.walk(bfs=False) if isinstance(n, exp.Parameter | exp.Placeholder)
+    ]
+    for position in placeholders:
+        name = position.name if isinstance(position, exp.Parameter) else str(position.this or "")
+        value: Any = None
+        if isinstance(parameters, Mapping):
+            known = name in parameters
+            value = parameters.get(name)
+        else:
+            known = name.isdecimal() and 1 <= int(name[:9]) <= len(parameters)
+            value = parameters[int(name[:9]) - 1] if known else None
+        what = "has no value; give it one"
+        literal = _make_literal(value)
+        if known and literal is None:
+            what = "is neither a number, a text, a date nor a truth value"
+        if known and literal is not None:
+            position.replace(literal)
+        elif refusal is None:
+            refusal = Refusal("parameters", f"parameter {name[:40]!r} {what}", position)
+            # Its node has no position.
+            mark = re.search(rf"[$:]{re.escape(name)}(?!\w)", source.text) if name else None
+            refusal.start = mark.start() if mark else refusal.start
+    if refusal is not None:
+        raise refusal
+    return statement
+
+
+def _make_literal(value: Any) -> Any:
+    if isinstance(value, bool):
+        return exp.Boolean(this=value)
+    if isinstance(value, str):
+        return exp.Literal.string(value) if is_unicode(value) and "\0" not in value else None
+    if isinstance(value, dt.datetime):
+        return exp.Literal.string(value.isoformat(sep=" "))
+    if isinstance(value, dt.date):
+        return exp.Literal.string(value.isoformat())
+    if isinstance(value, int | Decimal) or (isinstance(value, float) and math.isfinite(value)):
+        number = Decimal(str(value))
+        # No DOUBLE is further from 1, and its digits would be as many.
+        if not number.is_finite() or abs(number.adjusted()) > 400:
+            return None
+        literal = exp.Literal.number(format(abs(number), "f"))
+        return exp.Neg(this=literal) if number < 0 else literal
+    return _make_literal(Decimal(str(float(value)))) if isinstance(value, Fraction) else None

@@ -1,0 +1,266 @@
+"""Reads a query that is grouped by the privacy unit: a relation with one row for each unit, or for each
+unit and key.
+
+It is private rows as any other: what stands around it is released from it. A unit's row is made of its own rows, so a
+unit adds one row (or as many as it may have keys), which contribution bounding enforces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+from typing import Any
+
+from sqlglot import exp
+
+from dpflow.analyst_sql.parse.parsed_parts import strip_alias, strip_brackets, take_arguments
+from dpflow.analyst_sql.parse.private_rows import PrivateRows
+from dpflow.analyst_sql.parse.row_reader import RowReader
+from dpflow.analyst_sql.parse.select_query import join_conditions
+from dpflow.analyst_sql.parse.select_reader import SOURCES, name_column
+from dpflow.analyst_sql.parse.source_text import Refusal, refusal_of
+from dpflow.analyst_sql.parse.statement import read_where
+from dpflow.analyst_sql.parse.value_columns import STEPS, find_bounds
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.contribution import ContributionBounds
+from dpflow.core.contract.declaration import Table, UnitRows
+from dpflow.errors import PlanRefused
+from dpflow.tables.language.grouping import declare_groups
+from dpflow.tables.language.nodes import Aggregate, Node
+
+#: Features of one value, by what sqlglot calls them.
+_PLAIN = {"Sum": "sum", "Avg": "avg", "Min": "min", "Max": "max", "Count": "count"}
+#: Numbers of rows of a unit up to which each of them is a public key.
+MAX_LISTED = 100
+#: A column of the relation is what the query below gives, whatever its own column was computed of.
+_STORED = {"expression": None, "parts": None}
+
+
+def is_by_unit(parsed: Any, source: PrivateRows) -> bool:
+    """Whether a SELECT over private rows gives one row for each privacy unit, or for each unit and key."""
+    rows = RowReader(source)
+    group = parsed.args.get("group")
+    if group is None:
+        distinct = parsed.args.get("distinct")
+        return distinct is not None and any(map(rows.is_unit, _list_items(parsed)))
+    return any(rows.is_unit(part) for part in _list_groups(parsed, rows))
+
+
+def _list_items(parsed: Any) -> list[Any]:
+    return [strip_brackets(strip_alias(item)) for item in parsed.expressions]
+
+
+def _list_groups(parsed: Any, rows: RowReader) -> list[Any]:
+    """What is grouped by; DISTINCT groups by all columns. A column of the rows comes before an alias."""
+    group, items = parsed.args.get("group"), parsed.expressions
+    if group is None:
+        return _list_items(parsed)
+    if group.args.get("all"):
+        return [one for one in _list_items(parsed) if not one.find(exp.AggFunc)]
+    names = {item.alias.casefold(): item.this for item in items if isinstance(item, exp.Alias)}
+    parts = []
+    for part in group.expressions:
+        one = strip_brackets(part)
+        if isinstance(one, exp.Literal) and str(one.this).isdecimal():
+            one = strip_alias(items[int(one.this) - 1]) if 0 < int(one.this) <= len(items) else one
+        elif isinstance(one, exp.Column) and not one.table and not rows.has_column(one):
+            one = names.get(one.name.casefold(), one)
+        parts.append(strip_brackets(one))
+    return parts
+
+
+def read_unit_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
+    """The relation that a SELECT grouped by the privacy unit makes of private rows. Raises `Refusal`."""
+    items, where, group, having, distinct = take_arguments(
+        parsed, "expressions", "where", "group", "having", "distinct", ignore=SOURCES
+    )
+    if distinct is not None:
+        # DISTINCT ON takes any of several rows.
+        take_arguments(distinct)
+    if group is not None:
+        take_arguments(group, "expressions", "all")
+    conditions, blocks = read_where(where, source)
+    rows = RowReader(source)
+    reader = _FeatureReader(source, _list_groups(parsed, rows))
+    columns: dict[str, Node] = {}
+    units: set[str] = set()
+    names: list[str] = []
+    for item in items:
+        inner = strip_brackets(strip_alias(item))
+        name = item.alias if isinstance(item, exp.Alias) else name_column(inner)
+        if name.casefold() in {one.casefold() for one in names}:
+            raise Refusal(
+                "ambiguous-columns", f"the query has two columns {name!r}; name one otherwise", item
+            )
+        names.append(name)
+        if rows.is_unit(inner):
+            units.add(name.casefold())
+            continue
+        columns[name] = reader.read(inner)
+        reader.aliases[name.casefold()] = columns[name]
+    if distinct is not None and not (units and reader.selects_keys(columns.values())):
+        raise Refusal(
+            "distinct-unit",
+            "DISTINCT beside GROUP BY compares rows of several units unless every grouping column is selected; to have "
+            "one row for each unit, group by it alone",
+            distinct,
+        )
+    kept = () if having is None else (reader.read(having.this),)
+    table = reader.declare(join_conditions(conditions), blocks or (), parsed)
+    return PrivateRows(
+        table, "", {}, kept, None, columns, frozenset(units), frozenset(), tuple(names)
+    )
+
+
+class _FeatureReader(RowReader):
+    """Reads expressions of a unit's rows: aggregates become columns of the relation."""
+
+    def __init__(self, source: PrivateRows, groups: Sequence[Any]) -> None:
+        super().__init__(source)
+        self._rows = RowReader(source)
+        self._features: dict[str, Column] = {}
+        self.aliases: dict[str, Node] = {}
+        #: What the rows of a unit are grouped by, beside it.
+        self._keys = {
+            str(node): node
+            for part in groups
+            if not self.is_unit(part)
+            for node in [self._rows.read(part)]
+        }
+
+    def selects_keys(self, columns: Collection[Node]) -> bool:
+        """Whether each key of the rows is a column by itself."""
+        keys = (Node("column", ((_name_key(node),),)) for node in self._keys.values())
+        return all(key in columns for key in keys)
+
+    def _read_node(self, parsed: Any, depth: int) -> Node:
+        if isinstance(parsed, exp.AggFunc | exp.Filter):
+            return self._read_feature(parsed)
+        if self._keys and not isinstance(parsed, exp.Paren) and not parsed.find(exp.AggFunc):
+            try:
+                node = self._rows.read(parsed)
+            except Refusal:
+                node = None
+            if node is not None and str(node) in self._keys:
+                return Node("column", ((_name_key(node),),))
+        return super()._read_node(parsed, depth)
+
+    def _read_column(self, parsed: Any, depth: int) -> Node:
+        if not parsed.table and parsed.name.casefold() in self.aliases:
+            return self.aliases[parsed.name.casefold()]
+        raise Refusal(
+            "grouped-columns",
+            f"column {parsed.name!r} is neither grouped by nor inside an aggregate, and a unit may have several of its values",
+            parsed,
+        )
+
+    def _read_feature(self, parsed: Any) -> Node:
+        call, conditions = parsed, list[Node]()
+        if isinstance(parsed, exp.Filter):
+            call, test = parsed.this, parsed.expression.this
+            conditions.append(self._rows.read(test))
+        kind = type(call).__name__
+        if kind == "CountIf":
+            (test,) = take_arguments(call, "this", ignore=("big_int",))
+            conditions.append(self._rows.read(test))
+            node = Aggregate("count(*)", ())
+        elif kind in _PLAIN:
+            (value,) = take_arguments(call, "this", ignore=("big_int",))
+            node = self._read_aggregate(_PLAIN[kind], value)
+        else:
+            raise Refusal(
+                "aggregates",
+                f"{call.sql_name() if hasattr(call, 'sql_name') else kind} of a unit's rows is not computed; there are COUNT, "
+                "COUNT_IF, SUM, AVG, MIN and MAX",
+                call,
+            )
+        try:
+            column = self._bound_feature(node, bool(conditions))
+        except PlanRefused as error:
+            raise refusal_of(error, parsed, "bounds") from None
+        for condition in conditions:
+            inner = node
+            if node.op == "FILTER":
+                inner, condition = node.args[0], Node("AND", (node.args[1], condition))
+            node = Aggregate("FILTER", (inner, condition))
+        self._features[str(node)] = column
+        return Node("column", ((str(node),),))
+
+    def _read_aggregate(self, name: str, value: Any) -> Aggregate:
+        if name == "count" and (value is None or isinstance(value, exp.Star)):
+            if value is not None:
+                take_arguments(value)
+            return Aggregate("count(*)", ())
+        if isinstance(value, exp.Distinct):
+            if name != "count" or len(value.expressions) != 1:
+                raise Refusal("distinct-unit", "DISTINCT stands in COUNT, of one expression", value)
+            name, value = "count distinct", value.expressions[0]
+        if name == "count" and self.is_unit(strip_brackets(value)):
+            if self._source.table.privacy_unit.missing == "one-unit":
+                raise Refusal(
+                    "aggregates",
+                    f"rows without {value.sql()} are one unit here, and COUNT of it would be 0 for that; COUNT(*) counts its rows",
+                    value,
+                )
+            return Aggregate("count(*)", ())
+        return Aggregate(name, (self._rows.read(value),))
+
+    def _bound_feature(self, node: Aggregate, filtered: bool) -> Column:
+        """What a unit's number is clamped to: bounds that follow from the declared ones, whatever the rows are."""
+        table = self._source.table
+        rows = table.contribution_bounds.rows
+        if node.op.startswith("count"):
+            low = 1 if node.op == "count(*)" and not filtered else 0
+            keys = (str(n) for n in range(low, rows + 1))
+            public = tuple(keys) if rows <= MAX_LISTED else None
+            return Column(
+                lower=Fraction(low), upper=Fraction(max(rows, low + 1)), public_keys=public
+            )
+        (value,) = node.args
+        if node.op in ("min", "max") and value.op == "column":
+            declared = table.column(".".join(value.args[0]))
+            if declared.lower is None or declared.holds_dates:
+                changes = {"public_keys": None, "public": False, "missing": "skip"}
+                return declared.without_limits().model_copy(update=changes | _STORED)
+        low_end, high_end, step = find_bounds(value, table)
+        if node.op == "sum":
+            low_end, high_end = min(low_end, low_end * rows), max(high_end, high_end * rows)
+        if node.op == "avg":
+            digits = math.floor(math.log10(float(high_end - low_end) / STEPS))
+            step = Fraction(10) ** max(digits, -12)
+            low_end, high_end = (low_end // step) * step, -(-high_end // step) * step
+        try:
+            return Column(lower=low_end, upper=high_end, step=step)
+        except ValueError:
+            raise PlanRefused(
+                f"{node} lies between {low_end} and {high_end}, and 64 bits do not hold that in steps of {step}; declare "
+                f"fewer contribution_bounds.rows, narrower bounds or a coarser step"
+            ) from None
+
+    def declare(self, where: str | None, blocks: tuple[str, ...], parsed: Any) -> Table:
+        """The declaration of the relation. Raises `Refusal`."""
+        rows = self._source.table
+        columns = dict(self._features)
+        bounds = ContributionBounds(rows=1)
+        for node in self._keys.values():
+            declared, name = declare_groups(rows, str(node))
+            limits = declared.limits_for(name)
+            # Alone, it has one row of a unit in each group; bounding holds it to that.
+            changes = {
+                "groups": limits[0].number,
+                "rows_per_group": 1 if len(self._keys) == 1 else None,
+            }
+            key = declared.columns[name].without_limits()
+            columns[_name_key(node)] = key.model_copy(update=changes | {"public": False} | _STORED)
+            bounds = rows.contribution_bounds
+        keys = tuple((_name_key(node), text) for text, node in sorted(self._keys.items()))
+        units = UnitRows(rows, where, blocks, keys, tuple(sorted(self._features)))
+        try:
+            return rows.by_unit(units, columns, bounds)
+        except PlanRefused as error:
+            raise refusal_of(error, parsed, "unit-groups") from None
+
+
+def _name_key(node: Node) -> str:
+    return str(node.args[0][0]) if node.op == "column" and len(node.args[0]) == 1 else str(node)

@@ -1,0 +1,400 @@
+"""What may be answered from a stored release, at no cost: exactly these.
+
+- another spelling, other columns of its answer, another order, HAVING, LIMIT;
+- conditions on grouping columns, which keep or drop whole groups;
+- counts and sums over public keys, added up over one release's cells;
+- means where the same release has the sum and the number of values.
+
+Such an answer has the error and the truncation of the release that it comes from. COUNT(DISTINCT),
+quantiles, variances, and anything over privately selected keys do not add up: `explain_payment`
+says so.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from dpflow.analyst_sql.parse.canonical_conditions import split_operands
+from dpflow.analyst_sql.parse.select_query import ADDITIVE, SelectQuery, SqlAggregate
+from dpflow.analyst_sql.parse.value_columns import declare_computed
+from dpflow.analyst_sql.releases.cells import Cells, add_up, error_sizes, make_width, read_cells
+from dpflow.analyst_sql.releases.query_parts import (
+    PartPlan,
+    QueryPart,
+    is_private_node,
+    release_name,
+)
+from dpflow.analyst_sql.releases.settings import Target
+from dpflow.analyst_sql.releases.target_errors import error_share
+from dpflow.core.contract.contribution import RequestedBounds
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import Result, Row
+from dpflow.engine.releases.choose_bounds import follow_request
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger, ReleaseRecord, make_slot
+from dpflow.registry import Registry
+from dpflow.tables import declare_groups
+from dpflow.tables.language.conditions import parse_condition
+from dpflow.tables.language.grouping import parse_groups, parse_row_expression
+from dpflow.tables.language.nodes import Node
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A settled release of an earlier query.
+
+    Attributes:
+        part: what of it answers, with the labels that it has in the release.
+        groups: its own grouping.
+        conditions: its own conditions, as texts.
+    """
+
+    record: ReleaseRecord
+    plan: Plan
+    part: QueryPart
+    groups: tuple[Node, ...]
+    conditions: frozenset[str]
+    at: dt.datetime
+    run: str
+
+    @property
+    def result(self) -> Result:
+        """What was released."""
+        return Result.from_json(self.record.result or {})
+
+
+def identify_query(plan: Plan, principal: str | None = None) -> RunIdentity:
+    """The run of an ad-hoc query: its revision. Each plan has a slot of its own, since a better
+    price is another release and no changed retry.
+    """
+    run = RunIdentity.of_request(plan.request, principal)
+    slot = make_slot(plan.request.scope, run.name, plan.version_independent_digest)
+    return RunIdentity("", "", run.name, slot, run.principal)
+
+
+def split_nodes(node: Node | None) -> Iterator[Node]:
+    """The parts of a condition between its outermost ANDs; each of NOT IN is one of its own."""
+    for part in split_operands("AND", [] if node is None else [node]):
+        if part.op == "NOT" and part.args[0].op == "IN":
+            subject, *literals = part.args[0].args
+            yield from (Node("<>", (subject, literal)) for literal in literals)
+        else:
+            yield part
+
+
+class StoredReleases:
+    """The settled releases of one asker's queries of one table and scope, the newest first."""
+
+    def __init__(
+        self,
+        query: SelectQuery,
+        ledger: Ledger,
+        scope: str,
+        registry: Registry,
+        revision: int | None,
+        asker: str = "",
+        bounds: RequestedBounds | None = None,
+    ) -> None:
+        self._query, self._ledger, self._scope = query, ledger, scope
+        self._name = release_name(query.table, asker)
+        self._registry, self._revision, self._bounds = registry, revision, bounds
+        self._plans: dict[str, Plan | None] = {}
+        records = ledger.releases_by_name(scope, self._name)
+        self._records = [one for one in reversed(records) if one.scope == scope and one.settled]
+
+    def find(self, asked: PartPlan, target: Target | None = None) -> Stored | None:
+        """The newest release that answers a part within the target, or else with an error that is not above
+        the asked one.
+        """
+        for record in self._records:
+            stored = self._read(record, asked.part)
+            if stored is not None and _is_as_exact(stored, asked, target):
+                return stored
+        return None
+
+    def explain_payment(self, part: QueryPart) -> str | None:
+        """Why a part is paid although a finer release of the same rows is there; None without one."""
+        for record in self._records:
+            groups, conditions = self._read_groups(record), self._read_conditions(record)
+            asked = set(list_conditions(part, self._query.table))
+            if groups is None or conditions is None or not conditions <= asked:
+                continue
+            if not set(self._query.groups) < set(groups):
+                continue
+            rest = [one for one in part.measures if one.kind not in ADDITIVE]
+            if rest:
+                return f"{rest[0]} does not add up over the groups of release {record.release_id}, so it is new"
+            if any(is_private_node(self._query.table, one) for one in groups):
+                return (
+                    f"the keys of release {record.release_id} were selected privately, and what was not selected is "
+                    f"missing in its sums, so this is new"
+                )
+        return None
+
+    def _read(self, record: ReleaseRecord, part: QueryPart) -> Stored | None:
+        """A stored release as the answer of a part; None if it is none."""
+        request, query = record.request, self._query
+        params: Mapping[str, Any] = request.get("params", {})
+        if request.get("mechanism") != part.mechanism or sorted(
+            request.get("blocks", ())
+        ) != sorted(query.blocks):
+            return None
+        # Bounds that a query fixes are part of its question.
+        if self._bounds != _read_bounds(record):
+            return None
+        groups, conditions = self._read_groups(record), self._read_conditions(record)
+        if groups is None or conditions is None:
+            return None
+        measures = find_labels(part, params)
+        if measures is None or not self._covers(part, groups, conditions):
+            return None
+        settlement = self._ledger.settlement(record.release_id)
+        _, _, revision = settlement.run.rpartition("#")
+        if not revision.isdecimal() or self._revision not in (None, int(revision)):
+            return None
+        plan = self._make_plan(record, part, params)
+        if plan is None:
+            return None
+        # The plan of today's declaration must be the one that was paid: its key says so.
+        request_then = plan.request.model_copy(update={"revision": int(revision)})
+        settled = self._ledger.find(RunIdentity.of_request(request_then).key(plan))
+        if settled is None or settled.release_id != record.release_id:
+            return None
+        answered = replace(part, table=plan.table, measures=measures)
+        return Stored(record, plan, answered, groups, conditions, settlement.at, settlement.run)
+
+    def _covers(
+        self, part: QueryPart, groups: tuple[Node, ...], conditions: frozenset[str]
+    ) -> bool:
+        """Whether rows and groups of a stored release are enough for a part."""
+        query = self._query
+        asked = list_conditions(part, query.table)
+        extra = set(asked) - conditions
+        if not conditions <= set(asked) or not set(query.groups) <= set(groups):
+            return False
+        on_groups = {str(node) for node in list_group_conditions(query)}
+        if any(
+            text not in on_groups or make_key_test(asked[text], groups, query.table) is None
+            for text in extra
+        ):
+            return False
+        if set(query.groups) == set(groups):
+            return True
+        table = query.table
+        return (
+            part.mechanism == "aggregates"
+            and all(one.kind in ADDITIVE for one in part.measures)
+            and not any(is_private_node(table, node) for node in groups)
+        )
+
+    def _read_groups(self, record: ReleaseRecord) -> tuple[Node, ...] | None:
+        by = record.request.get("params", {}).get("by")
+        if record.request.get("mechanism") in ("arg_max", "histogram") or by is None:
+            return ()
+        table = self._query.table
+        if by in table.columns:
+            return (Node("column", (table.split_name(by),)),)
+        try:
+            return tuple(parse_groups(by, table))
+        except InvalidInput:
+            return None
+
+    def _read_conditions(self, record: ReleaseRecord) -> frozenset[str] | None:
+        where = record.request.get("where")
+        try:
+            node = None if where is None else parse_condition(where, self._query.table)
+        except InvalidInput:
+            return None
+        return frozenset(str(part) for part in split_nodes(node))
+
+    def _make_plan(
+        self, record: ReleaseRecord, part: QueryPart, params: Mapping[str, Any]
+    ) -> Plan | None:
+        """The plan of a stored release under the declaration of now; None if it has no such columns."""
+        # Revisions of one query have one plan.
+        names = ("where", "blocks", "contribution_bounds", "chosen_bounds")
+        terms = [part.mechanism, params, *map(record.request.get, names)]
+        text = json.dumps(terms, sort_keys=True)
+        if text not in self._plans:
+            self._plans[text] = self._plan_again(record, part, params)
+        return self._plans[text]
+
+    def _plan_again(
+        self, record: ReleaseRecord, part: QueryPart, params: Mapping[str, Any]
+    ) -> Plan | None:
+        table = self._query.table
+        try:
+            if (by := params.get("by")) is not None and by not in table.columns:
+                table, _ = declare_groups(table, by)
+            for name in _columns_of(params):
+                if name not in self._query.table.columns:
+                    table, _ = declare_computed(
+                        table, parse_row_expression(name, self._query.table)
+                    )
+            request = ReleaseRequest(
+                name=self._name,
+                mechanism=part.mechanism,
+                table=table,
+                scope=self._scope,
+                params={name: value for name, value in params.items() if value is not None},
+                blocks=tuple(record.request.get("blocks", ())),
+                where=record.request.get("where"),
+                contribution_bounds=_read_bounds(record),
+            )
+            return follow_request(make_plan(request, self._registry), record.request)
+        except InvalidInput:
+            return None
+
+
+def _read_bounds(record: ReleaseRecord) -> RequestedBounds | None:
+    requested = record.request.get("contribution_bounds")
+    return None if requested is None else RequestedBounds.model_validate(requested)
+
+
+def find_cells(stored: Stored, query: SelectQuery) -> Cells:
+    """The answer of a stored release: its groups, those that conditions drop left out, or their
+    sums.
+    """
+    cells = read_cells(stored.part, stored.plan, stored.result.rows, stored.groups)
+    # Those that the release had itself, too: it has a number for every declared key.
+    cells = keep_cells(cells, query, stored.groups)
+    return cells if stored.groups == query.groups else add_up(cells, stored.groups, query.groups)
+
+
+def list_group_conditions(query: SelectQuery) -> list[Node]:
+    """What WHERE demands, each part by itself. A FILTER drops no group, so none is in it."""
+    return [part for node in query.conditions for part in split_nodes(node)]
+
+
+def keep_cells(cells: Cells, query: SelectQuery, groups: Sequence[Node]) -> Cells:
+    """The groups whose keys fulfil all conditions of WHERE that are ones on keys."""
+    conditions = list_group_conditions(query)
+    tests = [make_key_test(node, groups, query.table) for node in conditions]
+    return {
+        key: cell for key, cell in cells.items() if all(test is None or test(key) for test in tests)
+    }
+
+
+def list_conditions(part: QueryPart, table: Table) -> dict[str, Node]:
+    """What a part demands of rows, by text."""
+    node = None if part.where is None else parse_condition(part.where, table)
+    return {str(one): one for one in split_nodes(node)}
+
+
+def _columns_of(params: Mapping[str, Any]) -> Iterator[str]:
+    """Columns that a stored release's parameters name, but for the grouping."""
+    names = [measure.get("column") for measure in params.get("measures", ())]
+    yield from (name for name in [*names, params.get("column")] if name)
+
+
+def find_labels(part: QueryPart, params: Mapping[str, Any]) -> dict[SqlAggregate, str] | None:
+    """What a stored release calls a part's aggregates; None if it lacks one."""
+    if part.mechanism in ("aggregates", "private_aggregates"):
+        names = {
+            (m["measure"] if m.get("column") is None else f"{m['measure']}({m['column']})")
+            for m in params.get("measures", ())
+        }
+    elif part.mechanism == "quantiles":
+        if params.get("column") != part.params["column"]:
+            return None
+        names = {f"quantile {share}" for share in _shares(params.get("quantiles", ()))}
+    else:
+        if params.get("by") != part.params["by"]:
+            return None
+        names = set(part.measures.values())
+    return dict(part.measures) if set(part.measures.values()) <= names else None
+
+
+def _shares(texts: Sequence[str]) -> Iterator[str]:
+    for text in texts:
+        yield str(Fraction(text))
+
+
+def _is_as_exact(stored: Stored, asked: PartPlan, target: Target | None) -> bool:
+    """Whether what was drawn is within the target; without one, whether no error of the stored release is
+    above the asked one, by the bounds of the question: what a profile chose for one of them is not compared.
+    """
+    part, plan = asked.part, stored.plan.question or stored.plan
+    asked_plan = asked.plan.question or asked.plan
+    if part.private:
+        bound = asked_plan.params, plan.params
+        # Keys that more units must have are other keys.
+        if bound[0].min_units != bound[1].min_units:  # type: ignore[attr-defined]
+            return False
+    cells = 1
+    by, coarser = plan.params.by, asked_plan.params.by  # type: ignore[attr-defined]
+    added_up = by != coarser and part.mechanism == "aggregates"
+    if added_up:
+        groups = 1 if coarser is None else len(asked_plan.table.public_keys(coarser))
+        cells = len(plan.table.public_keys(by)) // groups
+    if target is not None:
+        drawn = PartPlan(stored.part, stored.plan, cells * asked.cells)
+        return error_share(target, drawn) <= 1
+    wanted = error_sizes(part, asked_plan)
+    got = dict(error_sizes(stored.part, plan))
+    for label in wanted if added_up else ():
+        # The errors are those of sums of as many noises.
+        got[label] = make_width(plan, Row("", label, None), cells)(1) or math.inf
+    return all(label in got and got[label] <= size for label, size in wanted.items())
+
+
+#: Whether a group's keys fulfil a condition.
+KeyTest = Callable[[Sequence[str]], bool]
+
+
+def make_key_test(node: Node, groups: Sequence[Node], table: Table) -> KeyTest | None:
+    """A condition on rows as one on a group's keys, where it compares grouping columns with texts
+    that are keys as they stand; None for any other. No key is NULL.
+    """
+    if node.op in ("AND", "OR", "NOT"):
+        tests = [make_key_test(arg, groups, table) for arg in node.args]
+        inner = [test for test in tests if test is not None]
+        if len(inner) < len(tests):
+            return None
+        if node.op == "NOT":
+            return lambda key: not inner[0](key)
+        decide = all if node.op == "AND" else any
+        return lambda key: decide(test(key) for test in inner)
+    if node.op not in ("=", "<>", "IN") or node.args[0] not in groups:
+        return None
+    # Of a unit's number of rows, the last key has those of more rows, too.
+    if table.unit_rows is not None and node.args[0].column_names() & set(table.unit_rows.features):
+        return None
+    keys = _public_keys(node.args[0], table)
+    for literal in node.args[1:]:
+        if literal.op != "text" or not _is_key_text(literal.args[0], keys):
+            return None
+    position, texts = list(groups).index(node.args[0]), {arg.args[0] for arg in node.args[1:]}
+    wanted = node.op != "<>"
+    return lambda key: (key[position] in texts) == wanted
+
+
+def _public_keys(node: Node, table: Table) -> frozenset[str] | None:
+    declared, name = declare_groups(table, str(node))
+    keys = declared.columns[name].public_keys
+    return None if keys is None else frozenset(keys)
+
+
+#: Texts that a column of truth values, numbers or times may read as a value with another text.
+_WORDS = {
+    *("true", "false", "t", "f", "yes", "no", "y", "n", "on", "off"),
+    *("nan", "inf", "infinity", "epoch", "today", "now"),
+}
+
+
+def _is_key_text(text: str, keys: frozenset[str] | None) -> bool:
+    """Whether a literal equals a key just where their texts are equal, whatever the column's type."""
+    if keys is not None:
+        return text in keys
+    # Numbers, dates and most UUIDs have digits, and may be written in several ways.
+    return not any(c.isdigit() for c in text) and len(text) < 30 and text.casefold() not in _WORDS

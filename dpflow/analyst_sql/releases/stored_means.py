@@ -1,0 +1,85 @@
+"""Means from sums and numbers of values: what a stored release has may give what it lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlglot import exp
+
+from dpflow.analyst_sql.parse.select_query import (
+    SelectQuery,
+    SplitQuery,
+    SqlAggregate,
+    filled_column,
+    find_sources,
+    key_column,
+    number_column,
+)
+
+#: What notes of a parsed mean the release and the position of its sum.
+MEAN_OF = "mean of"
+
+
+def replace_means(query: SplitQuery) -> SplitQuery:
+    """The query with ``SUM(x) / COUNT(x)`` in the place of each ``AVG(x)``, where the interval of that number
+    of values excludes 0.
+    """
+    tree = query.tree.copy()
+    releases = tuple(map(_replace_release, query.releases))
+    divisors: set[tuple[int, int]] = set()
+    for source, position in list(find_sources(tree)):
+        old, new = query.releases[position], releases[position]
+        if old.aggregates == new.aggregates:
+            continue
+        divisors |= {
+            (position, new.aggregates.index(_count_values(aggregate, new)))
+            for aggregate in old.aggregates
+            if aggregate.kind == "mean"
+        }
+        keys = [exp.column(key_column(n)) for n in range(len(new.groups))]
+        numbers = [
+            exp.alias_(_write_number(aggregate, new, position), number_column(n))
+            for n, aggregate in enumerate(old.aggregates)
+        ]
+        alias = source.args.get("alias") or exp.TableAlias(this=exp.to_identifier(source.name))
+        inner = source.copy()
+        inner.set("alias", None)
+        select = exp.Select(expressions=[*keys, *numbers], from_=exp.From(this=inner))
+        source.replace(exp.Subquery(this=select, alias=alias))
+    return SplitQuery(tree, releases, query.public, frozenset(divisors))
+
+
+def _replace_release(query: SelectQuery) -> SelectQuery:
+    aggregates: list[SqlAggregate] = []
+    for aggregate in query.aggregates:
+        aggregates += _list_needed(aggregate, query)
+    return replace(query, aggregates=tuple(dict.fromkeys(aggregates)))
+
+
+def _list_needed(aggregate: SqlAggregate, query: SelectQuery) -> list[SqlAggregate]:
+    if aggregate.kind != "mean":
+        return [aggregate]
+    return [replace(aggregate, kind="sum"), _count_values(aggregate, query)]
+
+
+def _write_number(aggregate: SqlAggregate, query: SelectQuery, release: int) -> Any:
+    positions = [query.aggregates.index(part) for part in _list_needed(aggregate, query)]
+    columns = [exp.column(number_column(position)) for position in positions]
+    if len(columns) == 1:
+        return columns[0]
+    is_filled = exp.column(filled_column(positions[1]))
+    quotient = exp.Div(this=columns[0], expression=columns[1])
+    mean = exp.Case(ifs=[exp.If(this=is_filled, true=quotient)])
+    mean.meta[MEAN_OF] = (release, positions[0])
+    return mean
+
+
+def _count_values(aggregate: SqlAggregate, query: SelectQuery) -> SqlAggregate:
+    """How many values a mean is over: all rows where missing ones count as a number."""
+    value = aggregate.value
+    assert value is not None
+    declared = value.op == "column" and query.table.column(".".join(value.args[0]))
+    if declared and declared.missing != "skip":
+        return replace(aggregate, kind="count", value=None)
+    return replace(aggregate, kind="values")

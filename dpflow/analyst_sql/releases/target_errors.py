@@ -1,0 +1,96 @@
+"""From a target error to the privacy cost that reaches it: public facts alone decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from dpflow.analyst_sql.parse.source_text import Refusal
+from dpflow.analyst_sql.releases.cells import find_measure, find_release, make_width
+from dpflow.analyst_sql.releases.grouping_levels import PlannedParts
+from dpflow.analyst_sql.releases.query_parts import PartPlan
+from dpflow.analyst_sql.releases.settings import Target
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.results import Row
+from dpflow.core.toolbox.moments import Measure
+
+#: Epsilons that are tried: no guarantee above the last is worth its name.
+_LEAST, _MOST = 1e-4, 20.0
+
+
+def find_epsilon(target: Target, plan_at: Callable[[Fraction], PlannedParts]) -> PlannedParts:
+    """Plans at the least epsilon, to three digits, that keeps every error within the target.
+
+    Raises `Refusal` if none does, or if an error is not known before spending.
+    """
+    low, high = math.log(_LEAST), math.log(_MOST)
+    best = plan_at(_three_digits(_MOST))
+    if _worst_share(target, best.parts) > 1:
+        raise Refusal(
+            "target",
+            f"no epsilon up to {_MOST:g} keeps this error; allow a larger one, or a larger group",
+        )
+    while high - low > 1 / 256:
+        middle = (low + high) / 2
+        plans = plan_at(_three_digits(math.exp(middle)))
+        if _worst_share(target, plans.parts) <= 1:
+            best, high = plans, middle
+        else:
+            low = middle
+    return best
+
+
+def _three_digits(value: float) -> Fraction:
+    digits = 2 - math.floor(math.log10(value))
+    return Fraction(math.ceil(value * 10.0**digits)) / Fraction(10) ** digits
+
+
+def _worst_share(target: Target, plans: Sequence[PartPlan]) -> float:
+    """The largest error as a part of what it may be."""
+    return max(error_share(target, plan) for plan in plans)
+
+
+def error_share(target: Target, part: PartPlan) -> float:
+    """The largest error of a part as a share of the target. Raises `Refusal` if it is not known before
+    spending.
+    """
+    release = find_release(part.plan)
+    if release is None:
+        raise Refusal(
+            "target",
+            f"the error of {part.part.mechanism} in its own unit depends on the rows, so no target fits; give an epsilon",
+        )
+    shares = []
+    for label in part.part.measures.values():
+        measure = find_measure(part.plan, label)
+        assert measure is not None
+        if measure.shrinks:
+            if target.rows is None:
+                raise Refusal(
+                    "target",
+                    f"the error of {label} shrinks with the group; say how many rows it has, such as rows=10000",
+                )
+            measure = measure.model_copy(update={"size": target.rows})
+        error = release.query.error_bound(measure, release.tails(measure))
+        if part.cells > 1:
+            # Of a level that is added up from it.
+            error = make_width(part.plan, Row("", label, None), part.cells)(1) or error
+        allowed = float(target.size)
+        if target.relative:
+            assert target.rows is not None
+            allowed *= _scale(measure, part.plan.table, target.rows)
+        shares.append(error / allowed)
+    return max(shares)
+
+
+def _scale(measure: Measure, table: Table, rows: int) -> float:
+    """What an error is a part of: the rows, or the largest that a statistic of them can be."""
+    if measure.column is None:
+        return float(rows)
+    column = table.bounded_column(measure.column)
+    low, high = (float(end * column.step) for end in column.grid_bounds())
+    if measure.measure == "sum":
+        return rows * max(abs(low), abs(high))
+    width = high - low
+    return width if measure.measure == "mean" else width**2 / 4
