@@ -2,6 +2,10 @@
 has functions marked with `hookimpl` named like these. No parameter ever has a default. A plugin may
 add mechanisms, estimators and calculators, observe, or refuse. It can never make a release cheaper
 or wider.
+
+What is registered is a list of objects, or a mapping of names to places: ``module:attribute``, where the
+attribute is a class, which is called without arguments, or a mapping of names to objects. A place is
+imported when its name is first used, so a distribution with many parts costs a command nothing.
 """
 
 from __future__ import annotations
@@ -137,25 +141,27 @@ class ReceiptView(Protocol):
 
 # The bodies never run: pluggy takes names and parameters from here, type checkers the rest.
 @hookspec
-def dpflow_register_mechanisms() -> Iterable[Mechanism[Any] | InteractiveMechanism[Any, Any]]:
-    """Return mechanism instances. Called once while the registry loads; a name taken by another
+def dpflow_register_mechanisms() -> (
+    Iterable[Mechanism[Any] | InteractiveMechanism[Any, Any]] | Mapping[str, str]
+):
+    """Return mechanism instances, or their places. Called once while the registry loads; a name taken by another
     distribution is an error.
     """
     raise NotImplementedError
 
 
 @hookspec
-def dpflow_register_estimators() -> Iterable[Estimator]:
-    """Return holdout estimators: functions of one group's rows, by name. Called once while the
-    registry loads.
+def dpflow_register_estimators() -> Iterable[Estimator] | Mapping[str, str]:
+    """Return holdout estimators, functions of one group's rows, or their places. Called once while
+    the registry loads.
     """
     raise NotImplementedError
 
 
 @hookspec
-def dpflow_register_calculators() -> Iterable[Calculator[Any]]:
-    """Return calculators: planners, bounds and tables that touch no rows. Called once while the
-    registry loads.
+def dpflow_register_calculators() -> Iterable[Calculator[Any]] | Mapping[str, str]:
+    """Return calculators (planners, bounds and tables that touch no rows), or their places. Called
+    once while the registry loads.
     """
     raise NotImplementedError
 

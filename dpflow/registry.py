@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pluggy
 
@@ -22,32 +21,69 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput, PluginError, UnknownName
 
 #: Modules that register first, by the same hooks as everybody.
-BUILT_INS = (
-    "dpflow.mechanisms.count",
-    "dpflow.mechanisms.sum",
-    "dpflow.mechanisms.mean",
-    "dpflow.mechanisms.histogram",
-    "dpflow.mechanisms.aggregates",
-    "dpflow.mechanisms.private_histogram",
-    "dpflow.mechanisms.private_aggregates",
-    "dpflow.mechanisms.cdf",
-    "dpflow.mechanisms.synthesize",
-    "dpflow.mechanisms.key_union",
-    "dpflow.mechanisms.select",
-    "dpflow.mechanisms.quantile",
-    "dpflow.mechanisms.bounds",
-    "dpflow.mechanisms.contributions",
-    "dpflow.mechanisms.above_threshold",
-    "dpflow.mechanisms.check_rows",
-    "dpflow.mechanisms.watch_rows",
-    "dpflow.mechanisms.reusable_holdout",
-    "dpflow.mechanisms.mean_gate",
-    "dpflow.mechanisms.audit_examples",
-    "dpflow.mechanisms.builtin_estimators",
-    "dpflow.mechanisms.calculators",
-)
+BUILT_INS = ("dpflow.mechanisms.built_ins",)
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
+T = TypeVar("T")
+
+
+class Registered(Mapping[str, T]):
+    """Registered objects of one kind by name. One that is registered by its place is imported when it
+    is first looked up; that raises `PluginError` where the place does not hold it.
+    """
+
+    def __init__(self, kind: str, origin: Mapping[str, str]) -> None:
+        """None yet."""
+        self._kind, self._origin = kind, origin
+        self._entries: dict[str, Any] = {}
+
+    def add(self, name: str, entry: T | str) -> None:
+        """Add an object, or the ``module:attribute`` where it is."""
+        self._entries[name] = entry if isinstance(entry, str) else self._check(name, entry)
+
+    def __getitem__(self, name: str) -> T:
+        """The object, imported now if it is used for the first time."""
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            entry = self._entries[name] = self._check(name, self._import(name, entry))
+        return cast("T", entry)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether it is registered; imports nothing."""
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, in the order of registration."""
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        """How many are registered."""
+        return len(self._entries)
+
+    def _import(self, name: str, place: str) -> Any:
+        module, _, attribute = place.partition(":")
+        try:
+            found = getattr(import_module(module), attribute)
+            return found() if isinstance(found, type) else found[name]
+        except Exception as error:
+            raise PluginError(
+                f"{self._kind} {name!r} of {self._origin[name]} cannot be imported from {place}: "
+                f"{type(error).__name__}"
+            ) from error
+
+    def _check(self, name: str, entry: Any) -> Any:
+        if entry.name != name:
+            raise PluginError(
+                f"{self._kind} {name!r} of {self._origin[name]} calls itself {entry.name!r}; register it by that name"
+            )
+        # One unit would move more than one group's value.
+        if isinstance(entry, Estimator) and reads_across(entry, SystemSource()):
+            raise PluginError(
+                f"estimator {name!r} of {self._origin[name]} gives a group another value after other groups were estimated, "
+                f"or a row another score beside other rows; an estimator is a fixed function of one group's rows, so keep nothing "
+                f"between calls and draw nothing"
+            )
+        return entry
 
 
 class Registry:
@@ -74,7 +110,6 @@ class Registry:
         self.origin: dict[str, str] = {}
         self.mechanisms: Mapping[str, AnyMechanism] = self._collect_objects("mechanism")
         self.estimators: Mapping[str, Estimator] = self._collect_objects("estimator")
-        self._require_alone()
         self.calculators: Mapping[str, Calculator[Any]] = self._collect_objects("calculator")
 
     @classmethod
@@ -162,31 +197,24 @@ class Registry:
                 f"a plugin implements a hook that dpflow does not have: {error}"
             ) from None
 
-    def _require_alone(self) -> None:
-        """Refuse an estimator that reads across groups: one unit would move more than one group's
-        value.
-        """
-        for name, estimator in self.estimators.items():
-            if isinstance(estimator, Estimator) and reads_across(estimator, SystemSource()):
-                raise PluginError(
-                    f"estimator {name!r} of {self.origin[name]} gives a group another value after other groups were estimated, "
-                    f"or a row another score beside other rows; an estimator is a fixed function of one group's rows, so keep nothing "
-                    f"between calls and draw nothing"
-                )
-
-    def _collect_objects(self, kind: str) -> Mapping[str, Any]:
+    def _collect_objects(self, kind: str) -> Registered[Any]:
         """Objects by name from one register hook, in registration order, clashes refused."""
-        things: dict[str, Any] = {}
+        things = Registered[Any](kind, self.origin)
         for impl in getattr(self._manager.hook, f"dpflow_register_{kind}s").get_hookimpls():
-            for thing in impl.function():
-                if thing.name in self.origin:
+            listed = impl.function()
+            places = isinstance(listed, Mapping)
+            pairs = listed.items() if places else ((thing.name, thing) for thing in listed)
+            for name, entry in pairs:
+                if name in self.origin:
                     raise PluginError(
-                        f"{kind} {thing.name!r} is registered by {self.origin[thing.name]} and by {impl.plugin_name}; "
+                        f"{kind} {name!r} is registered by {self.origin[name]} and by {impl.plugin_name}; "
                         f"uninstall one of them"
                     )
-                self.origin[thing.name] = impl.plugin_name
-                things[thing.name] = thing
-        return MappingProxyType(things)
+                # Of built-ins the module says more.
+                built_in = impl.plugin_name in BUILT_INS
+                self.origin[name] = entry.partition(":")[0] if built_in else impl.plugin_name
+                things.add(name, entry)
+        return things
 
 
 def _changed_at(folder: str) -> int | None:

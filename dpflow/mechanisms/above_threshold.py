@@ -26,7 +26,6 @@ from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.sparse_vector import Engine, Memory
 from dpflow.errors import UnknownName
-from dpflow.hookspecs import hookimpl
 
 
 class AboveThresholdParams(Params):
@@ -104,13 +103,8 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
         return verdict, State(memory.to_json())
 
 
-@hookimpl
-def dpflow_register_mechanisms() -> list[AboveThreshold]:
-    return [AboveThreshold()]
-
-
-@hookimpl
-def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+def list_examples() -> dict[str, list[dict[str, Any]]]:
+    """What an audit tries."""
     # A replaced unit leaves group b for a. Several "above" answers about b drive the threshold's
     # noise down, and one "below" about a then costs the rest: nearly all of epsilon.
     table = {

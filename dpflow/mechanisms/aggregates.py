@@ -32,7 +32,6 @@ from dpflow.core.toolbox.aggregate import POWER, Law, MeasureMechanism, NoisyPar
 from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import FAILURE
 from dpflow.errors import PlanRefused
-from dpflow.hookspecs import hookimpl
 
 # Rounds in which the true errors correct the linear ones.
 CORRECTIONS = 4
@@ -181,8 +180,3 @@ def _three_digits(cost: float) -> Fraction:
     cost = min(max(cost, 1e-11), 1e5)
     digits = 2 - math.floor(math.log10(cost))
     return Fraction(math.ceil(cost * 10.0**digits)) / Fraction(10) ** digits
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[Aggregates]:
-    return [Aggregates()]

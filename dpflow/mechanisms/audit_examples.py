@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from dpflow.hookspecs import hookimpl
-
 DECLARED: dict[str, Any] = {
     "name": "audited",
     "database": "audited.duckdb",
@@ -120,8 +118,3 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         }
     ],
 }
-
-
-@hookimpl
-def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
-    return EXAMPLES

@@ -49,7 +49,6 @@ from dpflow.core.toolbox.noise import (
     rho_for,
 )
 from dpflow.core.toolbox.partition_selection import gaussian_above, tail_above
-from dpflow.hookspecs import hookimpl
 
 LEAST, MOST = -64, 127  # exponents of the first and the last power of two
 POWERS = MOST - LEAST + 1
@@ -191,8 +190,3 @@ def _far_edge(place: int) -> float:
 def _near_edge(place: int) -> float:
     """The edge of a bin that is next to zero."""
     return _far_edge(place) / 2
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[Bounds]:
-    return [Bounds()]

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.estimators import Better, Estimator, FromMoments, Rows, Subject
-from dpflow.hookspecs import hookimpl
 
 Floats = NDArray[np.float64]
 
@@ -308,6 +307,5 @@ COLUMNS = (
 )
 
 
-@hookimpl
-def dpflow_register_estimators() -> list[Estimator]:
-    return [*SCORES, *COLUMNS]
+#: All of them by name.
+ESTIMATORS = {estimator.name: estimator for estimator in (*SCORES, *COLUMNS)}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -16,7 +16,6 @@ from dpflow.core.accounting.events import ZCDP, Approximate
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.core.contract.mechanism import Params
 from dpflow.errors import InvalidAmount, InvalidInput
-from dpflow.hookspecs import hookimpl
 
 Open = Annotated[float, Field(gt=0, lt=1)]
 Size = Annotated[int, Field(ge=1, le=10**12)]
@@ -187,8 +186,3 @@ def _float_above(value: Fraction) -> float:
     """The least float whose shortest decimal form is not below the exact amount."""
     near = float(value)
     return near if Fraction(repr(near)) >= value else math.nextafter(near, math.inf)
-
-
-@hookimpl
-def dpflow_register_calculators() -> list[Calculator[Any]]:
-    return [Steps(), Group(), Parallel()]

@@ -62,7 +62,6 @@ from dpflow.core.toolbox.noise import FAILURE, require_scale
 from dpflow.core.toolbox.noisy_tree import PrefixCounts, draw_prefix_counts, sum_half_width
 from dpflow.core.toolbox.quantiles import draw_quantile
 from dpflow.core.toolbox.search_weights import DOUBLES, SearchWeights
-from dpflow.hookspecs import hookimpl
 from dpflow.mechanisms.quantile import Share, check_distinct
 
 COUNTING = Fraction(1, 32)  #: of epsilon, for the number of rows
@@ -424,8 +423,3 @@ def _quantile_rows(distribution: Distribution, p: Fraction) -> list[Row]:
     for end, value in (("at least", estimate.low), ("at most", estimate.high)):
         rows.append(Row("", f"quantile {p} {end}", value, remark=NO_END if value is None else ""))
     return rows
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[Cdf]:
-    return [Cdf()]

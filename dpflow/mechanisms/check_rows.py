@@ -28,7 +28,6 @@ from dpflow.core.toolbox.row_checks import (
     list_measures,
     make_excess,
 )
-from dpflow.hookspecs import hookimpl
 
 
 class CheckRowsParams(NoisyParams):
@@ -98,13 +97,8 @@ class CheckRows(MeasureMechanism[CheckRowsParams]):
         )
 
 
-@hookimpl
-def dpflow_register_mechanisms() -> list[CheckRows]:
-    return [CheckRows()]
-
-
-@hookimpl
-def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+def list_examples() -> dict[str, list[dict[str, Any]]]:
+    """What an audit tries."""
     table = {
         "name": "audited",
         "database": "audited.duckdb",

@@ -49,7 +49,6 @@ from dpflow.core.toolbox.contribution_profile import (
 )
 from dpflow.core.toolbox.noise import Noise, Sensitivity, gaussian_noise, laplace_noise, rho_for
 from dpflow.errors import PlanRefused
-from dpflow.hookspecs import hookimpl
 
 #: Where the last bin begins if nothing declared says more: of rows, and of groups.
 MAX_ROW_BIN, MAX_GROUP_BIN = 2**12, 2**10
@@ -226,8 +225,3 @@ def _label_bins(starts: tuple[int, ...], noun: str) -> list[str]:
         )
         labels.append(f"units with {size} {noun if size != '1' else noun[:-1]}")
     return labels
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[Contributions]:
-    return [Contributions()]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dpflow.core.toolbox.aggregate import MeasureMechanism, NoisyParams
 from dpflow.core.toolbox.moments import Measure, single_measure
-from dpflow.hookspecs import hookimpl
 
 
 class CountParams(NoisyParams):
@@ -55,8 +54,3 @@ class CountDistinct(MeasureMechanism[CountParams]):
     def list_measures(self, params: CountParams) -> tuple[Measure, ...]:
         """One count of privacy units."""
         return single_measure("count_distinct")
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[MeasureMechanism[CountParams]]:
-    return [Count(), CountDistinct()]

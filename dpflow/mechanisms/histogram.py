@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dpflow.core.toolbox.aggregate import MeasureMechanism, NoisyParams
 from dpflow.core.toolbox.moments import Measure, single_measure
-from dpflow.hookspecs import hookimpl
 
 
 class HistogramParams(NoisyParams):
@@ -38,8 +37,3 @@ class Histogram(MeasureMechanism[HistogramParams]):
     def list_measures(self, params: HistogramParams) -> tuple[Measure, ...]:
         """One count of rows for each public key."""
         return single_measure("count")
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[Histogram]:
-    return [Histogram()]

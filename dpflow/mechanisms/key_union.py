@@ -52,7 +52,6 @@ from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import Noise, Sensitivity, gaussian_noise, rho_for
 from dpflow.core.toolbox.partition_selection import gaussian_above, require_delta
-from dpflow.hookspecs import hookimpl
 
 UNIT = 2**20  #: grid steps in a weight of 1
 #: Shares of the privacy cost, one for each round.
@@ -174,8 +173,3 @@ class KeyUnion(Mechanism[KeyUnionParams]):
         full = math.ceil(last / key_weight(table.bounds_for(params.by).groups))
         note = f"no numbers leave; a key needs about {alone} units that have nothing else, {full} that have as many as they may"
         return ErrorBound({}, note)
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[KeyUnion]:
-    return [KeyUnion()]

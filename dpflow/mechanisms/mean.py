@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dpflow.core.toolbox.aggregate import ColumnParams, MeasureMechanism
 from dpflow.core.toolbox.moments import Measure, single_measure
-from dpflow.hookspecs import hookimpl
 
 
 class Mean(MeasureMechanism[ColumnParams]):
@@ -49,8 +48,3 @@ class StandardDeviation(Mean):
     name = "standard_deviation"
     summary = "standard deviation of a bounded column, in total or by public key"
     citation = Variance.citation
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[Mean]:
-    return [Mean(), Variance(), StandardDeviation()]

@@ -57,7 +57,6 @@ from dpflow.core.toolbox.sum_tests import GaussianTest, SparseVectorTest, SumTes
 from dpflow.core.toolbox.transcripts import Transcripts, highest_mean, lowest_mean
 from dpflow.core.toolbox.unit_counts import learn_units
 from dpflow.errors import PlanRefused
-from dpflow.hookspecs import hookimpl
 from dpflow.mechanisms.mean_gate_params import MeanGateParams
 
 #: Shares of beta: that a noisy number of units is too large, or too small; that the noise of any
@@ -542,13 +541,7 @@ _TABLE: dict[str, Any] = {
 }
 
 
-@hookimpl
-def dpflow_register_mechanisms() -> list[MeanGate]:
-    return [MeanGate()]
-
-
-@hookimpl
-def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+def list_examples() -> dict[str, list[dict[str, Any]]]:
     """Where one unit shows most, by either noise; then both questions, with and without a score."""
     shared: dict[str, Any] = {
         "metric": METRIC,

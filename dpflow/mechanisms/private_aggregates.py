@@ -57,7 +57,6 @@ from dpflow.core.toolbox.moments import Measure, Moment, Query
 from dpflow.core.toolbox.noise import rho_for
 from dpflow.core.toolbox.partition_selection import gaussian_above, require_delta, tail_above
 from dpflow.errors import PlanRefused
-from dpflow.hookspecs import hookimpl
 from dpflow.mechanisms.aggregates import expand_name
 
 #: The smallest epsilon of an event: what the selection's event states beside its delta.
@@ -194,8 +193,3 @@ def selection_threshold(
         else gaussian_above(noise.sigma2, failure)  # type: ignore[union-attr]
     )
     return moment, most * params.min_units + tail
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[PrivateAggregates]:
-    return [PrivateAggregates()]

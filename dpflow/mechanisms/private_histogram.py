@@ -33,7 +33,6 @@ from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.contract.results import NOT_NEGATIVE, ErrorBound, Result, Row, ValueRange
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.partition_selection import SelectionRule, require_delta
-from dpflow.hookspecs import hookimpl
 
 
 class PrivateHistogramParams(Params):
@@ -108,8 +107,3 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
         return ErrorBound(
             {"count" if params.of == "rows" else "count_distinct": rule.half_width}, note
         )
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[PrivateHistogram]:
-    return [PrivateHistogram()]

@@ -54,7 +54,6 @@ from dpflow.core.sampling.noisy_values import draw_place
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import FAILURE, choice_epsilon
 from dpflow.errors import PlanRefused
-from dpflow.hookspecs import hookimpl
 
 
 def _check_share(value: Fraction) -> Fraction:
@@ -362,8 +361,3 @@ class Median(_Quantiles[MedianParams]):
         spare = "; delta is not used" if params.delta and "delta" not in bound.note else ""
         why = f"exponential mechanism over the declared bounds, which are trusted{spare}"
         return ErrorBound(bound.half_width, f"{why}; {bound.note}")
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
-    return [Quantile(), Quantiles(), Median(), Minimum(), Maximum()]

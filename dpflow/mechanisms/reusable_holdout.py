@@ -82,7 +82,6 @@ from dpflow.core.toolbox.unit_counts import (
     remember_needs,
 )
 from dpflow.errors import PlanRefused
-from dpflow.hookspecs import hookimpl
 from dpflow.mechanisms.holdout_params import PRIVATE, HoldoutParams
 
 HALF = Fraction(1, 2)
@@ -540,8 +539,3 @@ def explain_unproven(params: HoldoutParams, table: Table) -> str:
         f"{params.groups} groups prove nothing with method {params.method}: it needs about {mine} groups{cost}; the cheapest "
         f"proven method on this table is {best} with {group_counts[best]} groups"
     )
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[ReusableHoldout]:
-    return [ReusableHoldout()]

@@ -48,7 +48,6 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import choose_piece, permute_and_flip
 from dpflow.core.toolbox.noise import FAILURE, choice_epsilon
 from dpflow.errors import PlanRefused
-from dpflow.hookspecs import hookimpl
 
 P = TypeVar("P", bound="ArgMaxParams")
 # Scores further below the best one count as that far: what is never chosen anyway.
@@ -180,8 +179,3 @@ class TopK(_Select[TopKParams]):
         "Durfee, Rogers 2019 (top-k by repeated choices); McKenna, Sheldon 2020 (permute-and-flip)"
     )
     Params = TopKParams
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[ArgMax | TopK]:
-    return [ArgMax(), TopK()]

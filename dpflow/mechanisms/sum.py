@@ -24,7 +24,6 @@ from pydantic import Field
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.aggregate import ColumnParams, MeasureMechanism, NoisyParams
 from dpflow.core.toolbox.moments import Measure, Query, single_measure
-from dpflow.hookspecs import hookimpl
 
 
 class VectorSumParams(NoisyParams):
@@ -78,8 +77,3 @@ class VectorSum(MeasureMechanism[VectorSumParams]):
         weights = [size ** (2 * power / (power + 2)) for size in sizes]
         # Normalised here, because round_shares expects parts of 1.
         return budget_split.round_shares([one / sum(weights) for one in weights])
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[Sum | VectorSum]:
-    return [Sum(), VectorSum()]

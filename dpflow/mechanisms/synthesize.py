@@ -84,7 +84,6 @@ from dpflow.core.toolbox.tree_model import (
     spread_rows,
 )
 from dpflow.errors import PlanRefused
-from dpflow.hookspecs import hookimpl
 
 #: Parts of rho for the columns' counts and for the choice of pairs; the pairs' counts have the rest.
 COUNTING, CHOOSING = Fraction(1, 4), Fraction(1, 8)
@@ -570,8 +569,3 @@ def bound_errors(
         members: min(1.0, (distance + singles.total_off) / (2 * least)) if least > 0 else 1.0
         for members, distance in sorted(distances.items(), key=lambda item: (len(item[0]), item[0]))
     }
-
-
-@hookimpl
-def dpflow_register_mechanisms() -> list[Synthesize]:
-    return [Synthesize()]

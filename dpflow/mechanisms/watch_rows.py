@@ -46,7 +46,6 @@ from dpflow.core.toolbox.row_checks import (
 )
 from dpflow.core.toolbox.sparse_vector import Engine, Memory
 from dpflow.errors import InvalidInput, UnknownName
-from dpflow.hookspecs import hookimpl
 
 #: The margin fails in a session with at most this probability.
 FAILURE = 0.05
@@ -180,13 +179,8 @@ def watch_margins(params: WatchRowsParams, table: Table) -> dict[str, float]:
     return {name: math.ceil(margin) / float(one.factor) for name, one in scaled.items()}
 
 
-@hookimpl
-def dpflow_register_mechanisms() -> list[WatchRows]:
-    return [WatchRows()]
-
-
-@hookimpl
-def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
+def list_examples() -> dict[str, list[dict[str, Any]]]:
+    """What an audit tries."""
     # A replaced unit leaves kind b for kind a. Quiet answers about b, whose excess is at the margin of 4,
     # drive the threshold's noise up, and one alarm about a then costs the rest. Rows have the columns that
     # the checks compute, too.

@@ -6,46 +6,61 @@ and sandboxed. `publish` copies settled results into an output table, once. No e
 a value of a row.
 """
 
-from dpflow.core.contract.published_release import PublishedRelease
-from dpflow.tables.backends.server_addresses import add_address_finder
-from dpflow.tables.language.grouping import declare_columns, declare_groups
-from dpflow.tables.loading.build_database import build_database
-from dpflow.tables.loading.csv_files import CsvFormat, CsvSource
-from dpflow.tables.loading.load_rows import load_rows
-from dpflow.tables.loading.sources import (
-    JsonSource,
-    ObjectSource,
-    ParquetSource,
-)
-from dpflow.tables.private import cancel_reads
-from dpflow.tables.public.open_rows import open_rows
-from dpflow.tables.public.predictions import PredictionTable, read_predictions
-from dpflow.tables.public.publish import publish, published_ids, read_published
-from dpflow.tables.public.query_points import publish_answers, read_points
-from dpflow.tables.source_checks import check_request, check_schema, column_types
+from __future__ import annotations
 
-__all__ = [
-    "CsvFormat",
-    "CsvSource",
-    "JsonSource",
-    "ObjectSource",
-    "ParquetSource",
-    "PredictionTable",
-    "PublishedRelease",
-    "add_address_finder",
-    "build_database",
-    "cancel_reads",
-    "check_request",
-    "check_schema",
-    "column_types",
-    "declare_columns",
-    "declare_groups",
-    "load_rows",
-    "open_rows",
-    "publish",
-    "publish_answers",
-    "published_ids",
-    "read_points",
-    "read_predictions",
-    "read_published",
-]
+from typing import TYPE_CHECKING
+
+from dpflow.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from dpflow.core.contract.published_release import PublishedRelease as PublishedRelease
+    from dpflow.tables.backends.server_addresses import add_address_finder as add_address_finder
+    from dpflow.tables.language.grouping import declare_columns as declare_columns
+    from dpflow.tables.language.grouping import declare_groups as declare_groups
+    from dpflow.tables.loading.build_database import build_database as build_database
+    from dpflow.tables.loading.csv_files import CsvFormat as CsvFormat
+    from dpflow.tables.loading.csv_files import CsvSource as CsvSource
+    from dpflow.tables.loading.load_rows import load_rows as load_rows
+    from dpflow.tables.loading.sources import JsonSource as JsonSource
+    from dpflow.tables.loading.sources import ObjectSource as ObjectSource
+    from dpflow.tables.loading.sources import ParquetSource as ParquetSource
+    from dpflow.tables.private import cancel_reads as cancel_reads
+    from dpflow.tables.public.open_rows import open_rows as open_rows
+    from dpflow.tables.public.predictions import PredictionTable as PredictionTable
+    from dpflow.tables.public.predictions import read_predictions as read_predictions
+    from dpflow.tables.public.publish import publish as publish
+    from dpflow.tables.public.publish import published_ids as published_ids
+    from dpflow.tables.public.publish import read_published as read_published
+    from dpflow.tables.public.query_points import publish_answers as publish_answers
+    from dpflow.tables.public.query_points import read_points as read_points
+    from dpflow.tables.source_checks import check_request as check_request
+    from dpflow.tables.source_checks import check_schema as check_schema
+    from dpflow.tables.source_checks import column_types as column_types
+
+_MODULES = {
+    "CsvFormat": "dpflow.tables.loading.csv_files",
+    "CsvSource": "dpflow.tables.loading.csv_files",
+    "JsonSource": "dpflow.tables.loading.sources",
+    "ObjectSource": "dpflow.tables.loading.sources",
+    "ParquetSource": "dpflow.tables.loading.sources",
+    "PredictionTable": "dpflow.tables.public.predictions",
+    "PublishedRelease": "dpflow.core.contract.published_release",
+    "add_address_finder": "dpflow.tables.backends.server_addresses",
+    "build_database": "dpflow.tables.loading.build_database",
+    "cancel_reads": "dpflow.tables.private",
+    "check_request": "dpflow.tables.source_checks",
+    "check_schema": "dpflow.tables.source_checks",
+    "column_types": "dpflow.tables.source_checks",
+    "declare_columns": "dpflow.tables.language.grouping",
+    "declare_groups": "dpflow.tables.language.grouping",
+    "load_rows": "dpflow.tables.loading.load_rows",
+    "open_rows": "dpflow.tables.public.open_rows",
+    "publish": "dpflow.tables.public.publish",
+    "publish_answers": "dpflow.tables.public.query_points",
+    "published_ids": "dpflow.tables.public.publish",
+    "read_points": "dpflow.tables.public.query_points",
+    "read_predictions": "dpflow.tables.public.predictions",
+    "read_published": "dpflow.tables.public.publish",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -101,9 +101,7 @@ def test_the_pages_name_what_is_installed() -> None:
     """Every mechanism and calculator of the distribution is on its README, and nothing else; the
     guide names no other.
     """
-    installed = {m.name for m in dpflow_register_mechanisms()} | {
-        c.name for c in dpflow_register_calculators()
-    }
+    installed = {*dpflow_register_mechanisms(), *dpflow_register_calculators()}
     listed = set(re.findall(r"`([a-z_]+)`", README))
     assert listed - {"dpflow"} == installed
     said = set(re.findall(r"`((?:learn|sanitize)_[a-z_]+)`", PAGE))

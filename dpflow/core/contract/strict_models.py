@@ -67,7 +67,9 @@ class Strict(BaseModel):
     are frozen.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, defer_build=True
+    )
     #: How a person writes one, for messages.
     example: ClassVar[str] = ""
 

@@ -20,12 +20,10 @@ looked at with more bits and tighter bounds (`dpflow.core.sampling.interval_arit
 
 Method:
 
-- Inversion through a table. A 64-bit word starts a uniform U. Integer bounds of the cuts between the cells are computed
-  rigorously; 2^16 buckets of words map straight to the cell that holds all of them; a word in a mixed bucket is searched;
-  a word next to a cut, or beyond the last cell of the table, is resolved with 128, 256, ... bits.
+- Inversion: a uniform U selects the cell between whose cuts it lies (`dpflow.core.sampling.inversion`).
 - Large geometric scales. The digits of a geometric number in base 2^k are independent, so the top digit (geometric, of
-  scale below 64) and the lower digits (geometric cut to one digit) come from tables of their own. Two-sided: x or -1 - x
-  with x geometric, the sides having weights 1 and q. No rejection, no float.
+  scale below 64) and the lower digits (geometric cut to one digit) are laws of their own. Two-sided: x or -1 - x with x
+  geometric, the sides having weights 1 and q. No rejection.
 - Large sigma. Blocks of 2^k integers are drawn by the weight of their innermost point, the place in the block uniformly, and
   the point accepted with the ratio of its weight to the innermost one: more than 97 % are.
 
@@ -38,7 +36,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -46,22 +43,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpflow.core.sampling.interval_arithmetic import Bounds, Cuts, exp_bounds, exp_ladder
+from dpflow.core.sampling.interval_arithmetic import Cuts, exp_bounds, exp_ladder
+from dpflow.core.sampling.inversion import CHUNK, WORD, Ints, Inversion, Law
 from dpflow.core.sampling.randomness import RandomWords, Source
 from dpflow.errors import InvalidAmount
-
-Ints = npt.NDArray[np.int64]
 
 MAX_SCALE = 2**50
 """Largest scale and largest sigma: the chance that noise leaves the 64-bit range is below exp(-4000)."""
 
-WORD = 64  # bits of a uniform number that are drawn first
-BUCKET = 16  # leading bits of a word that select its bucket
-# Words worked on at once: together with the buckets they fit into the second-level cache.
-CHUNK = 1 << 15
 TOP = 6  # the top digit has scale or sigma below 2^TOP
 DIGIT = 12  # bits of a lower digit
-MIXED = np.iinfo(np.int32).min
 
 
 def bernoulli(p: Fraction, source: Source) -> bool:
@@ -101,102 +92,6 @@ def _below_exp(gamma: Fraction, u: int, source: Source) -> bool:
             return False
         u = u << bits | source.draw_bits(bits)
         bits *= 2
-
-
-@dataclass(frozen=True)
-class _Law:
-    """Cells 0, 1, 2, ... (two-sided: 0, -1, 1, -2, 2, ...) with weight exp(-rate edge^power).
-
-    A cell v >= 0 stands for the integers v 2^shift, ..., (v + 1) 2^shift - 1 and its edge is the
-    smallest of them; a cell v < 0 stands for -1 minus the integers of cell -1 - v, and its edge is
-    the smallest absolute value.
-    """
-
-    rate: Fraction
-    power: int
-    shift: int
-    two_sided: bool
-    width: int | None = None  # a lower digit has this many bits, and no tail
-
-    def cell_weights(self, bits: int) -> tuple[list[int], list[Bounds]]:
-        """Cells up to weight exp(-bits), bounds of their weights, and bounds of the tail's weight,
-        which has no cell.
-
-        The tail is rigorous: with y = rate edge(n)^power >= bits for the first edge n left out on
-        each side, convexity makes each further exponent larger by y/n at least, so a side weighs at
-        most exp(-y) / (1 - exp(-y/n)) <= exp(-y) (1 + n/y) <= exp(-bits) (n + 1).
-        """
-        least = math.ceil(bits / self.rate)
-        root = least if self.power == 1 else math.isqrt(least) + 1
-        n = (root >> self.shift) + 1 if self.width is None else 1 << self.width
-        cells = [v for k in range(n) for v in ((k, ~k) if self.two_sided else (k,))]
-        edges = ((v << self.shift) if v >= 0 else (~v << self.shift) + 1 for v in cells)
-        precision = bits + 32
-        weights = list(exp_ladder(self.rate, (edge**self.power for edge in edges), precision))
-        if self.width is None:
-            weights.append((0, 2 * (n + 1) * exp_bounds(Fraction(bits), precision)[1]))
-        return cells, weights
-
-
-class _Table:
-    """Draws the cells of a law."""
-
-    def __init__(self, law: _Law) -> None:
-        self.law = law
-        cells, weights = law.cell_weights(WORD)
-        self.cells = np.array([*cells, 0], dtype=np.int64)
-        self.tail = len(cells)
-        undecided = np.array([*Cuts(weights).uncertain_words(WORD)], dtype=np.uint64).reshape(-1, 2)
-        self.first, self.last = undecided[:, 0].copy(), undecided[:, 1].copy()
-        starts = np.arange(1 << BUCKET, dtype=np.uint64) << np.uint64(WORD - BUCKET)
-        lowest, unsure = self._search_cells(starts)
-        ends = starts | np.uint64((1 << WORD - BUCKET) - 1)
-        mixed = unsure | (lowest != np.searchsorted(self.first, ends, side="right"))
-        self.buckets = np.where(mixed, MIXED, self.cells[lowest]).astype(np.int32)
-
-    def draw_cells(self, size: int, source: Source) -> Ints:
-        """Independent cells."""
-        cells = np.empty(size, dtype=np.int64)
-        for start in range(0, size, CHUNK):
-            words = source.draw_words(min(CHUNK, size - start))
-            part = cells[start : start + CHUNK]
-            part[:] = self.buckets.take(words >> np.uint64(WORD - BUCKET))
-            # Few buckets hold a cut, so nearly every word is settled by one look-up.
-            mixed = np.flatnonzero(part == MIXED)
-            if mixed.size:
-                part[mixed] = self._resolve_words(words[mixed], source)
-        return cells
-
-    def _search_cells(
-        self, words: RandomWords
-    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-        """The cell of each word, and whether that is not yet certain."""
-        index = np.searchsorted(self.first, words, side="right")
-        return index, (index == self.tail) | ((index > 0) & (words <= self.last[index - 1]))
-
-    def _resolve_words(self, words: RandomWords, source: Source) -> Ints:
-        """The cells of words that a bucket does not settle."""
-        index, unsure = self._search_cells(words)
-        values = self.cells[index]
-        for i in np.flatnonzero(unsure):
-            values[i] = self._resolve_word(int(words[i]), source)
-        return values
-
-    def _resolve_word(self, u: int, source: Source) -> int:
-        """The cell of the uniform number that starts with the word u."""
-        bits = WORD
-        while True:
-            u = u << bits | source.draw_bits(bits)
-            bits *= 2
-            cells, weights = self.law.cell_weights(bits)
-            piece = Cuts(weights).find_piece(u, bits)
-            if piece is None or piece == len(cells):
-                continue  # too close to a cut, or in the tail of these bounds: twice the bits see further out
-            if cells[piece].bit_length() + self.law.shift > 62:
-                raise InvalidAmount(
-                    "the noise left the 64-bit range, which no working source of randomness makes happen"
-                )
-            return cells[piece]
 
 
 def geometric(scale: Fraction, size: int, source: Source) -> Ints:
@@ -274,14 +169,14 @@ def _draw_geometric(scale: tuple[int, int], two_sided: bool, size: int, source: 
 @lru_cache(maxsize=32)
 def _geometric_tables(
     numerator: int, denominator: int, two_sided: bool
-) -> tuple[_Table, tuple[_Table, ...]]:
+) -> tuple[Inversion, tuple[Inversion, ...]]:
     rate = Fraction(denominator, numerator)
     shift = max(0, (numerator // denominator).bit_length() - TOP)
     digits = (
-        _Table(_Law(rate, 1, low, two_sided=False, width=min(DIGIT, shift - low)))
+        Inversion(Law(rate, 1, low, two_sided=False, width=min(DIGIT, shift - low)))
         for low in range(0, shift, DIGIT)
     )
-    return _Table(_Law(rate, 1, shift, two_sided)), tuple(digits)
+    return Inversion(Law(rate, 1, shift, two_sided)), tuple(digits)
 
 
 def discrete_gaussian(sigma2: Fraction, size: int, source: Source) -> Ints:
@@ -325,12 +220,12 @@ def _exponential_coins(
 
 
 @lru_cache(maxsize=32)
-def _gaussian_table(numerator: int, denominator: int) -> _Table:
+def _gaussian_table(numerator: int, denominator: int) -> Inversion:
     shift = max(0, math.isqrt(numerator // denominator).bit_length() - TOP)
-    return _Table(_Law(Fraction(denominator, 2 * numerator), 2, shift, two_sided=True))
+    return Inversion(Law(Fraction(denominator, 2 * numerator), 2, shift, two_sided=True))
 
 
-def _accept_points(table: _Table, size: int, source: Source) -> Ints:
+def _accept_points(table: Inversion, size: int, source: Source) -> Ints:
     """Those of size proposals that are accepted: a point edge + r of its block with probability
     exp(-gamma).
 

@@ -13,7 +13,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,9 +141,18 @@ _BOTH = (
     _select_used_share(sa.func.max, sa.func.min),
     _select_used_share(sa.func.greatest, sa.func.least),
 )
-_COUNTS, _FULLEST = Prepared(*map(_count_near, _BOTH)), Prepared(*map(_select_fullest, _BOTH))
-_COUNTS_NOW = Prepared(*(_count_near(used, _OF_PERIOD) for used in _BOTH))
-_FULLEST_NOW = Prepared(*(_select_fullest(used, _OF_PERIOD) for used in _BOTH))
+
+
+def _prepare_used(
+    make: Callable[..., sa.Select[Any]], *conditions: sa.ColumnElement[bool]
+) -> Prepared:
+    on_sqlite, on_postgresql = _BOTH
+    return Prepared(make(on_sqlite, *conditions), lambda: make(on_postgresql, *conditions))
+
+
+_COUNTS, _FULLEST = _prepare_used(_count_near), _prepare_used(_select_fullest)
+_COUNTS_NOW = _prepare_used(_count_near, _OF_PERIOD)
+_FULLEST_NOW = _prepare_used(_select_fullest, _OF_PERIOD)
 _BLOCKS = sa.select(schema.account).where(_OF_SCOPE).order_by(_A.block.desc()).limit(_LIMIT)
 _LAST_BLOCKS = Prepared(_BLOCKS)
 _EARLIER_BLOCKS = Prepared(_BLOCKS.where(_A.block < sa.bindparam("before", type_=sa.Text)))

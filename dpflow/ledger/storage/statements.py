@@ -8,22 +8,28 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cache, cached_property
 from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from dpflow import fault_points
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.compact_json import encode_json
 
-#: How each database wants its parameters: as ``?``, and as ``$1``.
-DIALECTS: dict[str, sa.Dialect] = {
-    "sqlite": sqlite.dialect(paramstyle="qmark"),
-    "postgresql": postgresql.dialect(paramstyle="numeric_dollar"),  # type: ignore[no-untyped-call]
-}
+
+@cache
+def load_dialect(driver: str) -> sa.Dialect:
+    """What SQL is compiled for: ``sqlite``, with parameters as ``?``, or ``postgresql``, with ``$1``."""
+    if driver == "sqlite":
+        return sqlite.dialect(paramstyle="qmark")
+    from sqlalchemy.dialects import postgresql
+
+    dialect: sa.Dialect = postgresql.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
+    return dialect
 
 
 Statement = sa.Select[Any] | sa.CompoundSelect[Any] | sa.Insert | sa.Update
@@ -34,25 +40,31 @@ class Prepared:
 
     Args:
         statement: on SQLite, and on PostgreSQL if there is no other for it.
-        on_postgresql: the same there.
-        bulk: on PostgreSQL, a change of many rows at once, as its parameter ``rows``.
+        on_postgresql: makes the same there.
+        bulk: makes a change of many rows at once on PostgreSQL, as its parameter ``rows``.
     """
 
     def __init__(
         self,
         statement: Statement,
-        on_postgresql: Statement | None = None,
+        on_postgresql: Callable[[], Statement] | None = None,
         *,
-        bulk: Statement | None = None,
+        bulk: Callable[[], Statement] | None = None,
     ) -> None:
+        self._statement, self._bulk = statement, bulk
         self.on = _Compiled(statement, on_postgresql)
-        self.bulk = None if bulk is None else Prepared(bulk)
-        columns = (
-            [c.name for c in statement.selected_columns]
-            if isinstance(statement, sa.SelectBase)
-            else []
-        )
-        self.row: Any = namedtuple("row", columns, rename=True)  # type: ignore[misc]
+
+    @cached_property
+    def bulk(self) -> Prepared | None:
+        """The change of many rows, if it has one."""
+        return None if self._bulk is None else Prepared(self._bulk())
+
+    @cached_property
+    def row(self) -> Any:
+        """The class of its result's rows."""
+        statement = self._statement
+        selected = statement.selected_columns if isinstance(statement, sa.SelectBase) else ()
+        return namedtuple("row", [c.name for c in selected], rename=True)
 
     def bind_values(self, driver: str, parameters: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
         """SQL text for a driver, and the parameters in its order. Rows, a list of mappings, are packed
@@ -72,15 +84,15 @@ class Prepared:
 class _Compiled(dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]]):
     """By driver: SQL text, and what puts parameters into its order."""
 
-    def __init__(self, statement: Statement, on_postgresql: Statement | None) -> None:
-        self._statement = statement
-        self._on_postgresql = statement if on_postgresql is None else on_postgresql
+    def __init__(self, statement: Statement, on_postgresql: Callable[[], Statement] | None) -> None:
+        self._statement, self._on_postgresql = statement, on_postgresql
 
     def __missing__(
         self, driver: str
     ) -> tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
-        statement = self._on_postgresql if driver == "postgresql" else self._statement
-        compiled: Any = statement.compile(dialect=DIALECTS[driver])
+        other = self._on_postgresql if driver == "postgresql" else None
+        statement = self._statement if other is None else other()
+        compiled: Any = statement.compile(dialect=load_dialect(driver))
         ordered = pick_values(compiled.positiontup or ())
         constants = {name: value for name, value in compiled.params.items() if value is not None}
         form = self[driver] = (
@@ -111,7 +123,7 @@ def match_columns(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
 def _unpack_rows(columns: Sequence[sa.Column[Any]]) -> Any:
     """On PostgreSQL: the rows whose columns are the parameters, each a list of texts or integers."""
     kinds = {c.name: sa.BigInteger if isinstance(c.type, sa.Integer) else sa.Text for c in columns}
-    lists = [sa.bindparam(name, type_=postgresql.ARRAY(kind)) for name, kind in kinds.items()]
+    lists = [sa.bindparam(name, type_=sa.ARRAY(kind)) for name, kind in kinds.items()]
     rows = sa.func.unnest(*lists).table_valued(*(sa.column(*kind) for kind in kinds.items()))
     return rows.render_derived(name="packed")
 
@@ -123,21 +135,30 @@ def prepare_insert(table: sa.Table, *, replace: bool = False) -> Prepared:
         replace: a row with the same key gets the new values.
     """
     columns = list(table.columns)
-    packed = _unpack_rows(columns)
-    one = postgresql.insert(table).values({c.name: sa.bindparam(c.name) for c in columns})
-    many = postgresql.insert(table).from_select(
-        [c.name for c in columns], sa.select(*(packed.c[c.name] for c in columns))
+    values: dict[str, Any] = {c.name: sa.bindparam(c.name) for c in columns}
+    keys = [column.name for column in table.primary_key]
+
+    def overwrite(insert: Any) -> Any:
+        if not replace:
+            return insert
+        new = {name: insert.excluded[name] for name in values if name not in keys}
+        return insert.on_conflict_do_update(index_elements=keys, set_=new)
+
+    def start_insert() -> Any:
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert(table)
+
+    def insert_many() -> Any:
+        packed = _unpack_rows(columns)
+        rows = sa.select(*(packed.c[name] for name in values))
+        return overwrite(start_insert().from_select([*values], rows))
+
+    return Prepared(
+        overwrite(sqlite.insert(table).values(values)),
+        lambda: overwrite(start_insert().values(values)),
+        bulk=insert_many,
     )
-    if replace:
-        keys = [column.name for column in table.primary_key]
-        one, many = (
-            insert.on_conflict_do_update(
-                index_elements=keys,
-                set_={c.name: insert.excluded[c.name] for c in columns if c.name not in keys},
-            )
-            for insert in (one, many)
-        )
-    return Prepared(one, bulk=many)
 
 
 def prepare_lookup(
@@ -153,6 +174,15 @@ def prepare_lookup(
     ]
     # A list of lists takes twice the time of a list.
     matches = map(operator.eq, identity, values if len(identity) > 1 else [keys.c.value])
+    return Prepared(
+        sa.select(*columns).select_from(keys.join(columns[0].table, sa.and_(*matches))),
+        lambda: _look_up_packed(columns, identity),
+    )
+
+
+def _look_up_packed(
+    columns: Sequence[sa.Column[Any]], identity: Sequence[sa.Column[Any]]
+) -> Statement:
     packed = _unpack_rows(identity)
     # Each key by the index, however small the table was when this was planned: an inner query with
     # an offset is not joined in any other way.
@@ -162,11 +192,8 @@ def prepare_lookup(
         .offset(sa.literal_column("0"))
         .lateral("found")
     )
-    return Prepared(
-        sa.select(*columns).select_from(keys.join(columns[0].table, sa.and_(*matches))),
-        sa.select(*(inner.c[column.name] for column in columns)).select_from(
-            packed.join(inner, sa.true())
-        ),
+    return sa.select(*(inner.c[column.name] for column in columns)).select_from(
+        packed.join(inner, sa.true())
     )
 
 
@@ -244,7 +271,7 @@ class Transaction(ABC):
 
     def create_tables(self) -> None:
         """Make tables, indices and triggers."""
-        dialect = DIALECTS[self._driver]
+        dialect = load_dialect(self._driver)
         for table in schema.metadata.sorted_tables:
             self.text(str(CreateTable(table).compile(dialect=dialect)))
             for index in sorted(table.indexes, key=lambda index: str(index.name)):

@@ -4,7 +4,21 @@
 point of the group ``dpflow.backends``.
 """
 
-from dpflow.tables.backends.contract import BlockSeal, QueryBackend
-from dpflow.tables.backends.discovery import find_backend
+from __future__ import annotations
 
-__all__ = ["BlockSeal", "QueryBackend", "find_backend"]
+from typing import TYPE_CHECKING
+
+from dpflow.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from dpflow.tables.backends.contract import BlockSeal as BlockSeal
+    from dpflow.tables.backends.contract import QueryBackend as QueryBackend
+    from dpflow.tables.backends.discovery import find_backend as find_backend
+
+_MODULES = {
+    "BlockSeal": "dpflow.tables.backends.contract",
+    "QueryBackend": "dpflow.tables.backends.contract",
+    "find_backend": "dpflow.tables.backends.discovery",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

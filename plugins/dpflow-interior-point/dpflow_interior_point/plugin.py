@@ -1,44 +1,40 @@
-"""What this distribution adds to dpflow: the module behind its entry point."""
+"""What this distribution adds to dpflow: the module behind its entry point. A part is imported when it
+is first used.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dpflow import hookimpl
-from dpflow.core.contract.calculator import Calculator
-from dpflow.core.contract.mechanism import Mechanism
-from dpflow_interior_point.mechanisms.interior_point import ApproximateMedian, InteriorPoint
-from dpflow_interior_point.mechanisms.seeded_median import SeededMedian
-from dpflow_interior_point.mechanisms.single_stages import EstimateFirstMoment, FindInteriorPoint
-from dpflow_interior_point.mechanisms.truncated_histograms import StabilityHistogram, TruncatedCount
-from dpflow_interior_point.theory import audit_examples
-from dpflow_interior_point.theory.calculators import (
-    CheckPoint,
-    HardInstance,
-    InteriorRows,
-    NormalizedVariance,
-    TruncatedNoise,
-)
+from dpflow.hookspecs import hookimpl
 
 
 @hookimpl
-def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
-    return [
-        InteriorPoint(),
-        ApproximateMedian(),
-        SeededMedian(),
-        EstimateFirstMoment(),
-        FindInteriorPoint(),
-        StabilityHistogram(),
-        TruncatedCount(),
-    ]
+def dpflow_register_mechanisms() -> dict[str, str]:
+    return {
+        "interior_point": "dpflow_interior_point.mechanisms.interior_point:InteriorPoint",
+        "approximate_median": "dpflow_interior_point.mechanisms.interior_point:ApproximateMedian",
+        "seeded_median": "dpflow_interior_point.mechanisms.seeded_median:SeededMedian",
+        "estimate_first_moment": "dpflow_interior_point.mechanisms.single_stages:EstimateFirstMoment",
+        "find_interior_point": "dpflow_interior_point.mechanisms.single_stages:FindInteriorPoint",
+        "stability_histogram": "dpflow_interior_point.mechanisms.truncated_histograms:StabilityHistogram",
+        "truncated_count": "dpflow_interior_point.mechanisms.truncated_histograms:TruncatedCount",
+    }
 
 
 @hookimpl
-def dpflow_register_calculators() -> list[Calculator[Any]]:
-    return [InteriorRows(), TruncatedNoise(), NormalizedVariance(), CheckPoint(), HardInstance()]
+def dpflow_register_calculators() -> dict[str, str]:
+    return {
+        "interior_rows": "dpflow_interior_point.theory.calculators:InteriorRows",
+        "truncated_noise": "dpflow_interior_point.theory.calculators:TruncatedNoise",
+        "normalized_variance": "dpflow_interior_point.theory.calculators:NormalizedVariance",
+        "check_point": "dpflow_interior_point.theory.calculators:CheckPoint",
+        "hard_instance": "dpflow_interior_point.theory.calculators:HardInstance",
+    }
 
 
 @hookimpl
 def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
-    return audit_examples.EXAMPLES
+    from dpflow_interior_point.theory.audit_examples import EXAMPLES
+
+    return EXAMPLES

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dpflow_interior_point.plugin import dpflow_register_mechanisms
+from dpflow_interior_point import plugin
 
+from dpflow.registry import Registry
 from dpflow.testing.conformance import Check, Example
 from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE
 from dpflow.testing.pytest_plugin import parametrize_with_checks
@@ -49,7 +50,9 @@ EXAMPLES = {
 }
 
 
-@parametrize_with_checks(dpflow_register_mechanisms(), EXAMPLES, slow_audits=True)
+@parametrize_with_checks(
+    list(Registry({"points": plugin}).mechanisms.values()), EXAMPLES, slow_audits=True
+)
 def test_mechanism_conforms(check: Check) -> None:
     """The mechanism keeps the rule that the check's docstring states."""
     check.run()

@@ -1,58 +1,50 @@
-"""What this distribution registers with dpflow."""
+"""What this distribution adds to dpflow: the module behind its entry point. A part is imported when it
+is first used.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dpflow import hookimpl
-from dpflow.core.contract.calculator import Calculator
-from dpflow.core.contract.mechanism import Mechanism
-from dpflow_private_learning.mechanisms.learn_class import LearnClass, LearnSemiPrivate
-from dpflow_private_learning.mechanisms.learn_from_sanitizer import LearnFromSanitizer
-from dpflow_private_learning.mechanisms.learn_label_private import LearnLabelPrivate
-from dpflow_private_learning.mechanisms.learn_points import LearnPoints
-from dpflow_private_learning.mechanisms.learn_rectangles import LearnRectangles
-from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
-from dpflow_private_learning.mechanisms.mode import Mode
-from dpflow_private_learning.mechanisms.quasi_concave import UnimodalMode
-from dpflow_private_learning.mechanisms.sanitize_blocks import SanitizeBlocks
-from dpflow_private_learning.mechanisms.sanitize_labelled import SanitizeLabelled
-from dpflow_private_learning.mechanisms.sanitize_points import SanitizePoints
-from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
-from dpflow_private_learning.mechanisms.sanitize_union import SanitizeUnion
-from dpflow_private_learning.mechanisms.small_domain import SanitizeSmall
-from dpflow_private_learning.mechanisms.thresholds_by_search import LearnThresholdsBySearch
-from dpflow_private_learning.theory import audit_examples
-from dpflow_private_learning.theory.calculators import CALCULATORS
+from dpflow.hookspecs import hookimpl
 
 
 @hookimpl
-def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
-    return [
-        Mode(),
-        UnimodalMode(),
-        LearnClass(),
-        LearnPoints(),
-        LearnThresholds(),
-        LearnThresholdsBySearch(),
-        LearnRectangles(),
-        LearnSemiPrivate(),
-        LearnLabelPrivate(),
-        SanitizePoints(),
-        SanitizeThresholds(),
-        SanitizeSmall(),
-        SanitizeUnion(),
-        SanitizeBlocks(),
-        SanitizeLabelled(),
-        LearnFromSanitizer(),
-    ]
+def dpflow_register_mechanisms() -> dict[str, str]:
+    return {
+        "mode": "dpflow_private_learning.mechanisms.mode:Mode",
+        "unimodal_mode": "dpflow_private_learning.mechanisms.quasi_concave:UnimodalMode",
+        "learn_class": "dpflow_private_learning.mechanisms.learn_class:LearnClass",
+        "learn_points": "dpflow_private_learning.mechanisms.learn_points:LearnPoints",
+        "learn_thresholds": "dpflow_private_learning.mechanisms.learn_thresholds:LearnThresholds",
+        "learn_thresholds_by_search": "dpflow_private_learning.mechanisms.thresholds_by_search:LearnThresholdsBySearch",
+        "learn_rectangles": "dpflow_private_learning.mechanisms.learn_rectangles:LearnRectangles",
+        "learn_semi_private": "dpflow_private_learning.mechanisms.learn_class:LearnSemiPrivate",
+        "learn_label_private": "dpflow_private_learning.mechanisms.learn_label_private:LearnLabelPrivate",
+        "sanitize_points": "dpflow_private_learning.mechanisms.sanitize_points:SanitizePoints",
+        "sanitize_thresholds": "dpflow_private_learning.mechanisms.sanitize_thresholds:SanitizeThresholds",
+        "sanitize_small": "dpflow_private_learning.mechanisms.small_domain:SanitizeSmall",
+        "sanitize_union": "dpflow_private_learning.mechanisms.sanitize_union:SanitizeUnion",
+        "sanitize_blocks": "dpflow_private_learning.mechanisms.sanitize_blocks:SanitizeBlocks",
+        "sanitize_labelled": "dpflow_private_learning.mechanisms.sanitize_labelled:SanitizeLabelled",
+        "learn_from_sanitizer": "dpflow_private_learning.mechanisms.learn_from_sanitizer:LearnFromSanitizer",
+    }
 
 
 @hookimpl
-def dpflow_register_calculators() -> list[Calculator[Any]]:
-    return list(CALCULATORS)
+def dpflow_register_calculators() -> dict[str, str]:
+    return {
+        "learning_rows": "dpflow_private_learning.theory.calculators:LearningRows",
+        "learning_thresholds_table": "dpflow_private_learning.theory.calculators:ThresholdTable",
+        "learning_curves": "dpflow_private_learning.theory.calculators:LearningCurves",
+        "learning_bounds": "dpflow_private_learning.theory.calculators:LearningBounds",
+        "learning_comparison": "dpflow_private_learning.theory.calculators:LearningComparison",
+        "vc_rows": "dpflow_private_learning.theory.calculators:VcRows",
+    }
 
 
 @hookimpl
 def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
-    return audit_examples.EXAMPLES
+    from dpflow_private_learning.theory.audit_examples import EXAMPLES
+
+    return EXAMPLES

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dpflow_private_learning.plugin import dpflow_register_mechanisms
+from dpflow_private_learning import plugin
 
+from dpflow.registry import Registry
 from dpflow.testing.harness import Check
 from dpflow.testing.pytest_plugin import parametrize_with_checks
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import EXAMPLES  # noqa: E402
 
-MECHANISMS = dpflow_register_mechanisms()
+MECHANISMS = list(Registry({"learning": plugin}).mechanisms.values())
 
 
 #: Thousands of draws or paths; exact tests of the guarantees on their own tables are elsewhere.

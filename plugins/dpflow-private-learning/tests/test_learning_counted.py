@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dpflow_private_learning import plugin
 from dpflow_private_learning.building_blocks import (
     choosing_mechanism,
     noisy_row_count,
@@ -24,13 +25,13 @@ from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
 from dpflow_private_learning.mechanisms.mode import Mode
 from dpflow_private_learning.mechanisms.sanitize_points import SanitizePoints
 from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
-from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
 from dpflow.core.accounting.events import Approximate, Composed, Pure
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import PublicSize, ValueCounts
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.errors import PlanRefused
+from dpflow.registry import Registry
 from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.harness import StreamSource
@@ -288,7 +289,7 @@ def test_another_number_of_rows_never_costs_more_than_the_plan() -> None:
 
 def test_every_mechanism_that_takes_rows_can_do_without() -> None:
     """No mechanism requires the field; those that refuse say why."""
-    for mechanism in dpflow_register_mechanisms():
+    for mechanism in Registry({"learning": plugin}).mechanisms.values():
         fields = mechanism.Params.model_fields
         assert "rows" not in fields or not fields["rows"].is_required(), mechanism.name
 
@@ -298,7 +299,7 @@ def test_no_number_of_rows_costs_more_than_the_plan_says() -> None:
     there is none.
     """
     tried = 0
-    for mechanism in dpflow_register_mechanisms():
+    for mechanism in Registry({"learning": plugin}).mechanisms.values():
         for example in EXAMPLES[mechanism.name]:
             given = {name: value for name, value in example.params.items() if name != "rows"}
             params = mechanism.Params.model_validate(given)

@@ -12,9 +12,9 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from dpflow_private_learning import plugin
 from dpflow_private_learning.building_blocks.classifier import PrivateClassifier
 from dpflow_private_learning.building_blocks.hypotheses import ColumnScale
-from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
 import dpflow
 from dpflow.core.contract.columns import Column
@@ -23,6 +23,7 @@ from dpflow.core.contract.requests import SortedValues
 from dpflow.engine.releases.request import Publish
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
+from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
 
 NUMBER, REGISTRY = count(), dpflow.Registry.load()
@@ -127,7 +128,7 @@ def test_awkward_tables_are_answered(tmp_path: Path, rows: str, domain: str) -> 
     it.
     """
     world = World(tmp_path, rows, domain)
-    for mechanism in dpflow_register_mechanisms():
+    for mechanism in Registry({"learning": plugin}).mechanisms.values():
         receipt, name = world.release(mechanism.name, PARAMS[mechanism.name])
         # Of fewer rows than a method asks for there is no rule, which follows from the noisy count.
         is_none = receipt.result.document["method"] == "none"

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dpflow_private_learning import plugin
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
 from dpflow_private_learning.mechanisms.small_domain import SanitizeSmall
-from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import PublicSize, ValueCounts
 from dpflow.errors import PlanRefused
+from dpflow.registry import Registry
 from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
 
@@ -28,7 +29,7 @@ from learning_examples import DECLARED, EXAMPLES  # noqa: E402
 
 CASES = [
     (mechanism, example)
-    for mechanism in dpflow_register_mechanisms()
+    for mechanism in Registry({"learning": plugin}).mechanisms.values()
     for example in EXAMPLES[mechanism.name]
 ]
 

@@ -4,9 +4,10 @@ relations.
 
 from __future__ import annotations
 
-import dpflow_private_prediction.plugin
+from dpflow_private_prediction import plugin
 from dpflow_private_prediction.theory import audit_examples
 
+from dpflow.registry import Registry
 from dpflow.testing.examples import read_examples
 from dpflow.testing.harness import Check
 from dpflow.testing.pytest_plugin import parametrize_with_checks
@@ -19,7 +20,7 @@ EXAMPLES = {
 
 
 @parametrize_with_checks(
-    dpflow_private_prediction.plugin.dpflow_register_mechanisms(), EXAMPLES, slow_audits=True
+    list(Registry({"prediction": plugin}).mechanisms.values()), EXAMPLES, slow_audits=True
 )
 def test_mechanism_conforms(check: Check) -> None:
     """The mechanism keeps the rule that the check's docstring states."""

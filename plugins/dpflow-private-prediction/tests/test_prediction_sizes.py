@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).parent))
 import prediction_tables as golden  # noqa: E402
 from dpflow_private_prediction.theory import (
-    calculators,
     hard_instance,
     prediction_bounds,
     prediction_sizes,
@@ -27,6 +26,7 @@ from dpflow_private_prediction.theory import (
 
 from dpflow.cli import app  # noqa: E402
 from dpflow.errors import InvalidAmount, InvalidDeclaration, InvalidInput  # noqa: E402
+from dpflow.registry import Registry
 from dpflow.testing.harness import StreamSource  # noqa: E402
 
 ACCOUNTS = prediction_sizes.list_accounts("bounded-range")
@@ -52,8 +52,7 @@ def cells(text: str) -> Iterator[list[str]]:
 
 def sheet(name: str, **given: Any) -> list[dict[str, Any]]:
     """A calculator's rows, by column."""
-    (found,) = [c for c in calculators.CALCULATORS if c.name == name]
-    made = found.run(given)
+    made = Registry.load().find_calculator(name).run(given)
     return [dict(zip(made.columns, row)) for row in made.rows]
 
 

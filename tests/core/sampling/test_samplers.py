@@ -21,6 +21,7 @@ from scipy import stats
 
 from dpflow.core.sampling import samplers
 from dpflow.core.sampling.interval_arithmetic import Cuts, exp_bounds, exp_ladder
+from dpflow.core.sampling.inversion import FEW, Inversion, Law
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.core.sampling.samplers import (
     MAX_SCALE,
@@ -202,6 +203,83 @@ def test_gaussian_cuts_are_exact(sigma2: Fraction) -> None:
                 assert_cut(draw, inner + weights[k] / total, -k, k)
 
 
+LAWS_OF_CELLS = [
+    Law(F(1, 40), 1, 0, two_sided=True),
+    Law(F(7, 10**6), 1, 14, two_sided=True),
+    Law(F(7, 10**6), 1, 2, two_sided=False, width=12),
+    Law(F(1, 2**50), 1, 24, two_sided=False, width=12),
+    Law(F(10**6), 1, 0, two_sided=False),
+    Law(F(1, 5000), 2, 0, two_sided=True),
+    Law(F(1, 2**81), 2, 35, two_sided=True),
+]
+
+
+def words_near_cuts(law: Law) -> list[int]:
+    """Words that the table decides: beside each cut, and about where the floats' margin ends."""
+    table = Inversion(law).table
+    margin = round(2**65 * (2.0**-38 + table.tail * 2.0**-52))
+    cuts = zip(table.first.tolist(), table.last.tolist(), strict=True)
+    words = {
+        word
+        for first, last in cuts
+        for step in (1, margin - 2**12, margin, margin + 2**12)
+        for word in (first - step, last + step)
+    }
+    tail = int(table.first[-1])
+    undecided = {u for a, b in zip(table.first.tolist(), table.last.tolist()) for u in (a, b)}
+    return sorted(word for word in words - undecided if 0 <= word < tail)
+
+
+def decided_by_floats(law: Law, words: list[int]) -> npt.NDArray[np.int64]:
+    """The cells of these words as the first draws of a law find them."""
+    batches = [words[i : i + 1000] for i in range(0, len(words), 1000)]
+    drawn = [Inversion(law).draw_cells(len(b), ScriptedSource(b)) for b in batches]
+    return np.concatenate(drawn)
+
+
+@pytest.mark.parametrize("law", LAWS_OF_CELLS, ids=repr)
+def test_floats_decide_as_the_table_does(law: Law, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word next to a cut and one at the end of the floats' margin have the table's cell; sums that
+    are wrong by 2^-30 are noticed.
+    """
+    words = words_near_cuts(law)
+    expected = Inversion(law).table.draw_cells(len(words), ScriptedSource(words))
+    assert (decided_by_floats(law, words) == expected).all()
+    exact = Law.sum_weights
+
+    def shift_sums(law: Law) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        cells, sums = exact(law)
+        sums[:-1] *= 1 + 2.0**-30
+        return cells, sums
+
+    monkeypatch.setattr(Law, "sum_weights", shift_sums)
+    assert len(words) < 8 or (decided_by_floats(law, words) != expected).any()
+
+
+@pytest.mark.parametrize("law", LAWS_OF_CELLS, ids=repr)
+def test_float_sums_are_as_good_as_the_margin_assumes(law: Law) -> None:
+    """Each share of the total is within a quarter of the margin of its rigorous bounds."""
+    cells, sums = law.sum_weights()
+    exact_cells, weights = law.cell_weights(64)
+    cuts = Cuts(weights)
+    assert cells.tolist() == exact_cells
+    allowed = (F(1, 2**38) + F(len(sums), 2**52)) / 2
+    for i in {0, len(sums) // 3, len(sums) // 2, len(cuts.lows) - 1}:
+        share = F(float(sums[i])) / F(float(sums[-1]))
+        lows, highs = F(cuts.lows[i], cuts.high), F(cuts.highs[i], cuts.low)
+        assert lows - allowed < share < highs + allowed
+
+
+def test_the_first_draws_make_no_table() -> None:
+    """Bounds of thousands of cuts take longer than a small release; many draws are worth it."""
+    drawing = Inversion(Law(F(1, 40), 1, 0, two_sided=True))
+    for _ in range(FEW // 64):
+        drawing.draw_cells(64, SOURCE)
+    assert "table" not in vars(drawing)
+    drawing.draw_cells(1, SOURCE)
+    assert "table" in vars(drawing)
+
+
 def test_wide_noise_is_put_together_from_digits() -> None:
     """At scale 4096 the words select the top digit, then the low digits; the negative side mirrors
     them.
@@ -236,7 +314,7 @@ def test_gaussian_acceptance_is_exact() -> None:
 def test_gaussian_acceptance_of_the_negative_side_starts_at_minus_one() -> None:
     """The block -1 holds -1 - r, whose weight is compared with that of -1, at 2^-108."""
     table = samplers._gaussian_table(10**8, 1)
-    block = int(table.first[0]) + 2**40  # a word of the cell after 0
+    block = int(table.table.first[0]) + 2**40  # a word of the cell after 0
     r = 200
     with localcontext(prec=80):
         cut = int(exp(F(r * (r + 2), 2 * 10**8)) * 2**128)
@@ -249,7 +327,7 @@ def test_gaussian_acceptance_of_the_negative_side_starts_at_minus_one() -> None:
 @pytest.mark.parametrize("rate", [F(1, 40), F(3), F(1, 300)], ids=str)
 def test_what_a_table_leaves_out_is_bounded(rate: Fraction, power: int) -> None:
     """The last bounds that a law lists hold the weight of all cells that it does not list."""
-    law = samplers._Law(rate, power, 2, two_sided=True)
+    law = Law(rate, power, 2, two_sided=True)
     cells, weights = law.cell_weights(24)
     n = len(cells) // 2
     with localcontext(prec=80):
@@ -262,9 +340,7 @@ def test_what_a_table_leaves_out_is_bounded(rate: Fraction, power: int) -> None:
 
 def test_far_blocks_are_accepted_exactly() -> None:
     """Where gamma exceeds 1 the float bounds are not used and the decision is still right."""
-    table = samplers._Table(
-        samplers._Law(F(1, 8), 2, 3, two_sided=True)
-    )  # much too coarse for its sigma of 2
+    table = Inversion(Law(F(1, 8), 2, 3, two_sided=True))  # much too coarse for its sigma of 2
     with localcontext(prec=80):
         first = exp(F(7 * 7, 8))
         for u, kept in ((int(first * 2**64) - 9, [7]), (int(first * 2**64) + 9, [])):

@@ -6,6 +6,17 @@ how a column of each type is read, `language` is the declared language with a re
 `loading` and `public` write files of their owners.
 """
 
-from dpflow.tables.backends.duckdb_backend.backend import DuckDBBackend
+from __future__ import annotations
 
-__all__ = ["DuckDBBackend"]
+from typing import TYPE_CHECKING
+
+from dpflow.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from dpflow.tables.backends.duckdb_backend.backend import DuckDBBackend as DuckDBBackend
+
+_MODULES = {
+    "DuckDBBackend": "dpflow.tables.backends.duckdb_backend.backend",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

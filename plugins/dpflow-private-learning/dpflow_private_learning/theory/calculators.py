@@ -297,16 +297,6 @@ class VcRows(Calculator[VcParams]):
         return Sheet(("promise", "rows"), cells, (note,))
 
 
-CALCULATORS: tuple[Calculator[Any], ...] = (
-    LearningRows(),
-    ThresholdTable(),
-    LearningCurves(),
-    LearningBounds(),
-    LearningComparison(),
-    VcRows(),
-)
-
-
 def _ceil_finite(value: float) -> int | None:
     return math.ceil(value) if value < math.inf else None
 

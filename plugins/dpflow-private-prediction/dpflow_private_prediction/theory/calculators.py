@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from math import exp, inf, log, sqrt
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -494,9 +494,3 @@ class PredictingVersusLearning(Calculator[VersusParams]):
         )
         columns = ("task", "rows, one prediction", "rows, a model", "of the model")
         return make_table(columns, rows, notes)
-
-
-CALCULATORS: tuple[Calculator[Any], ...] = (
-    PredictionBudget(), PredictionCount(), VoteSizes(), AverageSizes(), WalkSizes(), LinearSizes(), LinearNoise(),
-    VoteNoise(), PredictionFloor(), Certificate(), PredictingVersusLearning(),
-)  # fmt: skip

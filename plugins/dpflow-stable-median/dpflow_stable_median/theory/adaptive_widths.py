@@ -167,6 +167,3 @@ class AdaptiveWidths(Calculator[AdaptiveWidthParams]):
 def _round_width(width: float) -> float | None:
     """Three digits, upwards."""
     return None if width > 0.5 else ceil(width * 10**4) / 10**4
-
-
-CALCULATORS = (AdaptiveWidths(),)

@@ -380,14 +380,3 @@ def sparse_vector_dr14(
         / (promise_epsilon * alpha / 2)
     )
     return ceil(ours), ceil(textbook)
-
-
-CALCULATORS = (
-    Samples(),
-    SampleCurves(),
-    FailureCurves(),
-    Widths(),
-    MedianSizes(),
-    MeanSizes(),
-    ChooseMethod(),
-)

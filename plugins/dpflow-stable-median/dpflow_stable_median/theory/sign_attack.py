@@ -139,6 +139,3 @@ class SignAttack(Calculator[SignParams]):
                 "A median that is more than 0.674 sd off has left the interquartile interval of a normal estimator.",
             ),
         )
-
-
-CALCULATORS: tuple[Calculator[SignParams], ...] = (SignAttack(),)

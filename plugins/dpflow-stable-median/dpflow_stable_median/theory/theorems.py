@@ -310,13 +310,3 @@ class LaplaceAccuracy(Calculator[LaplaceParams]):
             ("quantity", "value"),
             (("scale", scale), (f"error at {1 - params.beta:g}", error), *rows),
         )
-
-
-CALCULATORS = (
-    Transfer(),
-    TransferGroups(),
-    Accuracy(),
-    MeanTransfer(),
-    Composition(),
-    LaplaceAccuracy(),
-)
