@@ -1,12 +1,13 @@
 """The command line: one file per command. A user's mistake is one sentence on stderr, never a
 traceback.
 
-This file imports nothing, so that `main` is there before anything slow is: `dpflow.cli.commands`
+This file imports nothing slow, so that `main` is there before anything slow is: `dpflow.cli.commands`
 has the table of commands.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -15,6 +16,8 @@ def main() -> None:
     """Entry point of the console script: 0 done, 1 refused (again would not help), 75 try again
     later, 130 interrupted. A gate's 1 is its no; there refused is 2.
     """
+    # Most of what a command makes are classes and functions, in which no search finds garbage.
+    gc.set_threshold(100_000)
     try:
         from dpflow.cli.commands import run_app
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from dpflow.core.contract.requests import Rows
 from dpflow.errors import InvalidInput
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.file_list import find_states
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,22 @@ class PredictionTable:
 def read_predictions(
     database: Path, table: str, id: str, prediction: str = "prediction", score: str | None = None
 ) -> PredictionTable:
-    """Read a table of predictions. It is the analyst's own, not private.
+    """Read a table of predictions. It is the analyst's own, not private. A file that is as it was when
+    one of the last tables was read is not read again: a champion meets every challenger.
 
     Raises:
         TableUnreadable, TableBusy: no such file, table or column, or a type that is no number.
         InvalidInput: an id that occurs twice, is missing or no whole number, or no row at all.
     """
+    # The state before it is read: what is written meanwhile is read again the next time.
+    state = find_states([str(database)]).get(str(database))
+    return _read_state(state, database, table, id, prediction, score)
+
+
+@lru_cache(maxsize=4)
+def _read_state(
+    state: object, database: Path, table: str, id: str, prediction: str, score: str | None
+) -> PredictionTable:
     what = f"predictions {table!r}"
     with sandbox.open_file(database, what) as connection:
         fields = connection.bind_fields(f"{sandbox.PRIVATE}.{sql.quote_name(table)}")
