@@ -184,13 +184,21 @@ class MaxContributions(Strict):
         rows: rows of one unit, in all; of one block where a unit is protected in each.
         groups: by column, groups that one unit reaches, or days, months and so on.
         rows_per_group: by column, its rows in one group, or in one day, month and so on.
+        within_bounds: columns whose values lie within their declared bounds and on their grid, so that
+            none is clamped or rounded.
     """
 
-    example = "{rows: 400, rows_per_group: {day: {month: 20}}}"
+    example = "{rows: 400, rows_per_group: {day: {month: 20}}, within_bounds: [amount]}"
 
     rows: Rows
     groups: dict[str, GroupLimits] = Field(default_factory=dict)
     rows_per_group: dict[str, RowLimits] = Field(default_factory=dict)
+    within_bounds: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that is named."""
+        return (*self.groups, *self.rows_per_group, *self.within_bounds)
 
 
 class ContributionBounds(Strict):

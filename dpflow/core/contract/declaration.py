@@ -332,10 +332,15 @@ class Table(Strict):
                 "public columns need neighbours: replace: what a unit's rows hold tells that it is there"
             )
         largest = self.max_contributions
-        for name in (*largest.groups, *largest.rows_per_group) if largest else ():
+        for name in largest.columns if largest else ():
             if name not in self.columns:
                 raise ValueError(
                     f"max_contributions: {UnknownName('declared column', name, self.columns)}"
+                )
+        for name in largest.within_bounds if largest else ():
+            if self.columns[name].lower is None:
+                raise ValueError(
+                    f"max_contributions: within_bounds names {name!r}, which declares no bounds; add lower and upper to it"
                 )
         if len({join.name.casefold() for join in self.joins}) != len(self.joins):
             raise ValueError("two joins have one name")

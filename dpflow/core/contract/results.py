@@ -77,7 +77,7 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class Totals:
-    """How far counts may be from the truth, noise and truncation together.
+    """How far counts and sums may be from the truth, noise and truncation together.
 
     Attributes:
         ends: by measure, how far the truth may lie below and above each number, at 95 %.

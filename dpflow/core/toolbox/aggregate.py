@@ -116,10 +116,10 @@ class Release:
         events = tuple(noise.event for noise in self.noises.values())
         return events[0] if len(events) == 1 else Composed(events)
 
-    def tails(self, measure: Measure) -> dict[Moment, float]:
-        """Half-widths of its moments that hold together with 95 %."""
+    def tails(self, measure: Measure, failure: float = FAILURE) -> dict[Moment, float]:
+        """Half-widths of its moments that hold together, but for this probability."""
         used = self.query.weights(measure)
-        return {moment: self.noises[moment].half_width(FAILURE / len(used)) for moment in used}
+        return {moment: self.noises[moment].half_width(failure / len(used)) for moment in used}
 
     def error_bound(self, measure: Measure) -> float | None:
         """Its half-width before spending, or None where that depends on the rows."""

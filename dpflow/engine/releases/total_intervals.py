@@ -1,4 +1,4 @@
-"""Total intervals: what a count can be at most, noise and truncation together.
+"""Total intervals: what a count or sum can be, noise and truncation together.
 
 An interval of the noise is about the rows that the bounds kept. What they cut is known from above where
 a contribution profile counts the same rows: let U be the upper limit on the units that reach more
@@ -11,7 +11,10 @@ maximum less the bound.
 
 A total interval is [x - w, x + w + cut] with the noise's half-width w at 97.5 %, and limits that hold
 together with 97.5 %; so it holds with 95 %, if the declared maximum does. Where nothing is cut no limit
-is used, and w is that of 95 %. It is stated for counts of
+is used, and w is that of 95 %. A sum lacks the values of the rows that are cut: each moves it by [l, h], the
+declared bounds with 0, so its interval is [x - w + l cut, x + w + h cut]. That is the sum of the values as
+they are where everybody knows that none is clamped or rounded (``within_bounds``); of other columns it is not
+stated. It is stated for such sums, and for counts of
 rows and of units over public keys. A profile counts the same rows if it was made of the same
 snapshot, without a condition, and of these blocks at least. What a WHERE leaves out only lowers what
 is cut. Rows without a unit count nowhere.
@@ -25,6 +28,7 @@ from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.results import Totals
 from dpflow.core.toolbox.aggregate import MeasureMechanism
 from dpflow.core.toolbox.contribution_profile import ContributionProfile
+from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import FAILURE
 from dpflow.engine.releases.choose_bounds import (
     find_histogram,
@@ -37,7 +41,7 @@ from dpflow.tables import declare_groups
 
 
 def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
-    """How far the counts of a release may be from the truth, and what that rests on; None where nothing
+    """How far the counts and sums of a release may be from the truth, and what that rests on; None where nothing
     can be said. Reads no row.
 
     Args:
@@ -53,7 +57,8 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
     if table.cached_partials == "sealed":
         return None
     query = mechanism.make_query(plan.params, table)
-    measures = [one for one in query.measures if one.measure in ("count", "count_distinct")]
+    counts = [one for one in query.measures if one.measure in ("count", "count_distinct")]
+    measures = [*counts, *_sums_within_bounds(query)]
     if query.private or not measures:
         return None
     profile = _find_fitting(plan, ledger, snapshot)
@@ -64,20 +69,42 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
     ends: dict[str, tuple[float, float]] = {}
     for measure in measures:
         cut = cuts.units if measure.measure == "count_distinct" else cuts.rows
-        if cut is not None:
-            (moment,) = query.weights(measure)
-            width = float(release.noises[moment].half_width(cuts.noise_failure))
-            ends[mechanism.measure_label(measure)] = (width, width + cut)
+        if cut is None:
+            continue
+        width = query.error_bound(measure, release.tails(measure, cuts.noise_failure))
+        below, above = _term_range(query, measure)
+        ends[mechanism.measure_label(measure)] = (width + below * cut, width + above * cut)
     statements = []
     if ends:
-        statements.append(f"total intervals of {', '.join(ends)} hold with 95 %{cuts.premises}")
-    if len(ends) < len(measures) and profile is not None:
+        within = [one.column for one in measures if one.column and cuts.rows is not None]
+        known = (
+            f", and no {' or '.join(within)} is beyond its bounds or off its grid" if within else ""
+        )
+        statements.append(
+            f"total intervals of {', '.join(ends)} hold with 95 %{known}{cuts.premises}"
+        )
+    if any(mechanism.measure_label(one) not in ends for one in counts) and profile is not None:
         unit, by = table.privacy_unit.column, getattr(plan.params, "by", None)
         statements.append(
             f"counts of rows are of the table with each {unit} cut at {table.bounds_for(by).describe()}{cuts.premises}; how many "
             f"rows these lack is unknown: declare max_contributions"
         )
     return Totals(ends, "; ".join(statements)) if statements else None
+
+
+def _sums_within_bounds(query: Query) -> list[Measure]:
+    """Sums of columns of which everybody knows that no value is clamped or rounded."""
+    largest = query.table.max_contributions
+    names = () if largest is None else largest.within_bounds
+    return [one for one in query.measures if one.measure == "sum" and one.column in names]
+
+
+def _term_range(query: Query, measure: Measure) -> tuple[float, float]:
+    """How far below and above a row that is cut leaves the truth, at most."""
+    if measure.column is None:
+        return 0.0, 1.0
+    grid = query.columns[measure.column]
+    return max(0, -grid.low) * grid.step, max(0, grid.high) * grid.step
 
 
 def _find_fitting(plan: Plan, ledger: Ledger, snapshot: str) -> ContributionProfile | None:

@@ -195,14 +195,21 @@ def test_totals_are_stored_exactly() -> None:
 
 def test_no_group_lacks_more_than_the_cut(tmp_path: Path) -> None:
     """Every unit with up to three rows in each of two groups, under several bounds, and a profile without
-    noise: no group lacks more rows than said, and with both groups kept some lacks as many.
+    noise: no group lacks more rows than said, and with both groups kept some lacks as many; and no sum
+    lacks more than these rows could have.
     """
     vectors = [(a, b) for a in range(4) for b in range(4) if a + b]
     with duckdb.connect(str(tmp_path / "tiny.duckdb")) as connection:
-        connection.execute("CREATE TABLE tiny (day INTEGER, unit INTEGER, part VARCHAR)")
+        connection.execute("CREATE TABLE tiny (day INTEGER, unit INTEGER, part TEXT, gain INTEGER)")
         for day, vector in enumerate(vectors):
             rows = [(day, 1, key) for key, number in zip("AB", vector) for _ in range(number)]
-            connection.executemany("INSERT INTO tiny VALUES (?, ?, ?)", rows)
+            gains = [(3, -2, 1 - 3 * (place % 2))[day % 3] for place in range(len(rows))]
+            connection.executemany(
+                "INSERT INTO tiny VALUES (?, ?, ?, ?)", [(*row, g) for row, g in zip(rows, gains)]
+            )
+        true_gains: dict[int, dict[str, int]] = {day: {"A": 0, "B": 0} for day in range(15)}
+        for day, key, gain in connection.execute("SELECT day, part, gain FROM tiny").fetchall():
+            true_gains[day][key] += gain
     declared: dict[str, Any] = {
         "name": "tiny",
         "database": tmp_path / "tiny.duckdb",
@@ -210,7 +217,7 @@ def test_no_group_lacks_more_than_the_cut(tmp_path: Path) -> None:
         "protects": "unit-block",
         "block": "day",
         "max_contributions": {"rows": 6, "rows_per_group": {"part": 3}},
-        "columns": {"part": {"public_keys": ["A", "B"]}},
+        "columns": {"part": {"public_keys": ["A", "B"]}, "gain": {"lower": -2, "upper": 3}},
     }
     exact: Any = SimpleNamespace(sum_half_width=lambda terms, failure: 0)
     bins = tuple(range(1, 7))
@@ -218,11 +225,12 @@ def test_no_group_lacks_more_than_the_cut(tmp_path: Path) -> None:
         bounds = {"rows": rows, "groups": groups, "rows_per_group": in_each}
         table = Table.model_validate(declared | {"contribution_bounds": bounds})
         request = ReleaseRequest(
-            name="tiny", mechanism="histogram", table=table, scope="tiny", blocks=("0",),
-            params={"by": "part", "epsilon": "1"},
+            name="tiny", mechanism="aggregates", table=table, scope="tiny", blocks=("0",),
+            params={"by": "part", "epsilon": "1", "measures": ["count", {"measure": "sum", "column": "gain"}]},
         )  # fmt: skip
         plan = make_plan(request, REGISTRY)
         statistic, private = plan.mechanism.data_request(plan.params, table), PrivateTable(table)
+        query = plan.mechanism.make_query(plan.params, table)  # type: ignore[union-attr]
         is_tight = False
         for day, vector in enumerate(vectors):
             sizes = [
@@ -234,6 +242,10 @@ def test_no_group_lacks_more_than_the_cut(tmp_path: Path) -> None:
             kept = private.answer(statistic, [str(day)])
             lacking = dict(zip("AB", vector))
             lost = [lacking[key] - n for key, n in zip(kept.keys, kept.rows.tolist(), strict=True)]
+            (gained,) = (kept.moment(*m).tolist() for m in query.moments if m[0] == "sum")
+            centre = query.columns["gain"].centre
+            for key, n, gain in zip(kept.keys, kept.rows.tolist(), gained, strict=True):
+                assert -2 * cut <= true_gains[day][key] - (gain + centre * n) <= 3 * cut
             assert min(lost) >= 0 and max(lost) <= cut, (vector, bounds)
             is_tight |= 0 < cut == max(lost)
         assert is_tight or groups == 1, bounds
@@ -263,3 +275,33 @@ def test_a_declared_maximum_of_groups_needs_no_profile(world: World) -> None:
         assert (cuts.rows == cuts.units == 0) == is_known
         assert is_known or cuts.rows is None
     assert cuts.noise_failure == FAILURE
+
+
+def test_sums_of_values_within_their_bounds_have_one(tmp_path: Path) -> None:
+    """Two-sided, as values are; no other column's sum has one, for clamping may have moved it."""
+    world = World(tmp_path)
+    raw = declare(world, **LARGEST).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+    gain = {"expression": "month(day) - 5", "lower": -4, "upper": 7}
+    raw["columns"] |= {"gain": gain, "same": gain}
+    raw["max_contributions"] |= {"within_bounds": ["gain"]}
+    world.table = Table.model_validate(raw)
+    bounds = "groups=12, rows_per_group=2, rows_per_unit=24"
+    text = f"-- dp: {bounds}\nSELECT {BY} AS m, SUM(gain) AS g, SUM(same) AS s FROM orders GROUP BY ALL ORDER BY m"
+    answer = world.ask(text, epsilon="20")
+    frame = answer.to_pandas(intervals=True)
+    assert "g_low" in frame and "s_low" not in frame
+    assert any("no gain is beyond its bounds or off its grid" in note for note in answer.notes)
+    truth = TRUTH["count"] * (np.arange(1, 13) - 5)
+    assert ((frame["g_low"] <= truth) & (truth <= frame["g_high"])).sum() >= 8
+    world.release("contributions")
+    cut = world.release(
+        "sum", params={"column": "gain", "by": BY}, contribution_bounds={"groups": 6, "rows": 6}
+    )
+    below, above = cut.result.totals.ends["sum"]
+    # Some 100 customers in more than six months, with two rows in each: of -4 at least, and 7 at most.
+    lacking = (above - below) / (7 - 4)
+    assert 100 <= lacking <= 1000 and below - 4 * lacking == pytest.approx(above - 7 * lacking)
+    table = cut.to_pandas()
+    assert ((table["low"] <= truth) & (truth <= table["high"])).sum() >= 8
+    with pytest.raises(ValidationError, match="declares no bounds"):
+        Table.model_validate(raw | {"max_contributions": {"rows": 2, "within_bounds": ["state"]}})
