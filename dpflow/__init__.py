@@ -11,6 +11,8 @@
   `RunIdentity` makes a retry the same release.
 - Ask SQL: `sql` gives a `SqlAnswer`; `plan_sql` gives the `SqlPlan` that EXPLAIN prints.
 - Ask in a session: `open_session` opens a `Session`, and `open_predictions` a `PredictionSession`.
+- Connect: `connect` gives a `Client` of a service, or of this machine, with one interface; its `PlanView` is
+  what of a plan is public.
 - Gate: `ModelGate` asks an open session whether a model's score holds on fresh data.
 - Errors: every class derives from `DpflowError`. `InvalidInput` is about what was written, `LedgerError`
   about budgets and `TableError` about tables.
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from dpflow.api import plan_sql as plan_sql
     from dpflow.api import release as release
     from dpflow.api import sql as sql
+    from dpflow.client.connect import connect as connect
+    from dpflow.client.interface import Client as Client
+    from dpflow.client.interface import PlanView as PlanView
     from dpflow.core.contract.declaration import Table as Table
     from dpflow.core.contract.results import Result as Result
     from dpflow.core.contract.results import Row as Row
@@ -125,6 +130,10 @@ _MODULES = {
     "SqlAnswer": "dpflow.analyst_sql.answer.sql_answer",
     "plan_sql": "dpflow.api",
     "SqlPlan": "dpflow.analyst_sql.answer.sql_plan",
+    # connect
+    "connect": "dpflow.client.connect",
+    "Client": "dpflow.client.interface",
+    "PlanView": "dpflow.client.interface",
     # ask in a session, gate
     "open_session": "dpflow.api",
     "Session": "dpflow.engine.sessions.session",

@@ -6,12 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 import yaml
 from sql_world import World
 from starlette.testclient import TestClient
@@ -123,3 +127,17 @@ def settle(client: Any, door: str, body: Any) -> Any:
     while answer.status_code == 202:
         answer = client.get(f"/v1/jobs/{answer.json()['job']}", params={"wait": 20})
     return answer
+
+
+@contextmanager
+def serve_here(world: ServiceWorld) -> Iterator[str]:
+    """The application behind a socket of this process; its address."""
+    port = find_free_port()
+    server = uvicorn.Server(uvicorn.Config(world.app(), port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(30)

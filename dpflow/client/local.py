@@ -1,0 +1,133 @@
+"""The interface in this process: tables and ledger of ``dpflow.yml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.api import LedgerPlace, open_ledger
+from dpflow.catalogue import FILE_NAME, find_catalogue
+from dpflow.client.interface import Client, Parameters, PlanView
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.table_description import describe_columns, describe_table
+from dpflow.engine.planning.precheck import forecast
+from dpflow.engine.releases.execute import release
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.receipt import Receipt
+from dpflow.engine.releases.request import parse_request
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
+from dpflow.ledger.books.records import read_point
+from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
+
+
+class LocalClient(Client):
+    """Tables and ledger of ``dpflow.yml``, found upward from the working directory.
+
+    Args:
+        place: the ledger; DPFLOW_LEDGER or that of ``dpflow.yml`` if left out.
+    """
+
+    def __init__(self, place: LedgerPlace = None) -> None:
+        self._place = place
+
+    def __repr__(self) -> str:
+        return "LocalClient()"
+
+    @cached_property
+    def _ledger(self) -> Ledger:
+        return open_ledger(self._place)
+
+    @cached_property
+    def _registry(self) -> Registry:
+        return Registry.load()
+
+    def tables(self) -> list[dict[str, Any]]:
+        """As `Client.tables`, with each table's ``source``."""
+        catalogue = find_catalogue()
+        if catalogue is None:
+            raise InvalidInput(
+                f"there is no {FILE_NAME} in this folder or above, so no table has a name; make both with: dpflow init SOURCE"
+            )
+        # By its name, so that one which declares another name is refused.
+        folder = catalogue.file.parent
+        tables = {name: load_table(name, folder) for name in catalogue.tables}
+        return [
+            {
+                "table": name,
+                "source": table.place,
+                "protects": table.protection_text,
+                "scopes": self._find_payers(table),
+            }
+            for name, table in tables.items()
+        ]
+
+    def describe(self, table: str) -> dict[str, Any]:
+        """As `Client.describe`, with the table's ``source``."""
+        declared = load_table(table)
+        source = (
+            declared.place if declared.source else f"{declared.database}: {declared.relation_name}"
+        )
+        budgets = [row for scope in self._find_payers(declared) for row in self.remaining(scope)]
+        about = {"source": source} | describe_table(declared)
+        return about | {"columns": describe_columns(declared), "budgets": budgets}
+
+    def _find_payers(self, table: Table) -> list[str]:
+        """Scopes whose budget protects what a table declares; none before the first grant made a ledger."""
+        try:
+            scopes = self._ledger.scopes()
+        except InvalidInput:
+            if self._place is not None:
+                raise
+            return []
+        return [one.scope for one in scopes if one.protects == table.protection_text]
+
+    def plan_fields(self, fields: Mapping[str, Any]) -> PlanView:
+        """As `Client.plan_fields`."""
+        plan = make_plan(parse_request(dict(fields), Path()), self._registry, self._ledger)
+        about = plan.describe() | {"forecast": forecast(plan, self._ledger, self._registry)}
+        return PlanView(fields, about)
+
+    def release(self, plan: PlanView) -> Receipt:
+        """As `Client.release`."""
+        request = parse_request(dict(plan.request), Path())
+        return release(
+            make_plan(request, self._registry, self._ledger), self._ledger, self._registry
+        )
+
+    def sql(self, text: str, *, parameters: Parameters = (), **options: Any) -> SqlAnswer:
+        """As `Client.sql`."""
+        plan = plan_sql(text, options, (), parameters, self._ledger, self._registry)
+        if plan.source.explain:
+            raise InvalidInput(
+                "EXPLAIN asks for a plan, and sql answers; call explain, or drop EXPLAIN"
+            )
+        return answer_sql(plan, self._ledger, self._registry)
+
+    def explain(self, text: str, *, parameters: Parameters = (), **options: Any) -> dict[str, Any]:
+        """As `Client.explain`."""
+        plan = plan_sql(text, options, (), parameters, self._ledger, self._registry)
+        return plan.explain(self._ledger)
+
+    def remaining(self, scope: str | None = None) -> list[dict[str, Any]]:
+        """As `Client.remaining`."""
+        names = [one.scope for one in self._ledger.scopes()] if scope is None else [scope]
+        return [row for name in names for row in self._ledger.remaining(name).rows()]
+
+    def history(
+        self,
+        scope: str | None = None,
+        *,
+        since: str | None = None,
+        principal: str | None = None,
+        limit: int = 50,
+    ) -> list[dict[str, Any]]:
+        """As `Client.history`."""
+        first = 1 if since is None else read_point("since", since)
+        entries = self._ledger.history(scope, since=first, principal=principal, limit=limit)
+        return [entry.to_json() for entry in entries]

@@ -1,0 +1,217 @@
+"""The interface at a service, over HTTP, with nothing but the standard library."""
+
+from __future__ import annotations
+
+import datetime as dt
+import http.client
+import ipaddress
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from dpflow import errors
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.client.interface import Client, Parameters, PlanView
+from dpflow.engine.releases.receipt import Receipt
+from dpflow.errors import DpflowError, InvalidInput, ServiceUnavailable
+
+#: Seconds of one HTTP request, and those for which the service may hold the reply to a poll.
+TIMEOUT, POLL = 60, 20
+#: How often a request is sent again because the service does not know its job any more.
+MAX_RESENT = 5
+#: What else an error of a service carries.
+_DETAILS = ("rule", "line", "column", "nearest", "what", "scope", "block")
+
+
+def check_server(server: str) -> str:
+    """The address of a service without a slash at its end. Raises `InvalidInput` for one that is none, or
+    where a token would travel in the clear.
+    """
+    place = server.rstrip("/")
+    try:
+        parts = urllib.parse.urlsplit(place)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host, parts = None, urllib.parse.urlsplit("")
+    if parts.scheme not in ("https", "http") or not host or parts.query or parts.username:
+        raise InvalidInput(
+            f"{server[:80]!r} is no address of a service; write it as https://dp.example.org"
+        )
+    if parts.scheme == "http" and not _is_loopback(host):
+        raise InvalidInput(
+            f"{place} would get the token in the clear; write https://, or ask it on its own machine"
+        )
+    return place
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Another address would get the token."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class RemoteClient(Client):
+    """A client of ``dpflow serve``.
+
+    Args:
+        server: its address, as `check_server` returns it.
+        token: of the principal that asks.
+    """
+
+    def __init__(self, server: str, token: str) -> None:
+        if not token.isascii() or not token.isprintable() or " " in token:
+            raise InvalidInput("the token is none of a service; copy it whole, without blanks")
+        self.server, self._token = server, token
+        self._opener = urllib.request.build_opener(_NoRedirects)
+
+    def __repr__(self) -> str:
+        return f"RemoteClient({self.server!r})"
+
+    def tables(self) -> list[dict[str, Any]]:
+        """As `Client.tables`."""
+        return list(self._ask("GET", "tables"))
+
+    def describe(self, table: str) -> dict[str, Any]:
+        """As `Client.describe`."""
+        return dict(self._ask("GET", f"tables/{urllib.parse.quote(table, safe='')}"))
+
+    def plan_fields(self, fields: Mapping[str, Any]) -> PlanView:
+        """As `Client.plan_fields`."""
+        request = {name: _encode(value) for name, value in fields.items()}
+        return PlanView(request, self._ask("POST", "plan", request))
+
+    def release(self, plan: PlanView) -> Receipt:
+        """As `Client.release`."""
+        return Receipt.from_wire(self._settle("release", plan.request))
+
+    def sql(self, text: str, *, parameters: Parameters = (), **options: Any) -> SqlAnswer:
+        """As `Client.sql`."""
+        return SqlAnswer.from_wire(self._settle("sql", _query(text, parameters, options)))
+
+    def explain(self, text: str, *, parameters: Parameters = (), **options: Any) -> dict[str, Any]:
+        """As `Client.explain`."""
+        return dict(self._ask("POST", "explain", _query(text, parameters, options)))
+
+    def remaining(self, scope: str | None = None) -> list[dict[str, Any]]:
+        """As `Client.remaining`."""
+        return list(self._ask("GET", "remaining", scope=scope))
+
+    def history(
+        self,
+        scope: str | None = None,
+        *,
+        since: str | None = None,
+        principal: str | None = None,
+        limit: int = 50,
+    ) -> list[dict[str, Any]]:
+        """As `Client.history`."""
+        asked = {"scope": scope, "since": since, "principal": principal, "limit": str(limit)}
+        return list(self._ask("GET", "history", **asked))
+
+    def _settle(self, door: str, body: Any) -> Any:
+        """The answer of a request: from its job where it has one. A job that the service has forgotten is
+        sent again, which charges nothing twice.
+        """
+        for _ in range(MAX_RESENT):
+            status, answer = self._send("POST", door, body)
+            while status == 202:
+                place = f"jobs/{urllib.parse.quote(str(answer['job']), safe='')}"
+                status, answer = self._send("GET", place, wait=str(POLL))
+            if status != 404:
+                return _read(status, answer)
+        raise ServiceUnavailable(f"{self.server} forgot the request {MAX_RESENT} times; try again")
+
+    def _ask(self, method: str, place: str, body: Any = None, **query: str | None) -> Any:
+        return _read(*self._send(method, place, body, **query))
+
+    def _send(
+        self, method: str, place: str, body: Any = None, **query: str | None
+    ) -> tuple[int, Any]:
+        """Status and JSON of a reply. Raises `ServiceUnavailable` if there is none."""
+        given = {name: text for name, text in query.items() if text is not None}
+        url = f"{self.server}/v1/{place}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+        request = urllib.request.Request(  # noqa: S310  the scheme was checked
+            url,
+            None if body is None else json.dumps(body).encode(),
+            {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
+            method=method,
+        )
+        try:
+            with self._opener.open(request, timeout=TIMEOUT) as reply:
+                return reply.status, json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                try:
+                    return error.code, json.loads(error.read())
+                except (ValueError, OSError):
+                    pass
+            problem = f"it answers with status {error.code}, and not as dpflow does"
+        except (OSError, http.client.HTTPException):
+            problem = "it cannot be reached"
+        except ValueError:
+            problem = "it does not answer as dpflow does"
+        raise ServiceUnavailable(
+            f"no answer of {self.server}: {problem}; check the address, and send the request again"
+        )
+
+
+def _read(status: int, answer: Any) -> Any:
+    """The body of a reply. Raises the error that it says."""
+    if status < 300:
+        return answer
+    raise make_error(answer if isinstance(answer, dict) else {})
+
+
+def make_error(body: Mapping[str, Any]) -> DpflowError:
+    """The error of a reply, as it was raised at the service."""
+    kind = getattr(errors, str(body.get("type")), None)
+    if not (isinstance(kind, type) and issubclass(kind, DpflowError)):
+        kind = ServiceUnavailable
+    # Without the constructor, which would compose the text again.
+    error = kind.__new__(kind)
+    error.args = (str(body.get("message", "the service says no, and not why; check its address")),)
+    details = body.get("details")
+    for name, value in (details if isinstance(details, dict) else {}).items():
+        if name in _DETAILS:
+            setattr(error, name, value)
+    return error
+
+
+def _query(text: str, parameters: Parameters, options: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(parameters, Mapping):
+        encoded: Any = {name: _encode(value) for name, value in parameters.items()}
+    else:
+        encoded = [_encode(value) for value in parameters]
+    given = {name: _encode(value) for name, value in options.items() if value is not None}
+    return {"query": text, "options": given, "parameters": encoded}
+
+
+def _encode(value: Any) -> Any:
+    """A value as JSON that the service reads as the same: amounts and times are texts."""
+    if isinstance(value, dt.datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, dt.date | Fraction):
+        return str(value)
+    if isinstance(value, Decimal):
+        number = float(value)
+        if Decimal(repr(number)) != value:
+            raise InvalidInput(f"{value} has more digits than a double; write it into the query")
+        return number
+    if isinstance(value, Mapping):
+        return {str(name): _encode(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(inner) for inner in value]
+    return value
