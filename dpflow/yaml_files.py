@@ -4,6 +4,8 @@ never the last one wins.
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,12 @@ def parse_yaml(text: str, *, texts_only: bool = False) -> Any:
         yaml.YAMLError: it is none; `RepeatedKey` where a mapping has a key twice.
         ValueError, RecursionError: a value that YAML cannot read, such as the date 2020-13-01.
     """
+    # A command reads the same few files again and again; what it gets is its own to change.
+    return copy.deepcopy(_parse_once(text, texts_only))
+
+
+@functools.lru_cache(maxsize=32)
+def _parse_once(text: str, texts_only: bool) -> Any:
     return yaml.load(text, _TextLoader if texts_only else _SafeLoader)  # noqa: S506
 
 

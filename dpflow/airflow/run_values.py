@@ -66,7 +66,7 @@ class TaskView:
 
     @property
     def _upstream_map_indexes(self) -> TaskView:
-        """Where Airflow's `XComArg` looks up which instances of a task belong to this one."""
+        """Where Airflow's ``XComArg`` looks up which instances of a task belong to this one."""
         return self
 
     def get(self, task_id: str, default: Any = None) -> Any:
