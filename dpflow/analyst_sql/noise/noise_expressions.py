@@ -84,6 +84,11 @@ def call(kind: type, parts: Sequence[Any]) -> Any:
     return kind(this=first, expressions=others)
 
 
+def call_macro(name: str, parts: Sequence[Any]) -> Any:
+    """One of `dpflow.tables.public.query_worker.INTERVAL_MACROS`."""
+    return exp.Anonymous(this=name, expressions=[part.copy() for part in parts])
+
+
 def is_bounded(part: Known) -> Any:
     """Whether a value has an interval."""
     return exp.Not(this=exp.Is(this=exp.paren(part.low.copy()), expression=exp.Null()))
@@ -159,22 +164,10 @@ def _read_arithmetic(expression: Any, find: Find) -> Known | None:
     if kind in (exp.Add, exp.Sub):
         first, second = (other_low, other_high) if kind is exp.Add else (other_high, other_low)
         return _make(operands, kind(this=low, expression=first), kind(this=high, expression=second))
-    ends: list[Any] = [
-        kind(this=a.copy(), expression=b.copy())
-        for a in (low, high)
-        for b in (other_low, other_high)
-    ]
-    least, most = call(exp.Least, ends), call(exp.Greatest, ends)
-    if kind is exp.Mul:
-        return _make(operands, least, most)
-    test = exp.paren(
-        exp.Or(
-            this=exp.GT(this=other_low, expression=number(0)),
-            expression=exp.LT(this=other_high, expression=number(0)),
-        )
-    )
-    divisor = operands[1][1]
-    return _make(operands, choose(test, least), choose(test, most), divisor.noisy)
+    ends = (low, high, other_low, other_high)
+    name = "product" if kind is exp.Mul else "quotient"
+    least, most = (call_macro(f"{name}_{end}", ends) for end in ("low", "high"))
+    return _make(operands, least, most, kind is exp.Div and operands[1][1].noisy)
 
 
 def _read_negation(expression: Any, find: Find) -> Known | None:

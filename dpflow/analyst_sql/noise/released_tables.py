@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpflow.analyst_sql.noise.noise_expressions import call_macro
 from dpflow.analyst_sql.noise.noise_relations import COUNT, HIGH, LOW, ReleasedColumns
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
@@ -270,7 +271,7 @@ def _write_tail(noise: Noise, failure: float, cells: Any) -> Any:
     logarithm = math.log(2 / failure)
     if isinstance(noise.event, DiscreteLaplace):
         scale = float(noise.event.scale)
-        ends = []
+        ends: list[Any] = [cells, _write_float(noise.half_width(failure))]
         for share in _RATES:
             rate = share / scale
             log_moment = (
@@ -278,18 +279,11 @@ def _write_tail(noise: Noise, failure: float, cells: Any) -> Any:
                 - math.log(-math.expm1(rate - 1 / scale))
                 - math.log(-math.expm1(-rate - 1 / scale))
             )
-            line = exp.Mul(this=cells.copy(), expression=_write_float(log_moment / rate))
-            ends.append(exp.Add(this=line, expression=_write_float(logarithm / rate)))
-        many: Any = exp.Least(this=ends[0], expressions=ends[1:])
-    else:
-        square = 2 * float(noise.event.sigma2) * logarithm
-        many = exp.Sqrt(this=exp.Mul(this=cells.copy(), expression=_write_float(square)))
-    single = exp.LTE(this=cells.copy(), expression=exp.Literal.number(1))
-    return exp.paren(
-        exp.Case(
-            ifs=[exp.If(this=single, true=_write_float(noise.half_width(failure)))],
-            default=exp.Ceil(this=many),
-        )
+            ends += [_write_float(log_moment / rate), _write_float(logarithm / rate)]
+        return call_macro("laplace_tail", ends)
+    square = 2 * float(noise.event.sigma2) * logarithm
+    return call_macro(
+        "gaussian_tail", [cells, _write_float(noise.half_width(failure)), _write_float(square)]
     )
 
 

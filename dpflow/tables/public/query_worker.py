@@ -22,6 +22,36 @@ SCHEMA = "released"
 MAX_BYTES, MAX_ROWS = 256 * 2**20, 1_000_000
 #: Table functions that compute rows from their arguments alone.
 _TABLE_FUNCTIONS = {"range", "generate_series", "unnest", "repeat_row"}
+_PRODUCTS = ", ".join(f"{a} {{sign}} {b}" for a in ("a", "b") for b in ("c", "d"))
+_LINES = [f"slope{n}, line{n}" for n in range(8)]
+#: Interval arithmetic, in which an operand is written once however often it is used: the ends of a product and of a
+#: quotient of [a, b] and [c, d]; and what noise of so many cells stays below, the least of eight Chernoff bounds.
+INTERVAL_MACROS = (
+    ("product_low", "a, b, c, d", f"least({_PRODUCTS.format(sign='*')})"),
+    ("product_high", "a, b, c, d", f"greatest({_PRODUCTS.format(sign='*')})"),
+    (
+        "quotient_low",
+        "a, b, c, d",
+        f"CASE WHEN c > 0 OR d < 0 THEN least({_PRODUCTS.format(sign='/')}) END",
+    ),
+    (
+        "quotient_high",
+        "a, b, c, d",
+        f"CASE WHEN c > 0 OR d < 0 THEN greatest({_PRODUCTS.format(sign='/')}) END",
+    ),
+    (
+        "laplace_tail",
+        f"cells, single, {', '.join(_LINES)}",
+        "CASE WHEN cells <= 1 THEN single ELSE ceil(least("
+        + ", ".join(f"cells * slope{n} + line{n}" for n in range(8))
+        + ")) END",
+    ),
+    (
+        "gaussian_tail",
+        "cells, single, square",
+        "CASE WHEN cells <= 1 THEN single ELSE ceil(sqrt(cells * square)) END",
+    ),
+)
 #: Deterministic by its catalogue, and random all the same.
 _VOLATILE = {"reservoir_quantile"}
 #: Names without brackets that DuckDB reads as functions of the moment or the session.
@@ -71,6 +101,8 @@ class LockedDatabase:
         execute("SET error_on_division_by_zero = false")
         execute("SET enable_external_access = false")
         execute("SET lock_configuration = true")
+        for name, parameters, definition in INTERVAL_MACROS:
+            execute(f"CREATE MACRO {name}({parameters}) AS {definition}")
         self._functions = self._list_functions()
         query = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
         self.aggregates = sorted(str(row[0]) for row in execute(query).fetchall())
