@@ -9,12 +9,19 @@ A last table compares private ways to answer by their noise: what 95 % of answer
 exponential mechanism is among them, though it is no gate: it picks the best of candidates that are all
 known, once, and with probability .95 that one is at most ln(20 k)/epsilon units below the best, as one
 more unit lowers no sum of scores (McSherry, Talwar 2007, Theorem 6, without the factor 2).
+
+Before it stands how far the score of a refused claim is from fresh data, by the count of transcripts and
+by two theorems about answers with numbers. Those get all advantages: they answer nothing but the paid
+questions, and choose their noise freely, while transcripts are those of the whole session.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
+
+from dpflow_stable_median.theory.adaptive_widths import monitor_width, posterior_width
 
 from dpflow.core.toolbox.mean_test import (
     fresh_width,
@@ -22,7 +29,8 @@ from dpflow.core.toolbox.mean_test import (
     splitting_width,
     transcript_width,
 )
-from dpflow.mechanisms.mean_gate import MeanGate
+from dpflow.core.toolbox.transcripts import lowest_mean
+from dpflow.mechanisms.mean_gate import MeanGate, count_transcripts, sample_failure
 from dpflow.mechanisms.mean_gate_params import MeanGateParams
 from dpflow.testing.examples import EXAMPLE_TABLE
 
@@ -31,6 +39,12 @@ TOLERANCES = (0.01, 0.02, 0.05, 0.1)
 EPSILONS = ("10", "2", "1", "0.5")
 #: Questions, and epsilons, of the table of noises, at `NOISE_UNITS` units and `DELTA`.
 QUESTIONS, NOISE_EPSILONS, NOISE_UNITS, DELTA = (5, 20, 100, 1_000), (0.5, 2), 3_000, "1e-6"
+#: Units, questions and paid answers, threshold and epsilon of the table of released scores.
+SCORE_UNITS, SCORE_SESSIONS = (
+    (1_000, 3_000, 30_000),
+    ((100, 5), (200, 10), (1_000, 10), (1_000, 40)),
+)
+SCORE_THRESHOLD, SCORE_EPSILON = "0.05", "0.5"
 OPEN_TABLE = EXAMPLE_TABLE.model_copy(update={"generalisation_only": True})
 
 
@@ -74,6 +88,24 @@ def compute_noises(questions: int, epsilon: float) -> list[float]:
     return [noise / NOISE_UNITS for noise in noises]
 
 
+def compute_score_widths(units: int, questions: int, paid: int) -> list[float]:
+    """How far a refused claim's score may be from fresh data: by the count of transcripts, without noise
+    and in the session's last answer; then as Jung et al. 2020 and Rogers et al. 2020 prove it.
+    """
+    given = {"queries": questions, "failures": paid, "epsilon": SCORE_EPSILON, "correct": True}
+    params = MeanGateParams.model_validate(
+        given | {"metric": "accuracy", "threshold": SCORE_THRESHOLD}
+    )
+    cost = count_transcripts(params, 1.0).largest_cost(sample_failure(params)) + math.log(2)
+    return [0.5 - lowest_mean(0.5, cost / units), *_compute_number_widths(units, paid)]
+
+
+@lru_cache
+def _compute_number_widths(units: int, answers: int) -> tuple[float, float]:
+    beta = 1 - CONFIDENCE
+    return posterior_width(units, answers, beta), monitor_width(units, answers, beta)
+
+
 def _find_least(is_enough: Callable[[int], bool]) -> int:
     low, high = 2.0, float(MOST_UNITS)
     while high / low > 1.01:
@@ -106,6 +138,16 @@ def list_lines() -> list[str]:
         ]
         units = [count_width_units(tolerance, way) for way in ways]
         lines.append(f"| {tolerance:g} | " + " | ".join(map(_round, units)) + " |")
+    lines += [
+        "",
+        "| units | questions | paid | counting | Jung 2020 | Rogers 2020 |",
+        "| --- " * 6 + "|",
+    ]
+    for size in SCORE_UNITS:
+        for questions, paid in SCORE_SESSIONS:
+            widths = compute_score_widths(size, questions, paid)
+            cells = (f"{width:.4f}" if width <= 0.5 else "-" for width in widths)
+            lines.append(f"| {size:,} | {questions:,} | {paid} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "| epsilon | questions | sparse vector, 5 paid | 50 paid | Gaussian noise | champions, 5 paid | exponential mechanism |",
