@@ -31,6 +31,17 @@ def test_dates_beyond_all_calendars_keep_their_days(corner: Corner, tmp_path: Pa
     assert findings.problems == [] and findings.answered > 0
 
 
+@pytest.mark.parametrize(
+    "corner",
+    [c for c in CORNERS if c.kind.startswith("TIMESTAMP") and c.high > 9 * 10**18],
+    ids=lambda c: c.name,
+)
+def test_the_last_years_of_a_type_keep_their_microseconds(corner: Corner, tmp_path: Path) -> None:
+    """No bound of our own lies within a type's range."""
+    findings = audit_corner(corner, DuckDBStore(tmp_path), 2)
+    assert findings.problems == [] and findings.answered > 0
+
+
 def test_listed_files_have_corners_too(tmp_path: Path) -> None:
     """The same of Parquet files, at two ends."""
     store = ParquetStore(tmp_path)
