@@ -11,7 +11,7 @@ from __future__ import annotations
 import calendar
 import datetime as dt
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -79,7 +79,10 @@ def _read_two(reader: Reader, parsed: Any, depth: int) -> tuple[Node, Node]:
 
 def _is_same(reader: Reader, parsed: Any, depth: int) -> Node:
     """NULL equals NULL, and the comparison is never NULL."""
-    left, right = _read_two(reader, parsed, depth)
+    return _compare_same(*_read_two(reader, parsed, depth))
+
+
+def _compare_same(left: Node, right: Node) -> Node:
     sides = [Node("IS NULL", (one,)) for one in (left, right) if one.op not in _LITERALS]
     same = Node("=", (left, right))
     for missing in sides:
@@ -88,6 +91,34 @@ def _is_same(reader: Reader, parsed: Any, depth: int) -> Node:
 
 
 _LITERALS = ("number", "text", "truth")
+
+
+def _in_rows(reader: Reader, parsed: Any, depth: int) -> Node | None:
+    """``(a, b) IN (('x', 1), ...)``: as DuckDB compares rows, it is never NULL."""
+    if type(parsed.this).__name__ != "Tuple":
+        return None
+    row, listed = reader.take_arguments(parsed, "this", "expressions")
+    values = [reader.read_operand(one, depth) for one in row.expressions]
+    found = []
+    for other in listed or ():
+        literals = [reader.read_operand(one, depth) for one in other.expressions]
+        if len(literals) != len(values) or any(one.op not in _LITERALS for one in literals):
+            refuse_sql("literals", f"IN takes rows of {len(values)} literals here")
+        pairs = zip(values, literals)
+        found.append(_connect("AND", [_compare_same(one, literal) for one, literal in pairs]))
+    if not found:
+        refuse_sql("literals", "IN takes a list of rows of literals")
+    # Sorted and distinct, so that a list in another order is the same condition.
+    return _connect("OR", sorted(set(found), key=str))
+
+
+def _connect(operator: str, nodes: Sequence[Node]) -> Node:
+    """Nodes with a connective between them, nested as little as can be."""
+    if len(nodes) == 1:
+        return nodes[0]
+    middle = (len(nodes) + 1) // 2
+    halves = _connect(operator, nodes[:middle]), _connect(operator, nodes[middle:])
+    return Node(operator, halves)
 
 
 def _is_other(reader: Reader, parsed: Any, depth: int) -> Node:
@@ -352,6 +383,7 @@ _SPELLINGS: dict[str, Callable[[Reader, Any, int], Node | None]] = {
     "Nullif": _nullif,
     "NullSafeEQ": _is_same,
     "NullSafeNEQ": _is_other,
+    "In": _in_rows,
     "Is": _is,
     "ILike": _ilike,
     "StartsWith": _contains("", "%"),

@@ -413,6 +413,7 @@ condition_texts = st.deferred(
                 "regexp_matches(txt, '^(a+)+$')",
                 "flag IS NOT TRUE",
                 "txt IS DISTINCT FROM en",
+                "(txt, en) NOT IN (('a', 'b'), ('c', 'd'), ('e', 'f'))",
                 "ts - ts > INTERVAL '1 day'",
                 "day < DATE '2020-01-31' + INTERVAL 1 MONTH",
             ]
