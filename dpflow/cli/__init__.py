@@ -17,7 +17,7 @@ def main() -> None:
     later, 130 interrupted. A gate's 1 is its no; there refused is 2.
     """
     # Most of what a command makes are classes and functions, in which no search finds garbage.
-    gc.set_threshold(100_000)
+    gc.set_threshold(200_000)
     try:
         from dpflow.cli.commands import run_app
 

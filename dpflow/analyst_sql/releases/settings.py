@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpflow.analyst_sql.parse.source_text import OPTIONS, add_option
 from dpflow.analyst_sql.releases.query_parts import Price
@@ -24,8 +24,9 @@ from dpflow.tables.access.declarations import load_table
 from dpflow.tables.public.public_tables import load_public_table
 from dpflow.tables.public.query_process import RowTable
 
-_EPSILON: TypeAdapter[Fraction] = TypeAdapter(Epsilon)
-_DELTA: TypeAdapter[Fraction] = TypeAdapter(Delta)
+_LAZY = ConfigDict(defer_build=True)
+_EPSILON: TypeAdapter[Fraction] = TypeAdapter(Epsilon, config=_LAZY)
+_DELTA: TypeAdapter[Fraction] = TypeAdapter(Delta, config=_LAZY)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class QueryProcess:
         folder = str(Path(duckdb.__file__).parents[1])
         arguments = (folder, _MEMORY, str(MAX_ADDRESS_SPACE), str(int(MAX_SECONDS) + 5))
         process = subprocess.Popen(
-            [sys.executable, "-I", query_worker.__file__, *arguments],
+            [sys.executable, "-I", "-S", query_worker.__file__, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -103,42 +103,31 @@ class LockedDatabase:
         execute("SET lock_configuration = true")
         for name, parameters, definition in INTERVAL_MACROS:
             execute(f"CREATE MACRO {name}({parameters}) AS {definition}")
-        self._functions = self._list_functions()
-        query = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
-        self.aggregates = sorted(str(row[0]) for row in execute(query).fetchall())
-
-    def _list_functions(self) -> set[str]:
-        """Names of deterministic functions; a macro is one if all that it calls are."""
-        rows = self._connection.execute(
+        rows = execute(
             "SELECT function_name, function_type, stability, macro_definition FROM duckdb_functions()"
         ).fetchall()
-        kinds = ("scalar", "aggregate", "window")
+        self.aggregates = sorted({name for name, kind, _, _ in rows if kind == "aggregate"})
         # One overload that is volatile makes the name so.
         rejected = {name for name, _, stability, _ in rows if stability not in (None, "CONSISTENT")}
         rejected |= _VOLATILE
-        allowed = {name for name, kind, _, _ in rows if kind in kinds} - rejected
-        macros: dict[str, list[str]] = {}
+        kinds = ("scalar", "aggregate", "window")
+        self._functions = {name for name, kind, _, _ in rows if kind in kinds} - rejected
+        self._macros: dict[str, list[str]] = {}
         for name, kind, _, definition in rows:
-            if kind == "macro" and name not in rejected:
-                macros.setdefault(name, []).append(definition)
-        waiting = set(macros) - allowed
-        while waiting:
-            added = {name for name in waiting if all(map(self._make_test(allowed), macros[name]))}
-            if not added:
-                break
-            allowed |= added
-            waiting -= added
-        return allowed
+            if kind == "macro" and name not in rejected | self._functions:
+                self._macros.setdefault(name, []).append(definition)
 
-    def _make_test(self, allowed: set[str]) -> Any:
-        def is_deterministic(definition: str) -> bool:
-            try:
-                self._check_tree(self._parse(f"SELECT {definition}"), allowed)
-            except RejectedPart:
-                return False
-            return True
-
-        return is_deterministic
+    def _is_deterministic(self, name: str) -> bool:
+        """Whether a function is; a macro is if all that it calls are, which is looked up when it is used."""
+        if name in self._macros:
+            # Taken out first: one that calls itself is not.
+            for definition in self._macros.pop(name):
+                try:
+                    self._check_tree(self._parse(f"SELECT {definition}"))
+                except RejectedPart:
+                    return False
+            self._functions.add(name)
+        return name in self._functions
 
     def _parse(self, query: str) -> dict[str, Any]:
         """DuckDB's syntax tree of one SELECT."""
@@ -152,7 +141,7 @@ class LockedDatabase:
         statement: dict[str, Any] = tree["statements"][0]
         return statement
 
-    def _check_tree(self, tree: Any, functions: set[str]) -> None:
+    def _check_tree(self, tree: Any) -> None:
         """Raise `RejectedPart` for a part that reads, or computes, anything but the request's rows."""
         nodes = list(walk_tree(tree))
         ctes = {
@@ -172,7 +161,9 @@ class LockedDatabase:
                 self._check_source(node, ctes)
             if kind == "COLUMN_REF" and _is_moment(node["column_names"]):
                 raise RejectedPart("function", node["column_names"][-1])
-            if isinstance(name, str) and name.casefold() not in functions | _TABLE_FUNCTIONS:
+            if isinstance(name, str) and not (
+                name.casefold() in _TABLE_FUNCTIONS or self._is_deterministic(name.casefold())
+            ):
                 raise RejectedPart("function", name)
             if name == "age" and len(node.get("arguments", ())) < 2:
                 raise RejectedPart("function", "age")
@@ -193,7 +184,7 @@ class LockedDatabase:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Columns and rows of a request; of one for ``columns_only`` no rows."""
         query = str(request["query"])
-        self._check_tree(self._parse(query), self._functions)
+        self._check_tree(self._parse(query))
         execute = self._connection.execute
         execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
         execute(f"CREATE SCHEMA {SCHEMA}")
