@@ -89,6 +89,7 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
         """Answer the candidates in order, then branch; see the class."""
         from dpflow.engine import make_plan
         from dpflow.engine.sessions.holdout_gate import (
+            check_submissions,
             join_outcomes,
             judge_all,
             require_gate,
@@ -113,6 +114,8 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
             from dpflow.engine.sessions.model_promotion import Promoter
 
             promoter = Promoter(**self.promote)
+
+        check_submissions(plans, ledger, self.candidates, promoter)
 
         def open_gate(plan: Plan) -> Session:
             replayed = self.log_session(plan, ledger)

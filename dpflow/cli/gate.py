@@ -23,6 +23,7 @@ from dpflow.engine.sessions.champion_file import ChampionFile
 from dpflow.engine.sessions.holdout_gate import (
     Promotes,
     asks_for_champions,
+    check_submissions,
     join_outcomes,
     require_gate,
     require_metrics,
@@ -212,11 +213,10 @@ def submit(
             f"{plan.request.name} says whether a candidate is better, and not whether a claim is plausible; leave "
             f"--require out"
         )
+    submissions = [resolve_paths(one, candidates.parent) for one in submissions]
+    check_submissions([plan], book, submissions, promoter)
     session = _open(plan, book)
-    verdicts = [
-        submit_candidate(session, resolve_paths(one, candidates.parent), promoter)
-        for one in submissions
-    ]
+    verdicts = [submit_candidate(session, one, promoter) for one in submissions]
     if as_json:
         show_json({"session": session.id, "verdicts": verdicts, "left": session.remaining()})
     else:

@@ -277,3 +277,22 @@ def test_a_gate_on_means_in_a_pipeline(tiny: Tiny, file: Path) -> None:
     verdict = json.loads(done.stdout)["verdicts"][0]
     assert done.exit_code == 0 and verdict["interval"][0] < 0.703 < verdict["interval"][1]
     assert run(tiny, "submit", file, candidates(tiny, ("bad", "0.4"))).exit_code == 1
+
+
+def test_a_candidate_that_no_gate_takes_costs_nothing(tiny: Tiny, file: Path) -> None:
+    """Also behind good ones: the file is checked as a whole before the gate is charged."""
+    candidates = tiny.folder / "candidates.yml"
+    good = {"name": "a", "features": ["good"], "claim": "0.7"}
+    no_claim = {"name": "b", "features": ["good"]}
+    for bad in (
+        no_claim,
+        {**good, "label": "bad"},
+        {**good, "odd": 1},
+        {**good, "file": "a.skops"},
+    ):
+        candidates.write_text(yaml.safe_dump([good, bad]))
+        with pytest.raises((InvalidInput, PlanRefused)):
+            run(tiny, "submit", file, candidates)
+        assert json.loads(run(tiny, "status", file).stdout)["left"]["state"] == "not opened"
+    candidates.write_text(yaml.safe_dump([good]))
+    assert run(tiny, "submit", file, candidates).exit_code == 0

@@ -27,6 +27,7 @@ from dpflow.errors import (
     SessionClosed,
     TableUnreadable,
 )
+from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -162,6 +163,21 @@ def parse_submission(
             f"candidate {parsed.name!r} {wrong}, and {session.plan.request.name} says {what}"
         )
     return parsed
+
+
+def check_submissions(
+    plans: Sequence[Plan],
+    ledger: Ledger,
+    submissions: Sequence[Mapping[str, Any]],
+    promoter: Promotes | None = None,
+) -> None:
+    """Check candidates before a gate is charged, without their files. Raises `InvalidDeclaration` or
+    `PlanRefused` for fields that a gate of these plans does not know or use.
+    """
+    for plan in plans:
+        unopened = Session("", "", plan, ledger, Registry.load())
+        for submission in submissions:
+            unopened.require_used(parse_submission(unopened, submission, promoter))
 
 
 def _fill_tracking(fields: Mapping[str, Any], promoter: Promotes | None) -> Mapping[str, Any]:

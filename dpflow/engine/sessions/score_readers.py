@@ -271,6 +271,15 @@ class ScoreReaders:
             self._unit_counter(needed, of_rows, skips_missing=estimator.skips_missing),
         )
 
+    def require_used(self, submission: Submission) -> None:
+        """Raises `PlanRefused` for a field of a candidate that its estimator does not use, or lacks."""
+        if isinstance(submission.estimator, SqlEstimator):
+            columns, theirs = self._private.expression_columns(submission.estimator.sql)
+            require_used_by_sql(columns, theirs, submission)
+        else:
+            estimator = self._registry.find_estimator(submission.estimator)
+            require_used_by_name(estimator, submission)
+
     def _named_subject(
         self, query: EstimatorQuery, candidate: Candidate | None
     ) -> tuple[Estimator, Subject, float, bool]:

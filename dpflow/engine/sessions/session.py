@@ -260,6 +260,10 @@ class Session:
         """The metric that the session's owner fixed, if any."""
         return self._readers.metric
 
+    def require_used(self, submission: Submission) -> None:
+        """Raises `PlanRefused` for a field of a candidate that its estimator does not use, or lacks."""
+        self._readers.require_used(submission)
+
     def fill_metric(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """A query or submission with the session's metric where it names no estimator."""
         if self.metric is None or "release" in fields:
