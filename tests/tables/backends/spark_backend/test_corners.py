@@ -60,8 +60,8 @@ def test_every_form(corner: Corner, form: str, store: Store) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MECHANISMS))
-@pytest.mark.parametrize("number", range(0, len(CORNERS), 12), ids=lambda n: CORNERS[n].name)
-def test_no_draw_fails_at_a_corner(name: str, number: int, store: Store) -> None:
-    """Every mechanism, each time with its next example."""
-    part = number // 12 + sorted(MECHANISMS).index(name)
-    assert audit_mechanism(MECHANISMS[name], CORNERS[number], store, part).problems == []
+def test_no_draw_fails_at_a_corner(name: str, store: Store) -> None:
+    """Every mechanism at a corner of its own."""
+    part = sorted(MECHANISMS).index(name)
+    corner = CORNERS[part * len(CORNERS) // len(MECHANISMS)]
+    assert audit_mechanism(MECHANISMS[name], corner, store, part).problems == []
