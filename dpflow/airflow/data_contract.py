@@ -36,6 +36,8 @@ class DataContractOperator(PrivacyOperator):
     :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); it pays where the
         mode is ``metered`` or ``watch``, and the outcome is recorded in its history.
     :param actions: Great Expectations' actions, which get the outcome.
+    :param project: the folder of a project of Great Expectations, relative to the DAG file, whose Data Docs
+        sites ``UpdateDataDocsAction`` writes.
 
     Mode ``trusted``: the one bit, passed or not, is computed from the rows and is not charged. It
     is recorded, and listed among the limits; it goes to whoever sees the run's state. Nothing else
@@ -56,6 +58,7 @@ class DataContractOperator(PrivacyOperator):
         blocks: Blocks = NOT_GIVEN,
         ledger_conn_id: str | None = None,
         actions: Sequence[Any] = (),
+        project: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -64,6 +67,7 @@ class DataContractOperator(PrivacyOperator):
         self.keep_blocks(blocks)
         self.ledger_conn_id = ledger_conn_id
         self.actions = actions
+        self.project = project
 
     def read_contract(self, context: Any) -> Contract:
         """The contract that the arguments describe. Raises `InvalidInput` for none, or two."""
@@ -95,6 +99,7 @@ class DataContractOperator(PrivacyOperator):
             principal=dag_principal(self.dag_id),
             identify=lambda plan, n: identify_run(context, n, f"#{n}" if n else ""),
             actions=self.actions,
+            project=None if self.project is None else dag_folder(context) / self.project,
         )
         table = contract.load_declaration()
         for receipt in outcome.receipts:

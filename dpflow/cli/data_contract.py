@@ -36,10 +36,11 @@ def plan_command(
 ) -> None:
     """Say what a contract costs and what its noise can decide; nothing is read or charged.
 
-    For a watch: beside paying each time, and which is cheaper.
+    A check can be decided where rows without a fault are told kept. For a watch: beside paying each time, and which is cheaper.
     """
     from dpflow.quality.contract_file import load_contract, require_blocks
     from dpflow.quality.contract_run import plan_contract
+    from dpflow.quality.decidability import list_decidability
     from dpflow.quality.watch import compare_costs, plan_session
     from dpflow.registry import Registry
 
@@ -49,10 +50,15 @@ def plan_command(
     if not contract.is_paid:
         views = [{"contract": contract.name, "mode": contract.mode, "cost": "nothing is charged"}]
     elif contract.mode == "metered":
-        for plan, _ in plan_contract(contract, blocks, Registry.load()):
+        for plan, drift in plan_contract(contract, blocks, Registry.load()):
             view = plan.describe()
             widths = view.pop("half_width_95")
             view |= {f"error of {name}": f"{width:.4g}" for name, width in dict(widths).items()}
+            if drift is None:
+                view |= {
+                    f"{one.check} can be decided": one.describe()
+                    for one in list_decidability(contract, plan)
+                }
             views.append(view)
     else:
         plan = plan_session(contract, blocks, Registry.load())
@@ -121,6 +127,40 @@ def _write_number(value: float | None) -> str | None:
 
 def _list_receipts(receipts: Any) -> list[tuple[Any, ...]]:
     return [tuple(one[name] for name in ("name", "epsilon", "delta", "scope")) for one in receipts]
+
+
+@app.command("from-suite")
+def from_suite_command(
+    file: Annotated[
+        Path, typer.Argument(help="A suite or a checkpoint of Great Expectations 1 (JSON).")
+    ],
+    table: Annotated[
+        str, typer.Option(help="The declaration: its path, or its name in dpflow.yml.")
+    ],
+    epsilon: Annotated[str, typer.Option(help="The cost of all checks together.")] = "1",
+    scope: Annotated[str, typer.Option(help="Which budget pays.")] = "",
+    tolerance: Annotated[
+        str | None,
+        typer.Option(help="The share of rows that may break an expectation without mostly."),
+    ] = None,
+    rows: Annotated[int | None, typer.Option(help="About how many rows a run reads.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the contract to this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a metered contract with the checks that a suite of Great Expectations asks for.
+
+    Expectations that are no sum over rows and no quantile stay in it as comments, with the reason.
+    """
+    from dpflow.quality.from_suite import read_contract
+
+    imported = read_contract(file, table, epsilon, scope, tolerance, rows)
+    if as_json:
+        show_json(imported.to_json())
+    elif output is None:
+        typer.echo(imported.text, nl=False)
+    if output is not None:
+        with open_output(output) as stream:
+            stream.write(imported.text)
 
 
 @app.command("suggest")

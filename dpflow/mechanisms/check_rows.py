@@ -20,14 +20,19 @@ from typing import Any
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NOT_NEGATIVE, ErrorBound, Result, Row, ValueRange
-from dpflow.core.toolbox.aggregate import MeasureMechanism, NoisyParams, Release
-from dpflow.core.toolbox.moments import Measure, Moment, Noisy
+from dpflow.core.toolbox.aggregate import POWER, Law, MeasureMechanism, NoisyParams, Release
+from dpflow.core.toolbox.budget_split import balance_shares
+from dpflow.core.toolbox.moments import Measure, Moment, Noisy, Query
+from dpflow.core.toolbox.noise import rho_for
 from dpflow.core.toolbox.row_checks import (
     RowChecks,
     computed_columns,
     list_measures,
     make_excess,
 )
+
+#: The least factor that a moment's error counts with where the cost is split.
+MIN_FACTOR = 1e-3
 
 
 class CheckRowsParams(NoisyParams):
@@ -62,6 +67,24 @@ class CheckRows(MeasureMechanism[CheckRowsParams]):
     def list_measures(self, params: CheckRowsParams) -> Sequence[Measure]:
         """What the checks need, each once."""
         return list_measures(params.checks)
+
+    def fit_release(self, params: CheckRowsParams, query: Query, law: Law) -> Release:
+        """The cost is split so that the weighted geometric mean of the errors of excesses is least."""
+        power = POWER[law]
+        factors = [make_excess(check, query).coefficients for check in params.checks]
+        errors = [
+            [
+                (moment in used)
+                * query.sensitivity(moment).noise_norm(power)
+                # A bound of 0 takes a moment and multiplies it by 0.
+                * max(abs(float(used.get(moment, 0))), MIN_FACTOR)
+                for moment in query.moments
+            ]
+            for used in factors
+        ]
+        shares = balance_shares(errors, [check.weight for check in params.checks], power)
+        total = params.epsilon if law == "laplace" else rho_for(params.epsilon, params.delta)
+        return Release(query, law, tuple(total * share for share in shares))
 
     def list_rows(
         self, release: Release, measures: Sequence[Measure], keys: Sequence[str], noisy: Noisy

@@ -22,7 +22,17 @@ from dpflow.yaml_files import load_yaml
 
 Mode = Literal["public", "trusted", "metered", "watch"]
 #: Fields that only paid modes take.
-PAID = ("scope", "checks", "drift", "epsilon", "delta", "confidence", "undecided", "revision")
+PAID = (
+    "scope",
+    "checks",
+    "drift",
+    "epsilon",
+    "delta",
+    "confidence",
+    "undecided",
+    "revision",
+    "rows",
+)
 #: Fields that only a watch takes.
 WATCH = ("alarms", "period", "questions")
 
@@ -67,6 +77,8 @@ class Contract(Strict):
         delta: allows Gaussian noise, metered only.
         confidence: of one check of a metered contract: its verdict is wrong because of noise with
             no more than the rest.
+        rows: about how many rows a run reads, as far as the public knows, metered only. The cost is then
+            split so that as many checks as possible can decide, and the plan says which.
         undecided: what a check does that the noise cannot decide: ``fail`` or ``pass``.
         revision: a higher number makes the same run a new, paid one.
         alarms: how many a session of a watch may raise before another one is paid.
@@ -84,6 +96,7 @@ class Contract(Strict):
     epsilon: Epsilon | None = None
     delta: Delta = Fraction(0)
     confidence: Annotated[Exact, Field(ge=0.5, lt=1)] = Fraction(95, 100)
+    rows: Annotated[int, Field(ge=1, le=10**12)] | None = None
     undecided: Literal["fail", "pass"] = "fail"
     revision: Annotated[int, Field(ge=1)] = 1
     alarms: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -96,7 +109,7 @@ class Contract(Strict):
         free = self.mode in ("public", "trusted")
         wrong = [f for f in PAID if free and f in given]
         wrong += [f for f in WATCH if self.mode != "watch" and f in given]
-        wrong += [f for f in ("delta", "confidence") if self.mode == "watch" and f in given]
+        wrong += [f for f in ("delta", "confidence", "rows") if self.mode == "watch" and f in given]
         # A catalogue default for the scope is no mistake of the contract's author.
         if wrong := [f for f in wrong if f != "scope"]:
             raise ValueError(f"mode {self.mode} takes no {', '.join(wrong)}")

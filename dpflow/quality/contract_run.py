@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dpflow.core.contract.declaration import Table
@@ -21,6 +22,7 @@ from dpflow.errors import ContractViolated, InvalidInput, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.ledger import Ledger
 from dpflow.quality.contract_file import Contract, DriftCheck, require_blocks
+from dpflow.quality.decidability import weigh_checks
 from dpflow.quality.expectations import judged_columns
 from dpflow.quality.validate import check
 from dpflow.quality.verdicts import CheckOutcome, Verdict, all_pass, judge_checks, judge_drift
@@ -96,6 +98,7 @@ def run_contract(
     principal: str | None = None,
     identify: Identify | None = None,
     actions: Sequence[Any] = (),
+    project: Path | None = None,
 ) -> ContractOutcome:
     """Check the rows of the named blocks; the same run again pays nothing.
 
@@ -106,6 +109,8 @@ def run_contract(
         identify: which run it is; by default the contract's name and revision, and the blocks.
         actions: Great Expectations' actions, such as ``SlackNotificationAction``, which get the
             outcomes; one that fails leaves them as they are.
+        project: the folder of a project of Great Expectations, whose Data Docs sites
+            ``UpdateDataDocsAction`` then writes.
 
     Raises:
         BudgetExceeded: a paid mode is above what is left; nothing was read.
@@ -146,7 +151,7 @@ def run_contract(
         passed,
         tuple(outcomes),
         tuple(receipts),
-        validate_outcomes(contract, outcomes, actions),
+        validate_outcomes(contract, outcomes, actions, project),
     )
     if ledger is not None:
         entry = {
@@ -197,8 +202,9 @@ def list_requests(
     """The releases of a metered contract: one for its checks, and one for each drift check."""
     asked: list[tuple[ReleaseRequest, DriftCheck | None]] = []
     if contract.checks:
+        weighted = weigh_checks(contract)
         params = {
-            "checks": [one.model_dump(mode="json", exclude_none=True) for one in contract.checks],
+            "checks": [one.model_dump(mode="json", exclude_none=True) for one in weighted],
             "epsilon": str(contract.epsilon),
             "delta": str(contract.delta),
         }

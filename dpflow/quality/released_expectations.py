@@ -46,10 +46,18 @@ class CheckOutcomeMetric(TableMetricProvider):  # type: ignore[misc]
 
 
 class ExpectReleased(BatchExpectation):  # type: ignore[misc]
-    """A check's outcome is as wanted: kept, or undecided where the contract lets that pass."""
+    """A check's outcome is as wanted: kept, or undecided where the contract lets that pass.
+
+    ``column``, ``condition``, ``p``, ``min_value`` and ``max_value`` say what is asked, for readers of results.
+    """
 
     check: str
     undecided: str = "fail"
+    column: str | None = None
+    condition: str | None = None
+    p: float | None = None
+    min_value: float | None = None
+    max_value: float | None = None
     metric_dependencies: ClassVar[tuple[str, ...]] = (METRIC,)
     success_keys: ClassVar[tuple[str, ...]] = ("check", "undecided")
     domain_keys: ClassVar[tuple[str, ...]] = ()
@@ -60,7 +68,20 @@ class ExpectReleased(BatchExpectation):  # type: ignore[misc]
         outcome = metrics[METRIC]
         verdict = outcome["verdict"]
         kept = verdict == "kept" or (verdict == "undecided" and self.undecided == "pass")
-        return {"success": kept, "result": {"observed_value": outcome}}
+        return {
+            "success": kept,
+            "result": {"observed_value": describe_evidence(outcome), "details": outcome},
+        }
+
+
+def describe_evidence(outcome: dict[str, Any]) -> str:
+    """The verdict with the released numbers that it follows from, in one line."""
+    text = str(outcome["verdict"])
+    if "estimate" in outcome:
+        text += f"; estimate {outcome['estimate']:.6g}"
+    if "excess" in outcome:
+        text += f"; beyond the bound by {outcome['excess']:.6g} \u00b1 {outcome['half_width']:.6g}"
+    return text
 
 
 class ExpectDeclaredColumn(ExpectReleased):
@@ -95,6 +116,10 @@ class ExpectMean(ExpectReleased):
     """A mean is on the right side of the bound."""
 
 
+class ExpectSum(ExpectReleased):
+    """A sum is on the right side of the bound."""
+
+
 class ExpectNumberOfRows(ExpectReleased):
     """The number of rows is on the right side of the bound."""
 
@@ -121,6 +146,7 @@ EXPECTATIONS: dict[str, type[ExpectReleased]] = {
     "key_share": ExpectShareOfKeys,
     "quantile": ExpectQuantile,
     "mean": ExpectMean,
+    "sum": ExpectSum,
     "rows": ExpectNumberOfRows,
     "units": ExpectDistinctUnits,
     "freshness": ExpectFreshRows,

@@ -26,7 +26,7 @@ from dpflow.registry import Registry
 #: Of a suggested bound.
 DIGITS = 3
 #: What tells whether two checks measure the same: all but their bounds.
-SAME = ("name", "check", "column", "condition", "p", "since")
+SAME = ("name", "check", "column", "condition", "among", "p", "since")
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _search_range(check: RowCheck, plan: Plan, lower: bool) -> tuple[Fraction, F
         column = plan.table.bounded_column(check.column)
         low, high = column.lower or Fraction(0), column.upper or Fraction(0)
     else:
-        low, high = Fraction(0), Fraction(2**40)
+        low, high = Fraction(-(2**40) if check.check == "sum" else 0), Fraction(2**40)
     return (high, low) if lower else (low, high)
 
 

@@ -11,26 +11,39 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from dpflow.error_boundary import contain_errors, silence_libraries
-from dpflow.errors import UnexpectedFailure
+from dpflow.errors import InvalidInput, UnexpectedFailure
 from dpflow.quality.contract_file import Contract
 from dpflow.quality.released_expectations import EXPECTATIONS
 from dpflow.quality.verdicts import CheckOutcome
+
+#: What makes a folder a project of Great Expectations.
+GX_FILE = "great_expectations.yml"
 
 log = logging.getLogger("dpflow")
 
 
 def validate_outcomes(
-    contract: Contract, outcomes: Sequence[CheckOutcome], actions: Sequence[Any] = ()
+    contract: Contract,
+    outcomes: Sequence[CheckOutcome],
+    actions: Sequence[Any] = (),
+    project: Path | None = None,
 ) -> dict[str, Any]:
     """Great Expectations' validation result over outcomes, as JSON; actions get it.
 
+    Args:
+        project: the folder of a project of Great Expectations, which keeps the results, and whose Data Docs
+            sites actions write.
+
+    Raises `InvalidInput` for a folder without a project.
     An action that fails is logged by its class and changes nothing.
     """
     with silence_libraries():
-        result = _run_suite(contract, outcomes, actions)
+        result = _run_suite(contract, outcomes, actions, project)
     return _describe_result(result.to_json_dict())
 
 
@@ -59,19 +72,90 @@ def _describe_result(told: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run_suite(contract: Contract, outcomes: Sequence[CheckOutcome], actions: Sequence[Any]) -> Any:
+def _describe_bounds(contract: Contract, name: str) -> dict[str, Any]:
+    """What a check asks, as arguments of its expectation."""
+    for check in (*contract.checks, *contract.drift):
+        if check.name == name:
+            asked = {
+                "column": check.column,
+                "condition": getattr(check, "condition", None),
+                "p": getattr(check, "p", None),
+                "min_value": getattr(check, "at_least", None),
+                "max_value": check.at_most,
+            }
+            return {
+                key: float(value) if isinstance(value, Fraction) else value
+                for key, value in asked.items()
+                if value is not None
+            }
+    return {}
+
+
+def _open_context(project: Path | None) -> Any:
+    """A context in memory; with a project one that keeps suites, results and Data Docs where the project does.
+
+    Its data sources, definitions and checkpoints are left out: nothing of ours is written to its configuration.
+    """
+    import great_expectations as gx
+
+    if project is None:
+        return gx.get_context(mode="ephemeral")
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+    )
+
+    home = next((h for h in (project / "gx", project) if (h / GX_FILE).is_file()), None)
+    if home is None:
+        raise InvalidInput(
+            f"there is no {GX_FILE} in {project} or its folder gx; name a project's folder"
+        )
+    file_context = gx.get_context(mode="file", context_root_dir=str(home))
+    theirs = file_context.project_config_with_variables_substituted
+    kept = (theirs.expectations_store_name, theirs.validation_results_store_name)
+    places = {name: theirs.stores[name] for name in kept}
+    sites = dict(theirs.data_docs_sites or {})
+    for place in (*places.values(), *sites.values()):
+        backend = place.get("store_backend", {})
+        if folder := backend.get("base_directory"):
+            backend["base_directory"] = str(home.resolve() / folder)
+    memory = InMemoryStoreBackendDefaults()
+    config = DataContextConfig(
+        stores={**memory.stores, **places},
+        expectations_store_name=kept[0],
+        validation_results_store_name=kept[1],
+        checkpoint_store_name=memory.checkpoint_store_name,
+        data_docs_sites=sites,
+    )
+    return gx.get_context(mode="ephemeral", project_config=config)
+
+
+def _run_suite(
+    contract: Contract,
+    outcomes: Sequence[CheckOutcome],
+    actions: Sequence[Any],
+    project: Path | None,
+) -> Any:
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     import great_expectations as gx
     import pandas as pd
 
-    context = gx.get_context(mode="ephemeral")
+    context = _open_context(project)
     context.variables.progress_bars = {"globally": False}
     asset = context.data_sources.add_pandas("dpflow").add_dataframe_asset(contract.name)
     batch = asset.add_batch_definition_whole_dataframe("outcomes")
     expectations = [
-        EXPECTATIONS[one.kind](check=one.name, undecided=contract.undecided) for one in outcomes
+        EXPECTATIONS[one.kind](
+            check=one.name,
+            undecided=contract.undecided,
+            description=one.summary,
+            **_describe_bounds(contract, one.name),
+        )
+        for one in outcomes
     ]
-    suite = context.suites.add(gx.ExpectationSuite(contract.name, expectations=expectations))
+    # In a project a suite of the contract's name may be the one that it was made from.
+    name = contract.name if project is None else f"dpflow {contract.name}"
+    suite = context.suites.add_or_update(gx.ExpectationSuite(name, expectations=expectations))
     lines = pd.DataFrame([vars(one) for one in outcomes])
     definition = context.validation_definitions.add(
         gx.ValidationDefinition(name=contract.name, data=batch, suite=suite)

@@ -104,11 +104,15 @@ def _estimate(
         return float(moments[check.check, ""])
     if check.check == "freshness":
         return float(moments["sum", check.computed_name])
-    name = check.column if check.check == "mean" else check.computed_name
+    name = check.column if check.check in ("mean", "sum") else check.computed_name
     assert name is not None
     total = moments["sum", name]
     counted = next(moment for moment in moments if moment[0] != "sum")
     number = moments[counted]
+    if check.check == "sum":
+        assert check.column is not None
+        step = plan.table.bounded_column(check.column).step
+        return float(step * (total + number * columns[name].centre))
     if number <= tails[counted]:
         return None
     if check.check == "mean":

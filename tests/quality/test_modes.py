@@ -625,3 +625,39 @@ def test_a_contract_is_judged_by_the_noise_that_its_scope_holds(
     assert (receipt["epsilon"], receipt["delta"]) == ("5", "0")
     assert [plan.params.noise for plan in judged] == ["laplace"]
     assert judged[0].privacy_cost() == (receipt["epsilon"], receipt["delta"])
+
+
+def test_data_docs_of_a_project_show_what_was_asked(world: World, tmp_path: Path) -> None:
+    """A page for each contract, beside those of before; it says the check, its verdict and its noise, and no
+    value of a row. The project itself is not changed.
+    """
+    import great_expectations as gx
+    from great_expectations.checkpoint import UpdateDataDocsAction
+
+    own = gx.get_context(mode="file", project_root_dir=str(tmp_path / "project"))
+    own.suites.add(gx.ExpectationSuite("first"))
+    own.build_data_docs()
+    config = tmp_path / "project" / "gx" / "great_expectations.yml"
+    before = config.read_text()
+    world.fill(delay="100", carrier=f"'{SECRET}'")
+    for name in ("first", "second"):
+        outcome = run_contract(
+            world.contract(name=name),
+            ["2020-01-02"],
+            ledger=world.ledger,
+            actions=[UpdateDataDocsAction(name="docs")],
+            project=tmp_path / "project",
+        )
+    site = config.parent / "uncommitted" / "data_docs" / "local_site"
+    pages = [path.read_text() for path in site.rglob("validations/**/*.html")]
+    index = (site / "index.html").read_text()
+    assert len(pages) == 2 and "first" in index and "second" in index
+    for page in pages:
+        assert "share of rows with delay &gt; 30" in page or "share of rows with delay > 30" in page
+        assert "violated; estimate" in page and SECRET not in page
+    late = outcome.validation["results"][0]
+    assert late["expectation_config"]["kwargs"]["condition"] == "delay > 30"
+    assert late["expectation_config"]["kwargs"]["max_value"] == 0.2
+    assert config.read_text() == before
+    with pytest.raises(InvalidInput, match="great_expectations.yml"):
+        run_contract(world.free("public"), project=tmp_path / "nowhere")

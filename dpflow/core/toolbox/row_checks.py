@@ -4,11 +4,12 @@ Definition: a check is kept when C = c + sum of a_i M_i is at most 0, where the 
 (`dpflow.core.toolbox.moments`): rows, units, values of a column, sums of a column or of a computed
 column that is 1 in rows that violate the check and 0 in others. C is the *excess*:
 
-    violations, nulls, unknown_keys    violating rows - at_most x rows
+    violations, nulls, unknown_keys    violating rows - at_most x rows, or x those of ``among``
     key_share                          rows that fulfil a condition - at_most x rows with a public key
     quantile p at most h               values above h - (1 - p) x values
     quantile p at least h              values below h - p x values
     mean at most h                     sum of the values - h x values; mirrored for at_least
+    sum at most h                      sum of the values - h; mirrored for at_least
     rows, units, freshness             number - at_most, or at_least - number
 
 Privacy: the excess is a fixed function of moments, so whoever releases noisy moments pays for these
@@ -47,6 +48,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "key_share": ("column", "condition"),
     "quantile": ("column", "p"),
     "mean": ("column",),
+    "sum": ("column",),
     "rows": (),
     "units": (),
     "freshness": ("column", "since"),
@@ -75,10 +77,12 @@ class RowCheck(Params):
     """One bound on the rows that a contract reads.
 
     ``name``: what results call it. ``check``: violations, nulls, unknown_keys, key_share, quantile,
-    mean, rows, units or freshness. ``condition``: which rows violate it, or are counted, in the
-    language of conditions. ``column``: what nulls, keys, quantile or mean are of. ``p``: which quantile. ``since``: a row is
+    mean, sum, rows, units or freshness. ``condition``: which rows violate it, or are counted, in the
+    language of conditions. ``among``: the rows that violations are a share of; all if left out.
+    ``column``: what nulls, keys, quantile, mean or sum are of. ``p``: which quantile. ``since``: a row is
     fresh if its column holds this date or number, or a later one. ``at_least``: the lowest that is
     allowed. ``at_most``: the highest; a share of the rows for violations, nulls and unknown_keys.
+    ``weight``: how much its error counts against those of other checks where one epsilon is split.
     """
 
     example: ClassVar[str] = "{name: late, check: violations, condition: delay > 180, at_most: 0.1}"
@@ -91,16 +95,19 @@ class RowCheck(Params):
         "key_share",
         "quantile",
         "mean",
+        "sum",
         "rows",
         "units",
         "freshness",
     ]
     column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     condition: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
+    among: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
     p: Annotated[Exact, Field(gt=0, lt=1)] | None = None
     since: Since | None = None
     at_least: Exact | None = None
     at_most: Exact | None = None
+    weight: Annotated[Exact, Field(gt=0, le=1000)] = Fraction(1)
 
     @model_validator(mode="after")
     def _check_fields(self) -> RowCheck:
@@ -110,6 +117,8 @@ class RowCheck(Params):
                 raise ValueError(
                     f"a check of {self.check} {'needs' if wanted else 'takes no'} {field}"
                 )
+        if self.among is not None and self.check != "violations":
+            raise ValueError(f"a check of {self.check} takes no among")
         if (self.at_least is None) == (self.at_most is None):
             raise ValueError("give either at_least or at_most; write two checks for both")
         if self.check in SHARES and (self.at_most is None or not 0 <= self.at_most < 1):
@@ -139,12 +148,14 @@ class RowCheck(Params):
         """What is asked, in words: public, of the contract alone."""
         side = "at most" if self.at_least is None else "at least"
         of = {
-            "violations": f"share of rows with {self.condition}",
+            "violations": f"share of rows with {self.condition}"
+            + (f" among those with {self.among}" if self.among else ""),
             "nulls": f"share of rows without {self.column}",
             "unknown_keys": f"share of rows with an undeclared {self.column}",
             "key_share": f"share of {self.condition} among rows with a public key of {self.column}",
             "quantile": f"quantile {self.p} of {self.column}",
             "mean": f"mean of {self.column}",
+            "sum": f"sum of {self.column}",
             "rows": "rows",
             "units": "units",
             "freshness": f"rows whose {self.column} is {self.since} or later",
@@ -183,9 +194,10 @@ def computed_columns(checks: Sequence[RowCheck], table: Table) -> dict[str, Colu
         case = _write_case(check, table)
         if case is None:
             continue
-        # Of quantiles a row without a value is neither above nor below, and of keys one without a key
-        # is in no share.
-        missing = {} if check.check in ("quantile", "key_share") else {"missing": 0}
+        # Of quantiles a row without a value is neither above nor below, and a row that is in no share is
+        # not counted.
+        is_part = check.check in ("quantile", "key_share") or check.among is not None
+        missing = {} if is_part else {"missing": 0}
         columns[check.computed_name] = Column.model_validate(
             {"expression": case, "lower": 0, "upper": 1, "step": 1} | missing
         )
@@ -197,8 +209,10 @@ def _write_case(check: RowCheck, table: Table) -> str | None:
     name = "" if check.column is None else check.column
     if check.column is not None:
         table.column(name)
-    quoted = '"' + name.replace('"', '""') + '"'
-    quoted = quoted if "." not in name else name
+    quoted = quote_column(name)
+    if check.among is not None:
+        among = check.among
+        return f"CASE WHEN ({among}) AND ({check.condition}) THEN 1 WHEN ({among}) THEN 0 END"
     if check.check == "violations":
         return f"CASE WHEN ({check.condition}) THEN 1 ELSE 0 END"
     if check.check == "nulls":
@@ -212,28 +226,33 @@ def _write_case(check: RowCheck, table: Table) -> str | None:
         return f"CASE WHEN {listed} AND ({check.condition}) THEN 1 WHEN {listed} THEN 0 END"
     if check.check == "quantile":
         beyond, within = (">", "<=") if check.at_least is None else ("<", ">=")
-        limit = _write_number(check.limit)
+        limit = write_number(check.limit)
         return (
             f"CASE WHEN {quoted} {beyond} {limit} THEN 1 WHEN {quoted} {within} {limit} THEN 0 END"
         )
     if check.check == "freshness":
         since = check.since
         assert since is not None
-        least = f"'{since}'" if isinstance(since, dt.date) else _write_number(since)
+        least = f"'{since}'" if isinstance(since, dt.date) else write_number(since)
         return f"CASE WHEN {quoted} >= {least} THEN 1 ELSE 0 END"
     return None
 
 
+def quote_column(name: str) -> str:
+    """A column in a condition; one of a joined relation is written as it is declared."""
+    return name if "." in name else '"' + name.replace('"', '""') + '"'
+
+
 def match_keys(table: Table, column: str, keys: Sequence[str]) -> str:
     """The condition that a column with public keys holds one of these."""
-    quoted = column if "." in column else '"' + column.replace('"', '""') + '"'
+    quoted = quote_column(column)
     literals = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
     # Keys are texts, and a column of whole numbers is compared with its keys as they are written.
     whole = all(_WHOLE_KEY.fullmatch(key) for key in table.public_keys(column))
     return f"{f'CAST({quoted} AS VARCHAR)' if whole else quoted} IN ({literals})"
 
 
-def _write_number(value: Fraction) -> str:
+def write_number(value: Fraction) -> str:
     """A decimal literal; negative ones in brackets."""
     whole = value * 10**6
     if whole.denominator != 1:
@@ -258,7 +277,8 @@ def _measure_check(check: RowCheck) -> Measure:
         return Measure(measure="sum", column=check.computed_name)
     # A share is the mean of 0 and 1.
     return Measure(
-        measure="mean", column=check.column if check.check == "mean" else check.computed_name
+        measure="mean",
+        column=check.column if check.check in ("mean", "sum") else check.computed_name,
     )
 
 
@@ -300,12 +320,15 @@ def make_excess(check: RowCheck, query: Query) -> Excess:
         return Excess({moment: Fraction(sign)}, -sign * check.limit)
     if check.check == "freshness":
         return Excess({("sum", check.computed_name): Fraction(-1)}, check.limit)
-    name = check.column if check.check == "mean" else check.computed_name
+    name = check.column if check.check in ("mean", "sum") else check.computed_name
     assert name is not None
     count = query.count_moment(name)
-    if check.check == "mean":
+    if check.check in ("mean", "sum"):
         step = query.table.bounded_column(name).step
         centre = query.columns[name].centre
+        if check.check == "sum":
+            coefficients = {("sum", name): sign * step, count: sign * step * centre}
+            return Excess(coefficients, -sign * check.limit)
         return Excess({("sum", name): sign * step, count: sign * (step * centre - check.limit)})
     if check.check == "quantile":
         assert check.p is not None

@@ -1,0 +1,142 @@
+"""Which checks of a metered contract the noise lets decide, before anything is paid: from public numbers alone.
+
+A check whose rows are as good as they can be has the excess -S, its *slack*; S grows with the number of rows. It is
+told *kept*, with the contract's confidence or more, if twice the noise's half-width is at most S. With fewer rows,
+or a lower epsilon, even perfect rows may be undecided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+from dpflow.core.contract.declaration import Table
+from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
+from dpflow.core.toolbox.row_checks import RowCheck, make_excess
+from dpflow.engine.releases.plan import Plan
+from dpflow.mechanisms.check_rows import CheckRows, CheckRowsParams
+from dpflow.quality.contract_file import Contract
+from dpflow.tables.language.grouping import declare_columns
+
+
+@dataclass(frozen=True)
+class Decidability:
+    """What the noise of a plan lets decide of one check.
+
+    Attributes:
+        check: its name.
+        min_rows: from how many rows on perfect rows are told kept; None where more rows do not help.
+        decides: whether the contract's ``rows`` are enough; None where it names none, or where units count.
+        min_epsilon: about which epsilon of all checks together would be enough, at the same split.
+    """
+
+    check: str
+    min_rows: int | None
+    decides: bool | None
+    min_epsilon: float | None
+
+    def describe(self) -> str:
+        """For a person."""
+        if self.decides is None:
+            return (
+                "depends on the units" if self.min_rows is None else f"from {self.min_rows} rows on"
+            )
+        if self.decides:
+            return "yes"
+        return "no" if self.min_epsilon is None else f"from epsilon {self.min_epsilon:.3g} on"
+
+
+def list_decidability(contract: Contract, plan: Plan) -> list[Decidability]:
+    """For each check of a metered contract, from the plan of its release of `CheckRows`."""
+    mechanism = plan.mechanism
+    assert isinstance(mechanism, MeasureMechanism)
+    release, _ = mechanism.choose_release(plan.params, plan.table)
+    return [_judge_noise(contract, check, release, plan.table) for check in contract.checks]
+
+
+def _judge_noise(
+    contract: Contract, check: RowCheck, release: Release, table: Table
+) -> Decidability:
+    needed = 2 * _half_width(contract, check, release)
+    slack = _slack(check, table)
+    if slack is None:
+        return Decidability(check.name, None, None, None)
+    per_row, constant = slack
+    min_rows = max(0, ceil((Fraction(needed) - constant) / per_row)) if per_row > 0 else None
+    if contract.rows is None:
+        return Decidability(check.name, min_rows, None, None)
+    # A bound on the wrong side of the number of rows is decided, too: as violated.
+    room = abs(per_row * contract.rows + constant)
+    epsilon = float(contract.epsilon or 0) * needed / float(room) if room else None
+    return Decidability(check.name, min_rows, needed <= room, epsilon)
+
+
+def _half_width(contract: Contract, check: RowCheck, release: Release) -> float:
+    """As a verdict has it (`dpflow.quality.verdicts`)."""
+    excess = make_excess(check, release.query)
+    failure = float(1 - contract.confidence) / len(excess.coefficients)
+    return excess.half_width(
+        {m: float(release.noises[m].half_width(failure)) for m in excess.coefficients}
+    )
+
+
+def _slack(check: RowCheck, table: Table) -> tuple[Fraction, Fraction] | None:
+    """How far below 0 the excess of perfect rows is: so much for each row, and a constant."""
+    at_most, limit = check.at_least is None, check.limit
+    if check.check == "units":
+        return None
+    if check.check in ("rows", "freshness"):
+        return (Fraction(-1), limit) if at_most else (Fraction(1), -limit)
+    if check.check in ("mean", "sum"):
+        column = table.bounded_column(check.column or "")
+        low, high = column.lower or Fraction(0), column.upper or Fraction(0)
+        if check.check == "sum":
+            return (-low, limit) if at_most else (high, -limit)
+        return (limit - low if at_most else high - limit), Fraction(0)
+    if check.check == "quantile":
+        assert check.p is not None
+        return (1 - check.p if at_most else check.p), Fraction(0)
+    return (limit if at_most else 1 - limit), Fraction(0)
+
+
+def weigh_checks(contract: Contract) -> tuple[RowCheck, ...]:
+    """The checks with weights under which as many as possible decide at the contract's ``rows``.
+
+    Those that need the least noise-free room get a weight in proportion to their need, the others the least
+    weight; of equal numbers the split that serves more checks. Depends on public numbers alone. An author's own
+    weights stay.
+    """
+    checks = contract.checks
+    if contract.rows is None or any(check.weight != 1 for check in checks):
+        return checks
+    table = contract.load_declaration()
+
+    def judge(weighted: Sequence[RowCheck]) -> list[Decidability]:
+        params = CheckRowsParams(
+            checks=tuple(weighted), epsilon=contract.epsilon, delta=contract.delta
+        )
+        declared = declare_columns(table, CheckRows().computed_columns(params, table))
+        release, _ = CheckRows().choose_release(params, declared)
+        return [_judge_noise(contract, check, release, table) for check in weighted]
+
+    even = judge(checks)
+    needs = {one.check: one.min_epsilon for one in even if one.min_epsilon}
+    order = sorted(needs, key=lambda name: needs[name])
+    best, best_count = checks, sum(one.decides is True for one in even)
+    for served in range(len(order), 0, -1):
+        if served <= best_count:
+            break
+        least = needs[order[0]]
+        weights = {
+            name: Fraction(min(1000, round(10 * needs[name] / least))) for name in order[:served]
+        }
+        weighted = tuple(
+            check.model_copy(update={"weight": weights.get(check.name, Fraction(10))})
+            for check in checks
+        )
+        count = sum(one.decides is True for one in judge(weighted))
+        if count > best_count:
+            best, best_count = weighted, count
+    return best
