@@ -39,6 +39,7 @@ with DAG(
     schedule=CronDataIntervalTimetable("0 3 * * *", timezone="UTC"),
     start_date=datetime(2026, 1, 1),
     catchup=False,
+    max_active_runs=1,  # a published file has one writer at a time
     default_args={"retries": 3, "retry_delay": timedelta(minutes=5)},
     tags=["dpflow"],
 ):

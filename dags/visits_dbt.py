@@ -14,6 +14,7 @@ with DAG(
     schedule="@daily",
     start_date=datetime(2026, 1, 1),
     catchup=False,
+    max_active_runs=1,  # a published file has one writer at a time
     default_args={"retries": 3, "retry_delay": timedelta(minutes=5)},
     tags=["dpflow"],
 ):

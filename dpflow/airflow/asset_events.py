@@ -1,7 +1,8 @@
-"""Published tables as assets of Airflow: what a release task writes into the events of its outlets, and
+"""Loaded and published tables as assets of Airflow: what a task writes into the events of its outlets, and
 how a DAG that they trigger reads it.
 
-All of it is public: what was asked, charged and published. No released number is in an event.
+All of it is public: which blocks the DAG loads, what was asked, charged and published. No number of rows and no
+released number is in an event.
 """
 
 from __future__ import annotations
@@ -31,18 +32,70 @@ def fill_outlet_events(
     Args:
         releases: one mapping each, of JSON values, with ``table``, the table it was published in, or None.
     """
-    start, end = context.get("data_interval_start"), context.get("data_interval_end")
-    run = context["dag_run"]
-    identity = name_run(context, getattr(run, "partition_key", None), context["ti"].run_id)
-    interval = [start.isoformat(), end.isoformat()] if start and end else None
     tables = {release["table"] for release in releases}
     for asset in outlets:
         if not isinstance(asset, Asset):
             continue
         of_asset = [r for r in releases if asset.name not in tables or r["table"] == asset.name]
-        event = context["outlet_events"][asset]
-        written = {"run": identity, "data_interval": interval, "releases": of_asset}
-        event.extra = {**event.extra, KEY: written}
+        _write_event(asset, context, {"releases": of_asset})
+
+
+def fill_load_events(
+    outlets: Sequence[Any], context: Mapping[str, Any], table: str, blocks: Sequence[str]
+) -> None:
+    """Say in the events of a task's assets which blocks of which table its DAG loads."""
+    for asset in outlets:
+        if isinstance(asset, Asset):
+            _write_event(asset, context, {"load": {"table": table, "blocks": list(blocks)}})
+
+
+def _write_event(asset: Asset, context: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Add fields to an asset's event, with the run that they are of."""
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    run = context["dag_run"]
+    identity = name_run(context, getattr(run, "partition_key", None), context["ti"].run_id)
+    interval = [start.isoformat(), end.isoformat()] if start and end else None
+    event = context["outlet_events"][asset]
+    written = {"run": identity, "data_interval": interval, **fields}
+    event.extra = {**event.extra, KEY: written}
+
+
+def read_loaded_blocks(context: Mapping[str, Any]) -> list[str]:
+    """The blocks that the events which triggered this run loaded, each once, in the order of the events.
+
+    Raises:
+        AirflowFailException: no event names a block; no retry helps.
+    """
+    named = (written["load"].get("blocks") for written in _list_loads(context))
+    lists = (blocks for blocks in named if isinstance(blocks, list))
+    blocks = dict.fromkeys(block for one in lists for block in one if isinstance(block, str))
+    if not blocks:
+        raise AirflowFailException(
+            "InvalidInput: no asset event of this run says which blocks were loaded; let a load task that names blocks "
+            "have the asset as an outlet, and trigger that"
+        )
+    return list(blocks)
+
+
+def name_load(context: Mapping[str, Any]) -> str:
+    """The run of the load that triggered this run: a load that is cleared triggers another run, which asks for the same
+    again. "" where events of several loads, or of none, did.
+    """
+    runs = {written.get("run") for written in _list_loads(context)}
+    name = runs.pop() if len(runs) == 1 else ""
+    return name if isinstance(name, str) else ""
+
+
+def _list_loads(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What events of loads among those that triggered a run say; who may make events by hand writes what they like."""
+    loads = []
+    for events in (context.get("triggering_asset_events") or {}).values():
+        for event in events:
+            extra = getattr(event, "extra", None)
+            written = extra.get(KEY) if isinstance(extra, Mapping) else None
+            if isinstance(written, Mapping) and isinstance(written.get("load"), Mapping):
+                loads.append(written)
+    return loads
 
 
 def read_releases(context: Mapping[str, Any]) -> list[dict[str, Any]]:

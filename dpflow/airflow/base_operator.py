@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, BaseOperatorLink
 
 from dpflow.airflow.links import BudgetPageLink
-from dpflow.airflow.release_note import ReleaseNote
-from dpflow.airflow.task_context import NOT_GIVEN, AirflowFailException, read_blocks
-from dpflow.errors import DpflowError
+from dpflow.airflow.release_note import ContractNote, LoadNote, ReleaseNote
+from dpflow.airflow.task_context import (
+    NOT_GIVEN,
+    AirflowFailException,
+    AirflowSkipException,
+    dag_folder,
+    open_ledger,
+    read_blocks,
+    read_switch,
+)
+from dpflow.errors import DpflowError, InvalidInput
 from dpflow.extras import require_extra
 
 if TYPE_CHECKING:
@@ -27,7 +35,12 @@ _LONGEST_LABEL = 100
 
 
 class PrivacyOperator(BaseOperator):
-    """Base of the operators."""
+    """Base of the operators.
+
+    :param plan_only: say in the log what the task would be charged, then skip it: nothing is read, charged
+        or published, and no asset event is sent (templated, such as ``"{{ params.plan_only }}"``). Of tasks
+        that charge.
+    """
 
     #: The argument that says what is charged; None for operators that charge nothing.
     request_field: str | None = None
@@ -35,14 +48,19 @@ class PrivacyOperator(BaseOperator):
     label_field: str | None = None  #: what names a mapped task, where it is another argument
     #: What this try has released so far.
     _release_notes: Sequence[ReleaseNote] = ()
+    #: What this try has checked or loaded.
+    _other_notes: Sequence[ContractNote | LoadNote] = ()
     #: Whether the DAG names blocks; what a template makes of them cannot take that back.
     names_blocks = False
     blocks: Any = None
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, plan_only: bool | str = False, **kwargs: Any) -> None:
         # Shown on the task's page; a DAG's own text wins.
         kwargs.setdefault("doc_md", (inspect.getdoc(type(self)) or "").partition("\n\n")[0])
         super().__init__(**kwargs)
+        if plan_only and self.request_field is None:
+            raise InvalidInput(f"{self.task_id!r} charges nothing, so it takes no plan_only")
+        self.plan_only = plan_only
 
     def pre_execute(self, context: Any) -> None:
         """As Airflow's; a try begins without releases, and Airflow's connections name servers of Spark."""
@@ -50,8 +68,26 @@ class PrivacyOperator(BaseOperator):
         from dpflow.tables import add_address_finder
 
         super().pre_execute(context)
-        self._release_notes = ()
+        self._release_notes = self._other_notes = ()
         add_address_finder("airflow", find_spark_address)
+        plans_only = str(self.plan_only).lower() == "true"
+        if self.request_field and not plans_only and is_test_run():
+            self.log.warning(
+                "this run was started by airflow dags test or dag.test(): it reads private rows and spends the real "
+                "budget, as any other run; with plan_only=True it would only say what it costs"
+            )
+
+    def plan_instead(self, context: Any) -> None:
+        """Log what this task would be charged and skip it, where ``plan_only`` is true."""
+        from dpflow.airflow.dag_jobs import list_task_plans
+
+        if not read_switch("plan_only", self.plan_only):
+            return
+        ledger = open_ledger(getattr(self, "ledger_conn_id", None), dag_folder(context))
+        lines = list_task_plans(self, context, ledger)
+        for line in lines:
+            self.log.info("%s", line)
+        raise AirflowSkipException(f"plan_only: {len(lines)} releases planned; nothing was charged")
 
     def on_kill(self) -> None:
         """Cancel what is asked of private tables, also on a cluster. What was charged stays so, and the next
@@ -84,6 +120,10 @@ class PrivacyOperator(BaseOperator):
         """Keep for lineage what was released; `ReleaseNote` has the arguments' meaning."""
         self._release_notes = (*self._release_notes, ReleaseNote(tuple(tables), release, output))
 
+    def note_other(self, note: ContractNote | LoadNote) -> None:
+        """Keep for lineage what was checked or loaded."""
+        self._other_notes = (*self._other_notes, note)
+
     def note_session(
         self, plan: Plan, session_id: str, replayed: bool, output: tuple[Path, str] | None = None
     ) -> None:
@@ -107,7 +147,7 @@ class PrivacyOperator(BaseOperator):
         """What Airflow's OpenLineage provider tells of this task: `dpflow.airflow.lineage`."""
         with require_extra("lineage", "lineage"):
             from dpflow.airflow.lineage import make_lineage
-        return make_lineage(self._release_notes)
+        return make_lineage([*self._release_notes, *self._other_notes])
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
         """What this try released before it failed: that was paid, and stands."""
@@ -201,6 +241,14 @@ class PrivacyOperator(BaseOperator):
         )
 
 
+def is_test_run() -> bool:
+    """Whether this task runs in the process of ``airflow dags test`` or ``dag.test()``."""
+    from airflow.sdk.execution_time import task_runner
+
+    comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
+    return type(comms).__name__ == "InProcessSupervisorComms"
+
+
 def describe_template_error(message: str, context: Mapping[str, Any]) -> str:
     """What a template asked for that its run does not have, and what to do."""
     text = f"InvalidInput: a template of this task cannot be rendered: {message}"
@@ -208,8 +256,8 @@ def describe_template_error(message: str, context: Mapping[str, Any]) -> str:
         return f"{text}; change the template"
     return (
         f"{text}; this run has no logical date, so ds, ts, logical_date and data_interval_start do not "
-        f"exist in it: run a day of the schedule by airflow backfill create --dag-id DAG --from-date DAY --to-date DAY, or "
-        f"write run_id, params or partition_key instead"
+        f"exist in it: run a day of the schedule by airflow backfill create --dag-id DAG --from-date DAY --to-date DAY, "
+        f"give the DAG a param day, or write run_id or partition_key instead"
     )
 
 

@@ -30,6 +30,7 @@ from dpflow.tables.access.spill import spill_folder
 
 if TYPE_CHECKING:
     from dpflow.airflow.run_values import RunValues
+    from dpflow.ledger import Ledger
 
 Context = Mapping[str, Any]
 #: Queries of one task whose plans are kept.
@@ -93,7 +94,7 @@ def read_dags(
         read = (_read_task(operator, files, filters, values) for operator in dag.tasks)
         tasks = tuple(task for task in read if task)
         if tasks:
-            runs, cadence = _list_runs(dag, start, every)
+            runs, cadence = list_runs(dag, start, every)
             jobs.append(Job(dag.dag_id, dag.dag_id, cadence, tasks, runs, bool(dag.catchup)))
     return sorted(jobs, key=lambda job: job.name), files
 
@@ -116,19 +117,24 @@ def _use_temporary_home() -> None:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def _list_runs(
+def core_timetable(dag: Any) -> Any:
+    """The scheduler's timetable of a DAG."""
+    # In Airflow 3.1 a DAG's own is that.
+    with contextlib.suppress(ModuleNotFoundError):
+        from airflow.serialization.encoders import coerce_to_core_timetable
+
+        return coerce_to_core_timetable(dag.timetable)
+    return dag.timetable
+
+
+def list_runs(
     dag: Any, start: dt.datetime | None, every: dt.timedelta | None
 ) -> tuple[Callable[[], Iterator[Run]], str]:
     """The runs of a DAG and, in words, when they happen."""
     import pendulum
     from airflow.timetables.base import TimeRestriction
 
-    timetable: Any = dag.timetable
-    # In Airflow 3.1 a DAG's own timetable is the scheduler's.
-    with contextlib.suppress(ModuleNotFoundError):
-        from airflow.serialization.encoders import coerce_to_core_timetable
-
-        timetable = coerce_to_core_timetable(timetable)
+    timetable = core_timetable(dag)
     first = pendulum.instance(start or dag.start_date or dt.datetime.now(dt.UTC))
     last = pendulum.instance(dag.end_date) if dag.end_date else None
     # As if nothing had been skipped: catchup gives every interval since the start.
@@ -260,6 +266,28 @@ def list_downstream(
     return asks, unknown
 
 
+def list_task_plans(operator: Any, context: Context, ledger: Ledger) -> list[str]:
+    """A line for each release that a running task asks for: its cost, and whether its run paid it before.
+
+    Raises `PlanRefused` as the task itself would.
+    """
+    from dpflow.airflow.release import describe_charge
+    from dpflow.airflow.run_values import RunValues
+    from dpflow.airflow.task_context import identify_run
+    from dpflow.engine.planning.precheck import PlanInRun, is_paid
+    from dpflow.engine.releases.make_plan import make_plan
+    from dpflow.registry import Registry
+
+    registry, run, lines = Registry.load(), identify_run(context), []
+    task = _read_task(operator, set(), ScopeFilters(ledger), RunValues(context["dag"]))
+    for ask in [] if task is None else task.asks(Run(dt.datetime.now(dt.UTC), "", context)):
+        request = ask.request.model_copy(update={"blocks": ask.blocks})
+        plan = make_plan(request, registry, ledger, run, assume_bounds=True)
+        paid = is_paid(PlanInRun(plan, operator.task_id, ask.ordinal), ledger, run)
+        lines.append(describe_charge(plan) + ("; it was paid before and is free" if paid else ""))
+    return lines
+
+
 def _read_arguments(
     operator: Any, field: str, values: RunValues
 ) -> tuple[list[tuple[dict[str, Any], int]], str]:
@@ -286,6 +314,9 @@ def _read_arguments(
         fixed = dict(operator.partial_kwargs)
         try:
             rows = values.expand(operator, expand)
+            # A decorated function's instances; of a contract the table may stand alone.
+            if field != "contract" and not all(field in fixed | row for row in rows):
+                raise UnknownValue("its function says what it releases when it runs")
             return [(fill(fixed | row, n), n) for n, row in enumerate(rows)], ""
         except UnknownValue:
             if values.instance is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.base_operator import PrivacyOperator
+from dpflow.airflow.release_note import ContractNote
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     Blocks,
@@ -46,7 +47,7 @@ class DataContractOperator(PrivacyOperator):
     Expectations' validation result; a contract that is not kept fails the task without a retry.
     """
 
-    template_fields: Sequence[str] = ("table", "contract", "blocks")
+    template_fields: Sequence[str] = ("table", "contract", "blocks", "plan_only")
     request_field = "contract"  #: the argument that says what is charged; `dpflow plan` reads it
     ui_color = "#dff5d7"
 
@@ -102,6 +103,14 @@ class DataContractOperator(PrivacyOperator):
             project=None if self.project is None else dag_folder(context) / self.project,
         )
         table = contract.load_declaration()
+        columns = {one.name: one.column or "" for one in contract.checks}
+        columns |= {one.name: one.column for one in contract.drift}
+        passing = {"kept", "undecided"} if contract.undecided == "pass" else {"kept"}
+        assertions = (
+            (one.name, one.kind, columns.get(one.name, ""), one.summary, one.verdict in passing)
+            for one in outcome.checks
+        )
+        self.note_other(ContractNote(table, tuple(assertions)))
         for receipt in outcome.receipts:
             # A session's says how many blocks it has.
             is_list = isinstance(receipt.get("blocks"), list)

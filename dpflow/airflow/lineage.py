@@ -20,8 +20,13 @@ import attrs
 from airflow.providers.openlineage.extractors import OperatorLineage
 from openlineage.client.event_v2 import InputDataset, OutputDataset
 from openlineage.client.facet_v2 import DatasetFacet, RunFacet
+from openlineage.client.generated.data_quality_assertions_dataset import (
+    Assertion,
+    DataQualityAssertionsDatasetFacet,
+)
+from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, SchemaDatasetFacetFields
 
-from dpflow.airflow.release_note import ReleaseNote
+from dpflow.airflow.release_note import ContractNote, LoadNote, ReleaseNote
 from dpflow.engine.releases.plan import digest
 from dpflow.tables.public.named_tables import name_dataset
 
@@ -59,7 +64,7 @@ class PrivacyCostFacet(RunFacet):
     releases: list[dict[str, Any]]
 
 
-def make_lineage(notes: Iterable[ReleaseNote]) -> OperatorLineage:
+def make_lineage(notes: Iterable[ReleaseNote | ContractNote | LoadNote]) -> OperatorLineage:
     """The lineage of a task from what it noted. A failure is logged by its kind, and no lineage is told:
     the task has done its work.
     """
@@ -70,22 +75,48 @@ def make_lineage(notes: Iterable[ReleaseNote]) -> OperatorLineage:
         return OperatorLineage()
 
 
-def _make_lineage(notes: list[ReleaseNote]) -> OperatorLineage:
-    if not notes:
-        return OperatorLineage()
-    tables = {digest(table.stored_form()): table for note in notes for table in note.tables}
-    outputs = dict.fromkeys(note.output for note in notes if note.output is not None)
-    releases = [{name: note.release.get(name) for name in FIELDS} for note in notes]
+def _make_lineage(notes: list[ReleaseNote | ContractNote | LoadNote]) -> OperatorLineage:
+    releases = [note for note in notes if isinstance(note, ReleaseNote)]
+    contracts = [note for note in notes if isinstance(note, ContractNote)]
+    loads = [note for note in notes if isinstance(note, LoadNote)]
+    tables = {digest(table.stored_form()): table for note in releases for table in note.tables}
+    tables |= {digest(note.table.stored_form()): note.table for note in contracts}
+    inputs = {name: _describe_input(name, table) for name, table in tables.items()}
+    for note in contracts:
+        inputs[digest(note.table.stored_form())].inputFacets = {
+            "dataQualityAssertions": _describe_contract(note)
+        }
+    outputs = dict.fromkeys(note.output for note in releases if note.output is not None)
+    costs = [{name: note.release.get(name) for name in FIELDS} for note in releases]
     return OperatorLineage(
-        inputs=[_describe_input(name, table) for name, table in tables.items()],
-        outputs=[_describe_output(*output) for output in outputs],
-        run_facets={"dpflow_privacyCost": PrivacyCostFacet(releases)},
+        inputs=[*inputs.values(), *(InputDataset(*load.source) for load in loads)],
+        outputs=[
+            *(_describe_output(*output) for output in outputs),
+            *(OutputDataset(PRIVATE_NAMESPACE, load.table) for load in loads),
+        ],
+        run_facets={"dpflow_privacyCost": PrivacyCostFacet(costs)} if costs else {},
     )
 
 
 def _describe_input(declaration_digest: str, table: Table) -> InputDataset:
-    facet = DeclarationFacet(declaration_digest, table.protection_text)
-    return InputDataset(PRIVATE_NAMESPACE, table.name, facets={"dpflow_declaration": facet})
+    columns = dict.fromkeys([table.privacy_unit.column, *table.columns])
+    facets = {
+        "dpflow_declaration": DeclarationFacet(declaration_digest, table.protection_text),
+        "schema": SchemaDatasetFacet([SchemaDatasetFacetFields(name) for name in columns]),
+    }
+    return InputDataset(PRIVATE_NAMESPACE, table.name, facets=facets)
+
+
+def _describe_contract(note: ContractNote) -> DataQualityAssertionsDatasetFacet:
+    """Each check as an assertion; what the outcome says, and no number."""
+    return DataQualityAssertionsDatasetFacet(
+        [
+            Assertion(
+                assertion=kind, success=kept, column=column or None, name=name, description=asked
+            )
+            for name, kind, column, asked, kept in note.assertions
+        ]
+    )
 
 
 def _describe_output(database: Path, table: str) -> OutputDataset:

@@ -40,7 +40,9 @@ def make_task_path(dag_id: str, run_id: str, task_id: str) -> str:
 
 
 class BudgetPageLink(BaseOperatorLink):
-    """The budget page: the scope of a task that is about one, else what the task charged."""
+    """The budget page: the scope of a task that is about one, else what the task charged; all scopes where it
+    charged nothing.
+    """
 
     name = "Privacy budget"
 
@@ -49,11 +51,11 @@ class BudgetPageLink(BaseOperatorLink):
         scope = getattr(operator, "scope", None)
         if isinstance(scope, str) and scope:
             return make_scope_path(scope)
-        return _list_task_releases(ti_key)
+        return _list_task_releases(ti_key) if _has_released(operator) else make_page_path("")
 
 
 class ReceiptLink(BaseOperatorLink):
-    """The receipt of a task's release; for several of them their list."""
+    """The receipt of a task's release; for several of them their list. No link where there is none."""
 
     name = "Privacy receipt"
 
@@ -61,8 +63,13 @@ class ReceiptLink(BaseOperatorLink):
         """As `BudgetPageLink.get_link`."""
         release_id = getattr(operator, "receipt_id", None)
         if release_id is None:
-            return _list_task_releases(ti_key)
+            return _list_task_releases(ti_key) if _has_released(operator) else ""
         return make_page_path(f"release?{urlencode({'id': release_id})}")
+
+
+def _has_released(operator: Any) -> bool:
+    """Whether a task that has run noted a release (`PrivacyOperator.note_release`)."""
+    return bool(getattr(operator, "_release_notes", ()))
 
 
 def _list_task_releases(ti_key: Any) -> str:

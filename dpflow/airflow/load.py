@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 from airflow.sdk import BaseHook
 
+from dpflow.airflow.asset_events import fill_load_events
 from dpflow.airflow.base_operator import PrivacyOperator
+from dpflow.airflow.release_note import LoadNote
 from dpflow.airflow.task_context import NOT_GIVEN, Blocks, dag_folder, map_failures
 
 
@@ -30,7 +33,8 @@ class LoadOperator(PrivacyOperator):
     :param source_table: the table there, such as ``public.visits`` (templated).
 
     The log says nothing about rows, and neither does what the task returns: exact numbers are for
-    the owner. The same source again changes nothing, so a retry or clear is free.
+    the owner. The same source again changes nothing, so a retry or clear is free. Assets among the task's
+    ``outlets`` get events that name the table and ``blocks`` (`dpflow.airflow.asset_events`).
     """
 
     template_fields: Sequence[str] = ("source", "into", "blocks", "source_table")
@@ -98,6 +102,11 @@ class LoadOperator(PrivacyOperator):
             )
         # How many rows there were is exact, so it is in no log.
         self.log.info("%s: %s", report.table, "loaded" if report.loaded else "nothing was changed")
+        place = (f"airflow:{self.postgres_conn_id}", str(self.source_table))
+        if self.postgres_conn_id is None:
+            place = ("file", ", ".join(PurePath(name).name for name in map(str, names)))
+        self.note_other(LoadNote(place, report.table))
+        fill_load_events(self.outlets, context, report.table, blocks)
         return {"table": report.table, "loaded": report.loaded, "repeated": report.repeated}
 
 

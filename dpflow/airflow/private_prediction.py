@@ -36,7 +36,7 @@ class PrivatePredictionOperator(PrivacyOperator):
     left. What was learned is in no XCom, log or file.
     """
 
-    template_fields: Sequence[str] = ("session", "points", "answers", "student")
+    template_fields: Sequence[str] = ("session", "points", "answers", "student", "plan_only")
     request_field = "session"  #: the argument that says what is charged; `dpflow plan` reads it
     ui_color = "#e4d7f5"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Provider metadata: the connection type that says where a ledger is, and links of tasks."""
+    """Provider metadata: the connection type that says where a ledger is, links of tasks and
+    task decorators."""
     return {
         "package-name": "dpflow-privacy",
         "name": "dpflow",
@@ -17,6 +18,10 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": [
             "dpflow.airflow.links.BudgetPageLink",
             "dpflow.airflow.links.ReceiptLink",
+        ],
+        "task-decorators": [
+            {"name": "dpflow_release", "class-name": "dpflow.airflow.decorators.release_task"},
+            {"name": "dpflow_sql", "class-name": "dpflow.airflow.decorators.sql_task"},
         ],
         "connection-types": [
             {

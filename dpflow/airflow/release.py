@@ -63,8 +63,8 @@ def describe_receipt(receipt: Receipt) -> str:
     the result.
     """
     paid = (
-        f"nothing was charged: it was paid and settled at {receipt.released_at:%Y-%m-%d %H:%M:%S} UTC, "
-        f"and this is its stored result"
+        f"nothing was charged: {receipt.run} paid, and it was settled at "
+        f"{receipt.released_at:%Y-%m-%d %H:%M:%S} UTC; this is its stored result"
         if receipt.replayed
         else f"charged epsilon {receipt.epsilon}, delta {receipt.delta} to scope {receipt.scope}"
     )
@@ -111,7 +111,7 @@ class ReleaseOperator(PrivacyOperator):
     protects, whether it was replayed. Never the result.
     """
 
-    template_fields: Sequence[str] = ("release", "blocks")
+    template_fields: Sequence[str] = ("release", "blocks", "plan_only")
     request_field = "release"  #: the argument that says what is charged; `dpflow plan` reads it
     operator_extra_links = (ReceiptLink(), BudgetPageLink())
     #: Of the one release of a task that has run; read by its link.

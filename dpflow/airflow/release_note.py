@@ -1,4 +1,6 @@
-"""`ReleaseNote`: what a task tells lineage of a release."""
+"""What a task tells lineage: of a release, a contract, a load. The repr of each says nothing, as the provider may be
+told to send all attributes of operators, private ones among them.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class ReleaseNote:
-    """A release, or a session, that a task has paid for or replayed, for lineage. Its repr says nothing:
-    the provider may be told to send all attributes of operators, private ones among them.
+    """A release, or a session, that a task has paid for or replayed.
 
     Attributes:
         tables: the declarations that were read.
@@ -25,3 +26,30 @@ class ReleaseNote:
     tables: tuple[Table, ...]
     release: Mapping[str, Any]
     output: tuple[Path, str] | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class ContractNote:
+    """A contract that a task has checked.
+
+    Attributes:
+        table: the declaration.
+        assertions: of each check its name, kind, column ("" for none), what is asked in words, and whether it is
+            kept.
+    """
+
+    table: Table
+    assertions: tuple[tuple[str, str, str, str, bool], ...]
+
+
+@dataclass(frozen=True, repr=False)
+class LoadNote:
+    """A load.
+
+    Attributes:
+        source: namespace and name of what was read, as far as the DAG says it: never a host or a folder.
+        table: what it is called.
+    """
+
+    source: tuple[str, str]
+    table: str

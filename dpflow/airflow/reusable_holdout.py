@@ -53,7 +53,7 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
     keyed id of the data and a commitment. The holdout's noisy threshold and counts appear nowhere.
     """
 
-    template_fields: Sequence[str] = ("session", "candidates", "promote", "fresh")
+    template_fields: Sequence[str] = ("session", "candidates", "promote", "fresh", "plan_only")
     request_field = "session"  #: the argument that says what is charged; `dpflow plan` reads it
     inherits_from_skipmixin = True
     ui_color = "#f5d7e4"

@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow.sdk.definitions._internal.expandinput import MappedArgument
 from airflow.sdk.definitions._internal.mixins import ResolveMixin
+from airflow.sdk.definitions._internal.types import NOTSET, ArgNotSet
 
 from dpflow.errors import PlanRefused
 
@@ -71,8 +72,6 @@ class TaskView:
 
     def get(self, task_id: str, default: Any = None) -> Any:
         """The instance in the same mapped group; of another group all instances."""
-        from airflow.sdk.definitions._internal.types import NOTSET
-
         group = self._values.dag.get_task(task_id).get_closest_mapped_task_group()
         return self.map_index if group is self.task.get_closest_mapped_task_group() else NOTSET
 
@@ -143,6 +142,8 @@ class RunValues:
         """A value of a template field, with those of other tasks in it as `ResolvedValue`."""
         if isinstance(value, ResolveMixin):
             return self._resolve(operator, value, map_index)
+        if isinstance(value, ArgNotSet):
+            raise UnknownValue("its function says what it releases when it runs")
         if isinstance(value, Mapping):
             return {k: self.substitute(operator, part, map_index) for k, part in value.items()}
         if isinstance(value, list | tuple):
@@ -172,12 +173,12 @@ class RunValues:
 
 
 def has_references(value: Any) -> bool:
-    """Whether anything in a value comes from another task or from a mapped group."""
+    """Whether anything in a value comes from another task, a mapped group or a task's own function."""
     if isinstance(value, Mapping):
         return any(map(has_references, value.values()))
     if isinstance(value, list | tuple):
         return any(map(has_references, value))
-    return isinstance(value, ResolveMixin)
+    return isinstance(value, ResolveMixin | ArgNotSet)
 
 
 def plain_value(value: Any) -> Any:

@@ -31,7 +31,7 @@ class SessionOperator(PrivacyOperator):
     ``{"verdict": "exhausted"}``.
     """
 
-    template_fields: Sequence[str] = ("session", "queries")
+    template_fields: Sequence[str] = ("session", "queries", "plan_only")
     request_field = "session"  #: the argument that says what is charged; `dpflow plan` reads it
     ui_color = "#e4d7f5"
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpflow.airflow.asset_events import fill_outlet_events
 from dpflow.airflow.base_operator import PrivacyOperator
+from dpflow.airflow.links import BudgetPageLink, ReceiptLink
+from dpflow.airflow.release import describe_charge
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     Blocks,
@@ -108,11 +110,14 @@ class SqlReleaseOperator(PrivacyOperator):
     and released: never a number of the answer.
     """
 
-    template_fields: Sequence[str] = ("sql", "parameters", "blocks")
+    template_fields: Sequence[str] = ("sql", "parameters", "blocks", "plan_only")
     template_ext: Sequence[str] = (".sql",)
     template_fields_renderers: ClassVar[dict[str, str]] = {"sql": "sql", "parameters": "json"}
     request_field = "sql"  #: the argument that says what is charged; `dpflow plan` reads it
     label_field = "output_table"
+    operator_extra_links = (ReceiptLink(), BudgetPageLink())
+    #: Of the one release that answered a query; read by its link.
+    receipt_id: str | None = None
     ui_color = "#d7e8f5"
 
     def __init__(
@@ -155,6 +160,8 @@ class SqlReleaseOperator(PrivacyOperator):
         ledger = open_ledger(self.ledger_conn_id, folder)
         arguments = vars(self) | {"blocks": self.list_blocks() if self.names_blocks else None}
         plan = plan_query(arguments, folder, registry, ledger)
+        for part in plan.parts:
+            self.log.info("%s", describe_charge(part.plan))
         answer = answer_sql(
             plan,
             ledger,
@@ -174,6 +181,8 @@ class SqlReleaseOperator(PrivacyOperator):
                 origin.release_id,
             )
         self.log.info("%d rows; published in %s", len(answer.rows), published or "no view")
+        release_ids = {origin.release_id for origin in answer.origins}
+        self.receipt_id = release_ids.pop() if len(release_ids) == 1 else None
         blocks = {block for part in plan.parts for block in part.plan.charged_blocks}
         events = [
             {

@@ -127,6 +127,16 @@ def read_blocks(blocks: Any) -> tuple[str, ...]:
     return texts
 
 
+def read_switch(name: str, value: Any) -> bool:
+    """A truth value, or the text of one that a template became. Raises `InvalidInput` for anything else."""
+    if isinstance(value, bool):
+        return value
+    texts = {"true": True, "false": False}
+    if isinstance(value, str) and value.strip().lower() in texts:
+        return texts[value.strip().lower()]
+    raise InvalidInput(f"{name} is {str(value)[:40]!r} in this run; write true or false")
+
+
 def read_request(release: Mapping[str, Any] | str, blocks: Any, folder: Path) -> ReleaseRequest:
     """The request that an operator's arguments describe.
 
@@ -159,11 +169,12 @@ def read_request(release: Mapping[str, Any] | str, blocks: Any, folder: Path) ->
 def identify_run(context: Mapping[str, Any], ordinal: int = 0, part: str = "") -> RunIdentity:
     """The run identity of a running task.
 
-    The name is the logical date with its data interval if the run has one, else the partition key,
-    else the run id. Airflow changes map_index, clear_number, try number, run type and task-instance
-    ids between tries, so none of them is in the key. The slot, which only serves to notice that a
-    task asks for something else, holds DAG, name, task and map index: another run of the same
-    interval or partition is the same to it.
+    The name is the logical date with its data interval if the run has one, else the partition key, else the run
+    of the load whose event triggered this one, else the run id; of a run by hand whose param ``day`` names a day,
+    that of the schedule's run of this day. Airflow changes map_index, clear_number, try number, run type and
+    task-instance ids between tries, so none of them is in the key. The slot, which only serves to notice that a
+    task asks for something else, holds DAG, name, task and map index: another run of the same interval or
+    partition is the same to it.
 
     Args:
         part: which of several releases of one task instance; each has a slot of its own.
@@ -199,12 +210,54 @@ def name_run(context: Mapping[str, Any], partition_key: str | None, run_id: str)
     """What makes a run the same run again, from whatever it has."""
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     logical = context.get("logical_date")
+    run_type = getattr(context.get("dag_run"), "run_type", None)
+    is_manual = logical is None or getattr(run_type, "value", run_type) == "manual"
+    if is_manual and not partition_key and (name := name_day(context)):
+        return name
     if logical is None:
-        return partition_key or run_id
+        from dpflow.airflow.asset_events import name_load
+
+        return partition_key or name_load(context) or run_id
     # An interval of no length says no more than the date.
     if start is None or end is None or start == end:
         return str(logical.isoformat())
     return f"{start.isoformat()}/{end.isoformat()}"
+
+
+def name_day(context: Mapping[str, Any]) -> str:
+    """What `name_run` says of the schedule's run of a day, for a run by hand whose param ``day`` names it as
+    an ISO date: so the two are one run, and pay once. "" where no param does.
+
+    Raises `InvalidInput` where the DAG's schedule has no run of that day, or several.
+    """
+    import datetime as dt
+
+    given = (context.get("params") or {}).get("day")
+    try:
+        day = dt.date.fromisoformat(given) if isinstance(given, str) else None
+    except ValueError:
+        day = None
+    if day is None:
+        return ""
+    from dpflow.airflow.dag_jobs import core_timetable, list_runs
+
+    dag = context["dag"]
+    timetable = core_timetable(dag)
+    if not timetable.periodic:
+        return str(day)
+    names = []
+    runs, _ = list_runs(dag, dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC), None)
+    for run in runs():
+        start = run.variables.get("data_interval_start")
+        if run.when.date() > day + dt.timedelta(days=40) or (start and start.date() > day):
+            break
+        names += [run.occurrence] if start and start.date() == day else []
+    if len(names) != 1:
+        raise InvalidInput(
+            f"params.day is {str(day)!r}, and the schedule {timetable.summary} has {len(names)} runs of that day; name "
+            "a day with one run, or write blocks by data_interval_start and run a backfill"
+        )
+    return names[0]
 
 
 def push_result(operator: BaseOperator, context: Mapping[str, Any], value: Any) -> None:
@@ -215,8 +268,23 @@ def push_result(operator: BaseOperator, context: Mapping[str, Any], value: Any) 
         context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=value)
 
 
+def _name_place(operator: Any, context: Mapping[str, Any], text: str) -> str:
+    """The blocks that an operator's templates became, where its error does not name them, and the run's data
+    interval.
+    """
+    blocks = _name_blocks(operator, text)
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    if not hasattr(operator, "blocks") or start is None or end is None or start == end:
+        return blocks and f"; this task asks for {blocks}"
+    interval = f"the data interval {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}"
+    return (
+        f"; this task asks for {blocks}, and its run has {interval}"
+        if blocks
+        else f"; its run has {interval}"
+    )
+
+
 def _name_blocks(operator: Any, text: str) -> str:
-    """The blocks that an operator's templates became, where its error does not name them."""
     blocks = getattr(operator, "blocks", None) or ()
     names = [blocks] if isinstance(blocks, str) else list(map(str, blocks))
     if not names or all(name in text for name in names):
@@ -225,23 +293,36 @@ def _name_blocks(operator: Any, text: str) -> str:
     return f"block {shown}" if len(names) == 1 else f"blocks {shown}"
 
 
+def _find_context(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The context of a call of ``execute``, which Airflow passes by name."""
+    return kwargs["context"] if "context" in kwargs else args[1]
+
+
 def map_failures(execute: Callable[P, T]) -> Callable[P, T]:
     """Map the errors of an operator's ``execute`` to Airflow's: what a retry cannot help fails at
     once, the rest is tried again.
 
     Airflow logs what a task raises, with all that led to it: so errors end here
-    (`dpflow.error_boundary`). It names the task's blocks, which come from templates.
+    (`dpflow.error_boundary`). It names the task's blocks, which come from templates, and the run's interval. A
+    task that is to plan only ends before it is executed.
     """
+
+    def execute_unless_planned(*args: P.args, **kwargs: P.kwargs) -> T:
+        operator: Any = args[0]
+        if getattr(operator, "plan_only", False):
+            operator.plan_instead(_find_context(args, kwargs))
+        return execute(*args, **kwargs)
 
     @functools.wraps(execute)
     def call_mapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return contain_errors(lambda: execute(*args, **kwargs), passing=(AirflowException,))
+            return contain_errors(
+                lambda: execute_unless_planned(*args, **kwargs), passing=(AirflowException,)
+            )
         except DpflowError as error:
             kind = AirflowException if error.retryable else AirflowFailException
             text = f"{type(error).__name__}: {error}"
-            if blocks := _name_blocks(args[0], text):
-                text += f"; this task asks for {blocks}"
+            text += _name_place(args[0], _find_context(args, kwargs), text)
         # Outside the handler, so that it has no context.
         raise kind(text)
 

@@ -32,6 +32,8 @@ from dpflow.tables.access.declarations import load_table
 from dpflow.tables.public.public_file import OLDEST_READER, storage_version
 
 State = Literal["ok", "note", "wrong"]
+#: How Airflow's connections are called in the environment, and which one operators take.
+AIRFLOW_CONNECTION, LEDGER_CONNECTION = "AIRFLOW_CONN_", "dpflow_ledger"
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def _open_ledger(ledger: str | None) -> tuple[Ledger | None, list[ProjectFinding
     try:
         place, anchor = locate_ledger(ledger)
     except InvalidInput as error:
-        return None, [ProjectFinding("ledger", "wrong", str(error))]
+        return _open_airflow_ledger(str(error))
     refusal = _refusal(lambda: open_at(place, anchor))
     if refusal is not None:
         return None, [ProjectFinding("ledger", "wrong", refusal)]
@@ -206,6 +208,20 @@ def _open_ledger(ledger: str | None) -> tuple[Ledger | None, list[ProjectFinding
     else:
         findings.append(ProjectFinding("anchor", "ok", f"fits the ledger; {folder}"))
     return book, findings
+
+
+def _open_airflow_ledger(otherwise: str) -> tuple[Ledger | None, list[ProjectFinding]]:
+    """The ledger that only Airflow's connection names; without one ``otherwise`` is what is wrong."""
+    variable = AIRFLOW_CONNECTION + LEDGER_CONNECTION.upper()
+    opened: list[Ledger] = []
+    if variable in os.environ and find_spec("airflow"):
+        from dpflow.airflow.connection import LedgerHook
+
+        # What keeps it from opening is said of the connection.
+        if _refusal(lambda: opened.append(LedgerHook().get_conn())) is None:
+            text = f"opens; {opened[0]!r}, which {variable} names"
+            return opened[0], [ProjectFinding("ledger", "ok", text)]
+    return None, [ProjectFinding("ledger", "wrong", otherwise)]
 
 
 def _check_scopes(
@@ -314,37 +330,58 @@ def _is_installed(requirement: str) -> bool:
 
 
 def _check_airflow(ledger: str | None) -> Iterator[ProjectFinding]:
-    """Whether Airflow's connection names the same ledger; asked only where Airflow is set up, because
-    asking makes it set itself up.
+    """Whether Airflow's connections to ledgers open, and name the same ledger; asked only where Airflow is
+    set up, because asking makes it set itself up.
     """
-    if not {"AIRFLOW_HOME", "AIRFLOW_CONN_DPFLOW_LEDGER"} & set(os.environ) or not find_spec(
-        "airflow"
-    ):
+    named = sorted(
+        name.removeprefix(AIRFLOW_CONNECTION).lower()
+        for name in os.environ
+        if name.startswith(AIRFLOW_CONNECTION)
+    )
+    if not ("AIRFLOW_HOME" in os.environ or named) or not find_spec("airflow"):
         return
+    try:
+        location: str | None = locate_ledger(ledger)[0]
+    except DpflowError:
+        location = None
+    for name in dict.fromkeys((LEDGER_CONNECTION, *named)):
+        subject = "Airflow" if name == LEDGER_CONNECTION else f"Airflow's {name}"
+        finding = _check_connection(name, subject, location)
+        if finding is not None:
+            yield finding
+
+
+def _check_connection(name: str, subject: str, location: str | None) -> ProjectFinding | None:
+    """What is found about a connection; nothing of one to something else than a ledger."""
     from dpflow.airflow.connection import LedgerHook, ledger_target
 
+    connections: list[Any] = []
+    missing = _refusal(lambda: connections.append(LedgerHook.get_connection(name)))
+    if missing is not None:
+        text = f"Airflow has no connection {name}; add one of type dpflow_ledger whose host is the ledger's file"
+        return ProjectFinding(subject, "note", text)
+    if name != LEDGER_CONNECTION and connections[0].conn_type != LedgerHook.conn_type:
+        return None
     targets: list[str] = []
-    try:
-        contain_errors(
-            lambda: targets.append(ledger_target(LedgerHook.get_connection("dpflow_ledger"))),
-            lambda error: InvalidInput(
-                "Airflow has no connection dpflow_ledger; add one of type dpflow_ledger whose host is the ledger's file"
-            ),
-        )
-        location, _ = locate_ledger(ledger)
-    except DpflowError as error:
-        yield ProjectFinding("Airflow", "note", str(error))
-        return
-    same = targets[0] == location or Path(targets[0]).resolve() == Path(location).resolve()
-    if same:
-        yield ProjectFinding("Airflow", "ok", "its connection dpflow_ledger names this ledger")
-    else:
-        yield ProjectFinding(
-            "Airflow",
-            "wrong",
-            "its connection dpflow_ledger names another ledger, and two ledgers spend one table's budget twice; "
-            "name the same in both",
-        )
+    refusal = _refusal(lambda: targets.append(ledger_target(connections[0])))
+    if refusal is None and location is not None:
+        same = targets[0] == location or Path(targets[0]).resolve() == Path(location).resolve()
+        if not same:
+            return ProjectFinding(
+                subject,
+                "wrong",
+                f"its connection {name} names another ledger, and two ledgers spend one table's budget twice; "
+                "name the same in both",
+            )
+    refusal = refusal or _refusal(lambda: LedgerHook(name).get_conn().scopes())
+    if refusal is not None:
+        return ProjectFinding(subject, "wrong", f"its connection {name}: {refusal}")
+    which = (
+        "names this ledger"
+        if location
+        else "opens a ledger, which no command finds by itself: set DPFLOW_LEDGER"
+    )
+    return ProjectFinding(subject, "ok" if location else "note", f"its connection {name} {which}")
 
 
 def _refusal(action: Callable[[], Any]) -> str | None:

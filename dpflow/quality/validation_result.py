@@ -15,9 +15,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from dpflow.core.toolbox.row_checks import RowCheck
 from dpflow.error_boundary import contain_errors, silence_libraries
 from dpflow.errors import InvalidInput, UnexpectedFailure
-from dpflow.quality.contract_file import Contract
+from dpflow.quality.contract_file import Contract, DriftCheck
 from dpflow.quality.released_expectations import EXPECTATIONS
 from dpflow.quality.verdicts import CheckOutcome
 
@@ -74,20 +75,18 @@ def _describe_result(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe_bounds(contract: Contract, name: str) -> dict[str, Any]:
     """What a check asks, as arguments of its expectation."""
-    for check in (*contract.checks, *contract.drift):
+    checks: list[RowCheck | DriftCheck] = [*contract.checks, *contract.drift]
+    for check in checks:
         if check.name == name:
-            asked = {
+            asked: dict[str, Any] = {
                 "column": check.column,
                 "condition": getattr(check, "condition", None),
                 "p": getattr(check, "p", None),
                 "min_value": getattr(check, "at_least", None),
                 "max_value": check.at_most,
             }
-            return {
-                key: float(value) if isinstance(value, Fraction) else value
-                for key, value in asked.items()
-                if value is not None
-            }
+            asked = {name: value for name, value in asked.items() if value is not None}
+            return {k: float(v) if isinstance(v, Fraction) else v for k, v in asked.items()}
     return {}
 
 

@@ -74,6 +74,29 @@ def test_an_event_says_what_was_released_and_no_number(tiny: Tiny) -> None:
     }, "a new field must be public"  # fmt: skip
 
 
+def test_a_load_tells_of_its_blocks(tiny: Tiny) -> None:
+    """As the DAG names them, and not how many rows; the run that they trigger reads them, each once."""
+    from dpflow.airflow import LoadOperator
+    from dpflow.airflow.asset_events import read_loaded_blocks
+
+    (tiny.folder / "day.csv").write_text("person,day\np1,2020-01-01\n")
+    outlet = Asset("visits")
+    load = LoadOperator(
+        task_id="load", source="day.csv", into="raw.duckdb:raw", columns="person VARCHAR, day DATE",
+        by="day", blocks="2020-01-01", outlets=[outlet],
+    )  # fmt: skip
+    seen = [Events(), Events()]
+    for events in seen:
+        load.execute(context(tiny, task_id="load") | {"outlet_events": events})
+    told = seen[0]["visits"].extra["dpflow"]
+    assert told["load"] == {"table": "raw", "blocks": ["2020-01-01"]}
+    assert set(told) == {"run", "data_interval", "load"}
+    triggered = {"visits": [event(None), *(event(one["visits"].extra) for one in seen)]}
+    assert read_loaded_blocks({"triggering_asset_events": triggered}) == ["2020-01-01"]
+    with pytest.raises(AirflowFailException, match="which blocks were loaded"):
+        read_loaded_blocks({"triggering_asset_events": {"visits": [event({})]}})
+
+
 def event(extra: Any) -> Any:
     return SimpleNamespace(extra=extra)
 

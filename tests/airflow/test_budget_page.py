@@ -197,7 +197,8 @@ def test_addresses_stand_below_airflows(
     assert make_task_path("d", hostile, "t").count("/") == path.count("/") + 6
     key = SimpleNamespace(dag_id="d", run_id=hostile, task_id="t")
     for link in (BudgetPageLink(), ReceiptLink()):
-        address = urlsplit(link.get_link(SimpleNamespace(), ti_key=key))
+        released = SimpleNamespace(_release_notes=("a release",))
+        address = urlsplit(link.get_link(released, ti_key=key))
         assert (address.path, address.fragment) == (f"{path}/dpflow/releases", "")
         assert parse_qs(address.query) == {"dag_id": ["d"], "run_id": [hostile], "task_id": ["t"]}
     scope = BudgetPageLink().get_link(SimpleNamespace(scope="a/b&c"), ti_key=key)
@@ -206,7 +207,7 @@ def test_addresses_stand_below_airflows(
 
 @pytest.mark.usefixtures("airflow_home")
 def test_a_task_links_to_its_receipt(tiny: Tiny) -> None:
-    """One release: its receipt. Several: their list. A report: its scope."""
+    """One release: its receipt. Several: their list. None: all scopes. A report: its scope."""
     from dpflow.airflow import BudgetReportOperator, ReleaseOperator
     from dpflow.airflow.provider import get_provider_info
 
@@ -218,6 +219,10 @@ def test_a_task_links_to_its_receipt(tiny: Tiny) -> None:
     }
     assert links["Privacy receipt"].endswith(f"/dpflow/release?id={receipt['release_id']}")
     assert links["Privacy budget"].endswith("/dpflow/releases?dag_id=d&run_id=r&task_id=t")
+    # A try that failed before it released: no page of nothing.
+    other = ReleaseOperator(task_id="t", release=make_release())
+    empty = [link.get_link(other, ti_key=key) for link in other.operator_extra_links]
+    assert empty == ["", "/dpflow/"]
     report = BudgetReportOperator(task_id="t", scope="visits")
     (link,) = report.operator_extra_links
     assert link.get_link(report, ti_key=key).endswith("/dpflow/scope?name=visits")

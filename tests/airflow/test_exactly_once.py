@@ -45,6 +45,7 @@ def context(
     partition: str | None = None,
     run_type: str = "scheduled",
     clear_number: int = 0,
+    loads: tuple[str, ...] = (),
     **instance: Any,
 ) -> dict[str, Any]:
     """What a task sees, as measured on Airflow 3.3: no logical date, no dates."""
@@ -63,6 +64,10 @@ def context(
         ),
         "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py")),
     }
+    if loads:
+        extras = ({"dpflow": {"run": run, "load": {"blocks": ["2020-01-01"]}}} for run in loads)
+        events = [SimpleNamespace(extra=extra) for extra in extras]
+        found["triggering_asset_events"] = {"visits": events}
     if dates is not None:
         found |= {
             "logical_date": dates[0],
@@ -139,6 +144,13 @@ def test_the_same_interval_is_the_same_release(tiny: Tiny, again: dict[str, Any]
             {"dates": None, "partition": "2020-01"}, {"dates": None, "partition": "2020-02", "run_id": "x"}, False, id="another-partition"
         ),
         pytest.param({}, {"dates": (NEXT, NEXT + dt.timedelta(days=1))}, False, id="a-run-id-used-again-with-other-dates"),
+        pytest.param(
+            {"dates": None, "loads": ("i",)}, {"dates": None, "loads": ("i", "i"), "run_id": "x"}, True, id="the-same-load"
+        ),
+        pytest.param({"dates": None, "loads": ("i",)}, {"dates": None, "loads": ("j",)}, False, id="another-load"),
+        pytest.param(
+            {"dates": None, "loads": ("i", "j")}, {"dates": None, "loads": ("i", "j"), "run_id": "x"}, False, id="two-loads"
+        ),
         pytest.param({}, {"dag_id": "e"}, False, id="another-dag"),
         pytest.param({}, {"task_id": "u"}, False, id="another-task"),
     ],
@@ -418,6 +430,7 @@ def test_the_page_names_tests_that_exist() -> None:
         "engine/releases/test_execute",
         "engine/releases/test_crashes",
         "airflow/test_real_runs",
+        "airflow/test_runs_by_hand",
     )
     sources = Path(__file__).read_text() + "".join(
         (tests / f"{room}.py").read_text() for room in rooms

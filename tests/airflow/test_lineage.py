@@ -60,6 +60,36 @@ def test_the_provider_extracts_tables_and_costs(tiny: Tiny) -> None:
     assert (release["release_id"], release["epsilon"]) == (stored.release_id, "0.5")
 
 
+def test_contracts_and_loads_have_datasets(tiny: Tiny) -> None:
+    """A contract's checks are assertions on its table; a load has a source, without its folder or host, and the table."""
+    from dpflow.airflow import DataContractOperator, LoadOperator
+
+    checks = [{"name": "old", "check": "quantile", "column": "age", "p": "0.5", "at_most": 1}]
+    contract = {
+        "table": "visits.yml",
+        "mode": "metered",
+        "scope": "visits",
+        "epsilon": "0.9",
+        "checks": checks,
+    }
+    operator = DataContractOperator(task_id="c", contract=contract, blocks="2020-01-01")
+    with pytest.raises(Exception, match="ContractViolated"):
+        operator.execute(context(tiny, xcom_push=lambda **_: None))
+    (source,) = extract(operator, "failed").inputs
+    assert {"person", "city", "age"} <= {field.name for field in source.facets["schema"].fields}
+    (one,) = source.inputFacets["dataQualityAssertions"].assertions
+    assert (one.assertion, one.column, one.success) == ("quantile", "age", False)
+    assert one.description == "quantile 1/2 of age at most 1" and one.actual is None
+    (tiny.folder / "day.csv").write_text("person\np1\n")
+    load = LoadOperator(
+        task_id="l", source="day.csv", into="raw.duckdb:raw", columns="person VARCHAR"
+    )
+    load.execute(context(tiny))
+    lineage = extract(load)
+    assert [(d.namespace, d.name) for d in lineage.inputs] == [("file", "day.csv")]
+    assert [(d.namespace, d.name) for d in lineage.outputs] == [("dpflow", "raw")]
+
+
 def test_a_changed_declaration_has_another_digest(tiny: Tiny) -> None:
     """And one that only moved has the same."""
     from dpflow.airflow.lineage import make_lineage

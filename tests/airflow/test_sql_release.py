@@ -122,7 +122,7 @@ def test_fields_are_templated(tmp_path: Path) -> None:
     from dpflow.airflow import SqlReleaseOperator
 
     assert SqlReleaseOperator.template_ext == (".sql",)
-    assert {"sql", "parameters", "blocks"} == set(SqlReleaseOperator.template_fields)
+    assert {"sql", "parameters", "blocks", "plan_only"} == set(SqlReleaseOperator.template_fields)
     task = operator(
         sql="SELECT COUNT(*) FROM visits WHERE city = $city", parameters={"city": "{{ x }}"}
     )
@@ -194,12 +194,17 @@ def test_a_query_says_what_it_paid(world: World, monkeypatch: pytest.MonkeyPatch
         SimpleNamespace(info=lambda text, *parts: lines.append(text % parts), warning=print),
     )
     task.execute(context(world.folder))
-    assert [line.partition("; release")[0] for line in lines[:2]] == [
+    asks = [line.partition("(")[2] for line in lines[:2]]
+    assert asks == [
+        "aggregates): asks scope visits for epsilon 0.5, delta 0",
+        "quantiles): asks scope visits for epsilon 0.5, delta 0",
+    ]
+    assert [line.partition("; release")[0] for line in lines[2:4]] == [
         "aggregates: charged epsilon 0.5, delta 0 to scope visits",
         "quantiles: charged epsilon 0.5, delta 0 to scope visits",
     ]
-    assert lines[2] == "3 rows; published in out.duckdb:cities"
-    assert lines[3].startswith("left in visits: epsilon ") and len(lines) == 4
+    assert lines[4] == "3 rows; published in out.duckdb:cities"
+    assert lines[5].startswith("left in visits: epsilon ") and len(lines) == 6
 
 
 def test_no_forecast_takes_a_query_for_free(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,9 @@ def test_a_release_says_what_it_paid_and_what_is_left(
     assert first[2:] == [left]
     retry = read_log(operator, context(tiny, try_number=2), monkeypatch)
     time = "[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} UTC"
+    run = "d/t/2020-01-01T00:00:00[+]00:00/2020-01-02T00:00:00[+]00:00"
     stored = (
-        f"nothing was charged: it was paid and settled at {time}, and this is its stored result"
+        f"nothing was charged: {run} paid, and it was settled at {time}; this is its stored result"
     )
     assert re.fullmatch(f"visits: {stored}; {published}", retry[1])
     assert retry[0] == first[0] and retry[2:] == first[2:]

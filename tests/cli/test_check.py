@@ -130,6 +130,28 @@ def test_airflow_names_the_same_ledger(project: Tiny, tmp_path: Path) -> None:
         assert findings["Airflow"][0] == state
 
 
+def test_airflows_connections_are_asked_too(project: Tiny, tmp_path: Path) -> None:
+    """Each that is of our type is opened; where nothing else names a ledger, its scopes are looked at."""
+
+    def describe(host: Path, kind: str = "dpflow_ledger") -> str:
+        return json.dumps({"conn_type": kind, "host": str(host)})
+
+    rename(project, ledger=None)
+    status, findings = check(
+        project.folder,
+        AIRFLOW_HOME=str(tmp_path / "airflow"),
+        AIRFLOW_CONN_DPFLOW_LEDGER=describe(project.ledger),
+        AIRFLOW_CONN_TEAM_LEDGER=describe(tmp_path / "none.sqlite"),
+        AIRFLOW_CONN_WAREHOUSE=describe(tmp_path, "postgres"),
+    )
+    assert findings["ledger"][0] == "ok" and "AIRFLOW_CONN_DPFLOW_LEDGER" in findings["ledger"][1]
+    assert findings["budget of visits"][0] == "ok"
+    assert findings["Airflow"][0] == "note" and "set DPFLOW_LEDGER" in findings["Airflow"][1]
+    state, text = findings["Airflow's team_ledger"]
+    assert state == "wrong" and "there is no ledger" in text and status == 1
+    assert not [subject for subject in findings if "warehouse" in subject]
+
+
 def test_a_person_reads_a_table(project: Tiny) -> None:
     """By line."""
     assert load_table(project.folder / "visits.yml").name == "visits"

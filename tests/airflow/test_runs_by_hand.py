@@ -1,0 +1,129 @@
+"""One day by hand: a param ``day``, tasks that only plan, and errors that name the day."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow_runs import run_dag
+from airflow_tasks import context, make_release
+
+from dpflow.airflow.task_context import AirflowFailException, name_day, name_run
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+DAG_FILE = """
+from datetime import datetime
+from airflow.sdk import DAG, Asset
+try:
+    from airflow.sdk import CronDataIntervalTimetable
+except ImportError:  # Airflow 3.1
+    from airflow.timetables.interval import CronDataIntervalTimetable
+from dpflow.airflow import ReleaseOperator
+
+wanted = {"name": "a", "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": "0.5"}}
+with DAG("d", schedule=CronDataIntervalTimetable("0 3 * * *", timezone="UTC"), start_date=datetime(2020, 1, 1),
+         params={"day": None, "plan_only": False}):
+    ReleaseOperator(task_id="t", release=wanted, blocks="{{ params.day or (data_interval_start | ds) }}",
+                    plan_only="{{ params.plan_only }}", outlets=[Asset("visits")])
+"""
+RUNS = """
+from airflow.models.asset import AssetEvent
+from sqlalchemy import func, select
+
+def start(logical_date, conf=None):
+    # In one process a run's configuration would stay in the params of the next.
+    done = dag.test(logical_date=logical_date, run_conf={"day": None, "plan_only": False} | (conf or {}))
+    with create_session() as session:
+        run = session.merge(done)
+        (task,) = run.get_task_instances(session=session)
+        seen.append([str(task.state), session.scalar(select(func.count()).select_from(AssetEvent))])
+
+start(None, {"day": "2020-01-02", "plan_only": True})
+start(dt.datetime(2020, 1, 2, 3, tzinfo=dt.UTC))   # the schedule's interval from January 1 at 3:00
+start(None, {"day": "2020-01-01"})
+start(dt.datetime.now(dt.UTC), {"day": "2020-01-02"})   # as airflow dags test does
+start(None)
+"""
+
+
+def test_a_day_by_hand_is_the_schedules_run(tiny: Tiny, airflow_database: Any) -> None:
+    """It pays once, whichever comes first; a plan charges nothing, and sends no asset event. A test run says that it
+    pays.
+    """
+    output: list[str] = []
+    seen = run_dag(tiny, airflow_database, DAG_FILE, RUNS, output)
+    assert seen == [["skipped", 0], ["success", 1], ["success", 2], ["success", 3], ["failed", 3]]
+    spent = {r["block"]: r["epsilon_spent"] for r in Ledger(tiny.ledger).remaining("visits").rows()}
+    assert spent == {"2020-01-01": "0.5", "2020-01-02": "0.5"}
+    log = "".join(output)
+    assert log.count("spends the real budget") == 3
+    assert "a (count): asks scope visits, block 2020-01-02, for epsilon 0.5" in log
+    assert "'data_interval_start' is undefined" in log and "give the DAG a param day" in log
+
+
+def make_dag(schedule: Any) -> Any:
+    from airflow.sdk import DAG
+
+    return DAG("d", schedule=schedule)
+
+
+def cron(text: str) -> Any:
+    try:
+        from airflow.sdk import CronDataIntervalTimetable
+    except ImportError:  # Airflow 3.1
+        from airflow.timetables.interval import CronDataIntervalTimetable
+    return CronDataIntervalTimetable(text, timezone="UTC")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name"),
+    [
+        ("0 0 * * *", "2020-02-29T00:00:00+00:00/2020-03-01T00:00:00+00:00"),
+        ("0 3 * * *", "2020-02-29T03:00:00+00:00/2020-03-01T03:00:00+00:00"),
+        ("59 23 * * *", "2020-02-29T23:59:00+00:00/2020-03-01T23:59:00+00:00"),
+        ("plain 0 3 * * *", "2020-02-29T03:00:00+00:00"),
+        (None, "2020-02-29"),
+        ("0 * * * *", "has 24 runs of that day"),
+        ("0 3 1 * *", "has 0 runs of that day"),
+    ],
+)
+def test_a_day_has_the_name_of_its_interval(schedule: str | None, name: str) -> None:
+    """Of schedules with one run a day; of others a day says nothing. A param that is no date names none."""
+    plain = schedule is not None and schedule.startswith("plain ")
+    timetable = schedule and (schedule[6:] if plain else cron(schedule))
+    named = {"dag": make_dag(timetable), "params": {"day": "2020-02-29"}}
+    if "runs of" in name:
+        with pytest.raises(InvalidInput, match=name):
+            name_day(named)
+    else:
+        assert name_day(named) == name == name_run(named, None, "manual__1")
+    assert name_run(named | {"params": {"day": "Monday"}}, None, "manual__1") == "manual__1"
+
+
+def test_an_error_names_the_block_and_the_interval(tiny: Tiny, airflow_home: None) -> None:
+    """Both come from the run, and the reader of an error sees only its text."""
+    from dpflow.airflow import ReleaseOperator
+
+    release = make_release(params={"epsilon": "0.5", "typo": 1})
+    task = ReleaseOperator(task_id="t", release=release, blocks="2020-01-01")
+    with pytest.raises(AirflowFailException) as failure:
+        task.execute(context(tiny))
+    assert str(failure.value).endswith(
+        "this task asks for block 2020-01-01, and its run has the data interval 2020-01-01 00:00 to 2020-01-02 00:00"
+    )
+
+
+def test_only_tasks_that_charge_can_plan(tiny: Tiny, airflow_home: None) -> None:
+    """And what a template became must be a truth value."""
+    from dpflow.airflow import BudgetCheckOperator, ReleaseOperator
+
+    with pytest.raises(InvalidInput, match="charges nothing"):
+        BudgetCheckOperator(task_id="c", plan_only=True)
+    task = ReleaseOperator(task_id="t", release=make_release(), plan_only="perhaps")
+    with pytest.raises(AirflowFailException, match="write true or false"):
+        task.execute(context(tiny))
+    assert not Ledger(tiny.ledger).releases()
