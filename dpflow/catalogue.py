@@ -44,6 +44,8 @@ class Catalogue(Strict):
     """The file ``dpflow.yml``. All paths in it are relative to it.
 
     Attributes:
+        root: the folder that ``ledger``, ``anchor`` and ``output`` are relative to instead, where that of the
+            file does not last, as in a versioned bundle of DAGs.
         ledger: the ledger: a SQLite file, or a URL such as ``postgresql+psycopg://host/name``
             without a password.
         anchor: the ledger's anchor, if it is not in the default place.
@@ -54,6 +56,7 @@ class Catalogue(Strict):
         output: where results are copied to, if a release does not say where.
     """
 
+    root: Path | None = None
     ledger: Annotated[str, Field(min_length=1)] | None = None
     anchor: Path | None = None
     scope: Annotated[str, Field(min_length=1, max_length=200)] | None = None
@@ -92,14 +95,16 @@ def load_catalogue(file: Path) -> Catalogue:
         )
     folder = file.parent.resolve()
     output = read.output
+    root = (folder / read.root).resolve() if read.root else folder
     catalogue = read.model_copy(
         update={
-            "ledger": resolve_ledger(read.ledger, folder, file),
-            "anchor": read.anchor and (folder / read.anchor).resolve(),
+            "root": root,
+            "ledger": resolve_ledger(read.ledger, root, file),
+            "anchor": read.anchor and (root / read.anchor).resolve(),
             "tables": {name: (folder / path).resolve() for name, path in read.tables.items()},
             "public": {name: (folder / path).resolve() for name, path in read.public.items()},
             "output": output
-            and output.model_copy(update={"database": (folder / output.database).resolve()}),
+            and output.model_copy(update={"database": (root / output.database).resolve()}),
         }
     )
     catalogue._file = folder / file.name

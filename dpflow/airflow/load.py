@@ -11,7 +11,7 @@ from airflow.sdk import BaseHook
 from dpflow.airflow.asset_events import fill_load_events
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.release_note import LoadNote
-from dpflow.airflow.task_context import NOT_GIVEN, Blocks, dag_folder, map_failures
+from dpflow.airflow.task_context import NOT_GIVEN, Blocks, dag_folder, map_failures, require_lasting
 
 
 class LoadOperator(PrivacyOperator):
@@ -91,6 +91,7 @@ class LoadOperator(PrivacyOperator):
             dag_folder(context),
         )
         with source as (rows, database, table):
+            require_lasting(database, "private file")
             report = load_rows(
                 rows,
                 database,

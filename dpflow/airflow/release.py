@@ -16,6 +16,7 @@ from dpflow.airflow.task_context import (
     map_failures,
     open_ledger,
     read_request,
+    require_lasting,
 )
 from dpflow.errors import InvalidInput
 
@@ -148,6 +149,9 @@ class ReleaseOperator(PrivacyOperator):
             read_request(release, self.requested_blocks(), folder)
             for release in list_releases(self.release)
         ]
+        for request in requests:
+            if request.publish is not None:
+                require_lasting(request.publish.database, "published file")
         ledger = open_ledger(self.ledger_conn_id, folder)
         receipts: list[dict[str, Any]] = []
         waiting: list[tuple[Plan, RunIdentity]] = []

@@ -17,6 +17,7 @@ from dpflow.airflow.task_context import (
     identify_run,
     map_failures,
     open_ledger,
+    require_lasting,
 )
 from dpflow.errors import InvalidInput
 
@@ -160,6 +161,8 @@ class SqlReleaseOperator(PrivacyOperator):
         ledger = open_ledger(self.ledger_conn_id, folder)
         arguments = vars(self) | {"blocks": self.list_blocks() if self.names_blocks else None}
         plan = plan_query(arguments, folder, registry, ledger)
+        if plan.settings.name:
+            require_lasting(find_output(plan, plan.settings.name, folder), "published file")
         for part in plan.parts:
             self.log.info("%s", describe_charge(part.plan))
         answer = answer_sql(

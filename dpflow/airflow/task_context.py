@@ -84,7 +84,24 @@ def _open_named_ledger(folder: Path) -> Ledger:
             f"no ledger was named: there is no connection dpflow_ledger, and no {FILE_NAME} in {folder} "
             f"or above says ledger: FILE; make one of them"
         ) from None
+    if "://" not in place:
+        require_lasting(Path(place), "ledger")
     return Ledger(place, anchor=anchor, create=False)
+
+
+def require_lasting(place: Path, subject: str) -> None:
+    """Refuse to keep a file where Airflow keeps bundles of DAGs: it removes versions that no run uses any more.
+
+    Raises `InvalidInput`.
+    """
+    from airflow.dag_processing.bundles.base import get_bundle_storage_root_path
+
+    home = Path(get_bundle_storage_root_path()).resolve()
+    if place.resolve().is_relative_to(home):
+        raise InvalidInput(
+            f"the {subject} {place.name} would be in a bundle of DAGs ({home}), which Airflow replaces and removes; write an "
+            "absolute path, or root: FOLDER in dpflow.yml"
+        )
 
 
 def dag_folder(context: Mapping[str, Any]) -> Path:
@@ -210,8 +227,8 @@ def name_run(context: Mapping[str, Any], partition_key: str | None, run_id: str)
     """What makes a run the same run again, from whatever it has."""
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     logical = context.get("logical_date")
-    run_type = getattr(context.get("dag_run"), "run_type", None)
-    is_manual = logical is None or getattr(run_type, "value", run_type) == "manual"
+    kind = getattr(context.get("dag_run"), "run_type", None)
+    is_manual = logical is None if kind is None else getattr(kind, "value", kind) == "manual"
     if is_manual and not partition_key and (name := name_day(context)):
         return name
     if logical is None:
@@ -226,7 +243,7 @@ def name_run(context: Mapping[str, Any], partition_key: str | None, run_id: str)
 
 def name_day(context: Mapping[str, Any]) -> str:
     """What `name_run` says of the schedule's run of a day, for a run by hand whose param ``day`` names it as
-    an ISO date: so the two are one run, and pay once. "" where no param does.
+    an ISO date: so the two are one run, and pay once. "" where no param does, or the DAG has no schedule.
 
     Raises `InvalidInput` where the DAG's schedule has no run of that day, or several.
     """
@@ -244,7 +261,7 @@ def name_day(context: Mapping[str, Any]) -> str:
     dag = context["dag"]
     timetable = core_timetable(dag)
     if not timetable.periodic:
-        return str(day)
+        return ""
     names = []
     runs, _ = list_runs(dag, dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC), None)
     for run in runs():
@@ -295,7 +312,7 @@ def _name_blocks(operator: Any, text: str) -> str:
 
 def _find_context(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The context of a call of ``execute``, which Airflow passes by name."""
-    return kwargs["context"] if "context" in kwargs else args[1]
+    return kwargs["context"] if "context" in kwargs else (*args, {})[1]
 
 
 def map_failures(execute: Callable[P, T]) -> Callable[P, T]:

@@ -28,7 +28,8 @@ class Decidability:
     Attributes:
         check: its name.
         min_rows: from how many rows on perfect rows are told kept; None where more rows do not help.
-        decides: whether the contract's ``rows`` are enough; None where it names none, or where units count.
+        decides: whether the contract's ``rows`` are enough; None where it names none, or where units count. A bound
+            of 0 is never told kept: noise hides one row.
         min_epsilon: about which epsilon of all checks together would be enough, at the same split.
     """
 
@@ -64,6 +65,8 @@ def _judge_noise(
     if slack is None:
         return Decidability(check.name, None, None, None)
     per_row, constant = slack
+    if per_row == constant == 0:
+        return Decidability(check.name, None, False, None)
     min_rows = max(0, ceil((Fraction(needed) - constant) / per_row)) if per_row > 0 else None
     if contract.rows is None:
         return Decidability(check.name, min_rows, None, None)

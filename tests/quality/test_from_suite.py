@@ -235,6 +235,7 @@ def test_the_plan_says_what_can_be_decided(table: Table, tmp_path: Path) -> None
             {"name": "known", "check": "unknown_keys", "column": "city", "at_most": "0.2"},
             {"name": "middle", "check": "quantile", "column": "age", "p": "0.5", "at_most": 60},
             {"name": "units", "check": "units", "at_least": 1},
+            {"name": "none", "check": "violations", "condition": "age > 190", "at_most": 0},
         ],
     }  # fmt: skip
 
@@ -244,7 +245,8 @@ def test_the_plan_says_what_can_be_decided(table: Table, tmp_path: Path) -> None
         return {one.check: one for one in list_decidability(contract, plan)}
 
     split, even = decide(rows=270), decide()
-    assert all(one.decides is None for one in even.values())
+    assert {name for name, one in even.items() if one.decides is not None} == {"none"}
+    assert even["none"].describe() == split["none"].describe() == "no"
     unsplit = {name for name, one in even.items() if one.min_rows and one.min_rows <= 270}
     decided = {name for name, one in split.items() if one.decides}
     assert unsplit < decided == {"known", "middle"}, (even, split)
