@@ -13,12 +13,10 @@ from typing import Any
 
 from airflow.sdk import Asset
 
-from dpflow.airflow.task_context import AirflowFailException, name_run
+from dpflow.airflow.run_names import EVENT_KEY, list_loads, name_run
+from dpflow.airflow.task_context import AirflowFailException
 
 log = logging.getLogger(__name__)
-
-#: Where an event's extra holds what this package wrote; other keys are the author's.
-KEY = "dpflow"
 
 
 def fill_outlet_events(
@@ -57,7 +55,7 @@ def _write_event(asset: Asset, context: Mapping[str, Any], fields: Mapping[str, 
     interval = [start.isoformat(), end.isoformat()] if start and end else None
     event = context["outlet_events"][asset]
     written = {"run": identity, "data_interval": interval, **fields}
-    event.extra = {**event.extra, KEY: written}
+    event.extra = {**event.extra, EVENT_KEY: written}
 
 
 def read_loaded_blocks(context: Mapping[str, Any]) -> list[str]:
@@ -66,7 +64,7 @@ def read_loaded_blocks(context: Mapping[str, Any]) -> list[str]:
     Raises:
         AirflowFailException: no event names a block; no retry helps.
     """
-    named = (written["load"].get("blocks") for written in _list_loads(context))
+    named = (written["load"].get("blocks") for written in list_loads(context))
     lists = (blocks for blocks in named if isinstance(blocks, list))
     blocks = dict.fromkeys(block for one in lists for block in one if isinstance(block, str))
     if not blocks:
@@ -75,27 +73,6 @@ def read_loaded_blocks(context: Mapping[str, Any]) -> list[str]:
             "have the asset as an outlet, and trigger that"
         )
     return list(blocks)
-
-
-def name_load(context: Mapping[str, Any]) -> str:
-    """The run of the load that triggered this run: a load that is cleared triggers another run, which asks for the same
-    again. "" where events of several loads, or of none, did.
-    """
-    runs = {written.get("run") for written in _list_loads(context)}
-    name = runs.pop() if len(runs) == 1 else ""
-    return name if isinstance(name, str) else ""
-
-
-def _list_loads(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What events of loads among those that triggered a run say; who may make events by hand writes what they like."""
-    loads = []
-    for events in (context.get("triggering_asset_events") or {}).values():
-        for event in events:
-            extra = getattr(event, "extra", None)
-            written = extra.get(KEY) if isinstance(extra, Mapping) else None
-            if isinstance(written, Mapping) and isinstance(written.get("load"), Mapping):
-                loads.append(written)
-    return loads
 
 
 def read_releases(context: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -133,7 +110,7 @@ def _read_event(extra: Any) -> list[dict[str, Any]]:
     """The releases of one event, each with what the event says of its run; none where it is not as
     `fill_outlet_events` writes it.
     """
-    written = extra.get(KEY) if isinstance(extra, Mapping) else None
+    written = extra.get(EVENT_KEY) if isinstance(extra, Mapping) else None
     if not isinstance(written, Mapping):
         return []
     releases = written.get("releases")

@@ -12,16 +12,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime as dt
-import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task, span_text
+from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
 from dpflow.errors import InvalidInput, PlanRefused
@@ -62,6 +60,7 @@ def read_dags(
         except ModuleNotFoundError:  # Airflow 3.1, or none
             from airflow.models.dagbag import DagBag
 
+    from dpflow.airflow.run_names import list_runs
     from dpflow.airflow.run_values import RunValues
 
     # DAG files import their neighbours, as under Airflow.
@@ -112,88 +111,6 @@ def _use_temporary_home() -> None:
     # Defaults only: what an owner configured stays.
     os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
-def core_timetable(dag: Any) -> Any:
-    """The scheduler's timetable of a DAG."""
-    # In Airflow 3.1 a DAG's own is that.
-    with contextlib.suppress(ModuleNotFoundError):
-        from airflow.serialization.encoders import coerce_to_core_timetable
-
-        return coerce_to_core_timetable(dag.timetable)
-    return dag.timetable
-
-
-def list_runs(
-    dag: Any, start: dt.datetime | None, every: dt.timedelta | None
-) -> tuple[Callable[[], Iterator[Run]], str]:
-    """The runs of a DAG and, in words, when they happen."""
-    import pendulum
-    from airflow.timetables.base import TimeRestriction
-
-    timetable = core_timetable(dag)
-    first = pendulum.instance(start or dag.start_date or dt.datetime.now(dt.UTC))
-    last = pendulum.instance(dag.end_date) if dag.end_date else None
-    # As if nothing had been skipped: catchup gives every interval since the start.
-    restriction = TimeRestriction(earliest=first, latest=last, catchup=True)
-
-    def next_run(info: Any) -> Any:
-        if hasattr(timetable, "next_dagrun_info_v2"):
-            return timetable.next_dagrun_info_v2(last_dagrun_info=info, restriction=restriction)
-        # Airflow 3.1
-        return timetable.next_dagrun_info(
-            last_automated_data_interval=info and info.data_interval, restriction=restriction
-        )
-
-    def timetable_runs() -> Iterator[Run]:
-        info = None
-        while True:
-            following = next_run(info)
-            # A timetable that does not move on would never end.
-            if following is None or (info is not None and following.run_after <= info.run_after):
-                return
-            info = following
-            yield _make_run(
-                dag, info.run_after, info.data_interval, getattr(info, "partition_key", None)
-            )
-
-    def manual_runs() -> Iterator[Run]:
-        for number in itertools.count() if every else (0,):
-            yield _make_run(dag, first + number * (every or dt.timedelta()), None, None)
-
-    # A timetable without runs belongs to a DAG that people start.
-    if next(timetable_runs(), None) is not None:
-        return timetable_runs, str(timetable.summary)
-    return manual_runs, f"every {span_text(every)} (assumed)" if every else "by hand"
-
-
-def _make_run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> Run:
-    """One run with what templates may use. A run without a logical date has no dates in its
-    context, as in Airflow.
-    """
-    from dpflow.airflow.task_context import name_run
-
-    kind = "manual" if interval is None and partition_key is None else "scheduled"
-    run_id = f"{kind}__{when.isoformat()}"
-    context: dict[str, Any] = {
-        "dag": dag,
-        "run_id": run_id,
-        "params": dict(dag.params),
-        "dag_run": SimpleNamespace(run_id=run_id, partition_key=partition_key, conf={}),
-    }
-    if interval is not None:
-        context |= {
-            "logical_date": interval.start,
-            "data_interval_start": interval.start,
-            "data_interval_end": interval.end,
-            "ds": interval.start.strftime("%Y-%m-%d"),
-            "ds_nodash": interval.start.strftime("%Y%m%d"),
-            "ts": interval.start.isoformat(),
-        }
-    return Run(when, name_run(context, partition_key, run_id), context)
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -271,7 +188,7 @@ def list_task_plans(operator: Any, context: Context, ledger: Ledger) -> list[str
 
     Raises `PlanRefused` as the task itself would.
     """
-    from dpflow.airflow.release import describe_charge
+    from dpflow.airflow.release_requests import describe_charge
     from dpflow.airflow.run_values import RunValues
     from dpflow.airflow.task_context import identify_run
     from dpflow.engine.planning.precheck import PlanInRun, is_paid
@@ -295,7 +212,7 @@ def _read_arguments(
     not: in a run that raises `UnknownValue` instead.
     """
     from dpflow.airflow.run_values import UnknownValue, plain_value
-    from dpflow.airflow.sql_release import QUERY_FIELDS
+    from dpflow.airflow.task_query import QUERY_FIELDS
 
     names = QUERY_FIELDS if field == "sql" else (field, "blocks", "ordinal")
     expand = getattr(operator, "expand_input", None)
@@ -371,7 +288,7 @@ def _request_maker(
     is parsed once.
     """
     # Not at the top: Airflow must not be imported before `_use_temporary_home` was called.
-    from dpflow.airflow.release import list_releases, number_equal
+    from dpflow.airflow.release_requests import list_releases, number_equal
     from dpflow.airflow.task_context import NOT_GIVEN, read_request
 
     environment = dag.get_template_env()
@@ -457,7 +374,7 @@ def _query_maker(
 ) -> Callable[[Context], list[PlannedRelease]]:
     """As `_request_maker`, for a query: the releases that answer it in a run."""
     # Not at the top: Airflow must not be imported before `_use_temporary_home` was called.
-    from dpflow.airflow.sql_release import plan_query
+    from dpflow.airflow.task_query import plan_query
     from dpflow.registry import Registry
 
     environment, registry = dag.get_template_env(), Registry.load()

@@ -46,7 +46,7 @@ class _FunctionOperator(DecoratedOperator, PrivacyOperator):
         context_merge(context, self.op_kwargs)
         kwargs = determine_kwargs(self.python_callable, self.op_args, context)
         setattr(self, str(self.request_field), self.python_callable(*self.op_args, **kwargs))
-        return super().execute(context)
+        return DecoratedOperator.execute(self, context)
 
 
 class FunctionReleaseOperator(_FunctionOperator, ReleaseOperator):

@@ -31,6 +31,7 @@ try:
 except ImportError:
     from airflow.exceptions import AirflowNotFoundException as AirflowNotFoundException
 
+from dpflow.airflow.run_names import name_run
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, InvalidInput
 
@@ -221,60 +222,6 @@ def identify_session(plan: Plan, dag_id: str) -> RunIdentity:
 def dag_principal(dag_id: str) -> str:
     """Who spends, for the history."""
     return f"airflow:{dag_id}"
-
-
-def name_run(context: Mapping[str, Any], partition_key: str | None, run_id: str) -> str:
-    """What makes a run the same run again, from whatever it has."""
-    start, end = context.get("data_interval_start"), context.get("data_interval_end")
-    logical = context.get("logical_date")
-    kind = getattr(context.get("dag_run"), "run_type", None)
-    is_manual = logical is None if kind is None else getattr(kind, "value", kind) == "manual"
-    if is_manual and not partition_key and (name := name_day(context)):
-        return name
-    if logical is None:
-        from dpflow.airflow.asset_events import name_load
-
-        return partition_key or name_load(context) or run_id
-    # An interval of no length says no more than the date.
-    if start is None or end is None or start == end:
-        return str(logical.isoformat())
-    return f"{start.isoformat()}/{end.isoformat()}"
-
-
-def name_day(context: Mapping[str, Any]) -> str:
-    """What `name_run` says of the schedule's run of a day, for a run by hand whose param ``day`` names it as
-    an ISO date: so the two are one run, and pay once. "" where no param does, or the DAG has no schedule.
-
-    Raises `InvalidInput` where the DAG's schedule has no run of that day, or several.
-    """
-    import datetime as dt
-
-    given = (context.get("params") or {}).get("day")
-    try:
-        day = dt.date.fromisoformat(given) if isinstance(given, str) else None
-    except ValueError:
-        day = None
-    if day is None:
-        return ""
-    from dpflow.airflow.dag_jobs import core_timetable, list_runs
-
-    dag = context["dag"]
-    timetable = core_timetable(dag)
-    if not timetable.periodic:
-        return ""
-    names = []
-    runs, _ = list_runs(dag, dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC), None)
-    for run in runs():
-        start = run.variables.get("data_interval_start")
-        if run.when.date() > day + dt.timedelta(days=40) or (start and start.date() > day):
-            break
-        names += [run.occurrence] if start and start.date() == day else []
-    if len(names) != 1:
-        raise InvalidInput(
-            f"params.day is {str(day)!r}, and the schedule {timetable.summary} has {len(names)} runs of that day; name "
-            "a day with one run, or write blocks by data_interval_start and run a backfill"
-        )
-    return names[0]
 
 
 def push_result(operator: BaseOperator, context: Mapping[str, Any], value: Any) -> None:

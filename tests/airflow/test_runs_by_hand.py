@@ -8,7 +8,8 @@ import pytest
 from airflow_runs import run_dag
 from airflow_tasks import context, make_release
 
-from dpflow.airflow.task_context import AirflowFailException, name_day, name_run
+from dpflow.airflow.run_names import name_day, name_run
+from dpflow.airflow.task_context import AirflowFailException
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 
