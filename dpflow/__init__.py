@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from dpflow.api import plan_sql as plan_sql
     from dpflow.api import release as release
     from dpflow.api import sql as sql
-    from dpflow.client.connect import connect as connect
     from dpflow.client.interface import Client as Client
     from dpflow.client.interface import PlanView as PlanView
+    from dpflow.client.open_client import connect as connect
     from dpflow.core.contract.declaration import Table as Table
     from dpflow.core.contract.results import Result as Result
     from dpflow.core.contract.results import Row as Row
@@ -131,7 +131,7 @@ _MODULES = {
     "plan_sql": "dpflow.api",
     "SqlPlan": "dpflow.analyst_sql.answer.sql_plan",
     # connect
-    "connect": "dpflow.client.connect",
+    "connect": "dpflow.client.open_client",
     "Client": "dpflow.client.interface",
     "PlanView": "dpflow.client.interface",
     # ask in a session, gate

@@ -49,6 +49,7 @@ class Catalogue(Strict):
         ledger: the ledger: a SQLite file, or a URL such as ``postgresql+psycopg://host/name``
             without a password.
         anchor: the ledger's anchor, if it is not in the default place.
+        server: instead of a ledger: the service that holds it, such as ``https://dp.example.org``.
         scope: which budget pays for a release that names none.
         tables: the declarations, by the names that they give themselves.
         public: files of facts that are nobody's data, such as populations, by the names that queries give them:
@@ -59,6 +60,7 @@ class Catalogue(Strict):
     root: Path | None = None
     ledger: Annotated[str, Field(min_length=1)] | None = None
     anchor: Path | None = None
+    server: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = None
     scope: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     tables: dict[TableName, Path] = Field(default_factory=dict)
     public: dict[TableName, Path] = Field(default_factory=dict)
@@ -92,6 +94,10 @@ def load_catalogue(file: Path) -> Catalogue:
     if taken := [name for name in read.public if name.casefold() in names]:
         raise InvalidDeclaration(
             f"{file} is no catalogue: {taken[0]!r} stands under tables and under public; rename one of them"
+        )
+    if read.server and (read.ledger or read.tables):
+        raise InvalidDeclaration(
+            f"{file} names a service, which holds ledger and tables, and a ledger or tables of its own; name one or the other"
         )
     folder = file.parent.resolve()
     output = read.output
@@ -156,10 +162,27 @@ def locate_ledger(place: str | None, folder: Path | None = None) -> tuple[str, P
         return catalogue.ledger, catalogue.anchor
     if place:
         return place, None
+    if server := find_server(folder):
+        raise InvalidInput(
+            f"{server} holds the ledger, and this works on the ledger itself; its owner runs it there, with --ledger FILE"
+        )
     raise InvalidInput(
         "no ledger was named; give --ledger FILE, set DPFLOW_LEDGER, or write ledger: FILE into "
         f"{FILE_NAME}; name the same one for every run"
     )
+
+
+def find_server(folder: Path | None = None) -> str | None:
+    """The service that is asked in place of a ledger: DPFLOW_SERVER, else what ``dpflow.yml`` says; None
+    where neither names one.
+
+    Args:
+        folder: where the search for ``dpflow.yml`` begins.
+    """
+    if server := os.environ.get("DPFLOW_SERVER"):
+        return server
+    catalogue = find_catalogue(folder)
+    return None if catalogue is None else catalogue.server
 
 
 def is_table_name(text: str) -> bool:

@@ -19,7 +19,7 @@ import typer
 from dpflow.catalogue import FILE_NAME, Catalogue, find_catalogue, locate_ledger
 from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
 from dpflow.cli.plan_schedule import Wishes, parse_date, read_jobs
-from dpflow.cli.tables import paying_scopes
+from dpflow.client.local import paying_scopes
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.planning.missing_runs import check_job_runs, describe_runs
 from dpflow.error_boundary import contain_errors
@@ -239,7 +239,7 @@ def _check_scopes(
     for name, table in tables.items():
         if isinstance(table, DpflowError):
             continue
-        payers = [scope.scope for scope in paying_scopes(book, table)]
+        payers = paying_scopes(book, table)
         if payers:
             yield ProjectFinding(f"budget of {name}", "ok", f"paid from {', '.join(payers)}")
         else:

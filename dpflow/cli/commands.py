@@ -25,7 +25,7 @@ COMMANDS = {
     ),
     "tables": (
         "tables",
-        "List the tables that dpflow.yml names: source, what is protected, budgets.",
+        "List the tables that dpflow.yml names, or the service: what is protected, budgets.",
     ),
     "describe": (
         "describe",
@@ -81,6 +81,10 @@ COMMANDS = {
     ),
     "predict": ("predict", "Answer a table of points from a prediction session."),
     "serve": ("serve", "Serve tables, releases, SQL and predictions over HTTP."),
+    "login": (
+        "login",
+        "Keep the token of a service in a file of mode 0600, once the service has accepted it.",
+    ),
     "ui": ("budget_page", "Show budgets, releases, sessions and alarms in a browser."),
     "publish": ("publish", "Copy settled results that are missing from an output table."),
     "ledger": ("ledger", "Grant budgets; show what is left, what happened, and verify it."),

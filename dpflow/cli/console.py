@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpflow.catalogue import locate_ledger
+from dpflow.catalogue import find_server, locate_ledger
+from dpflow.client import Client, connect
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
@@ -90,6 +91,24 @@ def open_ledger(
         file=sys.stderr,
     )
     return new_ledger
+
+
+def find_service(target: str | None, folder: Path | None = None) -> Client | None:
+    """The service that a command asks; None where it works on a ledger.
+
+    Args:
+        target: a ledger that the user named.
+        folder: where the search for ``dpflow.yml`` begins.
+
+    Raises:
+        InvalidInput: a ledger and DPFLOW_SERVER are both named, or no token is known.
+    """
+    if target and os.environ.get("DPFLOW_SERVER"):
+        raise InvalidInput(
+            "DPFLOW_SERVER names a service, and a ledger is named, too; unset DPFLOW_SERVER, or leave the ledger out"
+        )
+    server = None if target else find_server(folder)
+    return None if server is None else connect(server)
 
 
 def find_ledger(target: str | None, files: Sequence[Path] = ()) -> Ledger | None:

@@ -19,6 +19,7 @@ from dpflow.cli.console import (
     KeysOption,
     LedgerOption,
     ReasonOption,
+    find_service,
     open_ledger,
     open_output,
     read_text,
@@ -252,9 +253,13 @@ def show_scopes(
     scope: ScopeFilter = None, ledger: LedgerOption = None, as_json: JsonOption = False
 ) -> None:
     """What remains in every scope and block."""
-    book = open_ledger(ledger)
-    names = [scope] if scope is not None else [granted.scope for granted in book.scopes()]
-    rows = [row for name in names for row in book.remaining(name).rows()]
+    service = find_service(ledger)
+    if service is not None:
+        rows = service.remaining(scope)
+    else:
+        book = open_ledger(ledger)
+        names = [scope] if scope is not None else [granted.scope for granted in book.scopes()]
+        rows = [row for name in names for row in book.remaining(name).rows()]
     if as_json:
         return show_json(rows)
     cells = [row | {"used": f"{row['used']:.0%}"} for row in rows]
@@ -319,14 +324,19 @@ def history(
 ) -> None:
     """The entries of the append-only history: who did what, and when."""
     form = "json" if as_json else form
-    book, first = open_ledger(ledger), 1 if since is None else read_point("since", since)
     if limit is None and form == "table":
         limit = 50
-    entries: Iterable[Entry] = (
-        book.stream_history(scope, since=first, principal=principal)
-        if limit is None
-        else book.history(scope, since=first, principal=principal, limit=limit)
-    )
+    entries: Iterable[Entry]
+    if service := find_service(ledger):
+        asked = service.history(scope, since=since, principal=principal, limit=limit or 1000)
+        entries = [Entry(**entry) for entry in asked]
+    else:
+        book, first = open_ledger(ledger), 1 if since is None else read_point("since", since)
+        entries = (
+            book.stream_history(scope, since=first, principal=principal)
+            if limit is None
+            else book.history(scope, since=first, principal=principal, limit=limit)
+        )
     if form == "json":
         # An array, written as it comes: a history may not fit into memory.
         start = "["

@@ -11,12 +11,20 @@ from typing import Annotated, Any
 import typer
 
 from dpflow.cli import plan_schedule
-from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
+from dpflow.cli.console import (
+    JsonOption,
+    LedgerOption,
+    find_ledger,
+    find_service,
+    show_json,
+    show_table,
+)
 from dpflow.engine import load_request, make_plan
 from dpflow.engine.planning.precheck import forecast
 from dpflow.engine.planning.report import list_faults
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
+from dpflow.yaml_files import load_yaml
 
 
 def command(
@@ -82,16 +90,22 @@ def command(
                 print(fault, file=sys.stderr)
             raise typer.Exit(1)
         return
+    if service := find_service(ledger, place.parent):
+        planned = service.plan_fields(load_yaml(place, "release file"))
+        return _show_plan(str(planned.request["name"]), dict(planned.about), as_json)
     request, book = load_request(place), find_ledger(ledger, [place])
     plan = make_plan(request, Registry.load(), book)
     view = plan.describe()
     view["forecast"] = forecast(plan, book) if book else "no ledger yet, so no forecast"
+    _show_plan(plan.request.name, view, as_json)
+
+
+def _show_plan(name: str, view: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        show_json(view)
-    else:
-        view["95 % half-width"] = view.pop("half_width_95")
-        rows = ((k, _event_text(v)) for k, v in view.items() if v != "")
-        show_table(f"plan {plan.request.name}", ("", ""), rows)
+        return show_json(view)
+    view["95 % half-width"] = view.pop("half_width_95")
+    rows = ((k, _event_text(v)) for k, v in view.items() if v != "")
+    show_table(f"plan {name}", ("", ""), rows)
 
 
 def _event_text(value: Any) -> str:

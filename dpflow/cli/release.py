@@ -4,12 +4,20 @@ past ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
+from dpflow.cli.console import (
+    JsonOption,
+    LedgerOption,
+    find_service,
+    open_ledger,
+    show_json,
+    show_table,
+)
 from dpflow.core.contract.question_text import describe_question
 from dpflow.core.contract.results import Result
 from dpflow.engine import (
@@ -29,6 +37,7 @@ from dpflow.engine.releases.result_table import (
 )
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
+from dpflow.yaml_files import load_yaml
 
 
 def command(
@@ -58,10 +67,7 @@ def command(
     if output is not None:
         # Before anything is charged: a mistyped name should cost nothing.
         require_file_kind(output)
-    registry, book = Registry.load(), open_ledger(ledger, files=files or ())
-    plans = [make_plan(request, registry, book) for request in map(load_request, files or ())]
-    planned = [(plan, RunIdentity.of_request(plan.request)) for plan in plans]
-    receipts = list(release_all(planned, book, registry))
+    receipts = _release_files(files or [], ledger)
     if output is not None:
         write_tables([receipt.table for receipt in receipts], output)
     if as_json:
@@ -69,6 +75,18 @@ def command(
         return show_json(shown_receipts if len(receipts) > 1 else shown_receipts[0])
     for receipt in receipts:
         _show_receipt(receipt)
+
+
+def _release_files(files: Sequence[Path], ledger: str | None) -> list[Receipt]:
+    """All of them charged together; at a service one alone."""
+    if service := find_service(ledger, files[0].parent):
+        if len(files) > 1:
+            raise InvalidInput("a service charges each release by itself; give one release file")
+        return [service.release(service.plan_fields(load_yaml(files[0], "release file")))]
+    registry, book = Registry.load(), open_ledger(ledger, files=files)
+    plans = [make_plan(request, registry, book) for request in map(load_request, files)]
+    planned = [(plan, RunIdentity.of_request(plan.request)) for plan in plans]
+    return list(release_all(planned, book, registry))
 
 
 def _show_receipt(receipt: Receipt) -> None:

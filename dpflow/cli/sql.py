@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dpflow.analyst_sql.answer.publish_answer import check_output, find_output, publish_answer
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
-from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer, check_suffix
 from dpflow.analyst_sql.answer.sql_plan import plan_lines
-from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
+from dpflow.analyst_sql.parse.source_text import read_source
+from dpflow.cli.console import (
+    JsonOption,
+    LedgerOption,
+    find_ledger,
+    find_service,
+    show_json,
+    show_table,
+)
 from dpflow.cli.console import open_ledger as open_book
+from dpflow.client import Client
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
@@ -99,15 +109,12 @@ def command(
         "dialect": dialect,
         "name": name,
     }
+    if service := find_service(ledger):
+        return _ask_service(service, text, options, table or [], intervals, output, as_json)
     registry, book = Registry.load(), find_ledger(ledger)
     plan = plan_sql(text, options, table or (), (), book, registry)
     if plan.source.explain:
-        view = plan.explain(book)
-        if as_json:
-            return show_json(view)
-        return show_table(
-            f"plan of {', '.join(one.name for one in plan.tables)}", ("", ""), plan_lines(view)
-        )
+        return _show_plan(plan.explain(book), as_json)
     if plan.settings.name is not None:
         # Before anything is charged: a name that is none should cost nothing.
         find_output(plan, plan.settings.name)
@@ -122,6 +129,37 @@ def command(
     _show_answer(answer, intervals)
     if published:
         print(f"published in {published}")
+
+
+def _ask_service(
+    service: Client,
+    text: str,
+    options: dict[str, Any],
+    tables: Sequence[Path],
+    intervals: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """The same at a service, which knows its tables and publishes nothing for a client."""
+    if tables:
+        raise InvalidInput("the service has the declarations of its tables; leave --table out")
+    if output is not None:
+        # Before anything is charged: a mistyped name should cost nothing.
+        check_suffix(output)
+    if read_source(text, options["dialect"]).explain:
+        return _show_plan(service.explain(text, **options), as_json)
+    answer = service.sql(text, **options)
+    if output is not None:
+        answer.write(output, intervals=True)
+    if as_json:
+        return show_json(answer.to_json(intervals))
+    _show_answer(answer, intervals)
+
+
+def _show_plan(view: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        return show_json(view)
+    show_table(f"plan of {', '.join(view['tables'])}", ("", ""), plan_lines(view))
 
 
 def _read_query(query: str) -> str:

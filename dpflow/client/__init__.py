@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from dpflow.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from dpflow.client.connect import connect as connect
     from dpflow.client.interface import Client as Client
     from dpflow.client.interface import PlanView as PlanView
+    from dpflow.client.open_client import connect as connect
 
 _MODULES = {
-    "connect": "dpflow.client.connect",
+    "connect": "dpflow.client.open_client",
     "Client": "dpflow.client.interface",
     "PlanView": "dpflow.client.interface",
 }

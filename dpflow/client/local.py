@@ -26,6 +26,12 @@ from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
 
+def paying_scopes(ledger: Ledger | None, table: Table) -> list[str]:
+    """Scopes whose budget protects what the table declares; none without a ledger."""
+    scopes = [] if ledger is None else ledger.scopes()
+    return [one.scope for one in scopes if one.protects == table.protection_text]
+
+
 class LocalClient(Client):
     """Tables and ledger of ``dpflow.yml``, found upward from the working directory.
 
@@ -80,12 +86,11 @@ class LocalClient(Client):
     def _find_payers(self, table: Table) -> list[str]:
         """Scopes whose budget protects what a table declares; none before the first grant made a ledger."""
         try:
-            scopes = self._ledger.scopes()
+            return paying_scopes(self._ledger, table)
         except InvalidInput:
             if self._place is not None:
                 raise
             return []
-        return [one.scope for one in scopes if one.protects == table.protection_text]
 
     def plan_fields(self, fields: Mapping[str, Any]) -> PlanView:
         """As `Client.plan_fields`."""

@@ -92,6 +92,7 @@ class SqlPlan:
         forecast, budgets = _forecast(self, ledger)
         answered = zip(self.parts, self.stored)
         return {
+            "tables": [table.name for table in self.tables],
             "stages": list(_list_stages(self)),
             "releases": [_describe_part(part, stored) for part, stored in answered],
             "columns": list(_describe_columns(self)),

@@ -14,6 +14,7 @@ def describe_table(table: Table) -> dict[str, Any]:
     unit = table.privacy_unit
     missing = "are dropped" if unit.missing == "drop" else "count as one unit"
     about = {
+        "table": table.name,
         "protects": table.protection_text,
         "rows without a unit": missing,
         "rows of one unit that count": f"{bounds.rows}, in all groups together",

@@ -1,0 +1,127 @@
+"""Commands that ask a service say what they say beside the ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from service_world import QUERY, RELEASE, TOKENS, ServiceWorld, serve_here
+from typer.testing import CliRunner
+
+from dpflow.cli import app
+from dpflow.client.tokens import token_file
+
+
+class Places:
+    """The owner's folder with ledger and table, and an analyst's with the service's address alone."""
+
+    def __init__(self, world: ServiceWorld, server: str, analyst: Path) -> None:
+        self.owner, self.analyst, self.server = world.folder, analyst, server
+        tables = {"visits": "visits.yml"}
+        catalogue = {"ledger": "ledger.sqlite", "scope": "visits/ann", "tables": tables}
+        (self.owner / "dpflow.yml").write_text(yaml.safe_dump(catalogue))
+        (analyst / "dpflow.yml").write_text(yaml.safe_dump({"server": server}))
+        for folder in (self.owner, analyst):
+            release = {name: text for name, text in RELEASE.items()}
+            (folder / "daily.yml").write_text(yaml.safe_dump(release))
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
+    world = ServiceWorld(tmp_path_factory.mktemp("owner"))
+    with serve_here(world) as server:
+        yield Places(world, server, tmp_path_factory.mktemp("analyst"))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, places: Places) -> Any:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(places.analyst / "config"))
+    monkeypatch.delenv("DPFLOW_LEDGER", raising=False)
+
+    def run_command(folder: Path, *words: str, token: str | None = None) -> Any:
+        monkeypatch.chdir(folder)
+        return CliRunner().invoke(app, words, input=token)
+
+    assert run_command(places.analyst, "login", token=TOKENS["ann"][0]).exit_code == 0
+    return run_command
+
+
+def test_both_places_print_the_same(places: Places, run: Any) -> None:
+    """Budgets that another scope has, sources and whether it was paid before are told by the owner's side
+    alone.
+    """
+    options = ("--epsilon", "0.5", "--intervals")
+    assert run(places.analyst, "sql", QUERY, *options).exit_code == 0
+    for words in (
+        ("sql", QUERY, *options),
+        ("sql", QUERY, *options, "--json"),
+        ("sql", "EXPLAIN " + QUERY, *options),
+        ("plan", "daily.yml"),
+        ("plan", "daily.yml", "--json"),
+        ("ledger", "show", "visits/ann"),
+        ("ledger", "history", "--scope", "visits/ann"),
+    ):
+        here, there = (run(folder, *words) for folder in (places.owner, places.analyst))
+        assert here.exit_code == there.exit_code == 0, (words, there.output, there.exception)
+        assert here.stdout == there.stdout, words
+    described = [
+        run(f, "describe", "visits", "--json").stdout for f in (places.owner, places.analyst)
+    ]
+    here, there = map(json.loads, described)
+    assert here.pop("source") and here["columns"] == there["columns"]
+    (table,) = json.loads(run(places.analyst, "tables", "--json").stdout)
+    assert table == {"table": "visits", "protects": here["protects"], "scopes": ["visits/ann"]}
+    assert places.server in run(places.analyst, "tables").stdout
+
+
+def test_a_release_is_made_and_written(places: Places, run: Any) -> None:
+    first = run(places.analyst, "release", "daily.yml", "--output", "daily.csv")
+    assert first.exit_code == 0 and "epsilon 0.5" in first.stdout
+    assert (places.analyst / "daily.csv").read_text().count("\n") == 4
+    again = run(places.analyst, "release", "daily.yml", "--json")
+    assert json.loads(again.stdout)["replayed"]
+    history = run(places.analyst, "ledger", "history", "--format", "csv").stdout
+    assert "reserve" in history and "sealed_request" not in history
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ledger", "grant", "visits", "--epsilon", "1", "--no-table"), "its owner runs it there"),
+        (("ledger", "verify"), "its owner runs it there"),
+        (("release", "--list"), "its owner runs it there"),
+        (("release", "daily.yml", "daily.yml"), "give one release file"),
+        (("sql", QUERY, "--epsilon", "1", "--table", "visits.yml"), "leave --table out"),
+        (("sql", QUERY, "--epsilon", "1", "--name", "view"), "publishes no view"),
+        (("describe", "secret"), "there is no table 'secret'"),
+        (("login", "http://dp.example.org"), "in the clear"),
+    ],
+)
+def test_what_is_the_owners_says_so(places: Places, run: Any, words: Any, said: str) -> None:
+    done = run(places.analyst, *words)
+    text = " ".join((str(done.exception) + done.output).split())
+    assert done.exit_code != 0 and said in text, text
+
+
+def test_a_token_is_kept_only_if_the_service_takes_it(
+    places: Places, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = token_file().read_text()
+    refused = run(places.analyst, "login", token="wrong\n")
+    assert refused.exit_code != 0 and token_file().read_text() == kept
+    assert TOKENS["ann"][0] not in run(places.analyst, "tables").output
+    monkeypatch.setenv("DPFLOW_SERVER", places.server)
+    both = run(places.owner, "tables", "--ledger", "ledger.sqlite")
+    assert both.exit_code != 0 and "unset DPFLOW_SERVER" in str(both.exception)
+
+
+def test_a_catalogue_names_one_of_both(tmp_path: Path, run: Any) -> None:
+    for extra in ({"ledger": "l.sqlite"}, {"tables": {"a": "a.yml"}}):
+        content = {"server": "https://dp.example.org"} | extra
+        (tmp_path / "dpflow.yml").write_text(yaml.safe_dump(content))
+        done = run(tmp_path, "tables")
+        assert done.exit_code != 0 and "one or the other" in str(done.exception)
