@@ -165,7 +165,8 @@ def find_runs(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func).split(".")[-1]
-        if name in ("create_engine", "connect"):
+        # `dpflow.connect` gives a client, which has declarations alone.
+        if name in ("create_engine", "connect") and ast.unparse(node.func) != "dpflow.connect":
             yield node.lineno, f"{name}()"
         if not isinstance(node.func, ast.Attribute):
             continue

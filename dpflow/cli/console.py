@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import dpflow
 from dpflow.catalogue import find_server, locate_ledger
-from dpflow.client import Client, connect
+from dpflow.client import Client
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
@@ -108,7 +109,7 @@ def find_service(target: str | None, folder: Path | None = None) -> Client | Non
             "DPFLOW_SERVER names a service, and a ledger is named, too; unset DPFLOW_SERVER, or leave the ledger out"
         )
     server = None if target else find_server(folder)
-    return None if server is None else connect(server)
+    return None if server is None else dpflow.connect(server)
 
 
 def find_ledger(target: str | None, files: Sequence[Path] = ()) -> Ledger | None:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+import dpflow
 from dpflow.catalogue import find_server
-from dpflow.client import connect
 from dpflow.client.remote import check_server
 from dpflow.client.tokens import store_token
 from dpflow.errors import InvalidInput
@@ -33,7 +33,7 @@ def command(
     place = check_server(server)
     is_person = sys.stdin.isatty()
     token = getpass.getpass(f"token for {place}: ") if is_person else sys.stdin.readline()
-    tables = connect(place, token=token.strip()).tables()
+    tables = dpflow.connect(place, token=token.strip()).tables()
     file = store_token(place, token.strip())
     names = ", ".join(table["table"] for table in tables) or "none"
     print(f"{place} accepts it (tables: {names}); it is kept in {file}")
