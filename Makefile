@@ -10,10 +10,10 @@ DBT_STAMP := .venv-dbt/.dpflow-installed
 SPARK_STAMP := .venv-spark/.dpflow-installed
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo up down test lint slow integration audit certificates release browser docs wheels compat dbt spark coverage bench experiments oracle lock clean
+.PHONY: help setup demo up down test test-quick lint slow integration audit certificates release browser docs wheels compat dbt spark coverage bench experiments oracle lock clean
 
 help:  # this list
-	@sed -n 's/^\([a-z][a-z]*\):[^#]*# */\1\t/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*# */\1\t/p' Makefile | expand -t 14
 
 setup: $(STAMP)  # build .venv from the pinned, hashed lock
 
@@ -38,6 +38,10 @@ down: setup  # stop it
 # method ends the worker, and pytest-xdist gives the same test to the next one.
 test: setup  # all tests that need no browser, no Java and no root
 	$(BIN)/pytest -p no:cacheprovider -q -n 2 --dist loadscope --no-loadscope-reorder --timeout 300 --timeout-method signal
+
+test-quick: setup  # unit tests of all rooms, for the inner loop: tests/quick.txt lists them
+	$(BIN)/pytest -p no:cacheprovider -q -n 2 --dist loadscope --no-loadscope-reorder --timeout 300 --timeout-method signal \
+		@tests/quick.txt
 
 # Hours on a busy machine with two cores. Deaths at every line take most of them: on the engine 14 minutes for each life on
 # SQLite and 19 to 36 on PostgreSQL, on the ledger 3 to 6; 200 deaths at random times take 6, each 1,000 rounds of the adversary 9.

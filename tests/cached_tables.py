@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
@@ -55,7 +55,7 @@ def again(found: PrivateTable, **changes: Any) -> PrivateTable:
 
 
 def write(found: PrivateTable, statement: str) -> None:
-    with duckdb.connect(str(found.declaration.database)) as connection:
+    with duckdb_file(found.declaration.database) as connection:
         connection.execute(statement)
 
 

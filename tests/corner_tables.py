@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.declaration import Table
 from dpflow.tables.loading.list_files import list_files
@@ -274,7 +275,7 @@ class DuckDBStore:
 
     def __call__(self, relations: Mapping[str, Content]) -> Mapping[str, Mapping[str, Any]]:
         path = self.folder / f"{next(self._numbers)}.duckdb"
-        with duckdb.connect(str(path)) as connection:
+        with duckdb_file(path) as connection:
             fill_relations(connection, relations)
         return {name: {"database": path, "relation": name} for name in relations}
 
@@ -289,7 +290,7 @@ class ParquetStore:
         place = self.folder / str(next(self._numbers))
         place.mkdir()
         fields = {}
-        with duckdb.connect() as connection:
+        with duckdb_file() as connection:
             fill_relations(connection, relations)
             for name in relations:
                 file = place / f"{name}.parquet"

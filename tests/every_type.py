@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, UnboundedValues
@@ -124,7 +125,7 @@ def fill_tables(connection: duckdb.DuckDBPyConnection, kind: str) -> None:
 def store_in_database(kind: str, folder: Path) -> tuple[Place, Place]:
     """Two tables of a DuckDB file."""
     file = folder / "t.duckdb"
-    with duckdb.connect(str(file)) as connection:
+    with duckdb_file(file) as connection:
         fill_tables(connection, kind)
     first, second = ({"database": file, "relation": name} for name in ("few", "more"))
     return first, second
@@ -132,7 +133,7 @@ def store_in_database(kind: str, folder: Path) -> tuple[Place, Place]:
 
 def write_parquet(kind: str, folder: Path) -> bool:
     """Folders ``few`` and ``more`` with a Parquet file each; False if DuckDB writes none of the type."""
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         fill_tables(connection, kind)
         for name in ("few", "more"):
             (folder / name).mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import duckdb
+from duckdb_files import duckdb_file
 
 import dpflow
 from dpflow import Ledger
@@ -28,7 +28,7 @@ class World:
     """A table of orders, its ledger, and releases of both."""
 
     def __init__(self, folder: Path) -> None:
-        with duckdb.connect(str(folder / "orders.duckdb")) as connection:
+        with duckdb_file(folder / "orders.duckdb") as connection:
             connection.execute(ROWS)
         self.table = self.declare(folder)
         self.ledger = Ledger(folder / "ledger.sqlite", create=True)

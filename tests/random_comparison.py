@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import duckdb
+from duckdb_files import duckdb_file
 from random_conditions import NUMBERS, TRUTHS, RandomConditions
 
 from dpflow.core.contract.declaration import Table
@@ -38,7 +38,7 @@ def make_file(folder: Path, floats: bool) -> tuple[Path, Path]:
     """The rows as a DuckDB file, and as a folder with a Parquet file; without floats where a server reads none."""
     (folder / "data").mkdir()
     rows = ROWS if floats else f"SELECT * EXCLUDE (f) FROM ({ROWS})"
-    with duckdb.connect(str(folder / "data.duckdb")) as connection:
+    with duckdb_file(folder / "data.duckdb") as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(f"COPY ({rows}) TO '{folder}/data/part.parquet' (FORMAT parquet)")
         connection.execute(f"CREATE TABLE data AS FROM '{folder}/data/part.parquet'")

@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import duckdb
 import numpy as np
+from duckdb_files import duckdb_file
 from raw_outcomes import CONSTANT, Outcome, check_distance, distance, observe
 from raw_values import TYPES, RawType
 
@@ -257,7 +258,7 @@ class World:
     def __post_init__(self) -> None:
         # Servers other than Apache Spark read no floats.
         number = "DECIMAL(9, 4)" if self.through_parquet else "DOUBLE"
-        with duckdb.connect(str(self.database)) as connection:
+        with duckdb_file(self.database) as connection:
             self.kind.load(connection, self.kind.values)
             connection.execute("ALTER TABLE source RENAME i TO n")
             connection.execute(
@@ -330,7 +331,7 @@ class World:
     @cached_property
     def keys(self) -> tuple[str, ...]:
         """Plain values as DuckDB writes them, and where it cannot, a text."""
-        with duckdb.connect(str(self.database), read_only=True) as connection:
+        with duckdb_file(self.database, read_only=True) as connection:
             query = "SELECT DISTINCT CAST(x AS VARCHAR) FROM source WHERE n < 3 ORDER BY 1"
             return tuple(str(text) for (text,) in connection.execute(query).fetchall())
 

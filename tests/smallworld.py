@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import duckdb
 import pytest
 import yaml
+from duckdb_files import duckdb_file
 
 from dpflow.ledger import Ledger
 from dpflow.tables.private import PrivateTable
@@ -57,6 +59,16 @@ FROM range(80) t(i)
 """
 
 
+@cache
+def _write_database(sql: str) -> bytes:
+    """The file after these statements: most tests fill their table in the same way."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "visits.duckdb"
+        with duckdb_file(file) as connection:
+            connection.execute(sql)
+        return file.read_bytes()
+
+
 class Tiny:
     """A folder with ``visits.yml``, its table, and ``ledger.sqlite`` with epsilon 1 and delta 1e-6
     a day.
@@ -75,8 +87,7 @@ class Tiny:
     def fill(self, sql: str = ROWS) -> None:
         """Make the table afresh."""
         self.database.unlink(missing_ok=True)
-        with duckdb.connect(str(self.database)) as connection:
-            connection.execute(sql)
+        self.database.write_bytes(_write_database(sql))
 
     def file(self, **changes: Any) -> Path:
         """Write a release file."""

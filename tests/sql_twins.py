@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
+from duckdb_files import duckdb_file
 
 from dpflow.analyst_sql.answer.query_plan import plan_sql
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
@@ -93,7 +93,7 @@ def fill_twins(table: Table, seed: int) -> tuple[Table, Table]:
     for name, without in (("full", None), ("less", lost)):
         place = table.database.parent / f"{name}.duckdb"
         place.unlink(missing_ok=True)
-        with duckdb.connect(str(place)) as connection:
+        with duckdb_file(place) as connection:
             connection.execute(MADE)
             # A nonce chooses a unit's groups by their numbers among all keys. One more unit has every key, so that
             # both files give each the same number, and the same choices are compared.

@@ -6,8 +6,8 @@ import datetime as dt
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import yaml
+from duckdb_files import duckdb_file
 
 import dpflow
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
@@ -63,7 +63,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with duckdb.connect(str(folder / "visits.duckdb")) as connection:
+        with duckdb_file(folder / "visits.duckdb") as connection:
             connection.execute(ROWS)
         self.table = self.declare()
         self.ledger = Ledger(folder / "ledger.sqlite", create=True)
@@ -94,5 +94,5 @@ class World:
 
     def truth(self, text: str) -> list[tuple[Any, ...]]:
         """What DuckDB says, where no contribution is above its bounds."""
-        with duckdb.connect(str(self.folder / "visits.duckdb"), read_only=True) as connection:
+        with duckdb_file(self.folder / "visits.duckdb", read_only=True) as connection:
             return connection.execute(text).fetchall()

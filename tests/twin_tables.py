@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
+from duckdb_files import duckdb_file
 from hypothesis import strategies as st
 
 from dpflow.core.contract.declaration import Table
@@ -116,7 +116,7 @@ class World:
 
     def write(self, statement: str, into_file: bool = True) -> None:
         """Execute, and leave the rows in the file, or in the write-ahead log beside it."""
-        with duckdb.connect(str(self.path)) as connection:
+        with duckdb_file(self.path) as connection:
             if not into_file:
                 connection.execute("PRAGMA disable_checkpoint_on_shutdown")
                 connection.execute("SET wal_autocheckpoint = '1TB'")
@@ -125,7 +125,7 @@ class World:
     def exchange_file(self) -> None:
         """Put a new file with the same rows in the place of the old one."""
         new = self.folder / "new.duckdb"
-        with duckdb.connect(str(new)) as connection:
+        with duckdb_file(new) as connection:
             connection.execute(f"ATTACH '{self.path}' AS old")
             connection.execute("COPY FROM DATABASE old TO new")
         os.replace(new, self.path)

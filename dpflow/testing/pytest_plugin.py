@@ -17,7 +17,7 @@ from dpflow.testing.scripted_sources import ScriptedSource
 LONG = (": guarantee_survives_audit [", ": guarantee_holds_exactly [")
 #: Checks of which `slow_audits` leaves a sample, and which part of their effort it takes: those of generated tables,
 #: and black-box audits.
-SAMPLES = {rule.__name__: 1 / 16 for rule in GENERATED} | {"guarantee_survives_audit": 1 / 4}
+SAMPLES, EFFORT = {*(rule.__name__ for rule in GENERATED), "guarantee_survives_audit"}, 1 / 16
 
 
 def parametrize_with_checks(
@@ -46,10 +46,9 @@ def parametrize_with_checks(
             for check in audits[:stays] + audits[stays + 1 :]:
                 marks[check.name] = pytest.mark.slow
         for check in checks[:] if slow_audits else ():
-            effort = SAMPLES.get(check.name.split(": ")[1].split(" ")[0])
-            if effort is not None and check.name not in marks:
+            if check.name.split(": ")[1].split(" ")[0] in SAMPLES and check.name not in marks:
                 marks[check.name] = pytest.mark.slow
-                checks.append(Check(f"{check.name} [sample]", partial(_run_at, effort, check)))
+                checks.append(Check(f"{check.name} [sample]", partial(_run_sample, check)))
         for check in checks:
             if any(f": {rule} [" in check.name for rule in slow):
                 marks[check.name] = pytest.mark.slow
@@ -57,8 +56,8 @@ def parametrize_with_checks(
     return pytest.mark.parametrize("check", cases)
 
 
-def _run_at(effort: float, check: Check) -> None:
-    with spend_effort(effort):
+def _run_sample(check: Check) -> None:
+    with spend_effort(EFFORT):
         check.run()
 
 

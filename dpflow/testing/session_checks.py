@@ -230,19 +230,21 @@ def guarantee_survives_audit(mechanism: Interactive, example: Example) -> None:
     asked, and however often.
     """
     epsilon, delta = epsilon_delta(plan_mechanism(mechanism, example.table, example.params)[1])
-    # A part of the effort looks at a part of the pairs: below some draws a look sees nothing.
-    sides = neighbouring_transcripts(mechanism, example)[:: max(1, int(1 / harness.effort))]
+    # A part of the effort looks at a part of the pairs and games: below some draws a look sees nothing.
+    step = max(1, int(1 / harness.effort))
+    sides = neighbouring_transcripts(mechanism, example)[::step]
     # Each pair is audited over whole sessions: the loss adds up over answers.
     for number, games in enumerate(sides):
         seconds = SECONDS * harness.effort / len(sides)
+        games = games[::step]
         # A short audit of each game chooses the one that gains most; its draws are not used again.
         gains = []
-        for a, b in games:
+        for a, b in games if len(games) > 1 else []:
             draws = affordable_draws(a, int(DRAWS * harness.effort) // 6, seconds / 2 / len(games))
             gains.append(
                 audit_pair(a, b, epsilon, delta, draws=draws, confidence=SUSPICION).lower_epsilon
             )
-        a, b = games[gains.index(max(gains))]
+        a, b = games[gains.index(max(gains))] if gains else games[0]
         draws = affordable_draws(a, int(DRAWS * harness.effort), seconds / 2)
         audit = audit_with_confirmation(a, b, epsilon, delta, draws=draws)
         require(audit.passed, f"neighbouring answers {number}: {audit}")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.declaration import Table
 
@@ -28,7 +28,7 @@ def make(tmp_path: Path) -> Maker:
 
     def build(rows: str = GOOD, **changes: Any) -> Table:
         path = tmp_path / "flights.duckdb"
-        with duckdb.connect(str(path)) as connection:
+        with duckdb_file(path) as connection:
             connection.execute(f"CREATE TABLE flights AS {rows}")
         declared: dict[str, Any] = {
             "name": "flights",

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.declaration import Table
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import PackedRows
@@ -35,7 +35,7 @@ def make(tmp_path: Path) -> Maker:
     ) -> PrivateTable:
         made[0] += 1
         file = path.with_stem(f"private{made[0]}")
-        with duckdb.connect(str(file)) as connection:
+        with duckdb_file(file) as connection:
             for statement in statements:
                 connection.execute(statement)
         declared: dict[str, Any] = {

@@ -11,6 +11,7 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.declaration import PrivacyUnit, Table
 from dpflow.core.contract.requests import (
@@ -74,7 +75,7 @@ def test_keys_of_any_text(tmp_path: Path) -> None:
     private, and equal to no other.
     """
     path = tmp_path / "x.duckdb"
-    with duckdb.connect(str(path)) as connection:
+    with duckdb_file(path) as connection:
         connection.execute(
             "CREATE TABLE data AS SELECT unnest(range(?)) AS u, unnest(?) AS k, 1 AS v",
             [len(KEYS), KEYS],
@@ -219,7 +220,7 @@ def test_timestamps_that_are_no_date_are_missing(tmp_path: Path, unit: str) -> N
         {"t": np.array([0, *NO_DATES[unit]], dtype=np.int64).view(f"datetime64[{unit}]")}
     )
     path = tmp_path / "x.duckdb"
-    with duckdb.connect(str(path)) as connection:
+    with duckdb_file(path) as connection:
         connection.register("rows", rows)
         connection.execute(
             "CREATE TABLE data AS SELECT row_number() OVER () AS u, t, 1 AS v FROM rows"

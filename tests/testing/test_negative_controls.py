@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from dpflow.testing.corpus.broken_sessions import ONE_FAILURE, TWO_FAILURES
 from dpflow.testing.exact_checks import compare_exactly
 from dpflow.testing.examples import Example
 from dpflow.testing.generated_checks import GENERATED
-from dpflow.testing.harness import spend_effort
+from dpflow.testing.harness import Check, spend_effort
 
 
 @pytest.mark.parametrize(
@@ -29,9 +30,18 @@ def test_broken_mechanism_is_caught(control: Control) -> None:
     # A session shows its mistake after several answers only, which takes longer to follow; in a whole
     # run on a busy machine up to ten times as long as alone.
     effort = 30 if isinstance(control.mechanism, InteractiveMechanism) else 1
-    with pytest.raises(NotConformant, match=r"\w"), spend_effort(effort):
-        for check in named:
-            check.run()
+    # Most mistakes are seen by a part of the effort.
+    assert any(_is_caught(named, part * effort) for part in (1 / 16, 1 / 4, 1))
+
+
+def _is_caught(checks: Sequence[Check], effort: float) -> bool:
+    try:
+        with spend_effort(effort):
+            for check in checks:
+                check.run()
+    except NotConformant as error:
+        return bool(str(error))
+    return False
 
 
 @pytest.mark.parametrize(
@@ -58,11 +68,13 @@ def test_a_mechanism_that_raises_is_named_by_whatever_draws_from_it() -> None:
         check.run()
 
 
+@pytest.mark.parametrize("effort", [1 / 8, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: type(twin).__name__)
-def test_the_sound_twin_of_broken_mechanisms_passes(twin: Mechanism[Any]) -> None:
+def test_the_sound_twin_of_broken_mechanisms_passes(twin: Mechanism[Any], effort: float) -> None:
     """What differs from a broken mechanism by its mistake alone is refused by no generated table."""
-    for rule in GENERATED:
-        rule(twin)
+    with spend_effort(effort):
+        for rule in GENERATED:
+            rule(twin)
 
 
 def test_the_corpus_is_large() -> None:

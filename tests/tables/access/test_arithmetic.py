@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 
 from dpflow.errors import PlanRefused
 from dpflow.tables.access.arithmetic import (
@@ -113,7 +113,7 @@ PAIRS = [(a, b) for a in ENDS for b in ENDS]
 @pytest.mark.parametrize("seed", range(4))
 def test_expressions_are_what_python_computes(seed: int) -> None:
     """Random ones, at the ends of 64 bits: no error, the exact number, and within the range."""
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         rows = ", ".join(
             f"(CAST({'NULL' if a is None else a} AS BIGINT), CAST({'NULL' if b is None else b} AS BIGINT))"
             for a, b in PAIRS
@@ -148,7 +148,7 @@ def test_what_no_type_holds_is_refused() -> None:
 
 def test_every_stored_type_is_read_whole() -> None:
     """At both ends; the least HUGEINT as the next one."""
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         for kind, (low, high) in RANGES.items():
             if kind == "boolean":
                 continue
@@ -180,7 +180,7 @@ def test_every_stored_type_is_read_whole() -> None:
 )
 def test_doubles_are_rounded_within_bounds(low: int, high: int) -> None:
     """Whatever the DOUBLE is, infinities too."""
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         for text in (
             "1e308",
             "-1e308",

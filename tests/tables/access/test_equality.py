@@ -9,8 +9,8 @@ from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.requests import CellGrid, GroupedSums, UnboundedValues
 from dpflow.errors import PlanRefused, TableUnreadable
@@ -140,7 +140,7 @@ def test_what_the_message_advises_works(
     table = "CREATE TABLE {} (u VARCHAR COLLATE " + collation + ", v INT)"
     names = ("JOS\u00c9", "jos\u00e9", "jose\u0301", "jose", "ann")
     rows = "INSERT INTO {} VALUES " + ", ".join(f"('{name}', 1)" for name in names)
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         connection.execute(table.format("data"))
         connection.execute(rows.format("data"))
         counted = connection.execute("SELECT count(DISTINCT u) FROM data").fetchall()
@@ -229,7 +229,7 @@ KEYS = {
 
 def test_every_type_is_judged() -> None:
     """All that DuckDB lists, but for those that no column has, and GEOMETRY, which needs an extension."""
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         names = {
             name
             for (name,) in connection.execute("SELECT logical_type FROM duckdb_types()").fetchall()

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from duckdb_files import duckdb_file
 
 from dpflow import Ledger, load_table, plan, release
 from dpflow.core.contract.declaration import Table
@@ -83,7 +84,7 @@ class ParquetFiles:
         ((name, (columns, rows)),) = relations.items()
         casts = ", ".join(f'CAST("{c}" AS {kind}) AS "{c}"' for c, kind in columns.items())
         listed = ", ".join(f'"{column}" VARCHAR' for column in columns)
-        with duckdb.connect() as connection:
+        with duckdb_file() as connection:
             connection.execute(
                 f"SET TimeZone = 'UTC'; CREATE TABLE texts (row_place INTEGER, {listed})"
             )
@@ -104,7 +105,7 @@ CHECKS = [c.name for c in backend_checks.backend_checks("duckdb", lambda _: {})]
 @pytest.mark.parametrize(
     "name", [name for name in CHECKS if not any(word in name for word in NOT_IN_PARQUET)]
 )
-def test_parquet_keeps_the_contract(name: str, tmp_path: Path) -> None:
+def test_parquet_keeps_the_contract(name: str, tmp_path: Path, kept_sessions: None) -> None:
     """Every check that a DuckDB file passes, on Parquet files: the same exact, bounded statistics."""
     checks = backend_checks.backend_checks("duckdb", ParquetFiles(tmp_path), most_keys=2000)
     (check,) = (c for c in checks if c.name == name)
@@ -336,7 +337,7 @@ def test_the_end_of_a_file_says_nothing_of_nan(
         values = pa.array([math.nan] * 1000 + [5.0] * more, kind)
         rows = {"u": range(1000 + more), "v": values}
         database = tmp_path / f"{more}.duckdb"
-        with duckdb.connect(str(database)) as connection:
+        with duckdb_file(database) as connection:
             connection.register("given", pa.table(rows))
             connection.execute("CREATE TABLE visits AS SELECT * FROM given")
         other = {"u": [-1], "v": pa.array([1.0], kind)}
@@ -411,7 +412,7 @@ def test_conditions_read_files_as_a_table(
     """Row groups of few rows, which say much at their end: a NULL beside one text made it NULL, too."""
     rows = pa.table({"u": range(3 * len(values)), "v": pa.array(values * 3, kind)})
     pq.write_table(rows, tmp_path / "a.parquet", row_group_size=size)
-    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+    with duckdb_file(tmp_path / "t.duckdb") as connection:
         connection.register("given", rows)
         connection.execute("CREATE TABLE visits AS SELECT * FROM given")
     list_files([tmp_path / "a.parquet"], tmp_path, "visits", tmp_path / "t.files.json")
@@ -482,7 +483,7 @@ def test_a_hundred_thousand_files(tmp_path: Path) -> None:
 
 def test_a_duckdb_file_stays_what_it_was(tmp_path: Path) -> None:
     """The door decides by the name alone."""
-    with duckdb.connect(str(tmp_path / "x.duckdb")) as connection:
+    with duckdb_file(tmp_path / "x.duckdb") as connection:
         connection.execute("CREATE TABLE visits AS SELECT 1 AS person")
     with file_list.open_source(tmp_path / "x.duckdb", "x") as opened:
         assert type(opened) is sandbox.Connection

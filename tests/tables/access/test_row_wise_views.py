@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from duckdb_files import duckdb_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_matrix import KINDS
@@ -133,7 +134,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def execute(path: Path, *statements: str) -> None:
-    with duckdb.connect(str(path)) as connection:
+    with duckdb_file(path) as connection:
         for statement in statements:
             connection.execute(statement)
 
@@ -146,7 +147,7 @@ def read_rows(path: Path, relation: str = "data", trusted: bool = False) -> Coun
 
 
 def duckdb_rows(path: Path) -> Counter[Any]:
-    with duckdb.connect(str(path), read_only=True) as connection:
+    with duckdb_file(path, read_only=True) as connection:
         return Counter(map(repr, connection.execute("FROM data").fetchall()))
 
 
@@ -245,7 +246,7 @@ def test_rows_of_a_view_are_those_of_its_rows(
     parts = []
     for rows in (first, second, first + second):
         execute(path, BASE, "DELETE FROM base", f"CREATE VIEW data AS {query}")
-        with duckdb.connect(str(path)) as connection:
+        with duckdb_file(path) as connection:
             for u, a, f, s, yes in rows:
                 connection.execute(
                     "INSERT INTO base SELECT $1, $2, $3, $4, $4, $5, DATE '2020-01-01', NULL, [$1]",
@@ -403,7 +404,7 @@ def check_expressions(kind: RawType, path: Path, expressions: list[str]) -> int:
     """Views of one column with and without a row of each raw value: both are refused, or both are
     read, and the rows of the one are rows of the other. How many are read.
     """
-    with duckdb.connect(str(path)) as connection:
+    with duckdb_file(path) as connection:
         kind.load(connection, kind.values)
         for name, most in (("plain", 3), ("raw", len(kind.values))):
             connection.execute(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +52,7 @@ TABLE = Table.model_validate(
 def nasty(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Extreme values of every type; calling it counts the rows that pass."""
     path = tmp_path_factory.mktemp("nasty") / "x.duckdb"
-    with duckdb.connect(str(path)) as connection:
+    with duckdb_file(path) as connection:
         connection.execute(NASTY)
     declared = TABLE.model_copy(update={"database": path})
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pytest
+from duckdb_files import duckdb_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateTable]:
 def made(folder: Path, *statements: str) -> PrivateTable:
     """A table of these columns."""
     path = folder / f"data{len(list(folder.iterdir()))}.duckdb"
-    with duckdb.connect(str(path)) as connection:
+    with duckdb_file(path) as connection:
         for statement in statements:
             connection.execute(statement)
     declared = {
@@ -128,7 +128,7 @@ def test_an_expression_means_what_duckdb_means(data: PrivateTable, text: str) ->
     """On clean rows the exact sums differ from DuckDB's own aggregates by rounding only; groups are
     the keyed ones.
     """
-    with duckdb.connect(str(data.declaration.database), read_only=True) as connection:
+    with duckdb_file(data.declaration.database, read_only=True) as connection:
         wanted = connection.execute(CLEAN.format(value=text)).fetchnumpy()
     value = next(column for name, column in wanted.items() if name != "g")
     assert wanted["g"].tolist() == list(range(8))
@@ -423,7 +423,7 @@ def test_a_sum_of_floats_would_depend_on_the_order(make: Any) -> None:
     tables = [make(row, columns=columns) for row in rows]
     own = []
     for table in tables:
-        with duckdb.connect(str(table.declaration.database), read_only=True) as connection:
+        with duckdb_file(table.declaration.database, read_only=True) as connection:
             own.append(connection.execute("SELECT sum(x) FROM data").fetchall()[0][0])
     assert own == [0.0, 1.0]
     first, second = (estimates(table, "sum(x)", 1)[0] for table in tables)

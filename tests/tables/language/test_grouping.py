@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pytest
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.declaration import Table, combine_keys
 from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, UnboundedValues
@@ -220,7 +220,7 @@ def largest_move(folder: Path, groups: int, rows: int, ask: Callable[[Table], Gr
         counts = []
         for held in ([], unit):
             path = folder / f"{groups}-{rows}-{number}-{len(counts)}.duckdb"
-            with duckdb.connect(str(path)) as connection:
+            with duckdb_file(path) as connection:
                 connection.execute("CREATE TABLE data(u INTEGER, k VARCHAR, l VARCHAR)")
                 for person, pair in [(0, ("a", "x")), *((1, one) for one in held)]:
                     connection.execute("INSERT INTO data VALUES (?, ?, ?)", [person, *pair])

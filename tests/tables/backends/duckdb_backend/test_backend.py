@@ -10,8 +10,8 @@ from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import PluginError, TableInterrupted, UnknownName
@@ -32,7 +32,7 @@ class Files:
     def __call__(self, relations: Mapping[str, Content]) -> dict[str, Any]:
         self.made += 1
         path = self.folder / f"{self.made}.duckdb"
-        with duckdb.connect(str(path)) as connection:
+        with duckdb_file(path) as connection:
             for name, (columns, rows) in relations.items():
                 listed = ", ".join(f'"{column}" VARCHAR' for column in columns)
                 connection.execute(f"CREATE TEMP TABLE texts ({listed})")

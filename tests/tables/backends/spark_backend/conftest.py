@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 from spark_servers import declare_source
 
 from checks.spark_cluster import SparkCluster, run_cluster
@@ -69,7 +69,7 @@ class ParquetFolders:
         self, file: Path, columns: Mapping[str, str], rows: Sequence[Sequence[str | None]]
     ) -> None:
         """One file."""
-        with duckdb.connect() as connection:
+        with duckdb_file() as connection:
             connection.execute("SET TimeZone = 'UTC'")
             listed = ", ".join(f'"{column}" VARCHAR' for column in columns)
             connection.execute(f"CREATE TABLE texts ({listed})")

@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from duckdb_files import duckdb_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -156,7 +157,7 @@ def test_without_a_binding_limit_nothing_is_lost(
     rows: list[Any], packed: bool, keys: int | None
 ) -> None:
     """Both forms of the query equal a plain Python reference when no unit exceeds a limit."""
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         found = _run(connection, rows, 30, 5, keys, packed)
     assert {row[0]: row[1:] for row in found} == _reference(rows)
 
@@ -180,7 +181,7 @@ def test_a_unit_more_moves_counts_by_its_limits(
     for row in base:
         kept[row[0]].append(row)
     base = [row for group in kept.values() for row in group[:groups]]
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         before = _run(connection, base, per_group, groups, 5, packed)
         after = _run(connection, base + [(99, *row) for row in extra], per_group, groups, 5, packed)
     old, new = ({row[0]: row for row in result} for result in (before, after))
@@ -203,7 +204,7 @@ def test_rows_above_the_limit_count_as_their_mean(per_group: int, span: int) -> 
     """20,000 units with the values 0..5: each contributes its limit times 2.5, rounded without
     bias; NULLs take no room.
     """
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         connection.execute(
             "CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, 0::BIGINT AS code, nullif(i % 7, 6) AS v0 FROM range(140000) t(i)"
         )
@@ -234,7 +235,7 @@ def test_one_cell_is_within_rounding_of_the_mean(
     This holds however the sum is taken: in one word with both counts, with one, or in a HUGEINT.
     """
     present = [value * scale for value in values if value is not None]
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         connection.execute("CREATE TABLE d (unit INT, part INT, code BIGINT, v0 BIGINT)")
         connection.executemany(
             "INSERT INTO d VALUES (1, 0, 0, ?)", [[v if v is None else v * scale] for v in values]
@@ -260,7 +261,7 @@ def test_sums_of_two_columns_do_not_touch(low: int, optional: bool, most_rows: i
     narrow, wide = Value(low, low + 7, low, optional), Value(-(2**61), 2**61, 0)
     rows = [(1, low + 7, 2**61), (1, low, None), (1, low + 7, -(2**61))]
     rows = rows if not optional else [*rows[:2], (1, None, 5)]
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         connection.execute(
             "CREATE TABLE d (unit INT, part INT DEFAULT 0, code BIGINT DEFAULT 0, v0 BIGINT, v1 BIGINT)"
         )
@@ -413,7 +414,7 @@ def test_every_value_of_a_unit_is_kept_equally_often(low: int, span: int, rows: 
     """20,000 units with six values each keep some: every value within 8 standard deviations of its
     fair share.
     """
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         connection.execute(
             f"CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, {low} + nullif(i % 7, 6) AS v0 FROM range(140000) t(i)"
         )
@@ -469,7 +470,7 @@ def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.Mon
 
 def test_one_unit_table(tmp_path: Path) -> None:
     """A table of one unit and one row is answered like any other."""
-    with duckdb.connect(str(tmp_path / "x.duckdb")) as connection:
+    with duckdb_file(tmp_path / "x.duckdb") as connection:
         connection.execute("CREATE TABLE data AS SELECT 1 AS u, 2 AS v")
     table = Table.model_validate(
         {
@@ -495,7 +496,7 @@ def test_one_more_row_that_makes_two_parts_moves_a_sum_by_its_own_value(
 
     def total(extra: int) -> int:
         path = tmp_path / f"{extra}.duckdb"
-        with duckdb.connect(str(path)) as connection:
+        with duckdb_file(path) as connection:
             connection.execute(
                 "CREATE TABLE data AS SELECT u, v FROM ("
                 f"(SELECT u, {bound} AS v FROM range(10000) t(u) WHERE hash(u) % 2 = 0 LIMIT 32) UNION ALL "

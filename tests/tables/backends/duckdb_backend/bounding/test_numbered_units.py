@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
@@ -39,7 +39,7 @@ def test_a_row_at_an_end_is_one_row_more(kind: str, role: str, tmp_path: Path) -
     near, ends = NEAR.get(kind, ("1", "2")), ENDS[kind]
     tables = ([], *([end] for end in ends), list(ends), [*ends, None])
     file = tmp_path / "t.duckdb"
-    with duckdb.connect(str(file)) as connection:
+    with duckdb_file(file) as connection:
         for i, more in enumerate(tables):
             rows = [
                 f"(CAST({'NULL' if x is None else repr(x)} AS {kind}), {j}, 'a', 1)"

@@ -9,9 +9,9 @@ from collections import Counter, defaultdict
 from itertools import combinations, product
 from typing import Any
 
-import duckdb
 import numpy as np
 import pytest
+from duckdb_files import duckdb_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +58,7 @@ def laid_out(cut: Truncation = CUT) -> PackedRows:
 
 def read(layout: PackedRows, rows: list[Any]) -> Any:
     """The words of rows as DuckDB makes them."""
-    with duckdb.connect() as connection:
+    with duckdb_file() as connection:
         connection.execute(
             "CREATE TABLE d (unit TINYINT, part INT, code BIGINT, v0 BIGINT, v1 BIGINT)"
         )
@@ -171,32 +171,29 @@ def test_a_unit_more_moves_sums_by_its_limits(
     )
 
 
+@pytest.mark.parametrize("many", [1000, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("most", [1, 3, 12])
 def test_a_large_cell_and_a_large_unit_choose_evenly(
-    monkeypatch: pytest.MonkeyPatch, most: int
+    monkeypatch: pytest.MonkeyPatch, most: int, many: int
 ) -> None:
-    """12 values in one cell of a unit with 7 cells, 5,000 times: each value, and each cell, within
-    9 standard deviations.
+    """Units with 12 values in one of 7 cells: each keeps two cells, and of many units each value and each cell is kept
+    as often as its odds say, within 9 standard deviations.
     """
     monkeypatch.setattr(sorted_runs, "CHUNK", 1)
     cut = Truncation("", (Value(0, 11, 0, optional=False),), most, 2, 7, most_rows=100)
-    layout = PackedRows(cut, (NumberedColumn("unit", 0, 1),), NumberedColumn("code", 0, 7))
-    found = np.array(
-        [code << 4 | v for code in range(7) for v in (range(12) if code == 3 else range(2))]
-    )
-    seen, cells, runs = np.zeros(12), np.zeros(7), 5000
-    for _ in range(runs):
-        codes, values, counts = layout.histogram([found.copy()])
-        taken = codes == 3
-        assert (
-            counts.max() == 1
-            and len(set(codes.tolist())) == 2
-            and taken.sum() in (0, min(most, 12))
-        )
-        seen[values[taken]] += 1
-        cells[np.unique(codes)] += 1
+    sizes = np.array([2, 2, 2, 12, 2, 2, 2])
+    words = np.array([code << 4 | v for code in range(7) for v in range(sizes[code])])
+    taken = np.minimum(sizes, most)
+    for units in (*[1] * 50, many):
+        layout = PackedRows(cut, (NumberedColumn("unit", 0, units),), NumberedColumn("code", 0, 7))
+        found = np.arange(units)[:, None] << layout._unit_shift | words
+        codes, values, counts = layout.histogram([found.ravel()])
+        assert counts.max() <= units and len(set(zip(codes, values, strict=True))) == len(codes)
+        cells, rest = np.divmod(np.bincount(codes, counts, 7), taken)
+        assert not rest.any() and cells.sum() == 2 * units and cells.max() <= units
+    seen = np.bincount(values[codes == 3], counts[codes == 3], 12)
     for total, odds in ((cells, 2 / 7), (seen, 2 / 7 * most / 12)):
-        assert np.abs(total - runs * odds).max() < 9 * (runs * odds * (1 - odds)) ** 0.5
+        assert np.abs(total - units * odds).max() < 9 * (units * odds * (1 - odds)) ** 0.5
 
 
 @pytest.mark.parametrize("what", ["sums", "histogram"])

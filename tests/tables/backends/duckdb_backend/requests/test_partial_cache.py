@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import cached_tables
-import duckdb
 import numpy as np
 import pytest
 from cached_tables import CHANGES, DAYS, REQUESTS, ROWS, again, damage, folder, seal, write
+from duckdb_files import duckdb_file
 
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.tables.backends.duckdb_backend.requests import partial_cache
@@ -405,7 +405,7 @@ def test_a_row_whose_time_is_no_date_decides_nothing(
         return [answer_fingerprint(one.answer(request, days)) for one in tables]
 
     before = answers()
-    with duckdb.connect(str(declaration.database)) as connection:
+    with duckdb_file(declaration.database) as connection:
         times = {"d": np.array([0]), "t": np.array([0])} | {column: np.array([-(2**63) + 8])}
         columns = {name: value.view(f"M8[{unit}]") for name, value in times.items()}
         connection.register("odd", columns)
@@ -428,7 +428,7 @@ def test_a_constant_column_of_times_that_are_no_dates(tmp_path: Path, make: Any)
     request = GroupedSums(None, None, 1, 999, (("v", 0),))
     seen = []
     for number in (0, -(2**63) + 8, 10**15, None, 5):
-        with duckdb.connect(str(table.declaration.database)) as connection:
+        with duckdb_file(table.declaration.database) as connection:
             time_of = np.array([number or 0]).view("M8[us]")
             connection.register("odd", {"t": time_of})
             value = "NULL" if number is None else "(SELECT t FROM odd)"
