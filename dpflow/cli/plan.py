@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from dpflow.cli import plan_schedule
 from dpflow.cli.console import (
     JsonOption,
     LedgerOption,
@@ -21,7 +20,6 @@ from dpflow.cli.console import (
 )
 from dpflow.engine import load_request, make_plan
 from dpflow.engine.planning.precheck import forecast
-from dpflow.engine.planning.report import list_faults
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 from dpflow.yaml_files import load_yaml
@@ -78,6 +76,10 @@ def command(
     # Options of a schedule make a schedule of a single release file, too.
     options = (start, every, until, grant, runs, plot, fail_over)
     if place.is_dir() or place.suffix == ".py" or any(options):
+        # One release, which most plans are about, needs none of it.
+        from dpflow.cli import plan_schedule
+        from dpflow.engine.planning.report import list_faults
+
         wishes = plan_schedule.Wishes.parse_options(
             start, every, until, grant or [], runs, share or [], error or []
         )
