@@ -109,15 +109,22 @@ def create_app(
         await asyncio.to_thread(app.state.batches.close)
 
     # The page /docs of FastAPI loads scripts from elsewhere; /openapi.json says the same.
-    app = FastAPI(title="dpflow", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="dpflow",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.state.service, app.state.principals, app.state.data = service, principals, data
     app.state.sessions, app.state.ledger = sessions, ledger
     for door in (router, predictions.router, queries.router):
         app.include_router(door)
     app.add_exception_handler(RequestValidationError, refuse_invalid)
     app.add_exception_handler(HTTPException, refuse_unknown)
-    # The last one catches whatever is left, so that no traceback becomes a response.
-    for kind in (Refused, DpflowError, Exception):
+    # Whatever else is raised ends at the gate.
+    for kind in (Refused, DpflowError):
         app.add_exception_handler(kind, refuse_error)
     app.add_middleware(Gate, most=service.max_bytes, of=app)
     return app

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
-from dpflow.server.refusals import Refused
+from dpflow.server.refusals import Refused, make_refusal
 from dpflow.yaml_files import parse_json
 
 #: A line for each request, of what anybody at the socket sees: no point and no answer.
@@ -56,7 +56,7 @@ class DistinctKeysRoute(APIRoute):
 
 class Gate:
     """Takes a body whole before the app sees it, refuses one above the limit while it arrives;
-    counts and logs what was answered, and adds `SECURITY_HEADERS`.
+    counts and logs what was answered, adds `SECURITY_HEADERS`, and answers whatever is raised behind it.
     """
 
     def __init__(self, app: Any, most: int, of: FastAPI) -> None:
@@ -68,10 +68,12 @@ class Gate:
         """One request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)  # type: ignore[no-any-return]
-        begun = time.perf_counter()
+        begun, has_answer = time.perf_counter(), False
 
         async def send_counted(message: Message) -> None:
+            nonlocal has_answer
             if message["type"] == "http.response.start":
+                has_answer = True
                 message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
                 self._note_answer(scope, message["status"], time.perf_counter() - begun)
             await send(message)
@@ -95,7 +97,13 @@ class Gate:
         async def receive_whole() -> Message:
             return whole.pop() if whole else await receive()
 
-        await self._app(scope, receive_whole, send_counted)
+        try:
+            await self._app(scope, receive_whole, send_counted)
+        # Here and not behind: the server would write its text, which may hold a row, into its log.
+        except Exception as error:  # noqa: BLE001  whatever it is, a client hears no text of it
+            refused = make_refusal(error)
+            if not has_answer:
+                await refused.make_response()(scope, receive, send_counted)
 
     def _note_answer(self, scope: Message, status: int, seconds: float) -> None:
         # What was asked for by a name of ours: a stranger's path could forge lines, or be a secret.

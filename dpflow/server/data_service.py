@@ -204,7 +204,7 @@ class DataService:
             )
         fields = {field: value for field, value in body.items() if value is not None}
         table = self._find_table(caller, name)
-        fields |= {"table": table, "scope": self._find_scope(caller, body), "publish": None}
+        fields |= {"table": table, "scope": self._find_scope(caller, body.get("scope")), "publish": None}
         # No path is left in it, so no place is searched.
         request = parse_request(fields, Path("/"))
         plan = make_plan(request, self._registry, self._ledger)
@@ -215,7 +215,7 @@ class DataService:
     def _plan_sql(self, caller: Caller, body: Body) -> SqlPlan:
         text, options = body["query"], dict(body.get("options", {}))
         written = read_source(text, options.get("dialect")).options.get("scope")
-        scope = self._find_scope(caller, {"scope": options.pop("scope", None) or written})
+        scope = self._find_scope(caller, options.pop("scope", None), written)
         if written is None:
             options["scope"] = scope
         plan = plan_sql(
@@ -245,12 +245,12 @@ class DataService:
             raise UnknownName("table", name, caller.terms.tables)
         return self._tables[name]
 
-    def _find_scope(self, caller: Caller, body: Body) -> str:
-        """The scope that pays, which a request may leave out. Raises `PlanRefused` for another one, and
-        where it has no grant.
+    def _find_scope(self, caller: Caller, *named: Any) -> str:
+        """The scope that pays, which a request may leave out. Raises `PlanRefused` if any that it names is
+        another one, and where it has no grant.
         """
         scope = caller.terms.scope or ""
-        if body.get("scope") not in (None, scope):
+        if any(name not in (None, scope) for name in named):
             raise PlanRefused(f"this principal pays from scope {scope!r}; leave scope out")
         granted = {one.scope for one in self._ledger.scopes()}
         if missing := [name for name in path_of(scope) if name not in granted]:

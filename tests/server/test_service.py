@@ -12,9 +12,20 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from service_world import QUERY, RELEASE, TOKENS, Server, ServiceWorld, asker, settle
+from service_world import (
+    QUERY,
+    RELEASE,
+    TOKENS,
+    Server,
+    ServiceWorld,
+    asker,
+    headers_of,
+    settle,
+)
+from starlette.testclient import TestClient
 
 from dpflow.errors import InvalidDeclaration
+from dpflow.server.data_service import DataService
 from dpflow.server.service import load_service
 
 
@@ -168,7 +179,10 @@ def test_what_is_anothers_is_answered_as_what_is_not_there(
         ("release", RELEASE | {"params": {"by": "city", "epsilon": "50"}}, "may cost 20"),
         ("sql", query(scope="visits"), "pays from scope 'visits/ann'"),
         ("sql", query("-- dp: scope=visits, epsilon=1\n" + QUERY, None), "pays from scope"),
+        ("sql", query("-- dp: scope=visits/bob\n" + QUERY, scope="visits/ann"), "pays from scope"),
         ("sql", query(name="view"), "publishes no view"),
+        ("sql", query(dialect=5), "is none of duckdb"),
+        ("sql", query(min_units="1" + "0" * 5000), "a whole number"),
         ("sql", query("EXPLAIN " + QUERY), "/v1/explain"),
         ("sql", query("SELECT * FROM visits"), "breaks the rule"),
         ("sql", query("SELECT count(*) FROM '/etc/passwd'"), "breaks the rule"),
@@ -186,6 +200,18 @@ def test_what_a_client_may_not_say(
     assert answer.status_code == 422 and said in answer.json()["message"], answer.text
     assert str(world.folder) not in answer.text and answer.json()["retryable"] is False
     assert world.ledger.history(limit=1) == before
+
+
+def test_what_fails_inside_is_answered_like_anything_else(
+    world: ServiceWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is left to the server, which would log an error's text and its traceback."""
+    monkeypatch.setattr(DataService, "list_tables", lambda *_: {}["row 4711"])
+    with TestClient(world.app(), headers=headers_of("ann")) as client:
+        answer = client.get("/v1/tables")
+    assert (answer.status_code, answer.json()["error"]) == (500, "internal_error")
+    assert answer.headers["cache-control"] == "no-store"
+    assert "KeyError" in caplog.text and "4711" not in answer.text + caplog.text
 
 
 def test_an_auditor_sees_all_and_asks_nothing(server: Server, ann: httpx.Client) -> None:
@@ -311,4 +337,6 @@ def test_headers_and_pages(server: Server) -> None:
     assert answer.headers["cache-control"] == "no-store" and "server" not in answer.headers
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert httpx.get(f"{server.url}/docs").status_code == 404
+    # A redirect would name the address as this process sees it: behind a proxy one without TLS.
+    assert httpx.get(f"{server.url}/v1/tables/").status_code == 404
     assert httpx.get(f"{server.url}/openapi.json").status_code == 200

@@ -176,7 +176,7 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
     options: dict[str, str] = {}
     rest, words = text, []
     # The tokenizer takes what stands behind EXPLAIN for one text, so it is read again without it.
-    language = "duckdb" if dialect is None else find_dialect(dialect)
+    language = "duckdb" if dialect is None else find_dialect(str(dialect))
     for word in ("explain", "analyze"):
         tokens = _tokenize(rest, text, language)
         if tokens and tokens[0].text.casefold() == word:

@@ -165,7 +165,7 @@ def _read_whole(options: Mapping[str, str], name: str) -> int | None:
     text = options.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:10]) <= 10**9:
+    if not (text.isascii() and text.isdigit()) or len(text) > 10 or not 1 <= int(text) <= 10**9:
         raise InvalidInput(f"{name} is a whole number from 1, and not {text[:40]!r}; correct it")
     return int(text)
 
