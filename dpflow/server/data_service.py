@@ -204,7 +204,11 @@ class DataService:
             )
         fields = {field: value for field, value in body.items() if value is not None}
         table = self._find_table(caller, name)
-        fields |= {"table": table, "scope": self._find_scope(caller, body.get("scope")), "publish": None}
+        fields |= {
+            "table": table,
+            "scope": self._find_scope(caller, body.get("scope")),
+            "publish": None,
+        }
         # No path is left in it, so no place is searched.
         request = parse_request(fields, Path("/"))
         plan = make_plan(request, self._registry, self._ledger)

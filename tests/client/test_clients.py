@@ -202,6 +202,21 @@ class Elsewhere(BaseHTTPRequestHandler):
         pass
 
 
+def test_a_token_passes_no_proxy_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service of this machine is asked itself, whatever the environment says."""
+    other = HTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{other.server_port}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    before = [*Elsewhere.asked]
+    with pytest.raises(ServiceUnavailable, match="cannot be reached"):
+        dpflow.connect("http://127.0.0.1:9", token="t").tables()
+    assert Elsewhere.asked == before
+    other.shutdown()
+    other.server_close()
+
+
 def test_a_token_follows_no_redirect() -> None:
     other = HTTPServer(("127.0.0.1", 0), Elsewhere)
     threading.Thread(target=other.serve_forever, daemon=True).start()
@@ -209,7 +224,7 @@ def test_a_token_follows_no_redirect() -> None:
     for ask in (client.tables, client.remaining):
         with pytest.raises(ServiceUnavailable, match="not"):
             ask()
-    assert Elsewhere.asked == ["/v1/tables", "/v1/remaining"]
+    assert Elsewhere.asked[-2:] == ["/v1/tables", "/v1/remaining"]
     other.shutdown()
     other.server_close()
 
