@@ -306,6 +306,8 @@ def operators_page() -> str:
             )
             for p in parameters.values()
             if p.name != "self" and p.kind is not p.VAR_KEYWORD
+            # Of tasks that charge only.
+            if p.name != "plan_only" or operator.request_field
         ]
         parts.append(table(("parameter", "meaning", "if left out"), rows))
         parts.append(

@@ -38,8 +38,7 @@ class PrivacyOperator(BaseOperator):
     """Base of the operators.
 
     :param plan_only: say in the log what the task would be charged, then skip it: nothing is read, charged
-        or published, and no asset event is sent (templated, such as ``"{{ params.plan_only }}"``). Of tasks
-        that charge.
+        or published, and no asset event is sent (templated, such as ``"{{ params.plan_only }}"``).
     """
 
     #: The argument that says what is charged; None for operators that charge nothing.
