@@ -2,7 +2,8 @@
 quantiles, become checks; the others are listed with the reason. Reads JSON; imports nothing of theirs.
 
 Shares keep Great Expectations' meaning: ``mostly`` is a share of the values that are there, or of the rows
-where the expectation is about missing values, and a row condition leaves other rows out of both.
+where the expectation is about missing values, and a row condition leaves other rows out of both. A quantile's bound
+is a share of values beyond it; theirs interpolates between two values, so the two may differ at an even number.
 """
 
 from __future__ import annotations
