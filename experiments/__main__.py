@@ -12,6 +12,7 @@ from rich.console import Console
 from experiments import (
     adaptive_composition,
     contracts,
+    contributions,
     distributions,
     evidence,
     flights,
@@ -37,6 +38,7 @@ PAPERS = (
     prediction,
     synthetic_tables,
     contracts,
+    contributions,
     evidence,
 )
 PAGE = DOCS / "experiments.md"

@@ -13,7 +13,10 @@ answer is post-processing of an epsilon-DP histogram, or with a ``delta`` of one
 that is (epsilon, delta)-DP, if its threshold is lower: where a unit reaches many groups.
 
 Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the
-bounds leave out lies in bins with fewer. Use: release it once, and name it in the ``bounds`` of
+bounds leave out lies in bins with fewer. How many rows that is follows from the same noisy counts, at no
+cost: their sum over the bins outside, and with 95 % at most so many, whichever bounds were found
+(Chernoff's bound of a sum, over all pairs of bins and all keys). So a reader knows what share of the rows
+is clamped. Use: release it once, and name it in the ``bounds`` of
 other releases (`dpflow.engine.releases.released_bounds`), or copy what the result's document has
 ready into the declaration. The result is stored: the same file again is free. Bounds that were
 drawn are public; clamping to them is no further loss.
@@ -127,9 +130,12 @@ class Bounds(Mechanism[BoundsParams]):
         noisy = noise.add_noise(counts, source).reshape(len(keys), BINS)
         rows: list[Row] = []
         bounds: dict[str, Any] = {}
-        for key, bins in zip(keys, noisy >= threshold, strict=True):
+        outside: dict[str, Any] = {}
+        for key, counted in zip(keys, noisy, strict=True):
+            bins = counted >= threshold
             occupied = np.flatnonzero(bins)
             if occupied.size:
+                outside[key] = self._count_outside(counted, occupied, noise, len(keys))
                 lower, upper = (
                     answer.column_value(edge)
                     for edge in outer_edges(int(occupied[0]), int(occupied[-1]))
@@ -139,8 +145,21 @@ class Bounds(Mechanism[BoundsParams]):
             else:
                 rows += [Row(key, "lower", None), Row(key, "upper", None)]
         if params.by is not None:
-            return Result(tuple(rows), {"keys": bounds})
-        return Result(tuple(rows), {"columns": bounds[""]} if bounds else {})
+            return Result(tuple(rows), {"keys": bounds, "outside": outside})
+        found = {"columns": bounds[""], "outside": outside[""]} if bounds else {}
+        return Result(tuple(rows), found)
+
+    def _count_outside(
+        self, counted: NDArray[np.int64], occupied: NDArray[np.intp], noise: Noise, keys: int
+    ) -> dict[str, int]:
+        """Rows beyond the bounds: their noisy number, a number that is hardly exceeded, and all rows."""
+        first, last = int(occupied[0]), int(occupied[-1])
+        number = int(counted[:first].sum() + counted[last + 1 :].sum())
+        # The noise chose the bins, so the limit holds for every choice.
+        failure = FAILURE / (keys * BINS * (BINS + 1) / 2)
+        slack = noise.sum_half_width(max(1, first + BINS - 1 - last), 2 * failure)
+        ends = {"rows": max(0, number), "at_most_95": max(0, number + slack)}
+        return ends | {"of": max(0, int(counted.sum()))}
 
     def error_bound(self, params: BoundsParams, table: Table) -> ErrorBound:
         """How many rows a power of two needs to be found; the edges themselves have no noise."""

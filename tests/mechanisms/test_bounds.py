@@ -133,6 +133,27 @@ def test_bounds_hold_most_values_and_nothing_far() -> None:
     assert not refutes_probability(wrong, 200, 0.05)
 
 
+def test_rows_outside_are_no_more_than_said() -> None:
+    """120 of 10,120 values in bins too rare to be found, on both sides: the limit holds in 95 % of draws and
+    more, whatever is found; the noisy number alone is below the truth in many.
+    """
+    table = declare_table()
+    params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "1"})
+    rare = [sign * 2.0**power * 1.5 for power in range(20, 40) for sign in (-1, 1)] * 3
+    values = np.append(np.linspace(300, 500, 10_000), rare)
+    column = ArrayColumn.from_groups(values)
+    missed = below = 0
+    for _ in range(200):
+        document = Bounds().draw(params, table, column, SystemSource()).document
+        ends, outside = document["columns"]["x"], document["outside"]
+        truth = int(((values < ends["lower"]) | (values > ends["upper"])).sum())
+        missed += truth > outside["at_most_95"]
+        below += truth > outside["rows"]
+        assert outside["at_most_95"] < 1500 < outside["of"]
+    assert not refutes_probability(missed, 200, 0.05)
+    assert below > 50
+
+
 def test_few_rows_have_no_bounds() -> None:
     """An empty column, or one with fewer rows than the noise hides, is answered with none, in 95 %
     of draws.

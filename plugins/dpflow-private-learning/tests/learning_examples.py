@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,12 +29,14 @@ def with_public_features(params: dict[str, Any], rows: int = 1) -> Example:
 
 
 def at_rows(mechanism: Any) -> Any:
-    """The mechanism at the number of rows that it is given, which a count takes the place of:
-    exactly so, where laws are enumerated and sizes are those of proofs. `test_learning_counted`
-    has the count.
+    """The mechanism at the number of rows that it is given, which a count takes the place of, and
+    without the share of wrong rows: exactly so, where laws are enumerated and sizes are those of
+    proofs. `test_learning_counted` has the count, `test_learning_achieved` that share.
     """
 
     class AtRows(type(mechanism)):  # type: ignore[misc]
+        error_share = Fraction(0)
+
         def counts_rows(self, params: Any, table: Any) -> bool:
             return False
 

@@ -71,6 +71,10 @@ WIDE = Table.model_validate(
 )
 
 
+#: An epsilon of which a twentieth counts wrong rows, and 1 learns.
+LEARNING_AT_1 = F(20, 19)
+
+
 def learn(
     mechanism: Any, params: dict[str, Any], columns: dict[str, np.ndarray], seed: int = 1
 ) -> tuple[Rule, dict[str, Any]]:
@@ -95,14 +99,14 @@ def test_points_are_learned_from_657_rows_whatever_the_domain() -> None:
     params = {
         "column": "x",
         "label": "late",
-        "epsilon": "1",
+        "epsilon": LEARNING_AT_1,
         "delta": "1e-6",
         "alpha": "0.1",
         "beta": "0.1",
     }
     assert math.ceil(needed.point_rows(0.1, 0.1, 1, 1e-6)) == 1401
     assert math.ceil(needed.point_rows_small(0.1, 0.1, 1, 1e-6)) == 657
-    rng, target, missed = np.random.default_rng(0), 2**61 + 5, 0
+    rng, target, missed, taken_back = np.random.default_rng(0), 2**61 + 5, 0, 0
     for seed in range(60):
         x = np.where(rng.random(657) < 0.1, target, rng.integers(0, 2**62, 657))
         found, document = learn(
@@ -110,9 +114,12 @@ def test_points_are_learned_from_657_rows_whatever_the_domain() -> None:
         )
         missed += found != PointRule(target)
         premise = "all positive rows have one value, and no others do"
-        assert document["accuracy"] == f"proven, if {premise}"
+        is_proven = document["accuracy"] == f"proven, if {premise}"
+        assert is_proven or document["achieved"]["low"] > 0.1
+        taken_back += not is_proven
         assert document["error"]["if"] == premise
-    assert missed <= 1
+    # Noise of its count alone takes a proof back in one of 40 at most.
+    assert missed <= 1 and taken_back <= 4
     few = {"x": np.arange(10), "late": np.zeros(10)}
     assert isinstance(learn(LearnPoints(), params | {"rows": 10}, few)[0], PointRule)
     assert learn(LearnPoints(), params | {"rows": 10, "allow_zero": True}, few)[0] == EmptyRule()
@@ -124,7 +131,8 @@ def test_thresholds_are_learned_over_2_to_the_62() -> None:
     """The exponential mechanism at the size it needs, and half the rows; the error stays below
     alpha/2.
     """
-    params = {"column": "x", "label": "late", "epsilon": "1", "alpha": "0.1", "beta": "0.1"}
+    params: dict[str, Any] = {"column": "x", "label": "late", "alpha": "0.1", "beta": "0.1"}
+    params["epsilon"] = LEARNING_AT_1
     rng = np.random.default_rng(1)
     for cut in (1, 2**61, 2**62 - 3):
         x = np.clip(

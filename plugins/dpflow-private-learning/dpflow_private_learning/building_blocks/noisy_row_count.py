@@ -57,6 +57,8 @@ class Counted(Mechanism[P]):
     """A mechanism with a parameter ``rows``; subclasses give event and draw at a number of rows."""
 
     version: ClassVar[int] = 3
+    #: The part of epsilon that pays for what is stated of the result.
+    error_share: ClassVar[Fraction] = Fraction(0)
 
     @abstractmethod
     def event_at_rows(self, params: P, table: Table) -> Event:
@@ -93,30 +95,42 @@ class Counted(Mechanism[P]):
         """The parameters that the plan's cost is computed at. Raises `PlanRefused` where a given
         number of rows is too small.
         """
+        self.check_error_count(params, table)
         if not self.counts_rows(params, table):
-            return params
+            return self._params_at(params, table, params.rows)
         # Refused in the plan: a count that cannot be drawn must not be charged.
         common.need_scale(table.contribution_bounds.rows / (params.epsilon * SHARE))
         if params.rows is not None:
-            self.event_at_rows(self._params_at(params, params.rows), table)
-        return self._params_at(params, MOST)
+            self.event_at_rows(self._params_at(params, table, params.rows), table)
+        return self._params_at(params, table, MOST)
+
+    def check_error_count(self, params: P, table: Table) -> None:
+        """Refuse in the plan what could not be drawn after the charge; nothing where no share is paid."""
+
+    def state_achieved(
+        self, params: P, table: Table, answer: Answer, result: Result, source: Source
+    ) -> Result:
+        """The result with what ``error_share`` pays for."""
+        return result
 
     def event(self, params: P, table: Table) -> Event:
         event = self.event_at_rows(self.plan_params(params, table), table)
-        return (
-            Composed((Pure(params.epsilon * SHARE), event))
-            if self.counts_rows(params, table)
-            else event
-        )
+        shares = [SHARE] * self.counts_rows(params, table) + [self.error_share]
+        counts = [Pure(params.epsilon * share) for share in shares if share]
+        return Composed((*counts, event)) if counts else event
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         if self.counts_rows(params, table):
             return self._draw_counted(params, table, answer, source)
+        return self._draw_uncounted(params, table, answer, source)
+
+    def _draw_uncounted(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         size: PublicSize | None = answer.public_size
         # Of an empty table no method has a promise.
         public = size.rows or None if size is not None and size.exact else None
-        inner = params if public is None else params.model_copy(update={"rows": public})
+        inner = self._params_at(params, table, params.rows if public is None else public)
         result = self.draw_at_rows(inner, table, answer, source)
+        result = self.state_achieved(params, table, answer, result, source)
         document = dict(result.document)
         if public is None and document["accuracy"] == "proven":
             document["accuracy"] = f"not stated: {params.rows} rows were given, not counted"
@@ -130,12 +144,17 @@ class Counted(Mechanism[P]):
         is_proven = accuracy.startswith("proven")
         if is_proven and promise.assumes:
             accuracy += f", if {promise.assumes}"
+            achieved = result.document.get("achieved")
+            # What is promised of fresh rows cannot be held against these.
+            if achieved and "fresh" not in promise.what and achieved["low"] > promise.error:
+                is_proven = False
+                accuracy = f"unproven: the achieved error speaks against its premise that {promise.assumes}"
         stated = {"accuracy": accuracy, "error": promise.to_json(is_proven)}
         return replace(result, document={**result.document, **stated})
 
     def _draw_counted(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         rows, margin = self._count_rows(params, table, answer, source)
-        inner = self._params_at(params, rows)
+        inner = self._params_at(params, table, rows)
         count_call = {
             "call": "count",
             "epsilon": exact_text(params.epsilon * SHARE),
@@ -152,6 +171,7 @@ class Counted(Mechanism[P]):
                 document=about | {"method": "none", "status": str(refusal), "calls": [count_call]},
             )
         result = self.draw_at_rows(inner, table, answer, source)
+        result = self.state_achieved(params, table, answer, result, source)
         document = dict(result.document) | about
         document["calls"] = [count_call, *document["calls"]]
         if document["accuracy"] == "proven" and margin:
@@ -179,10 +199,11 @@ class Counted(Mechanism[P]):
         # Clamping a noisy number is post-processing.
         return min(max(noisy, 1), MOST), margin
 
-    def _params_at(self, params: P, rows: int) -> P:
+    def _params_at(self, params: P, table: Table, rows: int | None) -> P:
+        # The mechanism gets what the counts leave of epsilon, whatever was counted.
+        spent = SHARE * self.counts_rows(params, table) + self.error_share
         changed: P = params.model_copy(
-            # The mechanism gets what the count leaves of epsilon, whatever was counted.
-            update={"rows": rows, "epsilon": params.epsilon * (1 - SHARE)}
+            update={"rows": rows, "epsilon": params.epsilon * (1 - spent)}
         )
         return changed
 

@@ -42,6 +42,7 @@ from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.achieved_error import Learner
 from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point, draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import (
@@ -53,7 +54,6 @@ from dpflow_private_learning.building_blocks.hypotheses import (
     read_rule,
     to_grid,
 )
-from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.projection import CLASSES, most_points, vc_dimension
 from dpflow_private_learning.building_blocks.row_bounds import (
     exponential_rows,
@@ -109,8 +109,12 @@ def count_right(
     return np.array([int((one.predict(x) == labels).sum()) for one in rules], dtype=np.int64)
 
 
-class _ByScore(Counted[Any]):
+class _ByScore(Learner[Any]):
     """What both mechanisms share: labels, records, the event."""
+
+    def feature_columns(self, params: Any) -> tuple[str, ...]:
+        """The columns that the rule reads."""
+        return tuple(params.columns)
 
     def counts_rows(self, params: Any, table: Table) -> bool:
         """Rows decide only what is printed."""

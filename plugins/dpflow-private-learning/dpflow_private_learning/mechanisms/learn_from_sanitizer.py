@@ -22,6 +22,7 @@ from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.achieved_error import Learner
 from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import (
     PointRule,
@@ -29,7 +30,6 @@ from dpflow_private_learning.building_blocks.hypotheses import (
     ThresholdRule,
     describe_rule,
 )
-from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.mechanisms.sanitize_labelled import (
     Labelled,
@@ -40,7 +40,7 @@ from dpflow_private_learning.mechanisms.sanitize_labelled import (
 )
 
 
-class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
+class LearnFromSanitizer(Labelled, Learner[SanitizeLabelledParams]):
     """The best point or threshold on synthetic labelled rows, together with these rows."""
 
     name = "learn_from_sanitizer"
@@ -49,6 +49,10 @@ class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
     )
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.3, Theorem 5.5"
     Params = SanitizeLabelledParams
+
+    def feature_columns(self, params: SanitizeLabelledParams) -> tuple[str, ...]:
+        """The columns that the rule reads."""
+        return (params.column,)
 
     def promise(self, params: SanitizeLabelledParams, table: Table) -> ErrorPromise:
         """The share of fresh rows that the best rule on synthetic rows gets wrong beyond the best."""

@@ -35,10 +35,10 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.achieved_error import Learner
 from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import describe_rule
-from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.projection import CLASSES, most_points, vc_dimension
 from dpflow_private_learning.building_blocks.row_bounds import (
     exponential_rows,
@@ -60,13 +60,17 @@ class LearnLabelPrivateParams(common.Approximated):
     rules: Literal["points", "thresholds", "rectangles"] = "thresholds"
 
 
-class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
+class LearnLabelPrivate(Learner[LearnLabelPrivateParams]):
     """A rule from public features and private labels."""
 
     name = "learn_label_private"
     summary = "learn points, thresholds or rectangles where features are public and only labels are protected"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 6.2, Figure 13; sample size repaired"
     Params = LearnLabelPrivateParams
+
+    def feature_columns(self, params: LearnLabelPrivateParams) -> tuple[str, ...]:
+        """The columns that the rule reads."""
+        return params.columns
 
     def event_at_rows(self, params: LearnLabelPrivateParams, table: Table) -> Event:
         """Bounded range epsilon for the labels. Raises `PlanRefused` if a feature is not public."""

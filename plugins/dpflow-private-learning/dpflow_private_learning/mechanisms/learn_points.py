@@ -26,9 +26,9 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.achieved_error import Learner
 from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import EmptyRule, PointRule, describe_rule
-from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.row_bounds import point_rows_small
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.stability_selection import gap_threshold, is_stable
@@ -49,13 +49,17 @@ class LearnPointsParams(common.Approximated):
     selection: common.Selection = "repaired"
 
 
-class LearnPoints(common.ReadsLabels, Counted[LearnPointsParams]):
+class LearnPoints(common.ReadsLabels, Learner[LearnPointsParams]):
     """The value whose rows are positive."""
 
     name = "learn_points"
     summary = "learn which single value of a column is positive, with rows independent of the column's range"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 3.2, Remark 3.3; stability repaired"
     Params = LearnPointsParams
+
+    def feature_columns(self, params: LearnPointsParams) -> tuple[str, ...]:
+        """The columns that the rule reads."""
+        return (params.column,)
 
     def counts_rows(self, params: LearnPointsParams, table: Table) -> bool:
         """Rows decide only what is printed."""

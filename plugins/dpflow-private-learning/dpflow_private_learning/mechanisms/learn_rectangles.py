@@ -37,10 +37,10 @@ from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks import san_thresholds
+from dpflow_private_learning.building_blocks.achieved_error import Learner
 from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
 from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import RectangleRule, describe_rule
-from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.prefix_tree import build_tree, level_scale
 from dpflow_private_learning.building_blocks.row_bounds import (
     rectangle_rows,
@@ -81,13 +81,17 @@ def cell_ends(column: Synopsis, size: int, mass: Fraction, end: int) -> NDArray[
     return np.array(ends, dtype=object if end >= 2**64 else np.uint64)
 
 
-class LearnRectangles(Counted[LearnRectanglesParams]):
+class LearnRectangles(Learner[LearnRectanglesParams]):
     """A box of several columns whose inside is positive."""
 
     name = "learn_rectangles"
     summary = "learn a rectangle of several columns: sanitize each column, find the outermost cells with positive rows"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.22, after Kearns 1998; completed here"
     Params = LearnRectanglesParams
+
+    def feature_columns(self, params: LearnRectanglesParams) -> tuple[str, ...]:
+        """The columns that the rule reads."""
+        return params.columns
 
     def _part_budget(
         self, params: LearnRectanglesParams, table: Table

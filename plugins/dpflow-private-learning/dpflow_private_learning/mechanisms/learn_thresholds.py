@@ -33,9 +33,9 @@ from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks.achieved_error import Learner
 from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.hypotheses import ThresholdRule, describe_rule
-from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.rec_concave import (
     Budget,
     Step,
@@ -99,13 +99,17 @@ def learn_threshold(
     return rec_concave(threshold_score(x, labels, end), Fraction(rows), alpha, step, calls)
 
 
-class LearnThresholds(common.ReadsLabels, Counted[LearnThresholdsParams]):
+class LearnThresholds(common.ReadsLabels, Learner[LearnThresholdsParams]):
     """A cut of one column that tells positive rows from negative ones."""
 
     name = "learn_thresholds"
     summary = "learn a cut of one column: positive below it (RecConcave, or the exponential mechanism where that is better)"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18; McSherry, Talwar 2007"
     Params = LearnThresholdsParams
+
+    def feature_columns(self, params: LearnThresholdsParams) -> tuple[str, ...]:
+        """The columns that the rule reads."""
+        return (params.column,)
 
     def _recursion_step(self, params: LearnThresholdsParams, table: Table) -> tuple[int, Step]:
         common.check_label(table, params.label)

@@ -35,11 +35,11 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks import stability_selection
+from dpflow_private_learning.building_blocks.achieved_error import Learner
 from dpflow_private_learning.building_blocks.error_promise import WRONG, ErrorPromise
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import ThresholdRule, describe_rule
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
-from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.row_bounds import search_rows
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import offsets
@@ -151,7 +151,7 @@ def search_threshold(
     return listed[draw_solution([sample.count_right(cut) for cut in listed], epsilon, calls)]
 
 
-class LearnThresholdsBySearch(common.ReadsLabels, Counted[LearnThresholdsBySearchParams]):
+class LearnThresholdsBySearch(common.ReadsLabels, Learner[LearnThresholdsBySearchParams]):
     """A cut of one column by noisy binary search."""
 
     name = "learn_thresholds_by_search"
@@ -160,6 +160,10 @@ class LearnThresholdsBySearch(common.ReadsLabels, Counted[LearnThresholdsBySearc
         "Beimel, Nissim, Stemmer 2013/2016, section 3.2, Remark 3.5; constants completed here"
     )
     Params = LearnThresholdsBySearchParams
+
+    def feature_columns(self, params: LearnThresholdsBySearchParams) -> tuple[str, ...]:
+        """The columns that the rule reads."""
+        return (params.column,)
 
     def _call_budget(
         self, params: LearnThresholdsBySearchParams, table: Table
