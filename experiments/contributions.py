@@ -265,8 +265,9 @@ EXPERIMENTS = (
         "has. The first two are generated. Rows and units by month, week and each column with public keys, of all rows and of some: "
         "44 questions, in SQL and with default options, after one profile at epsilon 0.5. The error of a question is the median "
         "relative error of its groups; the table has the median of all questions. The best bounds in hindsight are those of a grid "
-        "of groups and rows per group with the least such error, which only the rows tell, with Laplace noise. The last number is the median of the questions' "
-        "ratios; other bounds than the grid's can be below 1. Where no maximum of rows is declared, counts of rows have no total interval.",
+        "of groups and rows per group with the least such error, which only the rows tell, with Laplace noise. The last "
+        "number is the median of the questions' ratios; other bounds than the grid's can be below 1. Where no maximum of "
+        "rows is declared, counts of rows have no total interval.",
         ("epsilon of a question", "median relative error"),
         intervals,
         runs=3,
