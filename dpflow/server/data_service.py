@@ -38,7 +38,7 @@ from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import parse_request
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.errors import DpflowError, InvalidInput, PlanRefused, UnknownName
+from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import path_of, read_point
 from dpflow.registry import Registry
@@ -311,7 +311,11 @@ class DataService:
         found: dict[str, None] = {}
         for record in self._ledger.reserved_releases():
             if sealed := record.request.get(SEALED_REQUEST):
-                found.setdefault(self._ledger.unseal(str(sealed), _SEALED), None)
+                # Whoever may charge writes requests; one that was sealed elsewhere stops nobody.
+                try:
+                    found.setdefault(self._ledger.unseal(str(sealed), _SEALED), None)
+                except LedgerCorrupt:
+                    log.warning("the request of release %s cannot be opened", record.release_id)
         for text in found:
             name, door, body = json.loads(text)
             terms = self._service.principals.get(name)

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from dpflow.core.contract.results import finite_json
 from dpflow.server.bodies import DistinctKeysRoute
 from dpflow.server.data_service import MAX_ENTRIES, DataService
 from dpflow.server.jobs import Job, Reply
@@ -94,13 +95,13 @@ def plan_release(request: Request, caller: Who, release: dict[str, Any]) -> Repl
     """What a release would cost and how exact it would be; charges nothing. The body has the fields of a
     release file, its table by name.
     """
-    return _service(request).plan(caller, release)
+    return dict(finite_json(_service(request).plan(caller, release)))
 
 
 @router.post("/v1/explain", responses=_ERRORS)
 def explain_query(request: Request, caller: Who, query: SqlRequest) -> Reply:
     """How a query would be answered and what it would cost; charges nothing."""
-    return _service(request).explain(caller, query.model_dump())
+    return dict(finite_json(_service(request).explain(caller, query.model_dump())))
 
 
 @router.post("/v1/release", responses=_JOB_ERRORS | _JOB)

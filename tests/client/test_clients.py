@@ -105,7 +105,8 @@ def _spent(client: dpflow.Client) -> Fraction:
 
 def test_both_give_the_same_answer(local: dpflow.Client, remote: dpflow.Client) -> None:
     """Drawn by one and stored for the other: values, intervals, types, notes; times stay times."""
-    text = "SELECT city, count(*) AS n, avg(age) AS a, DATE '2020-01-01' AS d FROM visits WHERE age > $low GROUP BY city"
+    text = "SELECT city, count(*) AS n, avg(age) AS a, DATE '2020-01-01' AS d, "
+    text += "'infinity'::DOUBLE + count(*) AS i FROM visits WHERE age > $low GROUP BY city"
     options: dict[str, Any] = {"epsilon": Decimal("0.5")}
     drawn = remote.sql(text, parameters={"low": 3}, **options)
     stored = local.sql(text, parameters={"low": 3}, **options)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpflow.core.contract.printed_numbers import print_interval, print_number
+from dpflow.core.contract.results import finite_json
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
@@ -340,23 +341,29 @@ def write_text(value: Any) -> str:
 
 
 def _cell_to_wire(cell: Released) -> list[Any]:
-    """Its fields as JSON: times are texts, which the column's type tells apart."""
+    """Its fields as JSON: times and infinities are texts, which the column's type tells apart."""
     values = [cell.value, cell.low, cell.high, cell.noisy, cell.clipped, cell.raw_value]
-    return [*map(_json_value, values), cell.raw_span, cell.total]
+    return finite_json([*map(_json_value, values), cell.raw_span, cell.total])  # type: ignore[no-any-return]
 
 
 def _cell_from_wire(kind: str, cell: Sequence[Any]) -> Released:
     value, low, high, noisy, clipped, raw_value, raw_span, total = cell
-    if kind in _TIMES:
+    if kind in _READERS:
         value, raw_value = (
-            text if text is None else _TIMES[kind](text) for text in (value, raw_value)
+            one if one is None else _READERS[kind](one) for one in (value, raw_value)
         )
-    spans = (span if span is None else tuple(span) for span in (raw_span, total))
+    low, high = _read_number(low), _read_number(high)
+    spans = (span if span is None else tuple(map(_read_number, span)) for span in (raw_span, total))
     return Released(value, low, high, noisy, clipped, raw_value, *spans)
 
 
-#: How a text becomes a value of a column's type again.
-_TIMES: Mapping[str, Callable[[str], dt.date]] = {
+def _read_number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) else value
+
+
+#: How a value of a column's type is read from JSON.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
     "DATE": dt.date.fromisoformat,
     "TIMESTAMP": dt.datetime.fromisoformat,
+    "DOUBLE": _read_number,
 }

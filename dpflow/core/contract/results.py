@@ -4,6 +4,7 @@ error and their public ranges.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,6 +144,17 @@ class Result:
 def exact_json(value: Any) -> Any:
     """A value as JSON that every reader takes for what it is: integers beyond 2^53 as text."""
     return str(value) if isinstance(value, int) and abs(value) > 2**53 else value
+
+
+def finite_json(value: Any) -> Any:
+    """A value as JSON without infinities and NaN, which JSON does not have: they are texts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: finite_json(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(inner) for inner in value]
+    return value
 
 
 def _row_to_json(row: Row) -> list[Any]:
