@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 from fractions import Fraction as F
 
@@ -110,6 +111,10 @@ def test_noise_tail_is_the_least_that_holds() -> None:
         k, a = tail_above(scale, failure), math.exp(-1 / scale)
         assert a**k / (1 + a) <= failure
         assert k == 0 or a ** (k - 1) / (1 + a) > failure
+    begun = time.thread_time()
+    for scale in (F(1, 101), F(1, 10**6), F(1, 10**9)):
+        assert [tail_above(scale, failure) for failure in (F(1, 2), F(1), F(1, 10**6))] == [1, 0, 1]
+    assert time.thread_time() - begun < 1
 
 
 def test_exponential_weights() -> None:
