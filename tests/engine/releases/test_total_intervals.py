@@ -75,26 +75,29 @@ def test_they_hold_the_truth(world: World, measure: str, bounds: tuple[int, int,
     table = plan.table.model_copy(update={"max_contributions": too_small})
     false = replace(plan, table=table)
     statistic = plan.mechanism.data_request(plan.params, plan.table)
-    truth, width = TRUTH[measure], noise.half_width(0.025)
+    truth = TRUTH[measure]
     for _ in range(5):
         kept = private.answer(statistic, ()).moment(*moment)
         for _ in range(10):
             drawn = Contributions().draw(params, plan.table, sizes, source).document
             profile = ContributionProfile.from_json(drawn["contributions"])
             noisy = noise.add_noise(kept, source)
+            cuts = [_find_cuts(one, profile, len(keys)) for one in (plan, false)]
+            width = noise.half_width(cuts[0].noise_failure)
 
-            def count(cut: int | None) -> int:
+            def count(cut: int | None, noisy: Any = noisy, width: int = width) -> int:
                 assert cut is not None
                 return int(((noisy - width <= truth) & (truth <= noisy + width + cut)).sum())
 
-            cuts = [_find_cuts(one, profile, len(keys)) for one in (plan, false)]
             now, wrong = (c.units if measure == "count_distinct" else c.rows for c in cuts)
             held += count(now)
             of_noise += count(0)
             of_false += count(wrong)
     cells = 50 * len(keys)
-    assert held >= 0.95 * cells
     is_cut = kept.sum() < truth.sum()
+    # Where nothing is cut the noise has all of 5 %, and a sample less four standard deviations.
+    assert held >= (0.95 * cells if is_cut else 0.95 * cells - 4 * (0.05 * 0.95 * cells) ** 0.5)
+    assert bounds != (12, 24, 24) or cuts[0].noise_failure == FAILURE
     assert (of_noise < 0.9 * cells) == is_cut
     if measure == "count" and bounds == (12, 1, 12):
         # Nobody is said to have two orders in a month, so nothing would be missing.
@@ -111,7 +114,8 @@ def test_a_release_states_them_everywhere(world: World, tmp_path: Path) -> None:
         inside = (frame[f"{name}_low"] <= TRUTH[measure]) & (
             TRUTH[measure] <= frame[f"{name}_high"]
         )
-        assert inside.mean() > 0.8
+        # Five of twelve miss with odds of 1 in 5,000.
+        assert inside.sum() >= 8
         assert (frame[f"{name}_low"] <= frame[f"{name}_noise_low"]).all()
     premise = (
         "hold with 95 %, if no customer has more than 2 rows in a group and 24 in all, as declared"
@@ -122,7 +126,7 @@ def test_a_release_states_them_everywhere(world: World, tmp_path: Path) -> None:
     assert Result.from_json(receipt.result.to_json()) == receipt.result
     assert list_printed_columns(receipt.result)[-1] == "95 % total interval"
     table = receipt.to_pandas()
-    assert ((table["low"] <= TRUTH["count"]) & (TRUTH["count"] <= table["high"])).mean() > 0.8
+    assert ((table["low"] <= TRUTH["count"]) & (TRUTH["count"] <= table["high"])).sum() >= 8
     publish(tmp_path / "out.duckdb", "releases", published_release(receipt))
     assert read_published(tmp_path / "out.duckdb", "releases")
     with duckdb.connect(str(tmp_path / "out.duckdb"), read_only=True) as connection:
