@@ -5,8 +5,8 @@
     SELECT city, COUNT(*) AS n FROM visits GROUP BY city
 
 The name behind ``%%dpsql`` is the variable that holds the answer; without one it is shown only. The
-cell is asked as `dpflow.sql` asks it, with the ledger and tables of ``dpflow.yml``; names of Python
-variables in ``$name`` are its parameters.
+cell is asked as `dpflow.sql` asks it, with the ledger and tables of ``dpflow.yml``, or at the service that
+``dpflow.yml`` or DPFLOW_SERVER names; names of Python variables in ``$name`` are its parameters.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import dpflow
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan, plan_lines
 from dpflow.analyst_sql.parse.source_text import read_source
 from dpflow.api import open_ledger, plan_sql, sql
+from dpflow.catalogue import find_server
 from dpflow.errors import DpflowError, InvalidInput
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -34,16 +36,26 @@ def run_cell(line: str, cell: str, variables: dict[str, Any]) -> Any:
             "cell, such as -- dp: epsilon=0.5"
         )
     parameters = _list_parameters(cell, variables)
-    answer: SqlAnswer | SqlPlan
-    if read_source(cell).explain:
+    answer: SqlAnswer | SqlPlan | dict[str, Any]
+    if server := find_server():
+        client = dpflow.connect(server)
+        ask = client.explain if read_source(cell).explain else client.sql
+        answer = ask(cell, parameters=parameters)
+        if isinstance(answer, dict):
+            _print_plan(answer)
+    elif read_source(cell).explain:
         answer = plan_sql(cell, parameters=parameters)
-        for what, text in plan_lines(answer.explain(open_ledger())):
-            print(f"{what:24} {text}")
+        _print_plan(answer.explain(open_ledger()))
     else:
         answer = sql(cell, parameters=parameters)
     if name:
         variables[name] = answer
     return answer
+
+
+def _print_plan(view: dict[str, Any]) -> None:
+    for what, text in plan_lines(view):
+        print(f"{what:24} {text}")
 
 
 def _list_parameters(cell: str, variables: Mapping[str, Any]) -> dict[str, Any]:
