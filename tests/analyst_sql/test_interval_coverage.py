@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import numpy as np
 import pytest
 
 from dpflow.analyst_sql.answer.answers import run_query
 from dpflow.analyst_sql.noise.noise_intervals import find_intervals
+from dpflow.analyst_sql.noise.noise_selects import ROW_FUNCTIONS
 from dpflow.analyst_sql.noise.released_tables import ReleasedTable
 from dpflow.analyst_sql.releases.cells import Number, additive_plan, find_release, make_width
 from dpflow.core.accounting.events import DiscreteLaplace
@@ -174,6 +176,65 @@ def test_a_sum_of_cells_is_narrower_only_where_each_enters_once(world: World) ->
     union = width(
         f"WITH t AS ({inner}) SELECT SUM(n) AS s FROM (SELECT n FROM t UNION ALL SELECT n FROM t)"
     )
+    repeated = width(f"SELECT SUM(n) AS s FROM (SELECT n, unnest([1, 2, 3, 4]) FROM ({inner}))")
     assert once == filtered and once is not None and twice is not None and union is not None
+    assert repeated is not None and repeated > 3 * once
     assert twice > 1.5 * once and union > 3 * once
     assert width(f"SELECT SUM(n) AS s FROM ({inner}) WHERE n > 10") is None
+
+
+CODES = "t JOIN (VALUES ('Oslo', NULL), ('Rome', 1)) AS c(name, code) ON name = city"
+BOTH, NEITHER = ("exact", "stated"), ("no interval", "no interval")
+
+
+@pytest.mark.parametrize(
+    ("query", "states"),
+    [
+        (f"SELECT CASE WHEN n > 40 THEN code ELSE n END AS v FROM {CODES}", NEITHER),
+        (f"SELECT CASE WHEN n > 40 THEN n + code ELSE n END AS v FROM {CODES}", NEITHER),
+        ("SELECT CASE WHEN n > 40 THEN CAST(NULL AS INTEGER) ELSE n END AS v FROM t", NEITHER),
+        ("SELECT CASE WHEN n > 40 THEN m ELSE n END AS v FROM t LEFT JOIN (SELECT 2 * n AS m, city AS c FROM t WHERE city = 'Rome') ON c = city", NEITHER),
+        ("SELECT TRY_CAST(n AS TINYINT) AS v FROM t", NEITHER),
+        ("SELECT CASE WHEN n > 40 THEN n + 1 WHEN n > 3 THEN abs(-n) * 2 ELSE 0 END AS v FROM t", BOTH),
+        ("SELECT CASE WHEN n > 40 THEN coalesce(n, 0) ELSE least(n, 7) END AS v FROM t", BOTH),
+    ],
+)  # fmt: skip
+def test_what_noise_makes_null_is_in_no_count(
+    world: World, query: str, states: tuple[str, str]
+) -> None:
+    """Where noise chooses between a NULL and a number, how many numbers there are is noise, and so is their
+    sum; a NULL of public values is as good as one that is written.
+    """
+    release = "WITH t AS (SELECT city, COUNT(*) AS n FROM visits GROUP BY city)"
+    text = f"{release} SELECT COUNT(v) AS a, SUM(v) AS b, MAX(v) AS c FROM ({query})"
+    intervals = [column.interval for column in world.ask(text, epsilon=1).columns]
+    assert intervals == [states[0], states[1], states[1]]
+
+
+def test_a_row_that_a_join_lacks_counts_as_none(
+    world: World, tables: tuple[ReleasedTable, ReleasedTable]
+) -> None:
+    """So the other numbers of an expression are still counted, all of which must hold."""
+    query = (
+        "SELECT draw, n AS x FROM t UNION ALL SELECT a.draw, CASE WHEN a.city = 'Oslo' THEN a.n - b.n ELSE c.n END "
+        "FROM t a JOIN t b ON b.draw = a.draw AND b.city = 'Rome' LEFT JOIN t c ON c.draw = a.draw AND c.city = 'none'"
+    )
+    plan = world.ask(f"EXPLAIN {RELEASE} {query}", epsilon=1)
+    intervals = find_intervals(plan.query, [tables[0]], run_query([tables[0]], plan.query).rows)
+    assert intervals is not None and intervals[-1].together >= 2
+
+
+def test_row_functions_are_those_of_duckdb() -> None:
+    """Macros of one value that make several rows, and the second name of unnest."""
+    rows = duckdb.sql(
+        "SELECT DISTINCT function_name FROM duckdb_functions() "
+        "WHERE function_type = 'macro' AND macro_definition ILIKE '%unnest%'"
+    ).fetchall()
+    assert {name for (name,) in rows} <= set(ROW_FUNCTIONS)
+    assert duckdb.sql("SELECT unlist([1, 2])").fetchall() == [(1,), (2,)]
+
+
+def test_what_is_no_number_has_no_interval(world: World) -> None:
+    """Infinite ends times 0."""
+    text = "SELECT COUNT(*) * CAST('inf' AS DOUBLE) * 0 AS x FROM visits"
+    assert world.ask(text, epsilon=1).values[0][0].raw_span is None

@@ -32,6 +32,7 @@ class Known:
         low, high: expressions of its bounds; None where there is no rule.
         count: how many released numbers must be within their widths for the bounds to hold.
         maybe_null: noise may make it NULL, or a number of NULL.
+        never_null: it has a value in every row.
     """
 
     noisy: bool = False
@@ -40,6 +41,7 @@ class Known:
     high: Any = None
     count: Any = None
     maybe_null: bool = False
+    never_null: bool = False
 
     @property
     def ruled(self) -> bool:
@@ -135,7 +137,18 @@ def _read_operands(parts: Sequence[Any], find: Find) -> list[Operand] | None:
     return operands
 
 
-def _make(operands: Sequence[Operand], low: Any, high: Any, maybe_null: bool = False) -> Known:
+def _is_never_null(operand: Operand) -> bool:
+    expression, noise = operand
+    return noise.never_null or isinstance(expression, exp.Literal)
+
+
+def _make(
+    operands: Sequence[Operand],
+    low: Any,
+    high: Any,
+    maybe_null: bool = False,
+    never_null: bool = False,
+) -> Known:
     parts = [noise for _, noise in operands]
     sizes = (sum(1 for _ in islice(end.walk(), _MAX_NODES + 1)) for end in (low, high))
     if any(size > _MAX_NODES for size in sizes):
@@ -147,6 +160,7 @@ def _make(operands: Sequence[Operand], low: Any, high: Any, maybe_null: bool = F
         high,
         add_counts(parts),
         maybe_null or any(noise.maybe_null for noise in parts),
+        never_null,
     )
 
 
@@ -163,11 +177,14 @@ def _read_arithmetic(expression: Any, find: Find) -> Known | None:
     kind = type(expression)
     if kind in (exp.Add, exp.Sub):
         first, second = (other_low, other_high) if kind is exp.Add else (other_high, other_low)
-        return _make(operands, kind(this=low, expression=first), kind(this=high, expression=second))
+        least, most = kind(this=low, expression=first), kind(this=high, expression=second)
+        return _make(operands, least, most, never_null=all(map(_is_never_null, operands)))
     ends = (low, high, other_low, other_high)
     name = "product" if kind is exp.Mul else "quotient"
     least, most = (call_macro(f"{name}_{end}", ends) for end in ("low", "high"))
-    return _make(operands, least, most, kind is exp.Div and operands[1][1].noisy)
+    if kind is exp.Mul:
+        return _make(operands, least, most, never_null=all(map(_is_never_null, operands)))
+    return _make(operands, least, most, operands[1][1].noisy)
 
 
 def _read_negation(expression: Any, find: Find) -> Known | None:
@@ -175,7 +192,8 @@ def _read_negation(expression: Any, find: Find) -> Known | None:
     if operands is None:
         return None
     low, high = _bounds(operands[0])
-    return _make(operands, exp.Neg(this=high), exp.Neg(this=low))
+    ends = exp.Neg(this=high), exp.Neg(this=low)
+    return _make(operands, *ends, never_null=_is_never_null(operands[0]))
 
 
 def _read_abs(expression: Any, find: Find) -> Known | None:
@@ -194,6 +212,7 @@ def _read_abs(expression: Any, find: Find) -> Known | None:
         operands,
         choose(holds_zero, number(0), call(exp.Least, ends)),
         call(exp.Greatest, ends),
+        never_null=_is_never_null(operands[0]),
     )
 
 
@@ -250,7 +269,8 @@ def _read_cast(expression: Any, find: Find) -> Known | None:
         there = exp.Not(this=exp.Is(this=one.copy(), expression=exp.Null()))
         fits = exp.And(this=fits, expression=there)
     low, high = (choose(exp.paren(fits), one) for one in casts)
-    return _make(operands, low, high)
+    is_tried = isinstance(expression, exp.TryCast)
+    return _make(operands, low, high, is_tried, not is_tried and _is_never_null(operands[0]))
 
 
 def _read_extreme(expression: Any, find: Find) -> Known | None:
@@ -260,7 +280,8 @@ def _read_extreme(expression: Any, find: Find) -> Known | None:
     noise = all_bounded([one for _, one in operands])
     lows, highs = zip(*map(_bounds, operands))
     kind = type(expression)
-    return _make(operands, choose(noise, call(kind, lows)), choose(noise, call(kind, highs)))
+    ends = (choose(noise, call(kind, side)) for side in (lows, highs))
+    return _make(operands, *ends, never_null=any(map(_is_never_null, operands)))
 
 
 def _read_coalesce(expression: Any, find: Find) -> Known | None:
@@ -275,7 +296,7 @@ def _read_coalesce(expression: Any, find: Find) -> Known | None:
         # A released number that is NULL is missing, and its value is not noise.
         rest = (exp.Null(), exp.Null()) if operand[1].noisy else (low, high)
         low, high = choose(there, own_low, rest[0]), choose(there, own_high, rest[1])
-    return _make(operands, low, high)
+    return _make(operands, low, high, never_null=any(map(_is_never_null, operands)))
 
 
 def _read_nullif(expression: Any, find: Find) -> Known | None:
@@ -305,6 +326,7 @@ def _read_case(expression: Any, find: Find) -> Known | None:
     if not isinstance(expression, exp.If) and expression.this is not None:
         tests.append(expression.this)
     conditions = [find(test) for test in tests]
+    never_null = default is not None and all(_is_never_null((part, find(part))) for part in results)
     if not any(noise.noisy for noise in conditions):
         ends = [_bounds((part, find(part))) for part in results]
         pair = []
@@ -316,15 +338,16 @@ def _read_case(expression: Any, find: Find) -> Known | None:
             if default is not None:
                 new.set("false" if isinstance(new, exp.If) else "default", ends[-1][side].copy())
             pair.append(exp.paren(new))
-        return _make(operands, pair[0], pair[1])
+        return _make(operands, pair[0], pair[1], never_null=never_null)
     there = all_bounded([noise for _, noise in operands])
     lows, highs = zip(*map(_bounds, operands))
-    maybe_null = default is None or len(present) < len(results)
     noise = _make(
         operands,
         choose(there, call(exp.Least, lows)),
         choose(there, call(exp.Greatest, highs)),
-        maybe_null,
+        # Noise chooses between a NULL of any branch and the others' numbers.
+        not never_null,
+        never_null,
     )
     return replace(noise, sources=noise.sources.union(*(one.sources for one in conditions)))
 

@@ -111,8 +111,7 @@ def find_ranges(
 
 def _read_range(row: Sequence[Any], position: int, start: int) -> ValueRange:
     span = _read_span(row, position, start)
-    # Not a number where infinite ends were subtracted, and in no order then.
-    if span is None or not span[0] <= span[1]:
+    if span is None:
         return UNLIMITED
     low, high = (None if math.isinf(end) else end for end in span)
     return ValueRange(low, high)
@@ -215,4 +214,5 @@ def _read_span(row: Sequence[Any], position: int, start: int) -> tuple[float, fl
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or low is None or high is None:
         return None
-    return float(low), float(high)
+    # Not a number where infinite ends were subtracted, and in no order then.
+    return (float(low), float(high)) if low <= high else None

@@ -208,7 +208,8 @@ class ReleasedNoise:
             name, source = number_column(n), (position, n)
             noise = combine([], frozenset({source}))
             if numeric:
-                noise = beside(name, None, frozenset({source}), released.hidden[n])
+                hidden = released.hidden[n]
+                noise = beside(name, None, frozenset({source}), hidden, not hidden)
             numbers.append(NoisyColumn(name, noise, source if numeric else None))
         # Beside the quotients that they decide on, for which noise may be the reason to be NULL.
         filled = [NoisyColumn(filled_column(n), EXACT) for n in released.filled]
@@ -244,7 +245,7 @@ class SelectSources(ABC):
         self._chosen: frozenset[Source] = frozenset()
         #: The same for the rows that aggregates are over.
         self._rows_chosen: frozenset[Source] = frozenset()
-        self._selected = self._filled_by_noise = False
+        self._selected = self._is_outer = self._filled_by_noise = False
         self._release: int | None = None
         self._groups: list[tuple[Any, Known]] | None = None
         self._aliases: dict[str, Any] = {}
@@ -288,6 +289,7 @@ class SelectSources(ABC):
         if len(self._relations) == 1 and self._relations[0][1] is not None:
             self._release = self._relations[0][1].release
         # A row that noise left out makes a NULL of what may have been a number.
+        self._is_outer = outer
         self._filled_by_noise = outer and (self._selected or bool(self._chosen))
 
     def _add_relation(self, relation: Any) -> None:
@@ -366,7 +368,11 @@ class SelectSources(ABC):
                 return combine([noise])
             table = part.args.get("table")
             return beside(
-                column.name, table, noise.sources, noise.maybe_null or self._filled_by_noise
+                column.name,
+                table,
+                noise.sources,
+                noise.maybe_null or self._filled_by_noise,
+                noise.never_null and not self._is_outer,
             )
         if matches and name.casefold() in self._merged:
             noisy = [column.noise for column in matches if column.noise.noisy]
@@ -392,7 +398,13 @@ class SelectSources(ABC):
         return matches[0].cell if len(matches) == 1 else None
 
 
-def beside(name: str, table: Any, sources: frozenset[Source], maybe_null: bool = False) -> Known:
+def beside(
+    name: str,
+    table: Any,
+    sources: frozenset[Source],
+    maybe_null: bool = False,
+    never_null: bool = False,
+) -> Known:
     """A column of FROM beside which its bounds stand."""
     parts = [
         exp.column(
@@ -401,4 +413,6 @@ def beside(name: str, table: Any, sources: frozenset[Source], maybe_null: bool =
         )
         for end in (LOW, HIGH, COUNT)
     ]
-    return Known(True, sources, parts[0], parts[1], parts[2], maybe_null)
+    # A row that an outer join lacks has no number.
+    count = exp.Coalesce(this=parts[2], expressions=[number(0)])
+    return Known(True, sources, parts[0], parts[1], count, maybe_null, never_null)

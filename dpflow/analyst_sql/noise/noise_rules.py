@@ -107,6 +107,7 @@ def _unite(left: Known, right: Known) -> Known:
             anything,
             sources=left.sources | right.sources,
             maybe_null=left.maybe_null or right.maybe_null,
+            never_null=left.never_null and right.never_null,
         )
     return combine([left, right])
 

@@ -29,6 +29,8 @@ from dpflow.analyst_sql.parse.parsed_parts import strip_alias
 
 _BOUNDED_AGGREGATES = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Median)
 _BOUNDED_WINDOWS = (exp.Sum, exp.Avg, exp.Min, exp.Max)
+#: Functions that make several rows of one, beside ``unnest``.
+ROW_FUNCTIONS = ("generate_subscripts", "regexp_split_to_table", "unlist")
 _ROW_WINDOWS = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
 
 
@@ -40,6 +42,8 @@ class SelectRules(SelectSources):
         select = self._select
         self._read_sources()
         items = self._expand_stars()
+        if any(map(_repeats_rows, [*items, select.args.get("order")])):
+            self._release = None
         self._aliases = {
             item.alias.casefold(): item.this for item in items if isinstance(item, exp.Alias)
         }
@@ -420,6 +424,15 @@ class SelectRules(SelectSources):
             return self.find(part)
         noisy = [one for one in parts if one.noisy]
         return combine(noisy) if noisy else EXACT
+
+
+def _repeats_rows(part: Any) -> bool:
+    """Whether an expression may make several rows of one."""
+    return part is not None and any(
+        isinstance(node, exp.UDTF | exp.Explode | exp.Posexplode)
+        or (isinstance(node, exp.Anonymous) and node.name.casefold() in ROW_FUNCTIONS)
+        for node in part.walk()
+    )
 
 
 def _strip_call(call: Any) -> Any:

@@ -57,7 +57,13 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
     if table.cached_partials == "sealed":
         return None
     query = mechanism.make_query(plan.params, table)
-    counts = [one for one in query.measures if one.measure in ("count", "count_distinct")]
+    # A unit counts once in each block, and no profile says in how many it is.
+    is_repeated = table.protects == "unit-block" and len(set(plan.request.blocks)) != 1
+    counts = [
+        one
+        for one in query.measures
+        if one.measure == "count" or (one.measure == "count_distinct" and not is_repeated)
+    ]
     measures = [*counts, *_sums_within_bounds(query)]
     if query.private or not measures:
         return None

@@ -94,7 +94,9 @@ _LITERALS = ("number", "text", "truth")
 
 
 def _in_rows(reader: Reader, parsed: Any, depth: int) -> Node | None:
-    """``(a, b) IN (('x', 1), ...)``: as DuckDB compares rows, it is never NULL."""
+    """``(a, b) IN (('x', 1), ...)``: it is never NULL. Each pair is compared as ``=`` compares it, so a text beside a
+    time stands for that time.
+    """
     if type(parsed.this).__name__ != "Tuple":
         return None
     row, listed = reader.take_arguments(parsed, "this", "expressions")

@@ -309,3 +309,31 @@ def test_sums_of_values_within_their_bounds_have_one(tmp_path: Path) -> None:
     assert ((table["low"] <= truth) & (truth <= table["high"])).sum() >= 8
     with pytest.raises(ValidationError, match="declares no bounds"):
         Table.model_validate(raw | {"max_contributions": {"rows": 2, "within_bounds": ["state"]}})
+
+
+def test_units_of_several_blocks_have_none(tmp_path: Path) -> None:
+    """Where a unit is protected in each block it counts once in each, so their sum is no number of units."""
+    with duckdb.connect(str(tmp_path / "seen.duckdb")) as connection:
+        connection.execute(
+            "CREATE TABLE seen AS SELECT d AS day, u AS unit FROM range(2) a(d), range(50) b(u)"
+        )
+    declared: dict[str, Any] = {
+        "name": "seen",
+        "database": tmp_path / "seen.duckdb",
+        "privacy_unit": {"column": "unit"},
+        "protects": "unit-block",
+        "block": "day",
+        "contribution_bounds": {"rows": 1},
+        "max_contributions": {"rows": 1},
+        "columns": {"day": {}},
+    }
+    table = Table.model_validate(declared)
+    ledger = dpflow.Ledger(tmp_path / "ledger.sqlite", create=True)
+    ledger.grant("seen", "1000", 0, table=table, principal="owner", confirm_large=True)
+    for blocks, stated in ((("0",), {"count", "count_distinct"}), (("0", "1"), {"count"})):
+        request = ReleaseRequest(
+            name=f"of {len(blocks)}", mechanism="aggregates", table=table, scope="seen", blocks=blocks,
+            params={"epsilon": "100", "measures": ["count", "count_distinct"]},
+        )  # fmt: skip
+        result = dpflow.release(make_plan(request, REGISTRY), ledger=ledger).result
+        assert result.totals is not None and set(result.totals.ends) == stated
