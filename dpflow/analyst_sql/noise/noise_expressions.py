@@ -280,8 +280,8 @@ def _read_extreme(expression: Any, find: Find) -> Known | None:
     noise = all_bounded([one for _, one in operands])
     lows, highs = zip(*map(_bounds, operands))
     kind = type(expression)
-    ends = (choose(noise, call(kind, side)) for side in (lows, highs))
-    return _make(operands, *ends, never_null=any(map(_is_never_null, operands)))
+    low, high = (choose(noise, call(kind, side)) for side in (lows, highs))
+    return _make(operands, low, high, never_null=any(map(_is_never_null, operands)))
 
 
 def _read_coalesce(expression: Any, find: Find) -> Known | None:

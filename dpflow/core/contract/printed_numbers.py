@@ -22,7 +22,7 @@ def print_interval(low: float | None, high: float | None) -> str:
         return ""
     step = _find_step(low, high)
     if step is None:
-        return f"{low:g} to {high:g}" if low != high else f"{low!r} to {high!r}"
+        return f"{low!r} to {high!r}"
     return f"{_round(low, step, ROUND_FLOOR)} to {_round(high, step, ROUND_CEILING)}"
 
 

@@ -50,3 +50,13 @@ def test_a_printed_value_stays_near(value: float, width: float) -> None:
 def test_values(value: object, low: float | None, high: float | None, shown: object) -> None:
     """Rounded where there is noise, and else as they are."""
     assert print_number(value, low, high) == shown
+
+
+@given(st.floats(-1e18, 1e18))
+def test_an_end_beside_an_infinite_one_is_not_rounded(end: float) -> None:
+    """There is no width to round it to."""
+    assert list(map(float, print_interval(end, float("inf")).split(" to "))) == [end, float("inf")]
+    assert list(map(float, print_interval(float("-inf"), end).split(" to "))) == [
+        -float("inf"),
+        end,
+    ]
