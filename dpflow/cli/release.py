@@ -27,6 +27,7 @@ from dpflow.engine import (
     make_plan,
     release_all,
 )
+from dpflow.engine.releases.execute import SEALED_REQUEST
 from dpflow.engine.releases.republish import read_settled
 from dpflow.engine.releases.result_table import (
     list_printed_columns,
@@ -149,7 +150,9 @@ def _show_release(ledger: str | None, release_id: str, output: Path | None, as_j
     if output is not None:
         write_tables([make_table(read_settled(opened, stored))], output)
     if as_json:
-        return show_json({"id": stored.release_id, "request": stored.request, **stored.result})
+        # A service keeps there what it was sent, encrypted: nothing to read.
+        request = {name: v for name, v in stored.request.items() if name != SEALED_REQUEST}
+        return show_json({"id": stored.release_id, "request": request, **stored.result})
     _print_result(
         f"{stored.request.get('name')}: {describe_question(stored.request)} (id {stored.release_id})",
         Result.from_json(stored.result),

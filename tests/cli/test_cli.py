@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from page_runner import inside, run_main
 from dpflow import Ledger, release
 from dpflow.cli.console import explain_entry, show_table
 from dpflow.core.contract.interactive import InteractiveMechanism
-from dpflow.engine import load_request, make_plan
+from dpflow.engine import RunIdentity, load_request, make_plan
 from dpflow.registry import Registry
 from dpflow.tables.access import sandbox
 
@@ -120,6 +121,15 @@ def test_past_releases_are_listed_and_reprinted(tiny: Tiny) -> None:
     shown = json.loads(dpflow(tiny, "release", "--show", paid["release_id"], "--json").stdout)
     assert shown["rows"] == paid["rows"]
     assert paid["release_id"] in dpflow(tiny, "release", "--show", paid["release_id"]).stdout
+
+
+def test_what_a_service_was_sent_is_not_reprinted(tiny: Tiny) -> None:
+    """It is encrypted, and says nothing to a reader."""
+    plan = make_plan(load_request(tiny.file()), Registry.load())
+    run = replace(RunIdentity.of_request(plan.request), sealed_request="c2VhbGVk")
+    receipt = release(plan, ledger=str(tiny.ledger), run_identity=run)
+    shown = dpflow(tiny, "release", "--show", receipt.release_id, "--json").stdout
+    assert "c2VhbGVk" not in shown and json.loads(shown)["request"]["mechanism"] == "count"
 
 
 def test_history_and_verification(tiny: Tiny) -> None:
