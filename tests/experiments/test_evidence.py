@@ -18,7 +18,7 @@ def test_a_line_for_each_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "PREDICTORS", tuple(some_predictors))
     found = evidence.systems(1)
     assert [row[1] for row in found.rows] == ["quantile", "learn_thresholds", "predict_walk"]
-    assert found.rows[1][2] == "441" and found.rows[1][4].startswith("0.05 share of rows")
+    assert found.rows[1][2] == "464" and found.rows[1][4].startswith("0.05 share of rows")
     assert found.broken == []
 
 

@@ -41,9 +41,7 @@ def load_public_table(file: Path) -> RowTable:
         )
     try:
         with duckdb.connect(config={"threads": 1, "autoinstall_known_extensions": False}) as db:
-            db.execute(
-                f"CREATE TEMP TABLE facts AS FROM {reader}(?) LIMIT {MAX_ROWS + 1}", [str(file)]
-            )
+            db.execute(f"CREATE TABLE facts AS FROM {reader}(?) LIMIT {MAX_ROWS + 1}", [str(file)])
             columns = [
                 (str(n), str(kind)) for n, kind, *_ in db.execute("DESCRIBE facts").fetchall()
             ]

@@ -33,8 +33,9 @@ from dpflow.core.contract.results import Result
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import FAILURE, half_width
+from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
-from dpflow_private_learning.building_blocks.hypotheses import read_rule
+from dpflow_private_learning.building_blocks.hypotheses import MAX_END, read_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import SHARE, Counted
 
 P = TypeVar("P", bound=Any)
@@ -89,8 +90,17 @@ class Learner(Counted[P]):
 
     def check_error_count(self, params: P, table: Table) -> None:
         """Refuse in the plan what could not be drawn after the charge."""
-        if self.error_share:
-            common.need_scale(self.error_count_moves(table) / (params.epsilon * self.error_share))
+        if not self.error_share:
+            return
+        common.need_scale(self.error_count_moves(table) / (params.epsilon * self.error_share))
+        for name in self.feature_columns(params):
+            low, high = table.column(name).grid_bounds()
+            # A rule may end one step beside the bounds.
+            if low - 1 < -MAX_END or high + 1 > MAX_END:
+                raise PlanRefused(
+                    f"a rule over {name!r} may end at 2^63 grid steps, and a rule's ends are smaller; take narrower bounds, "
+                    f"or a larger step"
+                )
 
     def state_achieved(
         self, params: P, table: Table, answer: Answer, result: Result, source: Source

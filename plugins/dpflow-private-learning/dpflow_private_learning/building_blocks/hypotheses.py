@@ -28,6 +28,8 @@ from dpflow.errors import InvalidInput
 Bools = NDArray[np.bool_]
 
 _WIDE = 2**63
+#: The largest end of a rule.
+MAX_END = _WIDE - 1
 
 
 class Rule(ABC):

@@ -40,7 +40,7 @@ def test_a_draw_at_one_end_never_fails(name: str, store: Store) -> None:
     """Nor does a row decide the class of its outcome."""
     corner = ENDS[PART.index(name) % 2]
     findings = audit_mechanism(MECHANISMS[name], corner, store, PART.index(name))
-    assert findings.problems == [] and findings.answered + findings.refused == 3
+    assert findings.problems == [] and findings.answered + findings.refused >= 3
 
 
 @pytest.mark.slow
