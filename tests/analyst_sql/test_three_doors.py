@@ -17,7 +17,9 @@ from sql_world import DECLARATION, World, close
 
 import dpflow
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
+from dpflow.engine import fail_closed
 from dpflow.errors import DpflowError, InvalidInput, SqlRefused
+from dpflow.testing.harness import StreamSource
 
 DAY = "2020-01-03"
 #: Spellings of one day, all of them one literal.
@@ -156,8 +158,10 @@ def test_one_day_is_one_canonical_query(timed: World, subject: str) -> None:
         assert all(origin.stored for origin in answer.origins) == (number > 0), text
 
 
-def test_a_block_is_named_by_either_side(tmp_path: Path) -> None:
+def test_a_block_is_named_by_either_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under budgets per block: every spelling reads and charges that block, once."""
+    # One noise, so that only another block's rows could move the count so far.
+    monkeypatch.setattr(fail_closed, "SystemSource", lambda: StreamSource(1))
     world = World(tmp_path)
     world.table = world.declare(
         block="day", protects="unit-block", columns={"age": DECLARATION["columns"]["age"]}
