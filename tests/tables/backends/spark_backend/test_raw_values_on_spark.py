@@ -28,7 +28,7 @@ SPARK_KINDS = [
     # Apache Spark fails on their raw values, so no verification would let it be asked for them.
     and not (IS_CLUSTER and kind.startswith("DECIMAL(38"))
 ]
-PART = sample_cases(SPARK_KINDS, 1 if IS_CLUSTER else 2, joined=True)
+PART = sample_cases(SPARK_KINDS, 1, joined=True)
 
 
 @pytest.fixture(autouse=True)
