@@ -94,7 +94,10 @@ class Learner(Counted[P]):
             return
         common.need_scale(self.error_count_moves(table) / (params.epsilon * self.error_share))
         for name in self.feature_columns(params):
-            low, high = table.column(name).grid_bounds()
+            column = table.columns.get(name)
+            if column is None or column.lower is None:
+                continue  # which the rule's own plan refuses
+            low, high = column.grid_bounds()
             # A rule may end one step beside the bounds.
             if low - 1 < -MAX_END or high + 1 > MAX_END:
                 raise PlanRefused(
