@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 from dpflow.lazy_names import lazy_names
 
+# Whoever reads a declaration reads its source: the kind of source registers itself.
+from dpflow.tables.backends import spark_source as spark_source
+
 if TYPE_CHECKING:
     from dpflow.core.contract.published_release import PublishedRelease as PublishedRelease
     from dpflow.tables.backends.server_addresses import add_address_finder as add_address_finder
