@@ -21,7 +21,7 @@ from dpflow.core.contract.results import Result, Row, Totals
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram
 from dpflow.core.toolbox.noise import FAILURE
-from dpflow.engine import make_plan
+from dpflow.engine import fail_closed, make_plan
 from dpflow.engine.releases.receipt import published_release
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import list_printed_columns
@@ -29,6 +29,7 @@ from dpflow.engine.releases.total_intervals import _find_cuts
 from dpflow.mechanisms.contributions import Contributions, ContributionsParams
 from dpflow.tables import publish, read_published
 from dpflow.tables.private import PrivateTable
+from dpflow.testing.harness import StreamSource
 
 BY = "date_trunc('month', day)"
 TRUTH = {
@@ -104,8 +105,12 @@ def test_they_hold_the_truth(world: World, measure: str, bounds: tuple[int, int,
         assert of_false < 0.9 * cells
 
 
-def test_a_release_states_them_everywhere(world: World, tmp_path: Path) -> None:
+def test_a_release_states_them_everywhere(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SQL's columns, frames, the published table, what is printed; and stored answers keep theirs."""
+    # One noise: by chance three of twelve may miss.
+    monkeypatch.setattr(fail_closed, "SystemSource", lambda: StreamSource(1))
     both = MONTHS.replace("AS n", "AS n, COUNT(DISTINCT customer) AS c")
     answer = world.ask(both)
     frame = answer.to_pandas(intervals=True)
@@ -114,8 +119,7 @@ def test_a_release_states_them_everywhere(world: World, tmp_path: Path) -> None:
         inside = (frame[f"{name}_low"] <= TRUTH[measure]) & (
             TRUTH[measure] <= frame[f"{name}_high"]
         )
-        # Five of twelve miss with odds of 1 in 5,000.
-        assert inside.sum() >= 8
+        assert inside.mean() > 0.8
         assert (frame[f"{name}_low"] <= frame[f"{name}_noise_low"]).all()
     premise = (
         "hold with 95 %, if no customer has more than 2 rows in a group and 24 in all, as declared"
@@ -126,7 +130,7 @@ def test_a_release_states_them_everywhere(world: World, tmp_path: Path) -> None:
     assert Result.from_json(receipt.result.to_json()) == receipt.result
     assert list_printed_columns(receipt.result)[-1] == "95 % total interval"
     table = receipt.to_pandas()
-    assert ((table["low"] <= TRUTH["count"]) & (TRUTH["count"] <= table["high"])).sum() >= 8
+    assert ((table["low"] <= TRUTH["count"]) & (TRUTH["count"] <= table["high"])).mean() > 0.8
     publish(tmp_path / "out.duckdb", "releases", published_release(receipt))
     assert read_published(tmp_path / "out.duckdb", "releases")
     with duckdb.connect(str(tmp_path / "out.duckdb"), read_only=True) as connection:

@@ -40,7 +40,9 @@ def test_a_draw_at_one_end_never_fails(name: str, store: Store) -> None:
     """Nor does a row decide the class of its outcome."""
     corner = ENDS[PART.index(name) % 2]
     findings = audit_mechanism(MECHANISMS[name], corner, store, PART.index(name))
-    assert findings.problems == [] and findings.answered + findings.refused >= 3
+    # All three tables of an example are answered, or all are refused and the next example is asked.
+    assert findings.problems == [] and findings.answered in (0, 3) and findings.refused % 3 == 0
+    assert findings.answered + findings.refused >= 3
 
 
 @pytest.mark.slow
