@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from dpflow.client.interface import Client as Client
     from dpflow.client.interface import PlanView as PlanView
     from dpflow.client.open_client import connect as connect
-    from dpflow.core.contract.declaration import Table as Table
     from dpflow.core.contract.results import Result as Result
     from dpflow.core.contract.results import Row as Row
     from dpflow.engine.prediction.session import PredictionSession as PredictionSession
@@ -94,13 +93,14 @@ if TYPE_CHECKING:
     from dpflow.tables import JsonSource as JsonSource
     from dpflow.tables import ObjectSource as ObjectSource
     from dpflow.tables import ParquetSource as ParquetSource
+    from dpflow.tables import Table as Table
     from dpflow.tables import load_rows as load_rows
     from dpflow.tables import open_rows as open_rows
     from dpflow.tables.access.declarations import load_table as load_table
 
 _MODULES = {
     # declare
-    "Table": "dpflow.core.contract.declaration",
+    "Table": "dpflow.tables",
     "load_table": "dpflow.tables.access.declarations",
     "load_rows": "dpflow.tables",
     "CsvSource": "dpflow.tables",

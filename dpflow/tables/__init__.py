@@ -16,6 +16,7 @@ from dpflow.lazy_names import lazy_names
 from dpflow.tables.backends import spark_source as spark_source
 
 if TYPE_CHECKING:
+    from dpflow.core.contract.declaration import Table as Table
     from dpflow.core.contract.published_release import PublishedRelease as PublishedRelease
     from dpflow.tables.backends.server_addresses import add_address_finder as add_address_finder
     from dpflow.tables.language.grouping import declare_columns as declare_columns
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from dpflow.tables.source_checks import column_types as column_types
 
 _MODULES = {
+    "Table": "dpflow.core.contract.declaration",
     "CsvFormat": "dpflow.tables.loading.csv_files",
     "CsvSource": "dpflow.tables.loading.csv_files",
     "JsonSource": "dpflow.tables.loading.sources",
