@@ -21,6 +21,7 @@ from dpflow.analyst_sql.releases.cells import Cells
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.contract.result_fields import clip_number
 from dpflow.core.contract.results import NO_VALUE, ValueRange
+from dpflow.core.contract.totals import MeanTotal, TermTotal
 from dpflow.errors import QueryFailed
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult
 
@@ -31,7 +32,7 @@ def compute_answer(
     origins: Sequence[Origin],
     notes: Sequence[str],
     keys: KeyReader,
-    totals: Mapping[tuple[SelectQuery, SqlAggregate], tuple[float, float]] | None = None,
+    totals: Mapping[tuple[SelectQuery, SqlAggregate], TermTotal | MeanTotal] | None = None,
 ) -> SqlAnswer:
     """All that is computed from released numbers, in DuckDB; with intervals where a rule covers them.
 
@@ -72,9 +73,10 @@ def compute_answer(
             ends = totals[aggregate]
             cells_of = [_add_total(cell, ends, range) for cell, range in zip(cells_of, limits)]
         clipped = sum(cell.clipped for cell in cells_of)
-        columns.append(
-            AnswerColumn(_number_name(columns, name), kind, one.confidence, interval, clipped)
-        )
+        has_total = any(cell.total is not None for cell in cells_of)
+        total: IntervalKind = "stated" if has_total else "no interval" if one.noisy else "exact"
+        name = _number_name(columns, name)
+        columns.append(AnswerColumn(name, kind, one.confidence, interval, clipped, total))
         computed.append(cells_of)
     marked = [
         f"{column.name}: at least {column.confidence} % noise interval"
@@ -110,11 +112,12 @@ def _clip_value(
     return Released(number.value, low, high, noisy, number.clipped, value, span)
 
 
-def _add_total(cell: Released, ends: tuple[float, float], limits: ValueRange) -> Released:
+def _add_total(cell: Released, ends: TermTotal | MeanTotal, limits: ValueRange) -> Released:
     """A value with the total interval of the released number that it is."""
-    if isinstance(cell.raw_value, bool) or not isinstance(cell.raw_value, int | float):
+    value, span = cell.raw_value, cell.raw_span
+    if span is None or isinstance(value, bool) or not isinstance(value, int | float):
         return cell
-    low, high = cell.raw_value - ends[0], cell.raw_value + ends[1]
+    low, high = ends.find_span(value, (span[1] - span[0]) / 2)
     return replace(cell, total=(limits.clip(float(low)), limits.clip(float(high))))
 
 

@@ -51,6 +51,7 @@ from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteGaussian
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NONE, Result
+from dpflow.core.contract.totals import MeanTotal, TermTotal
 from dpflow.engine.planning.precheck import check_source
 from dpflow.engine.releases.choose_bounds import BoundsChooser
 from dpflow.engine.releases.execute import release_all
@@ -348,7 +349,7 @@ def answer_sql(
     answered: list[tuple[QueryPart, Cells]] = []
     origins: list[Origin] = []
     notes = list(plan.unpaid)
-    totals: dict[tuple[SelectQuery, SqlAggregate], tuple[float, float]] = {}
+    totals: dict[tuple[SelectQuery, SqlAggregate], TermTotal | MeanTotal] = {}
     for part, stored in zip(plan.parts, plan.stored):
         query = part.part.queries[0]
         if stored is not None:
@@ -394,8 +395,8 @@ def answer_sql(
 
 def _totals_of(
     part: QueryPart, result: Result
-) -> dict[tuple[SelectQuery, SqlAggregate], tuple[float, float]]:
-    """The ends of total intervals of a part's numbers, where its release knows some."""
+) -> dict[tuple[SelectQuery, SqlAggregate], TermTotal | MeanTotal]:
+    """What the total intervals of a part's numbers follow from, where its release knows some."""
     known = {} if result.totals is None else result.totals.ends
     return {
         (query, aggregate): known[label]

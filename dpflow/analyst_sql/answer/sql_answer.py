@@ -57,6 +57,7 @@ class AnswerColumn:
             there is no noise, or no interval.
         interval: ``exact`` without noise; ``stated``; ``no interval`` where no sound rule covers the noise.
         clipped: how many values, or intervals, reached outside their public range.
+        total: the same as ``interval``, of noise and truncation together.
     """
 
     name: str
@@ -64,6 +65,7 @@ class AnswerColumn:
     confidence: int | None = None
     interval: IntervalKind = "exact"
     clipped: int = 0
+    total: IntervalKind = "exact"
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class SqlAnswer:
                 "noise_low": [cell.low for cell in cells],
                 "noise_high": [cell.high for cell in cells],
             }
-            if any(cell.total is not None for cell in cells):
+            if column.total == "stated":
                 totals = [cell.total or (None, None) for cell in cells]
                 beside |= {"low": [low for low, _ in totals], "high": [high for _, high in totals]}
             if raw:
@@ -164,7 +166,7 @@ class SqlAnswer:
                 continue
             heads.append(f"{column.name}: {column.confidence} % noise interval")
             columns.append([print_interval(cell.low, cell.high) for cell in cells])
-            if any(cell.total is not None for cell in cells):
+            if column.total == "stated":
                 heads.append(f"{column.name}: 95 % total interval")
                 columns.append([print_interval(*(cell.total or (None, None))) for cell in cells])
         return heads, list(zip(*columns))
@@ -220,6 +222,7 @@ class SqlAnswer:
                     "name": one.name,
                     "type": one.kind,
                     "interval": one.interval,
+                    "total": one.total,
                     "confidence": one.confidence,
                     "clipped": one.clipped,
                 }

@@ -135,7 +135,7 @@ def clip_row(row: Row, result: Result) -> ClippedNumber:
     ends = None if result.totals is None else result.totals.ends.get(row.measure)
     if ends is None:
         return number
-    low, high = (limits.clip(float(end)) for end in (value - ends[0], value + ends[1]))
+    low, high = (limits.clip(float(end)) for end in ends.find_span(value, width))
     return replace(number, low=low, high=high)
 
 

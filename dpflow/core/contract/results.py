@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpflow.core.contract.totals import Totals
+
 
 @dataclass(frozen=True)
 class Row:
@@ -77,19 +79,6 @@ class Synthetic:
 
 
 @dataclass(frozen=True)
-class Totals:
-    """How far counts and sums may be from the truth, noise and truncation together.
-
-    Attributes:
-        ends: by measure, how far the truth may lie below and above each number, at 95 %.
-        statement: what that rests on; or of which rows counts are, where it is not known what they lack.
-    """
-
-    ends: Mapping[str, tuple[float, float]] = field(hash=False)
-    statement: str
-
-
-@dataclass(frozen=True)
 class Result:
     """The rows of one release, in an order that tells nothing about the table.
 
@@ -116,8 +105,7 @@ class Result:
         if self.ranges:
             data["ranges"] = {name: [one.low, one.high] for name, one in self.ranges.items()}
         if self.totals is not None:
-            ends = {name: list(pair) for name, pair in self.totals.ends.items()}
-            data["totals"] = {"ends": ends, "statement": self.totals.statement}
+            data["totals"] = self.totals.to_json()
         if self.document:
             data["document"] = dict(self.document)
         if self.synthetic is not None:
@@ -135,9 +123,7 @@ class Result:
         rows = (_read_row(*row) for row in data["rows"])
         ranges = {name: ValueRange(*ends) for name, ends in data.get("ranges", {}).items()}
         totals = data.get("totals")
-        if totals is not None:
-            ends = {name: (float(low), float(high)) for name, (low, high) in totals["ends"].items()}
-            totals = Totals(ends, str(totals["statement"]))
+        totals = None if totals is None else Totals.from_json(totals)
         return cls(tuple(rows), data.get("document", {}), synthetic or None, ranges, totals)
 
 

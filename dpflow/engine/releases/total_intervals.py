@@ -1,4 +1,4 @@
-"""Total intervals: what a count or sum can be, noise and truncation together.
+"""Total intervals: what a count, sum or mean can be, noise and truncation together.
 
 An interval of the noise is about the rows that the bounds kept. What they cut is known from above where
 a contribution profile counts the same rows: let U be the upper limit on the units that reach more
@@ -14,8 +14,10 @@ together with 97.5 %; so it holds with 95 %, if the declared maximum does. Where
 is used, and w is that of 95 %. A sum lacks the values of the rows that are cut: each moves it by [l, h], the
 declared bounds with 0, so its interval is [x - w + l cut, x + w + h cut]. That is the sum of the values as
 they are where everybody knows that none is clamped or rounded (``within_bounds``); of other columns it is not
-stated. It is stated for such sums, and for counts of
-rows and of units over public keys. A profile counts the same rows if it was made of the same
+stated. A mean of such a column mixes the rows that counted and those that are cut
+(`dpflow.core.contract.totals`); truncation takes sum and number of a unit's values down together, so what is
+cut is within the bounds, too. It is stated for such sums and means, and for counts of
+rows and of units over public keys; not for variances. A profile counts the same rows if it was made of the same
 snapshot, without a condition, and of these blocks at least. What a WHERE leaves out only lowers what
 is cut. Rows without a unit count nowhere.
 """
@@ -25,8 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpflow.core.contract.contribution import GroupBounds
-from dpflow.core.contract.results import Totals
-from dpflow.core.toolbox.aggregate import MeasureMechanism
+from dpflow.core.contract.totals import MeanTotal, TermTotal, Totals
+from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.contribution_profile import ContributionProfile
 from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import FAILURE
@@ -41,7 +43,7 @@ from dpflow.tables import declare_groups
 
 
 def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
-    """How far the counts and sums of a release may be from the truth, and what that rests on; None where nothing
+    """How far the counts, sums and means of a release may be from the truth, and what that rests on; None where nothing
     can be said. Reads no row.
 
     Args:
@@ -64,7 +66,7 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
         for one in query.measures
         if one.measure == "count" or (one.measure == "count_distinct" and not is_repeated)
     ]
-    measures = [*counts, *_sums_within_bounds(query)]
+    measures = [*counts, *_measures_within_bounds(query)]
     if query.private or not measures:
         return None
     profile = _find_fitting(plan, ledger, snapshot)
@@ -72,14 +74,12 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
         return None
     cuts = _find_cuts(plan, profile, None if query.group_keys is None else len(query.group_keys))
     release = mechanism.choose_release(plan.params, table)[0]
-    ends: dict[str, tuple[float, float]] = {}
+    ends: dict[str, TermTotal | MeanTotal] = {}
     for measure in measures:
         cut = cuts.units if measure.measure == "count_distinct" else cuts.rows
-        if cut is None:
-            continue
-        width = query.error_bound(measure, release.tails(measure, cuts.noise_failure))
-        below, above = _term_range(query, measure)
-        ends[mechanism.measure_label(measure)] = (width + below * cut, width + above * cut)
+        if cut is not None:
+            total = _find_total(release, measure, cut, cuts.noise_failure)
+            ends[mechanism.measure_label(measure)] = total
     statements = []
     if ends:
         within = [one.column for one in measures if one.column and cuts.rows is not None]
@@ -98,11 +98,35 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
     return Totals(ends, "; ".join(statements)) if statements else None
 
 
-def _sums_within_bounds(query: Query) -> list[Measure]:
-    """Sums of columns of which everybody knows that no value is clamped or rounded."""
+def _measures_within_bounds(query: Query) -> list[Measure]:
+    """Sums and means of columns of which everybody knows that no value is clamped or rounded."""
     largest = query.table.max_contributions
     names = () if largest is None else largest.within_bounds
-    return [one for one in query.measures if one.measure == "sum" and one.column in names]
+    return [one for one in query.measures if one.measure in ("sum", "mean") and one.column in names]
+
+
+def _find_total(
+    release: Release, measure: Measure, cut: int, failure: float
+) -> TermTotal | MeanTotal:
+    query, tails = release.query, release.tails(measure, failure)
+    if measure.measure == "mean":
+        assert measure.column is not None
+        grid = query.columns[measure.column]
+        moments = (("sum", measure.column), query.count_moment(measure.column))
+        stated = release.tails(measure)
+        low, high = grid.term_range("sum")
+        return MeanTotal(
+            low,
+            high,
+            grid.centre,
+            grid.step,
+            (stated[moments[0]], stated[moments[1]]),
+            (tails[moments[0]], tails[moments[1]]),
+            cut,
+        )
+    width = query.error_bound(measure, tails)
+    below, above = _term_range(query, measure)
+    return TermTotal(width + below * cut, width + above * cut)
 
 
 def _term_range(query: Query, measure: Measure) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,16 @@ import numpy as np
 import pytest
 from orders_world import MONTHS, REGISTRY, World
 from pydantic import ValidationError
+from scipy.stats import binom
 
 import dpflow
 from dpflow.core.contract.contribution import MaxContributions
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import UnitSizes
-from dpflow.core.contract.results import Result, Row, Totals
-from dpflow.core.sampling.randomness import SystemSource
+from dpflow.core.contract.results import Result, Row
+from dpflow.core.contract.totals import MeanTotal, TermTotal, Totals
 from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram
+from dpflow.core.toolbox.moments import CentredColumn
 from dpflow.core.toolbox.noise import FAILURE
 from dpflow.engine import fail_closed, make_plan
 from dpflow.engine.releases.receipt import published_release
@@ -71,7 +74,7 @@ def test_they_hold_the_truth(world: World, measure: str, bounds: tuple[int, int,
     ((moment, noise),) = release.noises.items()
     private, held, of_noise, of_false = PrivateTable(plan.table), 0, 0, 0
     sizes = private.answer(UnitSizes((plan.params.by,)), ())
-    params, source = ContributionsParams(epsilon=1, groupings=(plan.params.by,)), SystemSource()
+    params, source = ContributionsParams(epsilon=1, groupings=(plan.params.by,)), StreamSource(3)
     too_small = declare(world, rows=5, rows_per_group={"day": {"month": 1}}).max_contributions
     table = plan.table.model_copy(update={"max_contributions": too_small})
     false = replace(plan, table=table)
@@ -96,8 +99,9 @@ def test_they_hold_the_truth(world: World, measure: str, bounds: tuple[int, int,
             of_false += count(wrong)
     cells = 50 * len(keys)
     is_cut = kept.sum() < truth.sum()
-    # Where nothing is cut the noise has all of 5 %, and a sample less four standard deviations.
-    assert held >= (0.95 * cells if is_cut else 0.95 * cells - 4 * (0.05 * 0.95 * cells) ** 0.5)
+    # Where nothing is cut the noise has all of 5 %, and cells are independent: if they hold with 95 %, fewer
+    # hold than this with a probability of 0.001 (the exact test: Clopper, Pearson 1934).
+    assert held >= (binom.ppf(0.001, cells, 0.95) if not is_cut else 0.95 * cells)
     assert bounds != (12, 24, 24) or cuts[0].noise_failure == FAILURE
     assert (of_noise < 0.9 * cells) == is_cut
     if measure == "count" and bounds == (12, 1, 12):
@@ -196,7 +200,8 @@ def test_what_is_declared_changes_no_question(world: World) -> None:
 
 
 def test_totals_are_stored_exactly() -> None:
-    totals = Totals({"count": (3.0, 40.0)}, "if")
+    mean = MeanTotal(-5, 5, 5, 0.25, (3.0, 2.5), (4.0, 3.5), 7)
+    totals = Totals({"count": TermTotal(3.0, 40.0), "mean": mean}, "if")
     result = Result((Row("", "count", 5, 2.0),), totals=totals)
     assert Result.from_json(result.to_json()) == result
 
@@ -204,20 +209,21 @@ def test_totals_are_stored_exactly() -> None:
 def test_no_group_lacks_more_than_the_cut(tmp_path: Path) -> None:
     """Every unit with up to three rows in each of two groups, under several bounds, and a profile without
     noise: no group lacks more rows than said, and with both groups kept some lacks as many; and no sum
-    lacks more than these rows could have.
+    lacks more than these rows could have. Whatever noise tails of a twentieth allow, the true mean is in its
+    total interval; without the cut some miss it.
     """
     vectors = [(a, b) for a in range(4) for b in range(4) if a + b]
     with duckdb.connect(str(tmp_path / "tiny.duckdb")) as connection:
         connection.execute("CREATE TABLE tiny (day INTEGER, unit INTEGER, part TEXT, gain INTEGER)")
         for day, vector in enumerate(vectors):
             rows = [(day, 1, key) for key, number in zip("AB", vector) for _ in range(number)]
-            gains = [(3, -2, 1 - 3 * (place % 2))[day % 3] for place in range(len(rows))]
+            patterns = ((3,), (-2,), (1, -2), (3, None, -2), (None, 3, 3))
+            gains = [(pattern := patterns[day % 5])[n % len(pattern)] for n in range(len(rows))]
             connection.executemany(
                 "INSERT INTO tiny VALUES (?, ?, ?, ?)", [(*row, g) for row, g in zip(rows, gains)]
             )
-        true_gains: dict[int, dict[str, int]] = {day: {"A": 0, "B": 0} for day in range(15)}
-        for day, key, gain in connection.execute("SELECT day, part, gain FROM tiny").fetchall():
-            true_gains[day][key] += gain
+        sums = "SELECT day, part, coalesce(sum(gain), 0), avg(gain) FROM tiny GROUP BY ALL"
+        truths = {(day, key): true for day, key, *true in connection.execute(sums).fetchall()}
     declared: dict[str, Any] = {
         "name": "tiny",
         "database": tmp_path / "tiny.duckdb",
@@ -228,18 +234,18 @@ def test_no_group_lacks_more_than_the_cut(tmp_path: Path) -> None:
         "columns": {"part": {"public_keys": ["A", "B"]}, "gain": {"lower": -2, "upper": 3}},
     }
     exact: Any = SimpleNamespace(sum_half_width=lambda terms, failure: 0)
-    bins = tuple(range(1, 7))
+    bins, missed = tuple(range(1, 7)), 0
     for groups, in_each, rows in [(2, 1, 6), (2, 2, 6), (2, 3, 3), (2, 3, 5), (2, 2, 3), (1, 3, 3)]:
         bounds = {"rows": rows, "groups": groups, "rows_per_group": in_each}
         table = Table.model_validate(declared | {"contribution_bounds": bounds})
         request = ReleaseRequest(
             name="tiny", mechanism="aggregates", table=table, scope="tiny", blocks=("0",),
-            params={"by": "part", "epsilon": "1", "measures": ["count", {"measure": "sum", "column": "gain"}]},
+            params={"by": "part", "epsilon": "1", "measures": ["count", *MEASURES]},
         )  # fmt: skip
         plan = make_plan(request, REGISTRY)
         statistic, private = plan.mechanism.data_request(plan.params, table), PrivateTable(table)
         query = plan.mechanism.make_query(plan.params, table)  # type: ignore[union-attr]
-        is_tight = False
+        grid, is_tight = query.columns["gain"], False
         for day, vector in enumerate(vectors):
             sizes = [
                 SizeHistogram(bins, tuple(int(size == n) for n in bins), exact)
@@ -250,13 +256,38 @@ def test_no_group_lacks_more_than_the_cut(tmp_path: Path) -> None:
             kept = private.answer(statistic, [str(day)])
             lacking = dict(zip("AB", vector))
             lost = [lacking[key] - n for key, n in zip(kept.keys, kept.rows.tolist(), strict=True)]
-            (gained,) = (kept.moment(*m).tolist() for m in query.moments if m[0] == "sum")
-            centre = query.columns["gain"].centre
-            for key, n, gain in zip(kept.keys, kept.rows.tolist(), gained, strict=True):
-                assert -2 * cut <= true_gains[day][key] - (gain + centre * n) <= 3 * cut
+            gained, values = (kept.moment(what, "gain").tolist() for what in ("sum", "values"))
+            for key, n, gain in zip(kept.keys, values, gained, strict=True):
+                true_sum, mean = truths.get((day, key), (0, None))
+                assert -2 * cut <= true_sum - (gain + grid.centre * n) <= 3 * cut
+                if mean is not None:
+                    assert count_misses(grid, n, gain, mean, cut) == 0, (vector, bounds)
+                    missed += count_misses(grid, n, gain, mean, 0)
             assert min(lost) >= 0 and max(lost) <= cut, (vector, bounds)
             is_tight |= 0 < cut == max(lost)
         assert is_tight or groups == 1, bounds
+    assert missed > 0
+
+
+MEASURES = [{"measure": name, "column": "gain"} for name in ("sum", "mean")]
+
+
+def count_misses(grid: CentredColumn, n: int, gain: int, truth: float, cut: int) -> int:
+    """How often the total interval of a mean misses the truth, over noise at its ends and none."""
+    tail, (low, high) = 0.05, grid.term_range("sum")
+    total = MeanTotal(low, high, grid.centre, grid.step, (tail, tail), (tail, tail), cut)
+    noises = tail * np.array(list(itertools.product((-1, 0, 1), repeat=2)))
+    noisy: Any = {"n": n + noises[:, 0], "sum": gain + noises[:, 1]}
+    sizes = np.maximum(noisy["n"], 1e-9)
+    means = np.clip(noisy["sum"] / sizes, low, high)
+    errors, _ = grid.ratio_errors(sizes, means, means, {"n": tail, "sum": tail})
+    # Where there may be no values a mean is not stated.
+    spans = [
+        total.find_span(mean + grid.centre, min(error, high - low))
+        for size, mean, error in zip(sizes.tolist(), means.tolist(), errors.tolist())
+        if size > tail
+    ]
+    return sum(not low - 1e-9 <= truth <= high + 1e-9 for low, high in spans)
 
 
 def test_the_last_bin_begins_at_the_declared_maximum(world: World) -> None:
@@ -305,7 +336,8 @@ def test_sums_of_values_within_their_bounds_have_one(tmp_path: Path) -> None:
     cut = world.release(
         "sum", params={"column": "gain", "by": BY}, contribution_bounds={"groups": 6, "rows": 6}
     )
-    below, above = cut.result.totals.ends["sum"]
+    ends = cut.result.totals.ends["sum"]
+    below, above = ends.below, ends.above
     # Some 100 customers in more than six months, with two rows in each: of -4 at least, and 7 at most.
     lacking = (above - below) / (7 - 4)
     assert 100 <= lacking <= 1000 and below - 4 * lacking == pytest.approx(above - 7 * lacking)
@@ -313,6 +345,45 @@ def test_sums_of_values_within_their_bounds_have_one(tmp_path: Path) -> None:
     assert ((table["low"] <= truth) & (truth <= table["high"])).sum() >= 8
     with pytest.raises(ValidationError, match="declares no bounds"):
         Table.model_validate(raw | {"max_contributions": {"rows": 2, "within_bounds": ["state"]}})
+
+
+def test_means_have_one_that_holds(tmp_path: Path) -> None:
+    """Heavy customers spend more, so bounds move the mean: noise intervals miss the truth, total ones
+    hold it, and say so in frames, SQL and types. A variance has none.
+    """
+    world = World(tmp_path)
+    with duckdb.connect(str(tmp_path / "orders.duckdb")) as connection:
+        amount = "CASE WHEN customer % 10 = 0 THEN 9.5 ELSE 0.5 END AS amount"
+        connection.execute(f"CREATE OR REPLACE TABLE orders AS SELECT *, {amount} FROM orders")
+        truths = connection.execute(
+            f"SELECT {BY} AS k, avg(amount) AS n FROM orders GROUP BY ALL ORDER BY k"
+        ).df()["n"]
+    raw = declare(world, **LARGEST).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+    raw["columns"] |= {"amount": {"lower": 0, "upper": 10, "step": "0.5"}}
+    raw["max_contributions"] |= {"within_bounds": ["amount"]}
+    world.table = Table.model_validate(raw)
+    world.release("contributions", params={"epsilon": "20"})
+    bounds = "-- dp: groups=2, rows_per_group=2, rows_per_unit=2"
+    text = f"{bounds}\nSELECT {BY} AS m, AVG(amount) AS a, VARIANCE(amount) AS v FROM orders GROUP BY ALL ORDER BY m"
+    answer = world.ask(text, epsilon="50")
+    frame = answer.to_pandas(intervals=True)
+    assert [column.total for column in answer.columns] == ["exact", "stated", "no interval"]
+    held = (frame["a_low"] <= truths) & (truths <= frame["a_high"])
+    of_noise = (frame["a_noise_low"] <= truths) & (truths <= frame["a_noise_high"])
+    # January and February; later months have heavy customers alone.
+    assert held[:2].all() and not of_noise[:2].any()
+    assert (frame["a_high"] - frame["a_low"])[:2].max() < 8
+    assert any("total intervals of mean(amount) hold" in note for note in answer.notes)
+    fixed = {"groups": 2, "rows_per_group": 2, "rows": 2}
+    fields: dict[str, Any] = {"params": {"column": "amount", "by": BY, "epsilon": "50"}}
+    table = world.release("mean", contribution_bounds=fixed, **fields).to_pandas()
+    assert ((table["low"] <= truths) & (truths <= table["high"]))[:2].all()
+    # Nothing is cut: one interval.
+    world.table = Table.model_validate(raw | {"contribution_bounds": {"rows": 24}})
+    whole = {"groups": 12, "rows_per_group": 2, "rows": 24}
+    table = world.release("mean", contribution_bounds=whole, name="all", **fields).to_pandas()
+    assert np.allclose(table["low"], table["noise_low"]) and table["low"].notna().all()
+    assert np.allclose(table["high"], table["noise_high"])
 
 
 def test_units_of_several_blocks_have_none(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""Total intervals: how far released numbers may be from the truth, noise and truncation together.
+
+A mean is not moved by a constant. The truth mixes the rows that counted, whose mean is in its noise
+interval [a, b], and at most C rows that were cut, whose values are in the column's bounds [l, h]. Of all
+values the cut ones are a share of C / (N + C) at most, where N is the least number that counted; so the
+truth is between a - (a - l) C / (N + C) and b + (h - b) C / (N + C). The noisy number of values is not
+released with a mean, and need not be: value and half-width determine it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TermTotal:
+    """Of a count or sum.
+
+    Attributes:
+        below, above: how far the truth may lie below and above the number.
+    """
+
+    below: float
+    above: float
+
+    def find_span(self, value: float, half_width: float) -> tuple[float, float]:
+        """The total interval of a number."""
+        return value - self.below, value + self.above
+
+
+@dataclass(frozen=True)
+class MeanTotal:
+    """Of a mean. Numbers are in steps of the column's grid, if not said otherwise.
+
+    Attributes:
+        low, high: the bounds, from the centre.
+        centre: what sums were taken around.
+        step: of the grid, in the column's unit.
+        tails: half-widths of the noisy sum and number of values by which the released half-width was
+            computed.
+        wide_tails: those that hold together with what limits the cut.
+        cut: rows that a group lacks, at most.
+    """
+
+    low: float
+    high: float
+    centre: float
+    step: float
+    tails: tuple[float, float]
+    wide_tails: tuple[float, float]
+    cut: int
+
+    def find_span(self, value: float, half_width: float) -> tuple[float, float]:
+        """The total interval of a mean."""
+        mean, error = value / self.step - self.centre, half_width / self.step
+        below, above = self.low, self.high
+        # A half-width as wide as the bounds may have been cut off, and tells no number.
+        if error < (self.high - self.low) * (1 - 1e-9):
+            size = self.tails[1] + (self.tails[0] + abs(mean) * self.tails[1]) / error
+            least = size - self.wide_tails[1]
+            if least > 0:
+                error = (self.wide_tails[0] + abs(mean) * self.wide_tails[1]) / least
+                share = self.cut / (least + self.cut)
+                below = max(self.low, mean - error)
+                above = min(self.high, mean + error)
+                below -= share * (below - self.low)
+                above += share * (self.high - above)
+        return (below + self.centre) * self.step, (above + self.centre) * self.step
+
+
+@dataclass(frozen=True)
+class Totals:
+    """How far counts, sums and means may be from the truth, noise and truncation together.
+
+    Attributes:
+        ends: by measure, from what a number's interval of 95 % follows.
+        statement: what that rests on; or of which rows counts are, where it is not known what they lack.
+    """
+
+    ends: Mapping[str, TermTotal | MeanTotal] = field(hash=False)
+    statement: str
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON from which `from_json` makes an equal object."""
+        ends = {name: asdict(one) for name, one in self.ends.items()}
+        return {"ends": ends, "statement": self.statement}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Totals:
+        """The inverse of `to_json`."""
+        return cls(
+            {name: _read_total(one) for name, one in data["ends"].items()}, str(data["statement"])
+        )
+
+
+def _read_total(data: Mapping[str, Any]) -> TermTotal | MeanTotal:
+    if "cut" not in data:
+        return TermTotal(**data)
+    pairs = {name: tuple(data[name]) for name in ("tails", "wide_tails")}
+    return MeanTotal(**{**data, **pairs})
