@@ -62,3 +62,8 @@ class World:
     def ask(self, text: str = MONTHS, **options: Any) -> Any:
         options = {"epsilon": "2", "scope": "orders"} | options
         return dpflow.sql(text, tables=[self.table], ledger=self.ledger, **options)
+
+    def read(self, text: str) -> Any:
+        """The true answer of a query, as a frame."""
+        with duckdb_file(self.table.database) as connection:
+            return connection.execute(text).df()

@@ -4,14 +4,19 @@ A histogram has bins of sizes, such as 5 to 6 rows. Of what it says two things a
 of what a bound cuts, to choose bounds by: numbers within their noise count as none there. And an
 upper limit on the number of units above a bound, which holds with a stated probability whatever the
 rows are.
+
+A grouping that no histogram counts is bounded by those of what it is computed from. A unit has no more
+groups of several columns together than the product of its groups of each. So if it has more than s t of two,
+it has more than s of the first or more than t of the second: their limits add up.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -97,6 +102,102 @@ class SizeHistogram:
         """The start of the last bin that noise does not explain; 1 if all may be empty."""
         occupied = np.flatnonzero(self.estimates)
         return self.starts[int(occupied[-1])] if occupied.size else 1
+
+
+@dataclass(frozen=True)
+class Marginal:
+    """Units by their groups of one thing that a grouping is computed from.
+
+    Attributes:
+        histogram: of its groups.
+        further: groups that a unit may have beyond those, such as that of rows without a value.
+        largest: groups that no unit exceeds; None where nothing says so.
+    """
+
+    histogram: SizeHistogram
+    further: int = 0
+    largest: int | None = None
+
+    def limit_above(self, size: int, failure: float) -> int:
+        """A number that at most so many units have more than ``size`` groups, but with this probability."""
+        if self.largest is not None and size >= self.largest:
+            return 0
+        return self.histogram.limit_above(size - self.further, failure)
+
+    def list_sizes(self, most: int) -> list[int]:
+        """Where limits change, up to a size."""
+        ends = [start - 1 + self.further for start in self.histogram.starts]
+        sizes = {*ends, self.largest or most, most}
+        return sorted(size for size in sizes if 1 <= size <= most)
+
+    @property
+    def classes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Estimated units, and their groups, from the fewest on."""
+        sizes = self.histogram.sizes + self.further
+        return self.histogram.estimates, np.minimum(sizes, self.largest or math.inf)
+
+
+@dataclass(frozen=True)
+class JointHistogram:
+    """What histograms of its parts say of the groups of several things together: bounds from above.
+
+    Attributes:
+        parts: at least one.
+    """
+
+    parts: tuple[Marginal, ...]
+
+    def limit_above(self, size: int, failure: float = FAILURE) -> int:
+        """A number that at most so many units have more than ``size`` groups, but with this probability."""
+        # Noise chooses among these limits, so they hold together.
+        each = failure / sum(len(part.histogram.starts) for part in self.parts)
+
+        @cache
+        def search(place: int, size: int) -> int:
+            part = self.parts[place]
+            if place == len(self.parts) - 1:
+                return part.limit_above(size, each)
+            sizes = part.list_sizes(size)
+            return min(part.limit_above(s, each) + search(place + 1, size // s) for s in sizes)
+
+        return search(0, size)
+
+    @cached_property
+    def _classes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        units, sizes = couple_classes([part.classes for part in self.parts])
+        return units[::-1], np.prod(sizes, axis=0)[::-1]
+
+    @property
+    def estimates(self) -> NDArray[np.float64]:
+        """Units by groups, if those with most groups of one part have most of each."""
+        return self._classes[0]
+
+    @property
+    def sizes(self) -> NDArray[np.float64]:
+        """Their groups, ascending."""
+        return self._classes[1]
+
+
+def couple_classes(
+    lists: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]],
+) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
+    """Classes of units that are of one class in each list, from the largest on: how many, and their sizes
+    in each list. Units that are largest in one list are largest in each.
+
+    Args:
+        lists: units and their sizes, ascending by size.
+    """
+    ends = [np.cumsum(units[::-1]) for units, _ in lists]
+    total = min(float(end[-1]) for end in ends)
+    # From the largest on: where either list goes on to its next class.
+    cuts = np.unique(np.concatenate([*ends, [total]]))
+    cuts = cuts[(cuts > 0) & (cuts <= total)]
+    starts = np.concatenate([[0.0], cuts[:-1]]) if cuts.size else cuts
+    sizes = [
+        sizes[::-1][np.minimum(np.searchsorted(end, starts, side="right"), len(end) - 1)]
+        for (_, sizes), end in zip(lists, ends)
+    ]
+    return cuts - starts, sizes
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ draws, the error is taken to be the median size of its noise plus what the bound
 the mean, in units of the largest term. The bounds with the least product of these errors are chosen:
 first the groups, then the rows in all groups, then the rows in one. Cuts are computed from the
 profile: units with most rows are taken to have most groups, and rows to be spread evenly over a
-unit's groups. A grouping that the profile does not count is taken to have as many groups as rows.
+unit's groups. A grouping that the profile does not count has as many groups as what it is computed from
+allows (`dpflow.engine.releases.profiled_groups`), or as many as rows.
 
 Such bounds are no part of the question: plans of one question have one digest, whatever profile is
 there. So a stored answer is found by its question, and a retry draws with the bounds that were
@@ -26,11 +27,16 @@ from numpy.typing import NDArray
 from dpflow.core.contract.contribution import MAX_GROUPS, RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
-from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram
+from dpflow.core.toolbox.contribution_profile import (
+    ContributionProfile,
+    JointHistogram,
+    SizeHistogram,
+    couple_classes,
+)
 from dpflow.engine.releases.plan import Candidate, ChosenBounds, Plan
-from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
+from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger, ReleaseRecord
-from dpflow.tables.language.grouping import parse_row_expression
 
 #: Name of the mechanism.
 PROFILE = "contributions"
@@ -282,7 +288,7 @@ def _sizes(top: int) -> Iterator[int]:
 
 
 def couple_sizes(
-    rows: SizeHistogram, groups: SizeHistogram | None, *, is_grouped: bool
+    rows: SizeHistogram, groups: Histogram | None, *, is_grouped: bool
 ) -> tuple[Floats, Floats, Floats]:
     """Classes of units: how many, their rows, and their groups. Units with most rows are taken to have
     most groups; without a histogram as many as rows.
@@ -290,42 +296,9 @@ def couple_sizes(
     if groups is None:
         ones = np.ones_like(rows.sizes)
         return rows.estimates, rows.sizes, rows.sizes if is_grouped else ones
-    ends = [np.cumsum(one.estimates[::-1]) for one in (rows, groups)]
-    units = min(float(end[-1]) for end in ends)
-    # From the units with most on: where either list goes on to its next bin.
-    cuts = np.unique(np.concatenate([*ends, [units]]))
-    cuts = cuts[(cuts > 0) & (cuts <= units)]
-    starts = np.concatenate([[0.0], cuts[:-1]]) if cuts.size else cuts
-    sizes = [
-        one.sizes[::-1][np.minimum(np.searchsorted(end, starts, side="right"), len(end) - 1)]
-        for one, end in zip((rows, groups), ends)
-    ]
-    return cuts - starts, np.maximum(sizes[0], sizes[1]), sizes[1]
-
-
-def find_histogram(profile: ContributionProfile, table: Table, by: str) -> SizeHistogram | None:
-    """The histogram of groups of a grouping, however either is written; None where there is none."""
-    histograms = {
-        _canonical(name, table): one
-        for name, one in profile.groups.items()
-        # Not of a stored column whose name another computed one has taken since.
-        if name not in table.columns or table.columns[name].expression in (None, name)
-    }
-    column = table.columns[by]
-    if column.parts is not None:
-        return None
-    found = histograms.get(_canonical(by, table))
-    if found is None and column.holds_dates:
-        found = histograms.get(_canonical(f"date_trunc('day', {by})", table))
-    return found
-
-
-def _canonical(name: str, table: Table) -> str:
-    column = table.columns.get(name)
-    text = name if column is None else column.expression
-    if text is None:
-        return name
-    try:
-        return str(parse_row_expression(text, table))
-    except InvalidInput:
-        return text
+    lists = [(one.estimates, one.sizes) for one in (rows, groups)]
+    units, (of_rows, of_groups) = couple_classes(lists)
+    if isinstance(groups, JointHistogram):
+        # It bounds groups from above, and no unit has more of them than rows.
+        return units, of_rows, np.minimum(of_rows, of_groups)
+    return units, np.maximum(of_rows, of_groups), of_groups

@@ -29,15 +29,12 @@ from dataclasses import dataclass
 from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.totals import MeanTotal, TermTotal, Totals
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
-from dpflow.core.toolbox.contribution_profile import ContributionProfile
+from dpflow.core.toolbox.contribution_profile import ContributionProfile, JointHistogram
 from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import FAILURE
-from dpflow.engine.releases.choose_bounds import (
-    find_histogram,
-    profile_name,
-    read_profile,
-)
+from dpflow.engine.releases.choose_bounds import profile_name, read_profile
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
 from dpflow.ledger import Ledger
 from dpflow.tables import declare_groups
 
@@ -185,11 +182,12 @@ def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None
             return 0
         if profile is None:
             return None
-        histogram = profile.rows
-        if noun == "groups" and by is not None:
-            # No unit has more groups than rows.
-            histogram = find_histogram(profile, table, by) or histogram
-        number = histogram.limit_above(size, FAILURE / 2 / needed)
+        # No unit has more groups than rows.
+        histograms: list[Histogram] = [profile.rows]
+        if noun == "groups" and by is not None and (found := find_histogram(profile, table, by)):
+            histograms = [found, *histograms] if isinstance(found, JointHistogram) else [found]
+        failure = FAILURE / 2 / needed / len(histograms)
+        number = min(histogram.limit_above(size, failure) for histogram in histograms)
         words.append(f"at most {number} have more than {size} {noun}")
         return number
 

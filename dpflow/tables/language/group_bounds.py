@@ -63,7 +63,7 @@ def _limit_dimension(table: Table, name: str) -> Limits:
 def _limit_node(table: Table, node: Node, nodes: Mapping[str, Node]) -> Limits:
     """The same of an expression."""
     names = sorted(node.column_names())
-    period, inner = _find_period(node)
+    period, inner = find_period(node)
     if inner in table.columns and table.columns[inner].expression is None:
         if period is None:
             return _limit_column(table, inner, nodes)
@@ -74,18 +74,18 @@ def _limit_node(table: Table, node: Node, nodes: Mapping[str, Node]) -> Limits:
     if not names or (node.op in _TIME_PARTS and not isinstance(table.column(names[0]).groups, int)):
         return None, None
     # A group may hold all combinations of the columns' groups, and one of rows without a value.
-    limits = [_limit_function(table, name, takes_null=_takes_null(node)) for name in names]
+    limits = [_limit_function(table, name, takes_null=takes_null(node)) for name in names]
     groups = _multiply([of_groups for of_groups, _ in limits])
     rows = None
-    if len(names) == 1 and not _takes_null(node):
+    if len(names) == 1 and not takes_null(node):
         rows = limits[0][1]
     return groups, rows
 
 
-def _takes_null(node: Node) -> bool:
+def takes_null(node: Node) -> bool:
     """Whether an expression may have a value where a column of it has none."""
     inner = (arg for arg in node.args if isinstance(arg, Node))
-    return node.op in _TAKE_NULL or any(map(_takes_null, inner))
+    return node.op in _TAKE_NULL or any(map(takes_null, inner))
 
 
 def _limit_period(table: Table, name: str, period: str) -> Limits:
@@ -98,7 +98,7 @@ def _limit_period(table: Table, name: str, period: str) -> Limits:
     return groups, rows
 
 
-def _find_period(node: Node) -> tuple[str | None, str]:
+def find_period(node: Node) -> tuple[str | None, str]:
     """The period of a column that an expression is a function of, as one to one as a period is, and
     that column; None for the column itself. An empty name where it is another expression.
     """
@@ -145,7 +145,7 @@ def _limit_several(
         else:
             names, limit = tuple(sorted(member.column_names())), _limit_node(table, member, nodes)
         limits.setdefault(names, []).append(limit)
-        period = "day" if isinstance(member, str) else _find_period(member)[0]
+        period = "day" if isinstance(member, str) else find_period(member)[0]
         periods.setdefault(names, []).append(period)
     groups: list[Limit | None] = []
     for names, several in limits.items():

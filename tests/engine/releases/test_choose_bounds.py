@@ -20,8 +20,8 @@ from dpflow.engine.releases.choose_bounds import (
     BoundsChooser,
     _Choice,
     couple_sizes,
-    find_histogram,
 )
+from dpflow.engine.releases.profiled_groups import find_histogram
 from dpflow.errors import PlanRefused
 from dpflow.mechanisms.contributions import _count_bins
 from dpflow.tables.private import PrivateTable

@@ -1,0 +1,101 @@
+"""What a contribution profile says of the groups of a grouping.
+
+Either it counts the grouping, however that is written, or what the grouping is computed from: a month
+decides its quarter, a column decides an expression of it, and several columns have no more groups
+together than the product of theirs. Rows without a value may have a group of their own in an
+expression, such as a CASE with ELSE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpflow.core.contract.contribution import TOUCHED
+from dpflow.core.contract.declaration import Table
+from dpflow.core.toolbox.contribution_profile import (
+    ContributionProfile,
+    JointHistogram,
+    Marginal,
+    SizeHistogram,
+)
+from dpflow.errors import InvalidInput
+from dpflow.tables.language.group_bounds import find_period, takes_null
+from dpflow.tables.language.grouping import parse_row_expression
+from dpflow.tables.language.nodes import Node
+
+Histogram = SizeHistogram | JointHistogram
+
+
+def find_histogram(profile: ContributionProfile, table: Table, by: str) -> Histogram | None:
+    """The histogram of groups of a grouping, or what follows of those of its parts; None where there is none."""
+    groups = _ProfiledGroups(profile, table)
+    counted = groups.find_counted(by)
+    if counted is not None:
+        return counted
+    members: Sequence[str] = table.columns[by].parts or (by,)
+    marginals = [groups.find_marginals(member) for member in members]
+    found = [one for several in marginals for one in several or ()]
+    return JointHistogram(tuple(found)) if all(marginals) else None
+
+
+class _ProfiledGroups:
+    """The histograms of a profile, by what they count."""
+
+    def __init__(self, profile: ContributionProfile, table: Table) -> None:
+        self._table = table
+        self._histograms = {
+            self._canonical(name): one
+            for name, one in profile.groups.items()
+            # Not of a stored column whose name another computed one has taken since.
+            if name not in table.columns or table.columns[name].expression in (None, name)
+        }
+
+    def find_counted(self, by: str) -> SizeHistogram | None:
+        """The histogram of this very grouping."""
+        column = self._table.columns[by]
+        if column.parts is not None:
+            return None
+        found = self._histograms.get(self._canonical(by))
+        return self._find_period("day", by) if found is None and column.holds_dates else found
+
+    def _find_period(self, period: str, column: str) -> SizeHistogram | None:
+        return self._histograms.get(self._canonical(f"date_trunc('{period}', {column})"))
+
+    def find_marginals(self, by: str) -> list[Marginal] | None:
+        """Histograms of what decides a grouping by one column or expression; None where one is missing."""
+        column = self._table.columns.get(by)
+        if column is None:
+            return None
+        largest = None if column.public_keys is None else len(column.public_keys)
+        counted = self.find_counted(by)
+        if counted is not None:
+            return [Marginal(counted, 0, largest)]
+        node = self._parse(column.expression)
+        names = [] if node is None else sorted(node.column_names())
+        if node is None or not all(name in self._table.columns for name in names):
+            return None
+        period, inner = find_period(node)
+        if period is not None and inner:
+            # Of the longest period that decides this one: it touches one of these.
+            deciding = [one for one, touched in TOUCHED[period].items() if touched == 1]
+            found = (self._find_period(one, inner) for one in reversed(deciding))
+            last = next((one for one in found if one is not None), None)
+            return None if last is None else [Marginal(last, 0, largest)]
+        further = int(takes_null(node))
+        histograms = [self.find_counted(name) for name in names]
+        marginals = [Marginal(one, further) for one in histograms if one is not None]
+        return marginals if len(marginals) == len(names) else None
+
+    def _parse(self, text: str | None) -> Node | None:
+        try:
+            return None if text is None else parse_row_expression(text, self._table)
+        except InvalidInput:
+            return None
+
+    def _canonical(self, name: str) -> str:
+        column = self._table.columns.get(name)
+        text = name if column is None else column.expression
+        if text is None:
+            return name
+        node = self._parse(text)
+        return text if node is None else str(node)
