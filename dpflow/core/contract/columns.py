@@ -60,7 +60,7 @@ class Column(Strict):
     parts: Annotated[tuple[str, ...], Field(min_length=2, max_length=8)] | None = None
     _dates: bool = PrivateAttr(default=False)
     _times: bool = PrivateAttr(default=False)
-    #: Of what is computed: where its limits come from.
+    #: Of what is computed: where its limits come from. Of searched bounds: what they clamp.
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
@@ -98,10 +98,19 @@ class Column(Strict):
         limit = limit_rows(self.rows_per_group, period, f"rows_per_group of {name}", has_days)
         return Limit(limit.number, source) if limit and source else limit
 
+    @property
+    def clamping(self) -> str:
+        """How many values the bounds clamp, as the search that found them says; "" where none did."""
+        return self._sources.get("bounds", "")
+
+    def note_clamping(self, words: str) -> None:
+        """Keep what a search says of the bounds that it found."""
+        self._sources = {**self._sources, "bounds": words}
+
     def without_limits(self) -> Column:
         """The column without limits of its own."""
         column = self.model_copy(update={"groups": None, "rows_per_group": None})
-        column._sources = {}
+        column._sources = {"bounds": self.clamping} if self.clamping else {}
         return column
 
     def inherit(self, groups: Limit | None, rows: Limit | None) -> Column:

@@ -184,7 +184,7 @@ class Plan:
         names.
         """
         if self.request.bounds:
-            return ", ".join(map(repr, self.request.bounds))
+            return self.describe_clamping() or ", ".join(map(repr, self.request.bounds))
         coarse = self.coarse_grids()
         used_columns = set(iterate_texts(self.params.model_dump(mode="json")))
         ranges = [
@@ -194,6 +194,17 @@ class Plan:
             for low, high in [column.grid_bounds()]
         ]
         return ", ".join(ranges) or "(none needed)"
+
+    def describe_clamping(self) -> str:
+        """Bounds that searches found, and how many rows are beyond them; "" where none was searched, or a
+        forecast assumes them.
+        """
+        return "; ".join(
+            f"{name} from {column.grid_value(low)} to {column.grid_value(high)}: {column.clamping}"
+            for name, column in self.table.columns.items()
+            if column.clamping
+            for low, high in [column.grid_bounds()]
+        )
 
     def describe_contributions(self) -> str:
         """How much one unit counts, and which words of the declaration say so."""

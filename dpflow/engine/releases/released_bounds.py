@@ -134,11 +134,17 @@ def _apply_search(table: Table, name: str, search: ReleaseRecord, asker: str) ->
         raise PlanRefused(
             f"{name!r} found no bounds; search again under another name, with more rows or a larger epsilon"
         )
-    return _apply_bounds(table, name, document["columns"], asker)
+    return _apply_bounds(table, name, document["columns"], asker, _describe_outside(name, document))
+
+
+def _describe_outside(name: str, document: Mapping[str, Any]) -> str:
+    """How many rows a search found beyond its bounds."""
+    outside = document["outside"]
+    return f"at most {outside['at_most_95']} of about {outside['of']} rows that {name!r} counted are clamped (95 %)"
 
 
 def _apply_bounds(
-    table: Table, name: str, bounds: Mapping[str, Mapping[str, Any]], asker: str
+    table: Table, name: str, bounds: Mapping[str, Mapping[str, Any]], asker: str, outside: str
 ) -> Table:
     columns = dict(table.columns)
     for column, ends in bounds.items():
@@ -151,6 +157,7 @@ def _apply_bounds(
             exact = {end: _exact_value(value) for end, value in ends.items()}
             # Validated like a declared column: a search may find bounds that do not fit a step.
             columns[column] = Column.model_validate(declared_column.model_dump() | exact)
+            columns[column].note_clamping(outside)
         except ValidationError as error:
             raise PlanRefused(
                 f"{name!r} found bounds that column {column!r} cannot have: {describe_problems(error)}"

@@ -81,7 +81,12 @@ def test_a_plan_takes_what_a_search_found(world: Tiny) -> None:
         == {"lower": 16, "upper": 128}
         == {"lower": age.lower, "upper": age.upper}
     )
-    assert wanted.describe()["bounds"] == "'look'" and wanted.ledger_entry()["bounds"] == ["look"]
+    # Of 4,000 rows none is outside: a plan says how few it can be sure of.
+    outside = document["outside"]
+    assert 0 <= outside["rows"] <= outside["at_most_95"] < outside["of"]
+    words = f"at most {outside['at_most_95']} of about {outside['of']} rows that 'look' counted are clamped (95 %)"
+    assert wanted.describe()["bounds"] == f"age from 16 to 128: {words}"
+    assert wanted.ledger_entry()["bounds"] == ["look"]
     (row,) = release(wanted, Ledger(world.ledger), registry=REGISTRY).result.rows
     assert abs(float(row.value or 0) - 4000 * 44.5) < 30_000  # 23 scales of its noise
     assert released(world, **TOTAL).replayed
