@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from dpflow.analyst_sql.answer.answers import run_query
-from dpflow.analyst_sql.noise.noise_intervals import find_intervals
+from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_intervals
 from dpflow.analyst_sql.noise.noise_selects import ROW_FUNCTIONS
-from dpflow.analyst_sql.noise.released_tables import ReleasedTable
+from dpflow.analyst_sql.noise.released_tables import ReleasedTable, find_span
+from dpflow.analyst_sql.parse.query_reader import read_query
+from dpflow.analyst_sql.parse.source_text import read_source
 from dpflow.analyst_sql.releases.cells import Number, additive_plan, find_release, make_width
 from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.results import Row
+from dpflow.tables.public.published_rows import PublishedRows
 
 if TYPE_CHECKING:
     from sql_world import World
@@ -234,7 +237,97 @@ def test_row_functions_are_those_of_duckdb() -> None:
     assert duckdb.sql("SELECT unlist([1, 2])").fetchall() == [(1,), (2,)]
 
 
+def test_an_answer_without_rows_is_one(world: World) -> None:
+    """No number is in it, and none is divided by none."""
+    text = (
+        "SELECT n FROM (SELECT city, COUNT(*) AS n FROM visits GROUP BY city) WHERE city = 'none'"
+    )
+    assert world.ask(text, epsilon=1).rows == []
+
+
 def test_what_is_no_number_has_no_interval(world: World) -> None:
     """Infinite ends times 0."""
     text = "SELECT COUNT(*) * CAST('inf' AS DOUBLE) * 0 AS x FROM visits"
     assert world.ask(text, epsilon=1).values[0][0].raw_span is None
+
+
+PUBLISHED = [
+    ("SELECT draw, city, t.n - p.n AS x FROM t JOIN p USING (draw, city)", 90),
+    ("SELECT draw, city, t.n + p.n AS x FROM t JOIN p USING (draw, city)", 90),
+    ("SELECT draw, city, p.n / t.n AS x FROM t JOIN p USING (draw, city)", 90),
+    ("SELECT draw, city, greatest(p.n, t.n) - p.n AS x FROM t JOIN p USING (draw, city)", 85),
+    ("SELECT draw, SUM(p.n) AS x FROM t JOIN p USING (draw, city) GROUP BY draw", 85),
+    ("SELECT draw, city, t.n AS x FROM t JOIN p USING (draw, city) WHERE p.n > 45", 95),
+    ("SELECT draw, city, p.n AS x FROM t JOIN p USING (draw, city) WHERE t.n > 45", None),
+    ("SELECT draw, city, x FROM (SELECT draw, city, n AS x FROM t UNION ALL SELECT draw, city, n FROM p)", 95),
+    ("SELECT draw, city, first_value(p.n) OVER (PARTITION BY draw ORDER BY city) + t.n AS x FROM t JOIN p USING (draw, city)", 90),
+]  # fmt: skip
+
+
+def find_published_intervals(
+    world: World,
+    query: str,
+    noisy: ReleasedTable,
+    exact: ReleasedTable,
+    confidence: int,
+    shrink: float = 1.0,
+) -> tuple[ColumnIntervals, list[bool]]:
+    """The last column's intervals, with a published table of the very numbers that are released; whether each holds."""
+
+    def make(table: ReleasedTable) -> Any:
+        spans = [find_span(one, 1) for one in table.numbers[0]]
+        values = [one.value for one in table.numbers[0]]
+        ends = [
+            [v + shrink * (span[side] - v) for v, span in zip(values, spans)] for side in (0, 1)
+        ]
+        keys = [("draw" if kind == "BIGINT" else "city", kind) for _, kind, _ in table.keys]
+        columns = [*keys, ("n", "BIGINT"), ("n_noise_low", "DOUBLE"), ("n_noise_high", "DOUBLE")]
+        rows = PublishedRows(
+            "p",
+            columns,
+            [*(texts for _, _, texts in table.keys), values, *ends],
+            [100, 100, confidence, 0, 0],
+            False,
+        )
+        find_public = lambda name: rows if name.casefold() == "p" else None  # noqa: E731
+        parsed = read_source(f"{RELEASE} {query}").parse({})
+        return read_query(parsed, lambda name: world.table, find_public)
+
+    split = make(noisy)
+    rows = run_query([noisy], split).rows
+    truths: dict[Any, list[Any]] = {}
+    for row in run_query([exact], make(exact)).rows:
+        truths.setdefault(tuple(row[:-1]), []).append(row[-1])
+    intervals = find_intervals(split, [noisy], rows)
+    assert intervals is not None
+    spans = intervals[-1].spans or [None] * len(rows)
+    held = [
+        span is None
+        or any(
+            span[0] - 1e-9 <= truth <= span[1] + 1e-9 for truth in truths.get(tuple(row[:-1]), [0])
+        )
+        for row, span in zip(rows, spans)
+    ]
+    return intervals[-1], held
+
+
+@pytest.mark.parametrize(("query", "confidence"), PUBLISHED)
+def test_intervals_hold_where_both_are_the_same_noise(
+    world: World, tables: tuple[ReleasedTable, ReleasedTable], query: str, confidence: int | None
+) -> None:
+    """In 2,000 draws as often as is stated, less four standard deviations; the numbers have one noise, not two."""
+    column, held = find_published_intervals(world, query, *tables, 95)
+    assert column.confidence == confidence
+    stated = (confidence or 100) / 100
+    assert sum(held) >= len(held) * stated - 4 * (DRAWS * stated * (1 - stated)) ** 0.5
+
+
+def test_narrower_published_ends_would_be_seen(
+    world: World, tables: tuple[ReleasedTable, ReleasedTable]
+) -> None:
+    """The negative control; and ends that hold with 90 % are stated as that."""
+    query = "SELECT draw, city, p.n AS x FROM t JOIN p USING (draw, city)"
+    column, held = find_published_intervals(world, query, *tables, 95, shrink=0.3)
+    assert column.confidence == 95 and sum(held) < 0.9 * len(held)
+    column, held = find_published_intervals(world, query, *tables, 90)
+    assert column.confidence == 90 and sum(held) > 0.94 * len(held)

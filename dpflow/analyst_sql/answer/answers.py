@@ -89,7 +89,9 @@ def compute_answer(
         if column.clipped
     ]
     sources = frozenset[tuple[int, int]]().union(*(one.sources for one in intervals))
-    remarks = {number.remark for n, j in sources for number in tables[n].numbers[j]}
+    remarks = {
+        number.remark for n, j in sources if n < len(tables) for number in tables[n].numbers[j]
+    }
     if not all(known for table in tables for filled in table.filled.values() for known in filled):
         remarks.add(NO_VALUE)
     protected = dict.fromkeys(one.table.protection_text for one in query.list_releases())
@@ -99,6 +101,7 @@ def compute_answer(
         tuple(origins),
         "; ".join(protected),
         (*notes, *marked, *sorted(filter(None, remarks))),
+        any(one.chosen for one in intervals),
     )
 
 

@@ -36,7 +36,8 @@ def publish_answer(
     database = find_output(plan, name, folder)
     revision = plan.settings.revision
     run = run or ("" if revision is None else f"revision {revision}")
-    about = AnswerRun(plan.block_text, run, answer.released_at)
+    confidences = answer.list_confidences()
+    about = AnswerRun(plan.block_text, run, answer.released_at, confidences, answer.chosen)
     publish_view(database, name, answer.list_columns(intervals=True, raw=True), about)
     return f"{database.name}:{name}"
 
@@ -53,6 +54,13 @@ def find_output(plan: SqlPlan, name: str, folder: Path | None = None) -> Path:
         raise InvalidInput(
             "the query has a name, and nothing says which file its answer goes to; add output: "
             "{database: published.duckdb} to dpflow.yml"
+        )
+    assert catalogue is not None
+    declared = {one.casefold() for one in (*catalogue.tables, *catalogue.public)}
+    if taken := {name.casefold(), f"{name}_latest".casefold()} & declared:
+        raise InvalidInput(
+            f"{taken.pop()!r} is a table of dpflow.yml, and queries read published answers by their names, too; give the query "
+            f"another name"
         )
     for table in plan.tables:
         require_public(output.database, table, "published results")

@@ -57,12 +57,14 @@ from dpflow.engine.releases.choose_bounds import BoundsChooser
 from dpflow.engine.releases.execute import release_all
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt
+from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
+from dpflow.tables.public.published_rows import PublishedRows
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
 
 IdentifyRun = Callable[[int], RunIdentity]
@@ -219,6 +221,9 @@ def _read_query(
                 f"privacy_unit_column is {source.privacy_unit}, and the declaration of {one.table.name!r} protects each {unit}; "
                 f"name that column, or leave the option out",
             )
+    for published in written.public:
+        for one in written.releases if isinstance(published, PublishedRows) else ():
+            require_public(published.file, one.table, "published answers")
     if settings.blocks:
         if any(one.blocks for one in written.releases):
             raise Refusal("blocks", "WHERE names blocks, and so do the options; name them once")

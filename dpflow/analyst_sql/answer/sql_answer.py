@@ -6,7 +6,7 @@ import csv
 import datetime as dt
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,6 +103,7 @@ class SqlAnswer:
         origins: the releases that it was computed from.
         protects: whom the guarantee protects.
         notes: what a reader must know.
+        chosen: noise chose which rows there are.
     """
 
     columns: tuple[AnswerColumn, ...]
@@ -110,6 +111,7 @@ class SqlAnswer:
     origins: tuple[Origin, ...]
     protects: str
     notes: tuple[str, ...] = ()
+    chosen: bool = True
 
     @property
     def free(self) -> bool:
@@ -134,13 +136,24 @@ class SqlAnswer:
         column that has an interval, ``_low`` and ``_high`` where a total interval is known, and
         ``_raw_value`` beside these.
         """
-        listed = []
+        return [column[:3] for column in self._list_columns(intervals, raw)]
+
+    def list_confidences(self) -> tuple[int, ...]:
+        """For each column of `list_columns` with all beside it per cent with which its intervals hold; 100 without
+        noise, 0 without an interval.
+        """
+        return tuple(column[3] for column in self._list_columns(intervals=True, raw=True))
+
+    def _list_columns(
+        self, intervals: bool, raw: bool
+    ) -> Iterator[tuple[str, str, list[Any], int]]:
         for position, column in enumerate(self.columns):
             cells = [row[position] for row in self.values]
             values = [cell.value for cell in cells]
             if column.kind == "DOUBLE":
                 values = list(map(_as_float, values))
-            listed.append((column.name, column.kind, values))
+            held = 100 if column.interval == "exact" else column.confidence or 0
+            yield column.name, column.kind, values, held
             if not intervals or column.confidence is None:
                 continue
             beside = {
@@ -152,8 +165,8 @@ class SqlAnswer:
                 beside |= {"low": [low for low, _ in totals], "high": [high for _, high in totals]}
             if raw:
                 beside["raw_value"] = [_as_float(cell.raw_value) for cell in cells]
-            listed += [(f"{column.name}_{end}", "DOUBLE", ends) for end, ends in beside.items()]
-        return listed
+            for end, ends in beside.items():
+                yield f"{column.name}_{end}", "DOUBLE", ends, 0
 
     def list_printed(self, intervals: bool = True) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Heads and lines for people: numbers rounded to their noise, their intervals beside them as texts."""
@@ -254,6 +267,7 @@ class SqlAnswer:
             ],
             "protects": self.protects,
             "notes": list(self.notes),
+            "chosen": self.chosen,
         }
 
     @classmethod
@@ -272,6 +286,7 @@ class SqlAnswer:
             ),
             data["protects"],
             tuple(data["notes"]),
+            data["chosen"],
         )
 
     def write(self, file: Path | str, intervals: bool = True) -> None:

@@ -32,6 +32,7 @@ from dpflow.core.contract.results import Row
 from dpflow.engine.releases.execute import check_scope, require_certified
 from dpflow.engine.releases.plan import Plan
 from dpflow.ledger import Ledger
+from dpflow.tables.public.published_rows import PublishedRows
 
 #: Of private keys: the count that shows a key is the one that is released.
 CHOSEN_KEYS = (
@@ -155,7 +156,10 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
     yield from plan.levels
     for one in plan.query.public:
         columns = ", ".join(name for name, _ in one.columns)
-        yield f"read a public table of {len(one.values[0])} rows: {columns}"
+        kind = (
+            f"published answer {one.answer}" if isinstance(one, PublishedRows) else "public table"
+        )
+        yield f"read the {kind}, {len(one.values[0])} rows of {columns}"
     yield f"compute from what was released, at no cost: {plan.query.sql}"
 
 
@@ -224,6 +228,7 @@ def _describe_noise(plan: SqlPlan, forecast: ColumnNoise | None, intervals: Colu
     statistics = [
         (plan.query.releases[n], plan.query.releases[n].aggregates[j])
         for n, j in sorted(intervals.sources)
+        if n < len(plan.query.releases)
     ]
     source = plan.query.tree.args.get("from_")
     is_direct = source is not None and isinstance(source.this, exp.Table) and bool(source.this.db)
@@ -234,6 +239,8 @@ def _describe_noise(plan: SqlPlan, forecast: ColumnNoise | None, intervals: Colu
             for select, aggregate in statistics
         )
     )
+    if any(n >= len(plan.query.releases) for n, _ in intervals.sources):
+        lines.append("published numbers as they were published")
     if forecast is None:
         return "; ".join([*lines, "wider where noise chooses rows"])
     if forecast.half_width_95 is not None:

@@ -11,7 +11,14 @@ from functools import partial
 from typing import Any
 
 from dpflow.analyst_sql.noise.noise_expressions import Source
-from dpflow.analyst_sql.noise.noise_relations import ReleasedNoise, RuleMissing, Shape
+from dpflow.analyst_sql.noise.noise_relations import (
+    COUNT,
+    HIGH,
+    LOW,
+    ReleasedNoise,
+    RuleMissing,
+    Shape,
+)
 from dpflow.analyst_sql.noise.noise_rules import NoiseRules
 from dpflow.analyst_sql.noise.released_tables import (
     ReleasedTable,
@@ -23,7 +30,8 @@ from dpflow.analyst_sql.parse.select_query import SplitQuery, write_sql
 from dpflow.analyst_sql.releases.cells import Number
 from dpflow.core.contract.results import UNLIMITED, ValueRange
 from dpflow.errors import QueryStopped
-from dpflow.tables.public.query_process import PROCESS, QueryRejected
+from dpflow.tables.public.published_rows import PublishedRows
+from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
 
 #: Columns of one value beside which it has an interval: low, high, count.
 _BESIDE = 3
@@ -40,6 +48,7 @@ class ColumnIntervals:
         taken: at as many each width is taken.
         confidence: per cent with which all of them hold then; None where there is no interval.
         values, spans: for each row the value, and the ends of its interval; None where it has none.
+        chosen: noise chose which rows there are.
     """
 
     noisy: bool
@@ -49,6 +58,7 @@ class ColumnIntervals:
     confidence: int | None = None
     values: Sequence[Any] = ()
     spans: Sequence[tuple[float, float] | None] = ()
+    chosen: bool = True
 
 
 def find_intervals(
@@ -70,7 +80,11 @@ def find_intervals(
         shape = runs.start()
         if shape is None:
             return None
-        return [runs.find_column(position) for position in range(len(shape.columns))]
+        chosen = shape.selected or bool(shape.chosen)
+        return [
+            replace(runs.find_column(position), chosen=chosen)
+            for position in range(len(shape.columns))
+        ]
     except (RuleMissing, QueryRejected, QueryStopped):
         return None
 
@@ -159,7 +173,8 @@ class _Runs:
 
     def _run(self, tree: Any, together: int) -> list[list[Any]]:
         find_ends = partial(find_span, together=together)
-        tables = [*self._query.public, *(table.write_rows(find_ends) for table in self._tables)]
+        tables = list_public(self._query.public)
+        tables += [table.write_rows(find_ends) for table in self._tables]
         rows = PROCESS.run(tables, write_sql(tree), self._seconds).rows
         assert self._shape is not None
         width = len(self._shape.columns)
@@ -185,6 +200,9 @@ class _Runs:
             return ColumnIntervals(False)
         if not noise.ruled:
             return ColumnIntervals(True, noise.sources)
+        if choosers and self._released.reads_published(noise.sources | choosers):
+            # A published number may be a released one: what its noise chose may be any row.
+            choosers = self._released.everything
         width = len(self._shape.columns)
         start = width + _BESIDE * sum(self._shape.list_ruled()[:position])
         counts = [int(row[start + 2] or 0) for row in self._known[1]]
@@ -193,7 +211,11 @@ class _Runs:
             self._released.count_numbers(noise.sources | choosers),
         )
         numbers = self.list_numbers(noise.sources)
-        widened = all(n.width(together) is not None for n in numbers if n.value is not None)
+        # An answer without rows needs none; and published intervals are those of one number.
+        is_single = not together or self._released.reads_published(noise.sources)
+        widened = not is_single and all(
+            n.width(together) is not None for n in numbers if n.value is not None
+        )
         held = 95 if widened else 100 - 5 * together
         taken = together if widened and together else 1
         if not together or held < 50:
@@ -206,7 +228,16 @@ class _Runs:
 
     def list_numbers(self, sources: frozenset[Source]) -> list[Number]:
         """All released numbers of columns."""
-        return [number for i, n in sorted(sources) for number in self._tables[i].numbers[n]]
+        tables = self._tables
+        return [
+            number for i, n in sorted(sources) if i < len(tables) for number in tables[i].numbers[n]
+        ]
+
+
+def list_public(tables: Sequence[RowTable]) -> list[RowTable]:
+    """Public tables with the ends of intervals beside what was published with some."""
+    ends = (LOW, HIGH, COUNT)
+    return [one.write_rows(ends) if isinstance(one, PublishedRows) else one for one in tables]
 
 
 def _read_span(row: Sequence[Any], position: int, start: int) -> tuple[float, float] | None:

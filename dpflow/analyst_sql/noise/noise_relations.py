@@ -23,6 +23,8 @@ from dpflow.analyst_sql.parse.parsed_parts import strip_alias
 from dpflow.analyst_sql.parse.select_query import filled_column, key_column, number_column
 from dpflow.analyst_sql.releases.stored_means import MEAN_OF
 from dpflow.core.contract.results import ValueRange
+from dpflow.tables.public.published_rows import EXACT as EXACT_COLUMN
+from dpflow.tables.public.published_rows import PublishedRows
 from dpflow.tables.public.query_process import RowTable
 from dpflow.tables.public.query_worker import SCHEMA
 
@@ -140,11 +142,17 @@ class ReleasedNoise:
     ) -> None:
         self._releases, self.aggregate_names = releases, aggregate_names
         self._sum_width, self.keep_noisy, self._mean_limits = sum_width, keep_noisy, mean_limits
-        self._public = {one.name: one for one in public}
+        self._public = list(public)
         self._steps = 0
-        #: All released columns: what may have decided where nothing is noise.
+        #: All released columns: what may have decided where nothing is noise. Behind the releases are public tables.
         self.everything = frozenset(
             (n, j) for n, one in enumerate(releases) for j in range(len(one.numeric))
+        ) | frozenset(
+            (len(releases) + n, j)
+            for n, one in enumerate(public)
+            if isinstance(one, PublishedRows)
+            for j, held in enumerate(one.confidences)
+            if held < EXACT_COLUMN
         )
 
     def make_sum_width(self, source: Source) -> Callable[[Any], Any] | None:
@@ -193,14 +201,40 @@ class ReleasedNoise:
             raise RuleMissing
 
     def count_numbers(self, sources: Iterable[Source]) -> int:
-        """How many released numbers columns of released tables have."""
-        return sum(self._releases[release].rows for release, _ in sources)
+        """How many released numbers columns of released and of published tables have."""
+        return sum(map(self._count_column, sources))
+
+    def _count_column(self, source: Source) -> int:
+        position, column = source
+        if position < len(self._releases):
+            return self._releases[position].rows
+        published = self._public[position - len(self._releases)]
+        assert isinstance(published, PublishedRows)
+        return len(published.values[column]) * published.count_failures(column)
+
+    def reads_published(self, sources: Iterable[Source]) -> bool:
+        """Whether some of them are columns of a published answer."""
+        return any(position >= len(self._releases) for position, _ in sources)
+
+    def _read_public(self, position: int) -> Shape:
+        table = self._public[position]
+        if not isinstance(table, PublishedRows):
+            return Shape([NoisyColumn(column, EXACT) for column, _ in table.columns])
+        columns = []
+        for n, ((name, _), held) in enumerate(zip(table.columns, table.confidences)):
+            sources = frozenset({(len(self._releases) + position, n)})
+            noise = EXACT if held == EXACT_COLUMN else combine([], sources)
+            if table.has_interval(n) and self._mean_limits is None:
+                hidden = None in table.values[n]
+                noise = beside(name, None, sources, hidden, not hidden)
+            columns.append(NoisyColumn(name, noise))
+        return Shape(columns, selected=table.chosen)
 
     def read_table(self, name: str) -> Shape:
         """The columns of a released or a public table."""
-        if name in self._public:
-            return Shape([NoisyColumn(column, EXACT) for column, _ in self._public[name].columns])
         position = int(name[1:])
+        if name[:1] == "p":
+            return self._read_public(position)
         released = self._releases[position]
         keys = [NoisyColumn(key_column(n), EXACT) for n in range(released.keys)]
         numbers = []

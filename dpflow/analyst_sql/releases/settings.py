@@ -22,6 +22,7 @@ from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidAmount, InvalidInput, UnknownName
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.public.public_tables import load_public_table
+from dpflow.tables.public.published_rows import load_published_rows
 from dpflow.tables.public.query_process import RowTable
 
 _LAZY = ConfigDict(defer_build=True)
@@ -198,14 +199,20 @@ def _read_target(options: Mapping[str, str]) -> Target | None:
 def find_public_table(
     name: str, tables: Sequence[Table | Path | str] = (), folder: Path | None = None
 ) -> RowTable | None:
-    """The public table that ``dpflow.yml`` calls so, in any case; None if there is none, or if other tables than
-    those of ``dpflow.yml`` are given. Raises `InvalidInput`.
+    """The public table that ``dpflow.yml`` calls so, or the answer that its output was given under that name, in any
+    case; None if there is none, or if other tables than those of ``dpflow.yml`` are given. A declared table comes before
+    a published answer. Raises `InvalidInput`.
     """
     catalogue = None if tables else find_catalogue(folder)
-    for known, file in catalogue.public.items() if catalogue is not None else ():
+    if catalogue is None:
+        return None
+    for known, file in catalogue.public.items():
         if known.casefold() == name.casefold():
             return load_public_table(file)
-    return None
+    is_declared = name.casefold() in {known.casefold() for known in catalogue.tables}
+    if catalogue.output is None or is_declared:
+        return None
+    return load_published_rows(catalogue.output.database, name)
 
 
 def make_finder(

@@ -47,11 +47,16 @@ class AnswerRun:
         block: the blocks that it read, with commas between them.
         run: the name of the run, which may begin with its interval; "" outside of Airflow.
         released_at: when its releases were settled, in UTC and without a zone.
+        confidences: for each column per cent with which a value's interval holds, whose ends are the next two
+            columns; 100 without noise, 0 where nothing bounds it.
+        chosen: noise chose which rows there are.
     """
 
     block: str = ""
     run: str = ""
     released_at: dt.datetime = dt.datetime.min
+    confidences: tuple[int, ...] = ()
+    chosen: bool = True
 
 
 def publish_view(
@@ -78,8 +83,7 @@ def publish_view(
     """
     assert all(kind in _TYPES for _, kind, _ in columns)
     names = (name, f"{name}_latest")
-    # A space, which no query's name has: another answer's rows are called otherwise.
-    rows, runs = (f"{_ROWS}.{sql.quote_name(table)}" for table in (name, f"{name} runs"))
+    rows, runs = _name_tables(name)
     stored = [kind for _, kind, _ in columns]
 
     def write(connection: duckdb.DuckDBPyConnection) -> bool:
@@ -92,7 +96,8 @@ def publish_view(
             key_columns = "block VARCHAR, run VARCHAR"
             connection.execute(f"CREATE OR REPLACE TABLE {rows} ({definitions}, {key_columns})")
             connection.execute(
-                f"CREATE OR REPLACE TABLE {runs} ({key_columns}, interval_start TIMESTAMP, released_at TIMESTAMP)"
+                f"CREATE OR REPLACE TABLE {runs} ({key_columns}, interval_start TIMESTAMP, released_at TIMESTAMP, "
+                "confidences INTEGER[], chosen BOOLEAN)"
             )
             _create_views(connection, names, rows, runs, [column for column, _, _ in columns])
         key = [about.block, about.run]
@@ -103,8 +108,8 @@ def publish_view(
         for table in (rows, runs):
             connection.execute(f"DELETE FROM {table} WHERE block = ? AND run = ?", key)
         connection.execute(
-            f"INSERT INTO {runs} SELECT ?, ?, {interval_start('?')}, ?",
-            [*key, about.run, about.released_at],
+            f"INSERT INTO {runs} SELECT ?, ?, {interval_start('?')}, ?, ?, ?",
+            [*key, about.run, about.released_at, list(about.confidences), about.chosen],
         )
         if columns[0][2]:
             places = ", ".join(f"unnest(CAST(? AS {kind}[]))" for kind in stored)
@@ -113,6 +118,64 @@ def publish_view(
         return True
 
     write_file(database, deadline, write)
+
+
+def _name_tables(name: str) -> tuple[str, str]:
+    """The tables of an answer's rows and of its runs."""
+    # A space, which no query's name has: another answer's rows are called otherwise.
+    rows, runs = (f"{_ROWS}.{sql.quote_name(table)}" for table in (name, f"{name} runs"))
+    return rows, runs
+
+
+@dataclass(frozen=True)
+class StoredAnswer:
+    """What a view of a published file shows.
+
+    Attributes:
+        columns: for each column where it is stored, its name and its type.
+        source: a FROM and WHERE of its rows.
+        confidences: of the answer's own columns, of all its runs the least.
+        chosen: noise chose the rows of some run.
+    """
+
+    columns: list[tuple[str, str, str]]
+    source: str
+    confidences: list[int]
+    chosen: bool
+
+
+def find_answer(connection: duckdb.DuckDBPyConnection, view: str) -> StoredAnswer | None:
+    """An answer by the name of one of its two views, in any case; None where dpflow published none."""
+    query = "SELECT table_name FROM duckdb_tables() WHERE schema_name = ? AND lower(table_name) IN (lower(?), lower(?))"
+    latest = view[: -len("_latest")] if view.lower().endswith("_latest") else view
+    stored = {
+        str(name).casefold(): str(name)
+        for (name,) in connection.execute(query, [_ROWS, view, latest]).fetchall()
+    }
+    # The longer name first: an answer may be called so.
+    name = stored.get(view.casefold(), stored.get(latest.casefold()))
+    if name is None:
+        return None
+    rows, runs = _name_tables(name)
+    own = _read_columns(connection, name)
+    if not own:
+        return None
+    columns = [(f"c{i}", column, kind) for i, (column, kind) in enumerate(own)]
+    taken = {column.casefold() for column, _ in own}
+    kinds = dict.fromkeys(_ABOUT, "VARCHAR") | dict.fromkeys(_ABOUT[2:], "TIMESTAMP")
+    columns += [(column, column, kind) for column, kind in kinds.items() if column not in taken]
+    source = f"{rows} AS own JOIN {runs} USING (block, run)"
+    if name.casefold() != view.casefold():
+        source += f" WHERE {_latest_condition(runs)}"
+    about = connection.execute(f"SELECT confidences, chosen FROM {runs}").fetchall()
+    listed = [list(one) if one and len(one) == len(own) else [0] * len(own) for one, _ in about]
+    chosen = not all(chosen is False for _, chosen in about)
+    return StoredAnswer(columns, source, list(map(min, zip(*listed))) or [0] * len(own), chosen)
+
+
+def _latest_condition(runs: str) -> str:
+    # Of two answers for one interval, such as those of two blocks, both are the latest.
+    return f"{_MOMENT} = (SELECT max({_MOMENT}) FROM {runs})"
 
 
 def _require_own(connection: duckdb.DuckDBPyConnection, database: Path, view: str) -> None:
@@ -153,9 +216,7 @@ def _create_views(
     listed = [f"c{i} AS {sql.quote_name(column)}" for i, column in enumerate(columns)]
     # A column of the query's own has its name.
     listed += [column for column in _ABOUT if column not in taken]
-    # Of two answers for one interval, such as those of two blocks, both are the latest.
-    latest = f"{_MOMENT} = (SELECT max({_MOMENT}) FROM {runs})"
-    for view, condition in zip(names, ("TRUE", latest), strict=True):
+    for view, condition in zip(names, ("TRUE", _latest_condition(runs)), strict=True):
         connection.execute(
             f"CREATE OR REPLACE VIEW {sql.quote_name(view)} AS SELECT {', '.join(listed)} "
             f"FROM {rows} JOIN {runs} USING (block, run) WHERE {condition}"
