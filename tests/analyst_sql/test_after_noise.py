@@ -32,6 +32,8 @@ SAME = [
     f"{CITIES} SELECT city, n - lag(n) OVER (ORDER BY city) AS more, first_value(n) OVER (ORDER BY city) FROM t ORDER BY city",
     f"{CITIES} SELECT stddev_pop(n), quantile_cont(n, 0.25), string_agg(city, '+' ORDER BY city), bool_or(n > 3), arg_max(city, n) FROM t",
     f"{CITIES} SELECT \"Oslo\", \"Rome\" FROM (SELECT city, n FROM t) PIVOT (SUM(n) FOR city IN ('Oslo', 'Rome'))",
+    f"{CITIES} PIVOT (SELECT city, n FROM t) ON city IN ('Oslo', 'Rome') USING SUM(n) AS s, COUNT(*)",
+    f"{CITIES} SELECT Oslo + 1 FROM (PIVOT t ON city IN ('Oslo', 'Rome') USING MAX(n) GROUP BY city) WHERE city = 'Oslo'",
     f"{CITIES} SELECT city, n FROM t UNION SELECT city, n FROM t ORDER BY city",
     f"{CITIES} SELECT city FROM t EXCEPT SELECT 'Rome' ORDER BY 1",
     f"{CITIES} SELECT a.city, b.n FROM t a FULL JOIN (SELECT * FROM t WHERE city = 'Rome') b ON a.city = b.city ORDER BY a.city",
@@ -59,6 +61,17 @@ def test_an_answer_is_what_duckdb_says(world: World, text: str) -> None:
     for row, expected in zip(answer.rows, truth):
         assert all(map(close, row, expected)), (row, expected)
 
+
+#: Statements that are no SELECT: one of each kind that DuckDB has.
+STATEMENTS = [
+    *("PRAGMA database_list", "PRAGMA enable_profiling", "LOAD httpfs", "DETACH memory", "USE memory", "RESET threads"),
+    *("VACUUM", "CHECKPOINT", "ANALYZE", "BEGIN", "COMMIT", "ROLLBACK"),
+    *("CREATE TABLE x AS SELECT 1 AS a", "CREATE MACRO f(a) AS a", "DROP TABLE visits"),
+    *("ALTER TABLE visits ADD COLUMN x INTEGER", "INSERT INTO visits VALUES (1)", "UPDATE visits SET age = 1"),
+    *("DELETE FROM visits", "TRUNCATE visits", "PREPARE p AS SELECT 1", "EXECUTE p", "DEALLOCATE p", "SHOW TABLES"),
+    *("DESCRIBE visits", "SUMMARIZE visits", "SET VARIABLE x = 1", "COMMENT ON TABLE visits IS 'x'", "UPDATE EXTENSIONS"),
+    *("MERGE INTO visits USING visits v ON true WHEN MATCHED THEN DELETE", "COPY FROM DATABASE a TO b"),
+]  # fmt: skip
 
 #: Through the front door: what would read, change or wait for something else.
 ATTACKS = [
@@ -93,6 +106,20 @@ ATTACKS = [
     ("SET threads = 3", "select-only"),
     ("INSTALL httpfs", "select-only"),
     ("CALL pragma_version()", "select-only"),
+    *((text, "select-only") for text in STATEMENTS),
+    ("EXPORT DATABASE 'x'", "syntax"),
+    ("IMPORT DATABASE 'x'", "syntax"),
+    ("CREATE SECRET (TYPE s3)", "syntax"),
+    (f"{CITIES} SELECT n FROM t, pragma_table_info('visits')", "volatile"),
+    (f"{CITIES} SELECT n FROM t, sniff_csv('/etc/passwd')", "volatile"),
+    (f"{CITIES} SELECT n FROM t, query_table('visits')", "volatile"),
+    (f"{CITIES} SELECT n, getvariable('x') FROM t", "volatile"),
+    (f"{CITIES} SELECT n FROM t, parquet_scan('x.parquet')", "volatile"),
+    (f"{CITIES} PIVOT t ON city USING SUM(n)", "select-only"),
+    (f"{CITIES} PIVOT t ON city IN (SELECT city FROM visits) USING SUM(n)", "allow-list"),
+    (f"{CITIES} PIVOT 'file.parquet' ON city IN ('Oslo')", "allow-list"),
+    (f"{CITIES} UNPIVOT t ON n", "allow-list"),
+    ("PIVOT visits ON city IN ('Oslo') USING COUNT(*)", "allow-list"),
     ("FROM 'file.parquet'", "declared-table"),
     ("SELECT * FROM read_csv('x.csv')", "declared-table"),
 ]  # fmt: skip
@@ -164,6 +191,20 @@ def test_the_same_query_gives_the_same_rows(fresh: World) -> None:
     first = fresh.ask(text, epsilon=1)
     assert [row[0] for row in first.rows] == list(range(50))
     assert all(fresh.ask(text, epsilon=1).rows == first.rows for _ in range(2))
+
+
+def test_a_limit_among_ties_hangs_on_no_spelling(fresh: World) -> None:
+    """Rows that tie are those of the first keys, whichever stored release they come from."""
+    texts = [
+        "SELECT city FROM (SELECT city, COUNT(*) AS n FROM visits GROUP BY city) ORDER BY n * 0 LIMIT 2",
+        "SELECT city FROM (SELECT COUNT(*) AS n, city FROM visits GROUP BY city) LIMIT 2",
+        "SELECT city FROM (SELECT city, COUNT(*) AS n FROM visits WHERE city <> 'Atlantis' GROUP BY city) LIMIT 2",
+    ]
+    fresh.ask("SELECT city, bucket(age, 50) AS b, COUNT(*) FROM visits GROUP BY b, city", epsilon=9)
+    added = [fresh.ask(text, epsilon=1) for text in texts]
+    drawn = [fresh.ask(text, epsilon=1, revision=2) for text in texts]
+    assert all(one.free for one in added) and not drawn[0].free
+    assert len({tuple(one.rows) for one in (*added, *drawn)}) == 1
 
 
 def test_intervals_have_a_typed_field(world: World) -> None:

@@ -222,8 +222,9 @@ def _read_query(
                 f"name that column, or leave the option out",
             )
     for published in written.public:
-        for one in written.releases if isinstance(published, PublishedRows) else ():
-            require_public(published.file, one.table, "published answers")
+        if isinstance(published, PublishedRows):
+            for one in written.releases:
+                require_public(published.file, one.table, "published answers")
     if settings.blocks:
         if any(one.blocks for one in written.releases):
             raise Refusal("blocks", "WHERE names blocks, and so do the options; name them once")

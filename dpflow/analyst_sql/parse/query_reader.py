@@ -13,6 +13,7 @@ from sqlglot import exp
 from dpflow.analyst_sql.parse.comma_joins import spell_joins
 from dpflow.analyst_sql.parse.declared_joins import add_join
 from dpflow.analyst_sql.parse.parsed_parts import strip_alias, strip_brackets, take_arguments
+from dpflow.analyst_sql.parse.pivots import spell_pivot
 from dpflow.analyst_sql.parse.private_rows import PrivateRows
 from dpflow.analyst_sql.parse.row_reader import RowReader
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery
@@ -94,6 +95,8 @@ class _QueryReader:
                 return inner
             parsed.set("this", inner)
             return parsed
+        if isinstance(parsed, exp.Pivot):
+            parsed = spell_pivot(parsed)
         if not isinstance(parsed, exp.Select | exp.SetOperation):
             what = "SHOW, SET and the like" if isinstance(parsed, exp.Command) else "it"
             raise Refusal(
@@ -330,7 +333,7 @@ def _order_rows(tree: Any) -> None:
     order = tree.args.get("order")
     parts = [] if order is None else order.expressions
     moved = any(tree.args.get(name) for name in ("group", "distinct", "joins"))
-    if order is None and not moved and tree.find(exp.Window) is None:
+    if order is None and not moved and tree.find(exp.Window, exp.Pivot) is None:
         return
     if any(isinstance(part.this, exp.Var) for part in parts):
         return
