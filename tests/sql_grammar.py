@@ -110,7 +110,7 @@ class Grammar:
     def aggregate(self) -> str:
         if self.random.random() < self.odd:
             return self.choose(
-                "SUM(SUM(age))", "ANY_VALUE(age)", "COUNT(DISTINCT city)", "SUM(age) OVER ()", "LIST(age)",
+                "SUM(SUM(age))", "ANY_VALUE(age)", "COUNT(DISTINCT clinic)", "SUM(age) OVER ()", "LIST(age)",
                 "MAX(city)", "MODE(age)", "COUNT(*, 1)", "quantile_cont(age, 2)",
             )  # fmt: skip
         x = self.number()
@@ -118,7 +118,7 @@ class Grammar:
             *["COUNT(*)", f"COUNT({x})", "COUNT(DISTINCT person)", f"SUM({x})", f"AVG({x})"] * 3,
             *[f"VAR_POP({x})", f"VAR_SAMP({x})", f"STDDEV({x})", f"COUNT_IF({self.condition()})"],
             *[f"MEDIAN({x})", f"MIN({x})", "MAX(cost)", f"QUANTILE_CONT({x}, 0.25)"],
-            *["MODE(city)", "HISTOGRAM(city)"],
+            *["MODE(city)", "HISTOGRAM(city)", "COUNT(DISTINCT city)"],
         )
         if self.random.random() < 0.25:
             call += f" FILTER (WHERE {self.condition()})"

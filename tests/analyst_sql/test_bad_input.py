@@ -32,7 +32,7 @@ REFUSED = [
     ("WITH t AS (SELECT COUNT(*) AS n FROM visits) SELECT n FROM t WHERE SUM(n) > 1", "binding"),
     ("SELECT COUNT(*) FROM (SELECT age FROM visits WHERE age > AVG(age))", "nested-aggregates"),
     # DISTINCT on another column than the unit.
-    ("SELECT n FROM (SELECT COUNT(DISTINCT city) AS n FROM visits)", "distinct-unit"),
+    ("SELECT n FROM (SELECT COUNT(DISTINCT clinic) AS n FROM visits)", "distinct-unit"),
     ("WITH t AS (SELECT clinic AS person, age FROM visits) SELECT COUNT(DISTINCT person) FROM t", "distinct-unit"),
     # Windows.
     ("SELECT COUNT(*) OVER () FROM visits", "aggregates"),

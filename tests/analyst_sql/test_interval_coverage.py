@@ -164,6 +164,56 @@ def test_narrower_widths_would_be_seen(world: World) -> None:
     assert min(count_holding(plan, noisy, exact)) < DRAWS * 0.9
 
 
+#: Units of each public key in each draw: none, few, and so many that noise hides nothing.
+UNITS = {"Bern": 0, "Oslo": 3, "Rome": 60}
+KEYS = "SELECT bucket(age, 1) AS draw, COUNT(DISTINCT city) AS c FROM visits GROUP BY draw"
+
+
+def count_keys_held(world: World, shrink: float) -> tuple[float, set[int]]:
+    """The share of draws whose interval holds the number of keys that have units, and the numbers that were answered."""
+    plan = world.ask(f"EXPLAIN {KEYS}", epsilon=3)
+    (part,) = plan.parts
+    release = find_release(part.plan)
+    assert release is not None
+    ((label,),) = [list(part.part.measures.values())]
+    (moment,) = release.noises
+    chance = -np.expm1(-1 / float(release.noises[moment].event.scale))
+    rng = np.random.default_rng(3)
+    width = make_width(part.plan, Row("", label, None))
+    cells = [(draw, city) for draw in range(DRAWS) for city in sorted(UNITS)]
+    numbers = [
+        Number(
+            int(UNITS[city] + rng.geometric(chance) - rng.geometric(chance)),
+            lambda together: shrink * (width(together) or 0),
+        )
+        for _, city in cells
+    ]
+    names = [
+        "draw" if "bucket" in str(group) else "city" for group in plan.query.releases[0].groups
+    ]
+    texts = {"draw": [draw for draw, _ in cells], "city": [city for _, city in cells]}
+    keys = [
+        (f"k{n}", "BIGINT" if name == "draw" else "VARCHAR", texts[name])
+        for n, name in enumerate(names)
+    ]
+    table = ReleasedTable("r0", keys, ["BIGINT"], [numbers], False, present=[0])
+    rows = run_query([table], plan.query).rows
+    column = (find_intervals(plan.query, [table], rows) or [])[-1]
+    assert column.confidence == 95 and len(column.spans) == DRAWS
+    spans = [span for span in column.spans if span is not None]
+    assert len(spans) == DRAWS and all(
+        low <= row[1] <= high for row, (low, high) in zip(rows, spans)
+    )
+    return sum(low <= 2 <= high for low, high in spans) / DRAWS, {row[1] for row in rows}
+
+
+def test_a_number_of_keys_is_in_its_interval(world: World) -> None:
+    """With one key that noise may show and one that it may hide; the negative control has hardly any width."""
+    held, seen = count_keys_held(world, 1.0)
+    assert held >= 0.95 - 4 * (0.95 * 0.05 / DRAWS) ** 0.5 and {1, 2} <= seen
+    assert count_keys_held(world, 0.05)[0] < 0.9
+
+
 def test_a_sum_of_cells_is_narrower_only_where_each_enters_once(world: World) -> None:
     """By its plan: a join, a union or a noisy condition makes widths add, or leaves no interval."""
     inner = "SELECT bucket(age, 10) AS b, COUNT(*) AS n FROM visits GROUP BY b"

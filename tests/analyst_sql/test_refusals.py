@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REFUSED = [
     ("SELECT * FROM visits", "no-star", 1, 8),
     ("SELECT visits.* FROM visits", "no-star", 1, 8),
-    ("SELECT COUNT(DISTINCT city) FROM visits", "distinct-unit", 1, 23),
+    ("SELECT COUNT(DISTINCT clinic) FROM visits", "distinct-unit", 1, 23),
     ("SELECT SUM(DISTINCT age) FROM visits", "distinct-unit", 1, 21),
     ("SELECT age, COUNT(*) FROM visits", "grouped-columns", 1, 8),
     ("SELECT COUNT(*)\nFROM visits\nWHERE nobody = 1", "declared-columns", 3, 7),

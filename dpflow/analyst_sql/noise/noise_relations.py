@@ -20,7 +20,12 @@ from dpflow.analyst_sql.noise.noise_expressions import (
     number,
 )
 from dpflow.analyst_sql.parse.parsed_parts import strip_alias
-from dpflow.analyst_sql.parse.select_query import filled_column, key_column, number_column
+from dpflow.analyst_sql.parse.select_query import (
+    filled_column,
+    key_column,
+    number_column,
+    present_column,
+)
 from dpflow.analyst_sql.releases.stored_means import MEAN_OF
 from dpflow.core.contract.results import ValueRange
 from dpflow.tables.public.published_rows import EXACT as EXACT_COLUMN
@@ -48,6 +53,7 @@ class ReleasedColumns:
             not add up.
         hidden: for each number whether noise made it NULL in some row.
         filled: the numbers beside which stands whether their intervals exclude 0.
+        present: the numbers of units, beside which that stands as a number with an interval of its own.
     """
 
     keys: int
@@ -57,6 +63,7 @@ class ReleasedColumns:
     cells: Sequence[int]
     hidden: Sequence[bool]
     filled: Sequence[int]
+    present: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -247,6 +254,9 @@ class ReleasedNoise:
             numbers.append(NoisyColumn(name, noise, source if numeric else None))
         # Beside the quotients that they decide on, for which noise may be the reason to be NULL.
         filled = [NoisyColumn(filled_column(n), EXACT) for n in released.filled]
+        for n in released.present:
+            noise = beside(present_column(n), None, frozenset({(position, n)}), False, True)
+            numbers.append(NoisyColumn(present_column(n), noise))
         return Shape(keys + numbers + filled, selected=released.selected, release=position)
 
 

@@ -19,6 +19,7 @@ from dpflow.analyst_sql.parse.select_query import (
     filled_column,
     key_column,
     number_column,
+    present_column,
     release_table,
 )
 from dpflow.analyst_sql.releases.cells import Cells, Number, find_measure, find_release
@@ -46,6 +47,7 @@ class ReleasedTable:
     Attributes:
         numbers: for each aggregate the released number of each row.
         filled: for each number that means are divided by whether its interval excludes 0, in each row.
+        present: the numbers of units.
     """
 
     name: str
@@ -54,6 +56,7 @@ class ReleasedTable:
     numbers: list[list[Number]]
     selected: bool
     filled: Mapping[int, list[bool]] = field(default_factory=dict)
+    present: Sequence[int] = ()
 
     def write_rows(self, find_ends: FindEnds | None = None) -> RowTable:
         """Keys and numbers; with the two ends that ``find_ends`` gives each number beside it."""
@@ -63,11 +66,20 @@ class ReleasedTable:
             name = number_column(position)
             columns.append((name, kind))
             values.append([_write_value(number.value) for number in numbers])
+            is_counted = position in self.present
+            if is_counted:
+                columns.append((present_column(position), "BIGINT"))
+                values.append([_mark_present(find_span(number, 1))[0] for number in numbers])
             if find_ends is None or not _is_numeric(kind):
                 continue
             spans = list(map(find_ends, numbers))
-            columns += [(name + LOW, "DOUBLE"), (name + HIGH, "DOUBLE"), (name + COUNT, "BIGINT")]
-            values += [[low for low, _ in spans], [high for _, high in spans], [1] * len(spans)]
+            beside = [(name, spans)]
+            if is_counted:
+                beside.append((present_column(position), list(map(_mark_present, spans))))
+            for name, ends in beside:
+                columns += [(name + end, "DOUBLE") for end in (LOW, HIGH)]
+                columns.append((name + COUNT, "BIGINT"))
+                values += [[low for low, _ in ends], [high for _, high in ends], [1] * len(ends)]
         columns += [(filled_column(position), "BOOLEAN") for position in self.filled]
         values += self.filled.values()
         if not columns:
@@ -93,6 +105,7 @@ class ReleasedTable:
             [_count_cells(numbers) for numbers in self.numbers],
             [any(number.remark == NO_VALUE for number in numbers) for numbers in self.numbers],
             list(self.filled),
+            self.present,
         )
 
 
@@ -117,6 +130,12 @@ def find_limits(number: Number) -> tuple[float | None, float | None]:
         -math.inf if limits.low is None else float(limits.low),
         math.inf if limits.high is None else float(limits.high),
     )
+
+
+def _mark_present(span: tuple[float | None, float | None]) -> tuple[int | None, int | None]:
+    """Whether there surely is some unit, and whether there may be one, by the interval of their number."""
+    low, high = span
+    return (None, None) if low is None or high is None else (int(low > 0), int(high >= 1))
 
 
 def _is_filled(number: Number) -> bool:
@@ -174,8 +193,18 @@ def _make_table(
     ]
     filled = {n: list(map(_is_filled, numbers[n])) for n in divisors}
     return ReleasedTable(
-        release_table(position), keys, kinds, numbers, find_grouping(release)[2], filled
+        release_table(position),
+        keys,
+        kinds,
+        numbers,
+        find_grouping(release)[2],
+        filled,
+        _list_units(release),
     )
+
+
+def _list_units(release: SelectQuery) -> list[int]:
+    return [n for n, one in enumerate(release.aggregates) if one.kind == "units"]
 
 
 def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
@@ -189,6 +218,7 @@ def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
         for n, one in enumerate(release.aggregates):
             columns.append((number_column(n), expect_kind(one, release.table)))
         columns += [(filled_column(n), "BOOLEAN") for n in _list_divisors(query, position)]
+        columns += [(present_column(n), "BIGINT") for n in _list_units(release)]
         tables.append(RowTable(release_table(position), columns, [[] for _ in columns]))
     return tables
 

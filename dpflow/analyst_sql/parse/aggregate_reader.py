@@ -46,12 +46,19 @@ class AggregateReader:
 
     Args:
         make_number: the column of the released table that stands for an aggregate.
+        count_keys: what stands for the number of an expression's keys in the rows that a condition leaves; raises
+            `PlanRefused` where its keys are not public.
     """
 
     def __init__(
-        self, table: Table, rows: RowReader, make_number: Callable[[SqlAggregate], Any]
+        self,
+        table: Table,
+        rows: RowReader,
+        make_number: Callable[[SqlAggregate], Any],
+        count_keys: Callable[[Node, Node | None, Any], Any],
     ) -> None:
         self._table, self._rows, self._make_number = table, rows, make_number
+        self._count_keys = count_keys
         #: The part of the text that each aggregate stands in first.
         self.parsed: dict[SqlAggregate, Any] = {}
 
@@ -198,16 +205,19 @@ class AggregateReader:
                 raise self._not_the_unit(counted)
             test, part = self._rows.read(branches[0].this), strip_brackets(branches[0].args["true"])
             condition = test if condition is None else rewrite_node(Node("AND", (condition, test)))
-        if not self._rows.is_unit(part):
-            raise self._not_the_unit(counted)
-        return self._number("units", None, None, condition)
+        if self._rows.is_unit(part):
+            return self._number("units", None, None, condition)
+        try:
+            return self._count_keys(self._rows.read(part), condition, self._call)
+        except PlanRefused:
+            raise self._not_the_unit(counted) from None
 
     def _not_the_unit(self, what: Any) -> Refusal:
         unit = self._table.privacy_unit.column
         return Refusal(
             "distinct-unit",
-            f"COUNT(DISTINCT ...) counts privacy units, whose column is {unit!r}, or CASE WHEN ... THEN {unit} END; how many "
-            f"values another column has would tell of single rows",
+            f"COUNT(DISTINCT ...) counts privacy units, whose column is {unit!r}, or public keys, in groups of public keys; how "
+            f"many values another column has would tell of single rows",
             what,
         )
 

@@ -171,6 +171,11 @@ def filled_column(position: int) -> str:
     return f"f{position}"
 
 
+def present_column(position: int) -> str:
+    """A released table's column that is 1 where the interval of a number of units excludes 0, and else 0."""
+    return f"d{position}"
+
+
 def make_source(position: int) -> Any:
     """A released table in FROM."""
     return exp.Table(this=exp.to_identifier(release_table(position)), db=exp.to_identifier(SCHEMA))

@@ -24,9 +24,12 @@ from dpflow.analyst_sql.parse.select_query import (
     key_column,
     make_source,
     number_column,
+    present_column,
 )
 from dpflow.analyst_sql.parse.source_text import Refusal
 from dpflow.analyst_sql.parse.statement import read_where
+from dpflow.errors import PlanRefused
+from dpflow.tables.language.grouping import declare_groups
 from dpflow.tables.language.nodes import Node
 
 #: Clauses of a SELECT that are read; ``with_``, ``from_`` and ``joins`` by the reader of its sources.
@@ -65,7 +68,14 @@ class SelectReader:
         self._aggregate_names = aggregate_names
         self._rows = RowReader(source)
         self._numbers: dict[SqlAggregate, int] = {}
-        self._aggregates = AggregateReader(source.table, self._rows, self._make_number)
+        self._aggregates = AggregateReader(
+            source.table, self._rows, self._make_number, self._count_keys
+        )
+        #: Tables of how many keys an expression has in each group.
+        self._key_counts: list[Any] = []
+        self._is_single_set = True
+        self._conditions: tuple[Node, ...] = ()
+        self._blocks: tuple[str, ...] = ()
         self._groups: tuple[Node, ...] = ()
         self._key_kinds: set[type] = set()
         self._levels: list[tuple[Node, ...]] = []
@@ -86,9 +96,11 @@ class SelectReader:
             raise Refusal("length", f"it has more than {MAX_COLUMNS} columns", items[-1])
         texts: dict[Any, Any] = {}
         conditions, blocks = read_where(where, self._source, texts)
+        self._conditions, self._blocks = conditions, blocks or ()
         levels = [list(self._read_groups(level)) for level in self._list_groups(group, items)]
         nodes = {str(node): (node, part) for level in levels for node, part in level}
         self._groups = tuple(nodes[text][0] for text in sorted(nodes))
+        self._is_single_set = len(levels) == 1
         # A name of the grouping is a key wherever it stands outside an aggregate.
         self._key_kinds = {type(strip_brackets(part)) for _, part in nodes.values()}
         tree = exp.Select(with_=parsed.args.get("with_"))
@@ -102,6 +114,8 @@ class SelectReader:
             tree.set("windows", [self._rewrite_parts(w.copy(), MAX_DEPTH) for w in windows])
         self._order(tree, order, limit, offset, items)
         if not self._numbers:
+            if self._key_counts:
+                return self._read_key_counts(tree)
             self._refuse_rows(items)
         query = SelectQuery(
             self._table,
@@ -112,6 +126,7 @@ class SelectReader:
             parsed=texts | dict(nodes.values()) | self._aggregates.parsed,
         )
         self._set_source(tree, query, [[node for node, _ in level] for level in levels])
+        self._join_key_counts(tree, self._key_counts)
         return tree
 
     def _refuse_rows(self, items: Sequence[Any]) -> None:
@@ -179,6 +194,64 @@ class SelectReader:
     def _make_number(self, aggregate: SqlAggregate) -> Any:
         position = self._numbers.setdefault(aggregate, len(self._numbers))
         return exp.column(number_column(position), table=exp.to_identifier(_ALIAS, quoted=True))
+
+    # --- numbers of keys ------------------------------------------------------------------------------------------
+
+    def _count_keys(self, node: Node, condition: Node | None, parsed: Any) -> Any:
+        """How many of an expression's public keys have units in a group: of a release by group and key. Raises
+        `PlanRefused`.
+        """
+        nodes = {str(one): one for one in (*self._groups, node)}
+        for text in nodes:
+            declared, name = declare_groups(self._table, text)
+            declared.public_keys(name)
+        if not self._is_single_set:
+            raise PlanRefused("several grouping sets")
+        groups = tuple(nodes[text] for text in sorted(nodes))
+        units = SqlAggregate("units", condition=condition)
+        texts: dict[SqlAggregate | Node, Any] = {units: parsed, node: parsed}
+        query = SelectQuery(
+            self._table, self._conditions, self._blocks, groups, (units,), parsed=texts
+        )
+        source = make_source(self._add_release(query))
+        keys = [exp.column(key_column(groups.index(group))) for group in self._groups]
+        columns = [exp.alias_(key, key_column(n)) for n, key in enumerate(keys)]
+        total = exp.Sum(this=exp.column(present_column(0)))
+        count = exp.cast(exp.Coalesce(this=total, expressions=[exp.Literal.number(0)]), "BIGINT")
+        table = exp.Select(
+            expressions=[*columns, exp.alias_(count, _KEY_COUNT)], from_=exp.From(this=source)
+        )
+        if keys:
+            table.set("group", exp.Group(expressions=[key.copy() for key in keys]))
+        if table not in self._key_counts:
+            self._key_counts.append(table)
+        return _make_key_count(self._key_counts.index(table))
+
+    def _read_key_counts(self, tree: Any) -> Any:
+        """A SELECT of nothing else: it reads the first of them."""
+        first, *others = self._key_counts
+        alias = exp.TableAlias(this=exp.to_identifier(_ALIAS, quoted=True))
+        tree.set("from_", exp.From(this=exp.Subquery(this=first, alias=alias)))
+        name = _make_key_count(0).table
+        for column in list(tree.find_all(exp.Column)):
+            if column.table == name:
+                column.set("table", exp.to_identifier(_ALIAS, quoted=True))
+        self._join_key_counts(tree, others, 1)
+        return tree
+
+    def _join_key_counts(self, tree: Any, tables: Sequence[Any], start: int = 0) -> None:
+        for number, table in enumerate(tables, start):
+            name = exp.to_identifier(_make_key_count(number).table, quoted=True)
+            tests = [
+                exp.EQ(
+                    this=self._make_key(n),
+                    expression=exp.column(key_column(n), table=name.copy()),
+                )
+                for n in range(len(self._groups))
+            ]
+            source = exp.Subquery(this=table, alias=exp.TableAlias(this=name))
+            condition = exp.and_(*tests) if tests else exp.true()
+            tree.append("joins", exp.Join(this=source, on=condition))
 
     # --- groups -------------------------------------------------------------------------------------------------
 
@@ -382,7 +455,7 @@ class SelectReader:
                 parts.append(new)
         distinct = tree.args.get("distinct") is not None
         # Released rows are in the order of keys; windows and DISTINCT leave them in another one.
-        moved = distinct or tree.find(exp.Window) is not None
+        moved = distinct or bool(self._key_counts) or tree.find(exp.Window) is not None
         if not complete and (parts or moved):
             if distinct:
                 parts += [_ordered(exp.Literal.number(n + 1)) for n in range(len(items))]
@@ -410,6 +483,12 @@ class SelectReader:
 
 #: The released table's alias: no name of a query's own columns has it.
 _ALIAS = "released rows"
+#: The column of a table of numbers of keys.
+_KEY_COUNT = "c"
+
+
+def _make_key_count(number: int) -> Any:
+    return exp.column(_KEY_COUNT, table=exp.to_identifier(f"keys {number}", quoted=True))
 
 
 def _grouping_column(position: int) -> str:

@@ -47,7 +47,7 @@ def replace_means(query: SplitQuery) -> SplitQuery:
         inner.set("alias", None)
         select = exp.Select(expressions=[*keys, *numbers], from_=exp.From(this=inner))
         source.replace(exp.Subquery(this=select, alias=alias))
-    return SplitQuery(tree, releases, query.public, frozenset(divisors))
+    return replace(query, tree=tree, releases=releases, divisors=frozenset(divisors))
 
 
 def _replace_release(query: SelectQuery) -> SelectQuery:
