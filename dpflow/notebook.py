@@ -6,13 +6,15 @@
 
 The name behind ``%%dpsql`` is the variable that holds the answer; without one it is shown only. The
 cell is asked as `dpflow.sql` asks it, with the ledger and tables of ``dpflow.yml``, or at the service that
-``dpflow.yml`` or DPFLOW_SERVER names; names of Python variables in ``$name`` are its parameters.
+``dpflow.yml`` or DPFLOW_SERVER names; names of Python variables in ``$name`` are its parameters. EXPLAIN is shown as a
+table, and a refusal, also one in a cell of Python, as its sentence without a traceback.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import dpflow
@@ -21,14 +23,28 @@ from dpflow.analyst_sql.answer.sql_plan import SqlPlan, plan_lines
 from dpflow.analyst_sql.parse.source_text import read_source
 from dpflow.api import open_ledger, plan_sql, sql
 from dpflow.catalogue import find_server
+from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import DpflowError, InvalidInput
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PARAMETER = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
 
+@dataclass(frozen=True, repr=False)
+class ExplainedPlan:
+    """What EXPLAIN says of a query (`dpflow.analyst_sql.answer.sql_plan.SqlPlan.explain`), for people."""
+
+    view: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{what:24} {text}" for what, text in plan_lines(self.view))
+
+    def _repr_html_(self) -> str:
+        return write_html("EXPLAIN; nothing was charged", ["", ""], list(plan_lines(self.view)))
+
+
 def run_cell(line: str, cell: str, variables: dict[str, Any]) -> Any:
-    """Answer a cell; ``variables`` are those of the notebook. Raises as `dpflow.sql`."""
+    """What a cell shows; ``variables`` are those of the notebook. Raises as `dpflow.sql`."""
     name = line.strip()
     if name and not _NAME.fullmatch(name):
         raise InvalidInput(
@@ -41,21 +57,15 @@ def run_cell(line: str, cell: str, variables: dict[str, Any]) -> Any:
         client = dpflow.connect(server)
         ask = client.explain if read_source(cell).explain else client.sql
         answer = ask(cell, parameters=parameters)
-        if isinstance(answer, dict):
-            _print_plan(answer)
     elif read_source(cell).explain:
         answer = plan_sql(cell, parameters=parameters)
-        _print_plan(answer.explain(open_ledger()))
     else:
         answer = sql(cell, parameters=parameters)
     if name:
         variables[name] = answer
-    return answer
-
-
-def _print_plan(view: dict[str, Any]) -> None:
-    for what, text in plan_lines(view):
-        print(f"{what:24} {text}")
+    if isinstance(answer, SqlPlan):
+        answer = answer.explain(open_ledger())
+    return ExplainedPlan(answer) if isinstance(answer, dict) else answer
 
 
 def _list_parameters(cell: str, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,8 +79,17 @@ def load_ipython_extension(shell: Any) -> None:
         try:
             return run_cell(line, cell, shell.user_ns)
         except DpflowError as error:
-            # A refusal is a sentence with a place in it, and no traceback.
-            print(f"{type(error).__name__}: {error}")
+            _print_error(error)
         return None
 
+    def show_error(shell: Any, kind: type, error: DpflowError, *place: Any, **where: Any) -> None:
+        _print_error(error)
+
+    # Of other cells, too.
+    shell.set_custom_exc((DpflowError,), show_error)
     shell.register_magic_function(dpsql, magic_kind="cell", magic_name="dpsql")
+
+
+def _print_error(error: DpflowError) -> None:
+    """A refusal is a sentence with a place in it, and no traceback."""
+    print(f"{type(error).__name__}: {error}")

@@ -27,6 +27,7 @@ def test_a_cell_is_answered(
         register_magic_function=lambda call, magic_kind, magic_name: magics.update(
             {(magic_kind, magic_name): call}
         ),
+        set_custom_exc=lambda kinds, handler: magics.update({kinds: handler}),
     )
     load_ipython_extension(shell)
     cell = (
@@ -37,11 +38,10 @@ def test_a_cell_is_answered(
     assert "<table>" in answer._repr_html_() and "n: 95 % noise interval" in answer._repr_html_()
     assert magics["cell", "dpsql"]("", cell).free
     assert magics["cell", "dpsql"]("", "SELECT * FROM visits") is None
-    magics["cell", "dpsql"]("", "-- dp: epsilon=1\nEXPLAIN SELECT COUNT(*) FROM visits")
+    plan = magics["cell", "dpsql"]("p", "-- dp: epsilon=1\nEXPLAIN SELECT COUNT(*) FROM visits")
+    assert ">forecast</td>" in plan._repr_html_()
+    assert ">the ledger would accept it now</td>" in plan._repr_html_()
+    assert "the ledger would accept it now" in repr(plan) and shell.user_ns["p"].to_pay
     assert magics["cell", "dpsql"]("two words", cell) is None
     printed = capsys.readouterr().out
-    assert (
-        "no-star" in printed
-        and "the ledger would accept it now" in printed
-        and "name of a variable" in printed
-    )
+    assert "no-star" in printed and "name of a variable" in printed

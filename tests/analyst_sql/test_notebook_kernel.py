@@ -58,6 +58,16 @@ def test_everything_works_in_a_clean_kernel(fresh: World, run_cell: Callable[[st
     assert run_cell("print(len(answer.rows))").strip() == "3"
 
     shown = run_cell(
+        ask.replace("%%dpsql answer\n-- dp: epsilon=0.5\n", "%%dpsql\n-- dp: epsilon=0.5\nEXPLAIN ")
+    )
+    assert "text/html" in shown and ">forecast</td>" in shown
+    run_cell("import dpflow")
+    refused = "dpflow.sql('SELECT * FROM visits', epsilon=1)"
+    shown = run_cell(f"failed = get_ipython().run_cell({refused!r}).error_in_exec")
+    assert "no-star" in shown and "Traceback" not in shown and "api.py" not in shown, shown
+    assert run_cell("print(type(failed).__name__)").strip() == "SqlRefused"
+
+    shown = run_cell(
         "import dpflow\n"
         "plan = dpflow.plan('count', 'visits.yml', name='visits', epsilon='0.5',\n"
         "    publish=dict(database='published.duckdb', table='visits'))\n"
