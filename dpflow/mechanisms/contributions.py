@@ -2,8 +2,8 @@
 
 Definition: for every unit its number of rows, and for each grouping its number of distinct groups,
 fall into a bin (1, 2, 3, 4 to 5, 6 to 7, 8 to 11 and so on, two for each doubling); each bin's
-number of units gets noise. No unit is truncated. Groupings are columns and row expressions; left
-out, they are the columns with public keys, and day, week and month of the columns that declare dates
+number of units gets noise. No unit is truncated. Groupings are columns, row expressions and lists of
+these; left out, they are the columns with public keys, and day, week and month of the columns that declare dates
 as bounds or limits by periods.
 
 Guarantee: a unit is in one bin of each of the H histograms, or in none, so it moves the counts by H
@@ -24,6 +24,8 @@ Source: Amin, Kulesza, Munoz, Vassilvitskii 2019 (bounding user contributions); 
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated
@@ -56,16 +58,18 @@ MAX_ROW_BIN, MAX_GROUP_BIN = 2**12, 2**10
 PERIODS = {"day": 1, "week": 7, "month": 28}
 
 
+Expression = Annotated[str, Field(min_length=1)]
+Expressions = Annotated[tuple[Expression, ...], Field(min_length=2, max_length=8)]
+
+
 class ContributionsParams(NoisyParams):
-    """``groupings``: columns and row expressions such as ``date_trunc('month', day)``; the declared
-    ones if left out. ``units``: how many units there are, where that is known. ``epsilon``: the privacy
-    cost of all histograms together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or
-    auto.
+    """``groupings``: columns and row expressions such as ``date_trunc('month', day)``, and lists of them
+    that are grouped by together; the declared ones if left out. ``units``: how many units there are,
+    where that is known. ``epsilon``: the privacy cost of all histograms together. ``delta``: allows
+    Gaussian noise. ``noise``: laplace, gaussian or auto.
     """
 
-    groupings: (
-        Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=50)] | None
-    ) = None
+    groupings: Annotated[tuple[Expression | Expressions, ...], Field(max_length=50)] | None = None
     units: Annotated[int, Field(ge=1, le=10**12)] | None = None
 
 
@@ -79,11 +83,12 @@ class Contributions(Mechanism[ContributionsParams]):
 
     def _groupings(self, params: ContributionsParams, table: Table) -> tuple[str, ...]:
         if params.groupings is not None:
-            for name in params.groupings:
+            lists = [(one,) if isinstance(one, str) else one for one in params.groupings]
+            for name in itertools.chain(*lists):
                 # Anything else is an expression, which `computed_columns` has.
                 if re.fullmatch(r"[\w.]+", name):
                     table.column(name)
-            return tuple(dict.fromkeys(params.groupings))
+            return tuple(dict.fromkeys(map(", ".join, lists)))
         found = [
             name
             for name, column in table.columns.items()
@@ -97,11 +102,13 @@ class Contributions(Mechanism[ContributionsParams]):
 
     def computed_columns(self, params: ContributionsParams, table: Table) -> Mapping[str, Column]:
         """A column for each grouping that nobody declared."""
-        return {
-            name: Column(expression=name)
-            for name in self._groupings(params, table)
-            if name not in table.columns
-        }
+        computed: dict[str, Column] = {}
+        for grouping in params.groupings or self._groupings(params, table):
+            members = (grouping,) if isinstance(grouping, str) else grouping
+            computed |= {n: Column(expression=n) for n in members if n not in table.columns}
+            if len(members) > 1:
+                computed[", ".join(members)] = Column(parts=members)
+        return computed
 
     def _histograms(self, params: ContributionsParams, table: Table) -> dict[str, tuple[int, ...]]:
         """The bins of rows, under "", and of each grouping."""
@@ -155,10 +162,7 @@ class Contributions(Mechanism[ContributionsParams]):
         bins = self._histograms(params, table)
         for (name, starts), sizes in zip(bins.items(), (answer.rows, *answer.groups), strict=True):
             counts = noise.add_noise(_count_bins(starts, *sizes), source).tolist()
-            # By what it counts, for a computed column of this name may be another one tomorrow.
-            column = table.columns.get(name)
-            counted = name if column is None else column.expression or name
-            histograms[counted] = SizeHistogram(starts, tuple(counts), noise)
+            histograms[_write_grouping(name, table)] = SizeHistogram(starts, tuple(counts), noise)
             labels = _label_bins(starts, "rows" if name == "" else "groups")
             rows += [Row(name, label, n, half_width) for label, n in zip(labels, counts)]
         profile = ContributionProfile(
@@ -188,9 +192,20 @@ class Contributions(Mechanism[ContributionsParams]):
         return ErrorBound({"units": float(noise.half_width())}, note)
 
 
+def _write_grouping(name: str, table: Table) -> str:
+    """What a grouping counts, for a computed column of its name may be another one tomorrow."""
+    column = table.columns.get(name)
+    members = (name,) if column is None else column.parts or (name,)
+    known = [table.columns.get(member) for member in members]
+    texts = [None if column is None else column.expression for column in known]
+    return ", ".join(text or member for text, member in zip(texts, members))
+
+
 def _most_groups(table: Table, name: str) -> int:
     """Groups that a unit can reach, as far as the declaration says."""
     column = table.columns.get(name)
+    if column is not None and column.parts is not None:
+        return min(MAX_GROUP_BIN, math.prod(_most_groups(table, part) for part in column.parts))
     if column is not None and column.public_keys is not None:
         return max(1, len(column.public_keys))
     period = re.fullmatch(r"date_trunc\('(\w+)', ([\w.]+)\)", name)

@@ -20,7 +20,7 @@ from dpflow.core.toolbox.contribution_profile import (
 )
 from dpflow.errors import InvalidInput
 from dpflow.tables.language.group_bounds import find_period, takes_null
-from dpflow.tables.language.grouping import parse_row_expression
+from dpflow.tables.language.grouping import parse_row_expression, parse_row_expressions
 from dpflow.tables.language.nodes import Node
 
 Histogram = SizeHistogram | JointHistogram
@@ -43,23 +43,34 @@ class _ProfiledGroups:
 
     def __init__(self, profile: ContributionProfile, table: Table) -> None:
         self._table = table
-        self._histograms = {
-            self._canonical(name): one
-            for name, one in profile.groups.items()
-            # Not of a stored column whose name another computed one has taken since.
-            if name not in table.columns or table.columns[name].expression in (None, name)
-        }
+        self._histograms = {self._read(name): one for name, one in profile.groups.items()}
+
+    def _read(self, grouping: str) -> frozenset[str]:
+        """What a profile's text means today; nothing where it is of other columns."""
+        column = self._table.columns.get(grouping)
+        if column is not None:
+            # Not a stored column whose name another computed one has taken since.
+            is_same = column.parts is not None or column.expression in (None, grouping)
+            return self._name(grouping) if is_same else frozenset()
+        try:
+            nodes = parse_row_expressions(grouping, self._table)
+        except InvalidInput:
+            return frozenset()
+        return frozenset(map(_write_node, nodes))
+
+    def _name(self, by: str) -> frozenset[str]:
+        return frozenset(map(self._canonical, self._table.columns[by].parts or (by,)))
 
     def find_counted(self, by: str) -> SizeHistogram | None:
         """The histogram of this very grouping."""
         column = self._table.columns[by]
-        if column.parts is not None:
-            return None
-        found = self._histograms.get(self._canonical(by))
+        found = self._histograms.get(self._name(by))
         return self._find_period("day", by) if found is None and column.holds_dates else found
 
     def _find_period(self, period: str, column: str) -> SizeHistogram | None:
-        return self._histograms.get(self._canonical(f"date_trunc('{period}', {column})"))
+        return self._histograms.get(
+            frozenset([self._canonical(f"date_trunc('{period}', {column})")])
+        )
 
     def find_marginals(self, by: str) -> list[Marginal] | None:
         """Histograms of what decides a grouping by one column or expression; None where one is missing."""
@@ -98,4 +109,8 @@ class _ProfiledGroups:
         if text is None:
             return name
         node = self._parse(text)
-        return text if node is None else str(node)
+        return text if node is None else _write_node(node)
+
+
+def _write_node(node: Node) -> str:
+    return ".".join(node.args[0]) if node.op == "column" else str(node)

@@ -65,7 +65,8 @@ def _inherit_bounds(table: Table, names: Sequence[str], nodes: Mapping[str, Node
 
 
 def declare_columns(table: Table, columns: Mapping[str, Column]) -> Table:
-    """The declaration with further columns, each computed by an expression over a row.
+    """The declaration with further columns, each computed by an expression over a row, or several of them
+    together.
 
     Raises `PlanRefused` where one has a declared column's name, or an expression outside of the
     language; `UnknownName` for a column in it that nobody declared.
@@ -79,6 +80,9 @@ def declare_columns(table: Table, columns: Mapping[str, Column]) -> Table:
             raise PlanRefused(
                 f"table {table.name!r} declares a column {name!r}, which a check would compute; give the check another name"
             )
+        if column.parts is not None:
+            added[name] = column
+            continue
         try:
             expression = str(parse_row_expression(column.expression or "", table))
         except PlanRefused as error:
@@ -94,14 +98,19 @@ def parse_groups(text: str, table: Table) -> list[Node]:
     return _ListReader(text, table).read_list()
 
 
-def parse_row_expression(text: str, table: Table) -> Node:
-    """One expression over a row's stored columns."""
+def parse_row_expressions(text: str, table: Table) -> list[Node]:
+    """A list of expressions over a row's stored columns."""
     stored = {
         name: column
         for name, column in table.columns.items()
         if column.expression is None and column.parts is None
     }
-    nodes = parse_groups(text, table.model_copy(update={"columns": stored}))
+    return parse_groups(text, table.model_copy(update={"columns": stored}))
+
+
+def parse_row_expression(text: str, table: Table) -> Node:
+    """One expression over a row's stored columns."""
+    nodes = parse_row_expressions(text, table)
     if len(nodes) != 1:
         refuse_sql("one expression", "a column is one expression over the columns of a row")
     return nodes[0]

@@ -20,6 +20,7 @@ from dpflow.core.toolbox.contribution_profile import (
 )
 from dpflow.core.toolbox.noise import Sensitivity, laplace_noise
 from dpflow.engine.releases.profiled_groups import find_histogram
+from dpflow.errors import UnknownName
 from dpflow.mechanisms.contributions import _count_bins
 from dpflow.tables import declare_groups
 from dpflow.testing.neighbours import make_sizes
@@ -121,6 +122,9 @@ def test_groupings_are_found_by_what_they_are_computed_from(world: World) -> Non
     case = "CASE WHEN state = 'A' THEN 'near' ELSE 'far' END"
     assert find(case) == [(state, 1, None)]
     assert find(f"state, {MONTH}") == [(state, 0, 3), (month, 0, 12)]
+    # Counted together, in whichever order.
+    both = ContributionProfile(count_sizes([9]), made | {f"{MONTH}, state": made[WEEK]}, 1)
+    assert find_histogram(both, *declare_groups(world.table, f"state, {MONTH}")) is made[WEEK]
     # Weeks decide no month, and nobody counted days.
     only = ContributionProfile(count_sizes([9]), {WEEK: made[WEEK]}, 1)
     table, by = declare_groups(world.table, f"state, {MONTH}")
@@ -144,3 +148,22 @@ def test_fewer_groups_are_chosen_and_the_truth_is_held(world: World, tmp_path: P
         truth = world.read(text)["n"]
         held = (frame["n_low"] <= truth) & (truth <= frame["n_high"])
         assert held.mean() > 0.8
+
+
+def test_a_profile_counts_columns_together(tmp_path: Path) -> None:
+    """Lists of groupings are one grouping each, and what a unit has of it is found by its members."""
+    world = World(tmp_path)
+    params: dict[str, Any] = {"epsilon": "20", "groupings": ["state", ["state", MONTH]]}
+    result = world.release("contributions", params=params).result
+    counted = {row.measure: row.value for row in result.rows if row.key == f"state, {MONTH}"}
+    # A customer is in one state: 900 are in two months, a hundred in each.
+    assert counted["units with 2 groups"] == pytest.approx(900, abs=20)
+    assert counted["units with 12 to 15 groups"] == pytest.approx(100, abs=20)
+    plan = world.plan("count_distinct", params={"by": f"{MONTH}, state"})
+    profile = ContributionProfile.from_json(result.document["contributions"])
+    found = find_histogram(profile, plan.table, plan.params.by)
+    assert isinstance(found, SizeHistogram) and found is [*profile.groups.values()][1]
+    # Twelve is in the bin of 12 to 15.
+    assert plan.chosen is not None and plan.chosen.bounds.groups in (12, 16)
+    with pytest.raises(UnknownName, match="stat"):
+        world.plan("contributions", params={"groupings": [["stat", MONTH]]})
