@@ -55,22 +55,28 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.distribution import DOCUMENT, SHARE_BELOW, Distribution
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import CellGrid, OpenColumn, UnboundedValues
-from dpflow.core.contract.results import NO_INFORMATION, ErrorBound, Result, Row, ValueRange
+from dpflow.core.contract.results import (
+    NO_INFORMATION,
+    NO_RANK,
+    ONLY_A_BOUND,
+    ErrorBound,
+    Result,
+    Row,
+    ValueRange,
+)
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import FAILURE, require_scale
 from dpflow.core.toolbox.noisy_tree import PrefixCounts, draw_prefix_counts, sum_half_width
 from dpflow.core.toolbox.quantiles import draw_quantile
 from dpflow.core.toolbox.search_weights import DOUBLES, SearchWeights
-from dpflow.mechanisms.quantile import Share, check_distinct
+from dpflow.mechanisms.rank_params import Share, check_distinct
 
 COUNTING = Fraction(1, 32)  #: of epsilon, for the number of rows
 SEARCHING = Fraction(2, 5)  #: of epsilon, for the search
 MOST_LEVELS, MOST_CELLS = 7, 4096
 #: The remark of a quantile that no released count bounds on one side.
 NO_END = "no bound: the rows beyond the outermost edge may hold it"
-#: The remark of a quantile whose interval supports no value.
-ONLY_A_BOUND = "no value: only a bound is known"
 DOUBLINGS = 12  #: of the width of cells beyond the outermost points
 #: Years 1 to 9999, in days and in microseconds since 1970-01-01: what a text can write.
 _TIMES = {
@@ -230,15 +236,26 @@ class Cdf(Mechanism[CdfParams]):
         """Shares are between 0 and 1."""
         return {SHARE_BELOW: ValueRange(0, 1)}
 
+    def _edge_error(self, params: CdfParams, table: Table, sizes: Sizes) -> int:
+        """Of the number of rows below an edge, all edges at once, with probability 95 %."""
+        scale = self._count_scale(params, table, sizes.levels)
+        branches = find_branches(sizes.cells, sizes.levels)
+        terms = math.ceil(branches / 2) * sizes.levels
+        return sum_half_width(terms, scale, FAILURE / (2 * sizes.cells))
+
+    def rank_error(self, params: CdfParams, table: Table, rows: int) -> float:
+        """About how far, in rows, the rank of a quantile is stated to be off at most, of so many rows: as
+        an edge is, and a cell further.
+        """
+        sizes = self._sizes(params, table, rows)
+        return self._edge_error(params, table, sizes) + rows / sizes.cells
+
     def error_bound(self, params: CdfParams, table: Table) -> ErrorBound:
         """What a share below an edge is off by, for some numbers of rows, all edges at once."""
         widths, chosen = {}, []
         for rows in _SHOWN_ROWS:
             sizes = self._sizes(params, table, rows)
-            scale = self._count_scale(params, table, sizes.levels)
-            branches = find_branches(sizes.cells, sizes.levels)
-            terms = math.ceil(branches / 2) * sizes.levels
-            width = sum_half_width(terms, scale, FAILURE / (2 * sizes.cells))
+            width = self._edge_error(params, table, sizes)
             widths[f"share below an edge, of {rows:,} rows"] = min(1.0, width / rows)
             method = "a histogram" if sizes.levels == 1 else f"a tree of {sizes.levels} levels"
             chosen.append(
@@ -413,12 +430,14 @@ def _search_range(column: Column, answer: OpenColumn, time: str) -> tuple[float,
 
 def _quantile_rows(distribution: Distribution, p: Fraction) -> list[Row]:
     estimate = distribution.quantile(p)
+    ends = estimate.low, estimate.high
     if estimate.value is not None:
-        low, high = distribution.rank_of(estimate.value)
-        remark = f"its rank is between {100 * low:.3g} % and {100 * high:.3g} % of the rows"
+        percent = math.ceil(1e4 * distribution.rank_error(estimate.value, p)) / 100
+        remark = f"its rank among the rows is within {percent:g} % (95 % for all answers together)"
+    elif None not in ends:
+        remark = NO_RANK
     else:
-        nothing = estimate.low is None and estimate.high is None
-        remark = NO_INFORMATION if nothing else ONLY_A_BOUND
+        remark = NO_INFORMATION if ends == (None, None) else ONLY_A_BOUND
     rows = [Row("", f"quantile {p}", estimate.value, remark=remark)]
     for end, value in (("at least", estimate.low), ("at most", estimate.high)):
         rows.append(Row("", f"quantile {p} {end}", value, remark=NO_END if value is None else ""))

@@ -9,9 +9,10 @@ bounds. `quantiles` draws k of them and sorts the values, since a higher quantil
 is one person's. With ``by`` all of this happens in each of the column's public keys, those without
 rows included.
 
-Guarantee: k g draws with losses in an interval of length e, where a unit reaches g of the K groups:
-with e = epsilon/(k g) they are epsilon-DP together, and k g e^2/8-zCDP. With a ``delta`` the zCDP
-may pay for a larger e. Proof. One row more moves c by at most max(a, b-a). Under add-remove a
+Guarantee: the rows of every group are counted with Laplace noise for `COUNTING` of epsilon; e stands
+for a part of the rest. k g draws with losses in an interval of length e, where a unit reaches g of
+the K groups: with e = rest/(k g) they are rest-DP together, and k g e^2/8-zCDP. With a ``delta`` the
+zCDP may pay for a larger e. Proof. One row more moves c by at most max(a, b-a). Under add-remove a
 unit's R rows of a group move it by D = R max(a, b-a) in at most g groups; all others have the same
 rows on both sides and lose nothing, so a loss is a sum of g losses, whichever groups these are.
 Under replace its R rows in a group become others, which moves c by R b: that is D with one group,
@@ -19,12 +20,14 @@ or g = K. Else the unit may leave a group and enter another, each moved by R max
 together have losses in an interval of the sum of both lengths, so D = 2 R max(a, b-a), which is no
 less than R b, and g such pairs are all there can be.
 
-Error: with probability 95 % the ranks of all answers, in all groups, are within 2 D ln(20 k K G)/(b
-e) rows of p n, where G is the number of grid points. In the column's own unit no bound is known
-beforehand.
+Error: with probability 97.5 % the ranks of all answers, in all groups, are within E = 2 D ln(40 k K
+G)/(b e) rows of p n, where G is the number of grid points, and with 97.5 % every group has as many
+rows as its noisy count says, less the noise's half-width. The share that follows from both is stated
+with each number; a number whose share does not tell its rank apart from both ends is not shown
+(`supports_value`). All of this is about values clamped to the bounds and rounded to the grid. In the
+column's own unit no bound is known beforehand.
 
-Without declared bounds these are answered by `cdf`, which needs none; a median by groups, or one that
-must be certain, by `approximate_median`.
+Which method answers, this one or another, `rank_methods` decides.
 
 When not to use it: where the grid is much coarser than the spread of the rows.
 Recursive schemes that halve the rows at each answer (Kaplan, Schnapp, Stemmer 2022) pay log k
@@ -35,82 +38,42 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
 
-from dpflow.core.accounting.amounts import Delta, Epsilon
-from dpflow.core.accounting.events import BoundedRange, Event, Repeated
+from dpflow.core.accounting.events import BoundedRange, Composed, Event, Repeated
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.mechanism import Delegation, Mechanism, Params
+from dpflow.core.contract.distribution import supports_value
+from dpflow.core.contract.mechanism import Delegation, Mechanism
 from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
-from dpflow.core.contract.results import ErrorBound, Result, Row
-from dpflow.core.contract.strict_models import Exact
+from dpflow.core.contract.results import NO_RANK, ErrorBound, Result, Row
 from dpflow.core.sampling.noisy_values import draw_place
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.noise import FAILURE, choice_epsilon
-from dpflow.errors import PlanRefused
+from dpflow.core.toolbox.noise import (
+    FAILURE,
+    Noise,
+    choice_epsilon,
+    group_sensitivity,
+    laplace_noise,
+)
+from dpflow.mechanisms.rank_methods import choose_method
+from dpflow.mechanisms.rank_params import (
+    ExtremeParams,
+    MedianParams,
+    QuantileParams,
+    QuantilesParams,
+    RankParams,
+)
 
-
-def _check_share(value: Fraction) -> Fraction:
-    if not 0 < value < 1 or value.denominator > 10**6:
-        raise ValueError("p must lie strictly between 0 and 1, with at most six decimals")
-    return value
-
-
-def check_distinct(values: tuple[Fraction, ...]) -> tuple[Fraction, ...]:
-    """The quantiles themselves; raises ValueError if one is named twice."""
-    if len(set(values)) != len(values):
-        raise ValueError("name each quantile once")
-    return values
-
-
-Share = Annotated[Exact, AfterValidator(_check_share)]
-P = TypeVar("P", bound="RankParams")
-
-
-class RankParams(Params):
-    """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the
-    privacy cost of everything. ``delta``: lets many answers be drawn at a higher rate.
-    """
-
-    column: str
-    epsilon: Epsilon
-    by: str | None = None
-    delta: Delta = Fraction(0)
-
-
-class QuantileParams(RankParams):
-    """As `ColumnParams`. ``p``: strictly between 0 and 1, 1/2 for the median."""
-
-    p: Share = Fraction(1, 2)
-
-
-class QuantilesParams(RankParams):
-    """As `ColumnParams`. ``quantiles``: up to 100, strictly between 0 and 1."""
-
-    quantiles: Annotated[
-        tuple[Share, ...], Field(min_length=1, max_length=100), AfterValidator(check_distinct)
-    ]
-
-
-class ExtremeParams(RankParams):
-    """As `ColumnParams`. ``tail``: the part of the rows that may lie beyond the answer."""
-
-    tail: Share = Fraction(1, 100)
-
-
-class MedianParams(RankParams):
-    """As `ColumnParams`; the column is bounded if its range is trusted. ``certain``: an answer near the
-    middle rank for certain, or none, in place of the most accurate one with an interval; it needs a
-    ``delta``, as a median by groups of a column without bounds does.
-    """
-
-    certain: bool = False
+#: Of epsilon, for the number of rows of each group: it decides how few rows support an answer.
+COUNTING = Fraction(1, 8)
+P = TypeVar("P", bound=RankParams)
 
 
 def cost_pieces(
@@ -150,18 +113,24 @@ def cost_pieces(
 
 @dataclass(frozen=True)
 class Draws:
-    """How many draws one unit can change, and the length of the interval in which the losses of
-    each lie.
+    """What a privacy cost buys.
+
+    Attributes:
+        counting: the noise of each group's number of rows.
+        changed: how many draws one unit can change.
+        epsilon: the length of the interval in which the losses of each lie.
     """
 
+    counting: Noise
     changed: int
     epsilon: Fraction
 
     @property
     def event(self) -> Event:
-        """The guarantee of all draws together."""
-        one = BoundedRange(self.epsilon)
-        return one if self.changed == 1 else Repeated(one, self.changed)
+        """The guarantee of all of it."""
+        draw = BoundedRange(self.epsilon)
+        draws = draw if self.changed == 1 else Repeated(draw, self.changed)
+        return Composed((self.counting.event, draws))
 
 
 class _Quantiles(Mechanism[P]):
@@ -175,12 +144,23 @@ class _Quantiles(Mechanism[P]):
         """The groups."""
         return ("",) if params.by is None else table.public_keys(params.by)
 
+    def delegate_to(self, params: P, table: Table) -> Delegation | None:
+        """The method that `rank_methods` chooses, or this one."""
+        return choose_method(self, params, table)
+
     def plan_draws(self, params: P, table: Table) -> Draws:
         """What the privacy cost buys."""
-        groups = table.bounds_for(params.by).narrow(len(self.group_keys(params, table))).groups
+        keys = len(self.group_keys(params, table))
+        bounds = table.bounds_for(params.by).narrow(keys)
+        reach = group_sensitivity(table, params.by, keys, 0, 1, bounds.rows_per_group)
         # Groups that a unit does not reach have the same rows on both sides.
-        changed = groups * len(self.list_quantiles(params))
-        return Draws(changed, choice_epsilon(params.epsilon, params.delta, changed))
+        changed = bounds.groups * len(self.list_quantiles(params))
+        rest = params.epsilon * (1 - COUNTING)
+        return Draws(
+            laplace_noise(reach, params.epsilon * COUNTING),
+            changed,
+            choice_epsilon(rest, params.delta, changed),
+        )
 
     def _sensitivity(self, p: Fraction, params: P, table: Table) -> int:
         """D of the module's guarantee."""
@@ -204,30 +184,35 @@ class _Quantiles(Mechanism[P]):
         column = table.bounded_column(params.column)
         quantiles = self.list_quantiles(params)
         keys = self.group_keys(params, table)
-        epsilon = self.plan_draws(params, table).epsilon
-        rank = math.ceil(self._rank_error(params, table))
-        remark = f"its rank is within {rank:,} rows (95 % for all answers together)"
+        draws, rank = self.plan_draws(params, table), math.ceil(self.rank_error(params, table))
+        groups = answer.split(len(keys))
+        least_rows = _count_least_rows(groups, draws.counting, source)
         # Each quantile has its own sensitivity, hence its own rate.
-        rates = {p: epsilon / (2 * self._sensitivity(p, params, table)) for p in quantiles.values()}
+        rates = {
+            p: draws.epsilon / (2 * self._sensitivity(p, params, table)) for p in quantiles.values()
+        }
         rows: list[Row] = []
-        for key, data in zip(keys, answer.split(len(keys)), strict=True):
-            answers = []
+        for key, data, size in zip(keys, groups, least_rows, strict=True):
+            values = []
             for p, rate in rates.items():
                 starts, lengths, costs = cost_pieces(data, *column.grid_bounds(), p)
-                answers.append(draw_place(starts, lengths, costs, rate, source))
+                values.append(draw_place(starts, lengths, costs, rate, source))
             # Sorting is post-processing, and a higher quantile is never smaller.
-            values = zip(quantiles, sorted(answers), strict=True)
-            rows += (
-                Row(key, name, column.grid_value(value), remark=remark) for name, value in values
-            )
+            share = min(1.0, rank / size) if size > 0 else 1.0
+            for (name, p), value in zip(quantiles.items(), sorted(values), strict=True):
+                if supports_value(p, share):
+                    remark = _describe_rank(share, value, column)
+                    rows.append(Row(key, name, column.grid_value(value), remark=remark))
+                else:
+                    rows.append(Row(key, name, None, remark=NO_RANK))
         return Result(tuple(rows))
 
-    def _rank_error(self, params: P, table: Table) -> float:
-        """In rows: that of all answers in all groups, with probability 95 %."""
+    def rank_error(self, params: P, table: Table) -> float:
+        """In rows: that of all answers in all groups, with probability 97.5 %."""
         low, high = table.bounded_column(params.column).grid_bounds()
         draws, quantiles = self.plan_draws(params, table), self.list_quantiles(params)
         likely = math.log(
-            len(quantiles) * len(self.group_keys(params, table)) * (high - low + 1) / FAILURE
+            len(quantiles) * len(self.group_keys(params, table)) * (high - low + 1) * 2 / FAILURE
         )
         scales = (
             2 * self._sensitivity(p, params, table) / (p.denominator * draws.epsilon)
@@ -236,33 +221,40 @@ class _Quantiles(Mechanism[P]):
         return float(max(scales)) * likely
 
     def error_bound(self, params: P, table: Table) -> ErrorBound:
-        draws, rank = self.plan_draws(params, table), self._rank_error(params, table)
+        draws, rank = self.plan_draws(params, table), self.rank_error(params, table)
         where = "" if params.by is None else " of a group"
-        note = f"rank error{where}; the error in the column's unit depends on the rows"
+        note = (
+            f"rank error{where}; a number is shown if that is a small part of the rows, which are counted within "
+            f"{draws.counting.half_width(2 * FAILURE):,}; the error in the column's unit depends on the rows"
+        )
         # How much the delta helps compared with an even split of epsilon.
-        gain = float(draws.epsilon * draws.changed / params.epsilon)
+        gain = float(draws.epsilon * draws.changed / (params.epsilon * (1 - COUNTING)))
         if gain > 1:
             note += f"; the delta makes it {100 * (1 - 1 / gain):.0f} % smaller, at {draws.changed} answers that a unit can change"
         return ErrorBound({"rank (rows)": rank}, note)
 
 
-def _delegate_to_cdf(
-    params: RankParams, table: Table, quantiles: tuple[Fraction, ...]
-) -> Delegation | None:
-    """`cdf` where the column declares no bounds; None where it declares some."""
-    if table.column(params.column).lower is not None:
-        return None
-    if params.by is not None:
-        raise PlanRefused(
-            f"column {params.column!r} of table {table.name!r} declares no bounds, and quantiles without them are not "
-            f"taken by group; declare lower and upper, leave by out, or release once for each group, with where"
-        )
-    names = [str(p) for p in quantiles]
-    epsilon = params.model_dump(mode="json")["epsilon"]
-    given = {"column": params.column, "epsilon": epsilon, "quantiles": names}
-    spare = "; delta is not used" if params.delta else ""
-    why = f"column {params.column!r} declares no bounds, so cdf is taken, which needs none{spare}"
-    return Delegation("cdf", given, why)
+def _count_least_rows(groups: Sequence[ValueCounts], counting: Noise, source: Source) -> list[int]:
+    """How many rows each group has at least, in all groups at once with probability 97.5 %; exactly so
+    many where their number is public.
+    """
+    public = groups[0].public_size
+    if public is not None and public.exact:
+        return [public.rows]
+    exact = np.array([group.counts.sum() for group in groups], np.int64)
+    # Half of FAILURE for noise of one sign in one of the groups.
+    spare = counting.half_width(FAILURE / len(groups))
+    return [int(count) - spare for count in counting.add_noise(exact, source).tolist()]
+
+
+def _describe_rank(share: float, value: int, column: Column) -> str:
+    """Where an answer lies among the rows; of one at a bound, that rows beyond it count as it."""
+    # Rounded up: never nearer than it is.
+    percent = math.ceil(1e4 * share) / 100
+    step = "" if column.holds_dates else f", in steps of {column.step},"
+    at_bound = value in column.grid_bounds()
+    beyond = "; it is a declared bound, which values beyond count as" if at_bound else ""
+    return f"its rank among the rows{step} is within {percent:g} % (95 % for all answers together){beyond}"
 
 
 class Quantile(_Quantiles[QuantileParams]):
@@ -277,10 +269,6 @@ class Quantile(_Quantiles[QuantileParams]):
         """The one quantile p."""
         return {f"quantile {params.p}": params.p}
 
-    def delegate_to(self, params: QuantileParams, table: Table) -> Delegation | None:
-        """`cdf` where the column declares no bounds."""
-        return _delegate_to_cdf(params, table, (params.p,))
-
 
 class Quantiles(_Quantiles[QuantilesParams]):
     """Several quantiles of a bounded column."""
@@ -293,10 +281,6 @@ class Quantiles(_Quantiles[QuantilesParams]):
     def list_quantiles(self, params: QuantilesParams) -> dict[str, Fraction]:
         """All quantiles in ascending order, so that sorted answers belong to them."""
         return {f"quantile {p}": p for p in sorted(params.quantiles)}
-
-    def delegate_to(self, params: QuantilesParams, table: Table) -> Delegation | None:
-        """`cdf` where the column declares no bounds."""
-        return _delegate_to_cdf(params, table, params.quantiles)
 
 
 class Minimum(_Quantiles[ExtremeParams]):
@@ -334,26 +318,6 @@ class Median(_Quantiles[MedianParams]):
     def list_quantiles(self, params: MedianParams) -> dict[str, Fraction]:
         """The middle rank."""
         return {self.name: Fraction(1, 2)}
-
-    def delegate_to(self, params: MedianParams, table: Table) -> Delegation | None:
-        """`cdf` where the column declares no bounds, whose intervals are narrower; `approximate_median`
-        by groups, and where the answer must be certain.
-        """
-        is_bounded = table.column(params.column).lower is not None
-        if not params.certain and (is_bounded or params.by is None):
-            return _delegate_to_cdf(params, table, (Fraction(1, 2),))
-        need = (
-            "certain: true was asked for"
-            if params.certain
-            else f"column {params.column!r} declares no bounds, and cdf takes no groups"
-        )
-        # Only approximate privacy makes an interior point possible.
-        if not params.delta:
-            raise PlanRefused(
-                f"{need}, which takes approximate_median; add delta to the parameters, such as 1e-6"
-            )
-        given = params.model_dump(mode="json", exclude={"certain"})
-        return Delegation("approximate_median", given, f"{need}, so approximate_median is taken")
 
     def error_bound(self, params: MedianParams, table: Table) -> ErrorBound:
         """The rank error, and a warning that the declared bounds are trusted."""

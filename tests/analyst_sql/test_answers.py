@@ -8,7 +8,8 @@ import duckdb
 import pytest
 from sql_world import EXACT, close
 
-from dpflow.errors import SqlRefused
+from dpflow.core.contract.results import NO_INFORMATION, NO_RANK
+from dpflow.errors import DpflowError, SqlRefused
 
 if TYPE_CHECKING:
     from sql_world import World
@@ -128,8 +129,6 @@ def test_intervals_of_expressions_hold(fresh: World) -> None:
 
 def test_private_keys_need_units(world: World) -> None:
     """A key of one unit is not shown; without a delta the refusal proposes one."""
-    from dpflow.errors import SqlRefused
-
     with pytest.raises(SqlRefused, match="private-keys") as refused:
         world.ask("SELECT clinic, COUNT(*) FROM visits GROUP BY clinic", epsilon=1)
     assert refused.value.nearest is not None
@@ -243,3 +242,34 @@ def test_the_smallest_whole_key_stays_itself(fresh: World) -> None:
     )
     answer = fresh.ask("SELECT big, COUNT(*) FROM visits GROUP BY big ORDER BY big", epsilon=8)
     assert answer.list_columns()[0] == ("big", "BIGINT", [smallest, largest])
+
+
+def test_quantiles_take_the_one_door(fresh: World) -> None:
+    """Without bounds, and of many quantiles, `cdf` answers, as in a release file; a number that its
+    interval does not support is NULL, and the answer says why. Asked again it is free.
+    """
+    fresh.table = fresh.declare(
+        columns={"age": {}, "city": {"public_keys": ["Oslo", "Rome", "Bern"]}}
+    )
+    text = "SELECT MEDIAN(age) AS middle, QUANTILE_CONT(age, 0.9) AS high FROM visits"
+    plan = fresh.ask("EXPLAIN " + text, epsilon=2)
+    assert [part.plan.mechanism.name for part in plan.parts] == ["cdf"]
+    (described,) = plan.explain(fresh.ledger)["releases"]
+    assert "declares no bounds, so cdf is taken" in described["error"]
+    assert described["mechanism"] == "cdf" and "needs no bounds" in described["why"]
+    ((middle, high),) = fresh.ask(text, epsilon=EXACT).rows
+    ((exact_middle, exact_high),) = fresh.truth(text)
+    assert abs(middle - exact_middle) <= 2 and abs(high - exact_high) <= 2
+    spent = fresh.spent()
+    assert fresh.ask(text, epsilon=EXACT).rows == [(middle, high)] and fresh.spent() == spent
+    answer = fresh.ask(f"{text} WHERE age > 0", epsilon="1e-4")
+    assert answer.rows == [(None, None)] and NO_INFORMATION in answer.notes
+    with pytest.raises(DpflowError, match="not taken by group"):
+        fresh.ask("SELECT city, MAX(age) FROM visits GROUP BY city", epsilon=1)
+
+
+def test_a_number_that_is_not_supported_is_null(world: World) -> None:
+    """Of a column with bounds, too: so few rows of Rome at so small an epsilon have no rank."""
+    text = "SELECT city, MEDIAN(age) AS m, COUNT(*) AS n FROM visits GROUP BY city"
+    answer = world.ask(text, epsilon="0.01")
+    assert [row[1] for row in answer.rows] == [None, None, None] and NO_RANK in answer.notes

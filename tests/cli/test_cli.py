@@ -202,7 +202,7 @@ def test_mechanisms_are_listed_with_their_origin(tiny: Tiny) -> None:
         "above_threshold",
     } <= rows.keys()
     assert (
-        rows["quantile"]["params"] == ["by", "column", "delta", "epsilon", "p"]
+        rows["quantile"]["params"] == ["by", "column", "delta", "epsilon", "p", "size"]
         and rows["quantile"]["origin"]
     )
 

@@ -11,12 +11,12 @@ import duckdb
 import numpy as np
 import pytest
 
-from dpflow.core.accounting.events import BoundedRange, Repeated
+from dpflow.core.accounting.events import BoundedRange, Composed, DiscreteLaplace, Repeated
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import ValueCounts
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
-from dpflow.mechanisms.quantile import Quantiles, QuantilesParams, cost_pieces
+from dpflow.mechanisms.quantile import COUNTING, Quantiles, QuantilesParams, cost_pieces
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.audit import refutes_probability
@@ -146,7 +146,9 @@ def test_several_quantiles_ascend_and_are_near() -> None:
         TABLE,
         {"column": "score", "epsilon": "1", "quantiles": [f"0.{i}" for i in range(9, 0, -1)]},
     )
-    assert event == Repeated(BoundedRange(Fraction(1, 9)), 9)
+    rest = 1 - COUNTING
+    counting = DiscreteLaplace(2 / COUNTING, 2)
+    assert event == Composed((counting, Repeated(BoundedRange(rest / 9), 9)))
     bound = mechanism.error_bound(params, TABLE)
     assert bound is not None
     rank = bound.half_width["rank (rows)"]
@@ -192,9 +194,14 @@ def test_groups_share_the_price(relation: str, groups: int, per_row: int) -> Non
     params, event = plan_mechanism(
         mechanism, table, {"column": "score", "by": "kind", "p": "1/4", "epsilon": "1"}
     )
-    assert event == Repeated(BoundedRange(Fraction(1, groups)), groups)
+    assert isinstance(event, Composed)
+    counting, draws = event.events
+    assert draws == Repeated(BoundedRange((1 - COUNTING) / groups), groups)
+    # 15 groups of 2 rows; of 20 groups two units of 30 rows have 20 in common.
+    moved = {("add-remove", 15): 30, ("replace", 15): 40, ("replace", 20): 40}[relation, groups]
+    assert isinstance(counting, DiscreteLaplace) and counting.scale == moved / COUNTING
     bound = mechanism.error_bound(params, table)
-    wanted = 2 * 2 * per_row * groups / 4 * math.log(20 * 1001 / 0.05)
+    wanted = 2 * 2 * per_row * groups / 4 * math.log(20 * 1001 / 0.025) / (1 - COUNTING)
     assert bound is not None and bound.half_width["rank (rows)"] == pytest.approx(wanted)
 
 
@@ -207,8 +214,10 @@ def test_a_delta_buys_a_higher_rate_of_many_draws() -> None:
     plain, _ = plan_mechanism(mechanism, GROUPS, raw)
     params, event = plan_mechanism(mechanism, GROUPS, {**raw, "delta": "1e-6"})
     proved = event.epsilon_at(Fraction(1, 10**6))
-    assert isinstance(event, Repeated) and event.count == 30
-    assert event.event.epsilon > Fraction(1, 30)
+    assert isinstance(event, Composed)
+    draws = event.events[1]
+    assert isinstance(draws, Repeated) and draws.count == 30
+    assert isinstance(draws.event, BoundedRange) and draws.event.epsilon > Fraction(1, 30)
     assert proved is not None and proved <= 1
     ours, theirs = mechanism.error_bound(params, GROUPS), mechanism.error_bound(plain, GROUPS)
     assert ours is not None and theirs is not None
@@ -297,7 +306,7 @@ def test_private_keys_would_save_nothing(tmp_path: Path) -> None:
     kept = []
     for table in (shown, every):
         draws = mechanism.plan_draws(params, table)
-        assert (draws.changed, draws.epsilon) == (2 * 2, Fraction(1, 4))
+        assert (draws.changed, draws.epsilon) == (2 * 2, (1 - COUNTING) / 4)
         keys = mechanism.group_keys(params, table)
         answer = PrivateTable(table).answer(mechanism.data_request(params, table), ())
         values = dict(zip(keys, answer.split(len(keys)), strict=True))

@@ -45,6 +45,7 @@ _REASONS = {
     "aggregates": "counts, sums, means and variances share one scan, one truncation and one cost",
     "private_aggregates": "a key is private, so noisy counts above a threshold select what is shown",
     "quantiles": "ranks have no bounded sum: the exponential mechanism draws a value of the column's grid",
+    "cdf": "one distribution has all quantiles, and needs no bounds",
     "count_distinct": "a filter on units is a condition on rows of its own",
     "arg_max": "the most frequent key is chosen without releasing the counts",
     "histogram": "one count for each public key",
@@ -188,7 +189,7 @@ def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:
     epsilon, delta = part.plan.privacy_cost() if stored is None else ("0", "0")
     return {
         "mechanism": part.plan.mechanism.name,
-        "why": _REASONS[part.part.mechanism],
+        "why": _REASONS[part.plan.mechanism.name],
         "of": [str(aggregate) for aggregate in part.part.measures],
         "epsilon": epsilon,
         "delta": delta,
@@ -302,7 +303,8 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
             yield f"{note}: -- dp: groups=N"
         for candidate in part.plan.describe_candidates() if stored is None else ():
             yield f"bounds for {part.part.mechanism}: {candidate}"
-    for literal in _list_shares(plan):
+    draws = any(part.plan.mechanism.name == "quantiles" for part in plan.parts)
+    for literal in _list_shares(plan) if draws else ():
         yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {literal}"
 
 

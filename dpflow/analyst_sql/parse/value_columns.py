@@ -44,7 +44,7 @@ _ONE, _ZERO = (Node("number", (Decimal(number),)) for number in (1, 0))
 def declare_value(table: Table, aggregate: SqlAggregate) -> tuple[Table, str]:
     """The declaration with the column that an aggregate is over, and the column's name.
 
-    Raises `PlanRefused` if nothing says its bounds.
+    Raises `PlanRefused` if nothing says its bounds, unless it is a column's quantile.
     """
     condition = aggregate.condition and inline_expressions(aggregate.condition, table)
     if aggregate.kind in ("count", "values"):
@@ -55,7 +55,9 @@ def declare_value(table: Table, aggregate: SqlAggregate) -> tuple[Table, str]:
         name = ".".join(value.args[0])
         column = table.column(name)
         if column.lower is not None or column.expression is None:
-            table.bounded_column(name)
+            # A quantile has a method that needs no bounds.
+            if aggregate.kind != "quantile":
+                table.bounded_column(name)
             return table, name
     node = inline_expressions(_fill_missing(value, table), table)
     return declare_computed(table, node if condition is None else Node("CASE", (condition, node)))

@@ -332,7 +332,8 @@ def _is_as_exact(stored: Stored, asked: PartPlan, target: Target | None) -> bool
         if bound[0].min_units != bound[1].min_units:  # type: ignore[attr-defined]
             return False
     cells = 1
-    by, coarser = plan.params.by, asked_plan.params.by  # type: ignore[attr-defined]
+    # A method without groups has no field for them.
+    by, coarser = (getattr(one.params, "by", None) for one in (plan, asked_plan))
     added_up = by != coarser and part.mechanism == "aggregates"
     if added_up:
         groups = 1 if coarser is None else len(asked_plan.table.public_keys(coarser))

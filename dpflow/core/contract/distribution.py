@@ -27,6 +27,8 @@ from dpflow.errors import InvalidInput
 SHARE_BELOW = "share below"
 #: Under which a result's document says what kind of values its column has.
 DOCUMENT = "distribution"
+#: A value is shown if its rank is known within this part of the rows.
+MAX_RANK_ERROR = 0.25
 _EPOCH = dt.datetime(1970, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _WIDE = Context(prec=400)
@@ -47,6 +49,13 @@ class Estimate:
     value: float | int | str | None
     low: float | int | str | None
     high: float | int | str | None
+
+
+def supports_value(p: Number, rank_error: float) -> bool:
+    """Whether a value of the quantile p is shown whose rank may be off by this part of the rows: where
+    that is no more than `MAX_RANK_ERROR`, and leaves rows below it and above.
+    """
+    return rank_error < min(p, 1 - p) and rank_error <= MAX_RANK_ERROR
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,8 @@ class Distribution:
         """The least value that a share p of the rows does not exceed, in the column's own form.
 
         An end of the interval is None where the rows beyond the outermost edge may hold it. Then there is
-        no value: the other end is only a bound.
+        no value: the other end is only a bound. There is none either where the interval is so wide that the
+        value's rank may be off by more than `MAX_RANK_ERROR` of the rows.
 
         Args:
             p: above 0 and below 1.
@@ -149,9 +159,17 @@ class Distribution:
         high = None
         if surely_more < len(self.points):
             high = self._write(self._last_before(self.points[surely_more]))
-        if low is None or high is None:
-            return Estimate(None, low, high)
-        return Estimate(self._write(self._interpolate(share)), low, high)
+        value = self._write(self._interpolate(share))
+        is_shown = None not in (low, high) and self.rank_error(value, share) <= MAX_RANK_ERROR
+        return Estimate(value if is_shown else None, low, high)
+
+    def rank_error(self, x: object, p: Number) -> float:
+        """How far a value's rank may be from p, as a share of the rows; 0 for a value that so many rows
+        share that it surely is the quantile.
+        """
+        place = _read_point(x, self.step, self.time)
+        below, up_to = self._share(place).high, self._share(place, included=True).low
+        return max(0.0, float(below or 0) - float(p), float(p) - float(up_to or 0))
 
     def rank_of(self, x: object) -> tuple[float, float]:
         """Between which shares of the rows a value lies: those surely below it, and those perhaps up

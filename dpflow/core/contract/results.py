@@ -40,6 +40,11 @@ NO_INFORMATION = "no information: the interval spans everything that the bounds 
 #: The remark of a mean, variance or standard deviation that nothing is known of.
 NO_VALUE = "no value: the interval of the number of values includes 0, so there may be none"
 
+#: The remark of a quantile whose rank no interval tells apart from both ends of the rows.
+NO_RANK = "no value: too few rows or too small an epsilon to tell its rank"
+#: The remark of a quantile of which one end of an interval is known.
+ONLY_A_BOUND = "no value: only a bound is known"
+
 
 @dataclass(frozen=True)
 class ValueRange:

@@ -3,16 +3,17 @@ for shares and quantiles as `dpflow.core.contract.distribution` does in Python.
 
 ``TABLE_share_below(release, x)`` and ``TABLE_quantile(release, p)`` give ``{value, low, high}``. The
 first argument is a release's id, or its name: then that of the latest interval, or the one settled last
-where runs have none. Numbers are doubles, and not rounded to whole ones; dates and timestamps count as
+where runs have none. Numbers are doubles, quantiles of whole numbers and dates are such; dates and timestamps count as
 seconds since 1970-01-01, and x may be written as one. Of edges that doubles cannot tell apart none bounds a share at itself. An end that
-nothing bounds is NULL for quantiles, and so is then their value; it is 0 or 1 for shares.
+nothing bounds is NULL for quantiles, and so is then their value, as is one whose rank may be off by more
+than `MAX_RANK_ERROR`; it is 0 or 1 for shares.
 """
 
 from __future__ import annotations
 
 import duckdb
 
-from dpflow.core.contract.distribution import SHARE_BELOW
+from dpflow.core.contract.distribution import MAX_RANK_ERROR, SHARE_BELOW
 from dpflow.tables.access import sql
 from dpflow.tables.public.named_tables import interval_start
 
@@ -29,7 +30,8 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
     )
     edges = (
         f"WITH e AS MATERIALIZED (SELECT {_number('group_key')} AS k, raw_value AS v, half_width_95 AS h, "
-        f"{_is_exact('group_key', 'k')} AS exact FROM {name} WHERE measure = '{SHARE_BELOW}' AND mechanism = '{MECHANISM}' "
+        f"group_key AS text, {_is_exact('group_key', 'k')} AS exact FROM {name} "
+        f"WHERE measure = '{SHARE_BELOW}' AND mechanism = '{MECHANISM}' "
         f"AND (release_id = of_release OR release_id = ({latest})))"
     )
     x = _number("CAST(x AS VARCHAR)")
@@ -42,13 +44,26 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
         "SELECT {'value': CASE WHEN place = k0 THEN v0 WHEN k0 IS NULL THEN v1 / 2 WHEN k1 IS NULL THEN (v0 + 1) / 2 "
         "ELSE v0 + (v1 - v0) * ((place - k0) / (k1 - k0)) END, 'low': low, 'high': high} FROM f)"
     )
+    # Of whole numbers and dates, how far apart two are; NULL of others, of which a double's neighbour is next.
+    unit = (
+        "CASE WHEN bool_and(regexp_full_match(text, '-?[0-9]+')) THEN 1 "
+        "WHEN bool_and(text LIKE '____-__-__') THEN 86400 END"
+    )
     quantile = (
         f"({edges}, f AS (SELECT max(k) FILTER (v < p) AS k0, max(v) FILTER (v < p) AS v0, "
         "min(k) FILTER (v >= p) AS k1, min(v) FILTER (v >= p) AS v1, "
-        "max(k) FILTER (v + h < p) AS low, min(k) FILTER (v - h >= p) AS high FROM e) "
-        "SELECT {'value': CASE WHEN low IS NULL OR high IS NULL THEN NULL "
-        "WHEN k0 IS NULL THEN k1 WHEN k1 IS NULL THEN k0 "
-        "ELSE k0 + (k1 - k0) * ((p - v0) / (v1 - v0)) END, 'low': low, 'high': high} FROM f)"
+        f"max(k) FILTER (v + h < p) AS low, min(k) FILTER (v - h >= p) AS high, {unit} AS unit FROM e), "
+        "g AS (SELECT *, k0 + (k1 - k0) * ((p - v0) / (v1 - v0)) AS inner_place FROM f), "
+        "i AS (SELECT low, high, unit, CASE WHEN k0 IS NULL THEN k1 WHEN k1 IS NULL THEN k0 "
+        "WHEN unit IS NULL THEN inner_place "
+        "ELSE k0 + unit * greatest(0, ceil((inner_place - k0) / unit) - 1) END AS place FROM g), "
+        "n AS (SELECT *, coalesce(place + unit, place + greatest(abs(place) * 2.3e-16, 5e-324)) AS next FROM i), "
+        # How far its rank may be off: the share below it is not above, and that up to it not below.
+        "r AS (SELECT any_value(low) AS low, any_value(high) AS high, any_value(place) AS place, "
+        "greatest(coalesce(least(1, min(v + h) FILTER (k > place OR exact AND k = place)), 1) - p, "
+        "p - coalesce(max(v - h) FILTER (k <= next), 0), 0) AS rank FROM e, n) "
+        "SELECT {'value': CASE WHEN low IS NULL OR high IS NULL OR "
+        f"rank > {MAX_RANK_ERROR} THEN NULL ELSE place END, 'low': low, 'high': high}} FROM r)"
     )
     for macro, parameter, body in (("share_below", "x", share), ("quantile", "p", quantile)):
         connection.execute(

@@ -56,10 +56,25 @@ def test_quantiles() -> None:
     assert WHOLE.quantile("1/2") == Estimate(19, 10, 29)
     assert WHOLE.quantile(0.1) == Estimate(None, None, 9)
     assert WHOLE.quantile(0.9) == Estimate(None, 30, None)
-    assert REAL.quantile(0.5).value == pytest.approx(0.75)
-    assert REAL.quantile(0.5).low == 0.0 and REAL.quantile(0.5).high < 1.5
-    assert DAYS.quantile(0.5) == Estimate("2013-01-15", "2013-01-01", "2013-01-30")
-    assert CENTS.quantile(0.5) == Estimate(0.19, 0.1, 0.29)
+    numbers = Distribution.from_rows([("0.0", 0.4, 0.05), ("1.5", 0.6, 0.05)], None).quantile(0.5)
+    assert numbers.value == pytest.approx(0.75) and numbers.low == 0.0 and numbers.high < 1.5
+    days = Distribution.from_rows(
+        [("2013-01-01", 0.25, 0.0), ("2013-01-31", 0.75, 0.0)], Fraction(1), "date"
+    )
+    assert days.quantile(0.5) == Estimate("2013-01-15", "2013-01-01", "2013-01-30")
+    cents = Distribution.from_rows([("0.10", 0.25, 0.0), ("0.30", 0.75, 0.0)], Fraction(1, 100))
+    assert cents.quantile(0.5) == Estimate(0.19, 0.1, 0.29)
+
+
+def test_a_quantile_of_a_wide_rank_is_no_number() -> None:
+    """Both ends are known, but the value between them may be off by a third of the rows; where many rows
+    share a value its rank is exact, whatever share they have.
+    """
+    wide = REAL.quantile(0.5)
+    assert wide.value is None and wide.low == 0.0 and wide.high is not None
+    assert DAYS.quantile(0.5) == Estimate(None, "2013-01-01", "2013-01-30")
+    atom = Distribution.from_rows([("7", 0.1, 0.05), ("8", 0.9, 0.05)], Fraction(1))
+    assert atom.quantile(0.5) == Estimate(7, 7, 7) and atom.rank_error(7, 0.5) == 0
 
 
 def test_intervals_follow_from_each_other() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,15 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.tables import PublishedRelease, publish
 
 EDGES = [("-2.5", 0.1, 0.05), ("0.0", 0.4, 0.02), ("1.5", 0.4, 0.2), ("100.0", 0.97, 0.02)]
-DAYS = [("2013-01-01", 0.2, 0.1), ("2013-01-11", 0.6, 0.1)]
+DAYS = [("2013-01-01", 0.25, 0.05), ("2013-01-11", 0.55, 0.05)]
+#: Whole numbers, of which most rows have one; doubles of the same kind.
+ATOMS = [("6", 0.1, 0.05), ("7", 0.2, 0.05), ("8", 0.8, 0.05), ("20", 0.9, 0.05)]
+DOUBLES = [
+    ("6.0", 0.1, 0.05),
+    ("7.0", 0.2, 0.05),
+    ("7.000000000000001", 0.8, 0.05),
+    ("20.0", 0.9, 0.05),
+]
 
 
 def published(
@@ -57,6 +66,29 @@ def test_quantiles(tmp_path: Path, p: float) -> None:
         )
 
 
+@pytest.mark.parametrize("edges", [ATOMS, DOUBLES], ids=["whole", "doubles"])
+@pytest.mark.parametrize("p", [0.5, 0.83])
+def test_a_value_of_many_rows_is_shown_as_in_python(
+    tmp_path: Path, edges: list[tuple[str, float, float]], p: float
+) -> None:
+    """Its rank is exact, though the rows up to it are not; a value of a wide rank is none in both."""
+    published(tmp_path / "public.duckdb", edges)
+    shown = ask(tmp_path / "public.duckdb", "quantile", "minutes", p)
+    step = Fraction(1) if edges is ATOMS else None
+    expected = Distribution.from_rows(edges, step).quantile(p).value
+    assert shown["value"] == (None if expected is None else pytest.approx(expected))
+    assert p > 0.5 or expected == 7
+
+
+def test_a_wide_rank_is_no_number(tmp_path: Path) -> None:
+    """Both ends stay."""
+    wide = [("0.0", 0.2, 0.05), ("1.5", 0.8, 0.05)]
+    published(tmp_path / "public.duckdb", wide)
+    shown = ask(tmp_path / "public.duckdb", "quantile", "minutes", 0.5)
+    assert shown == {"value": None, "low": 0.0, "high": 1.5}
+    assert Distribution.from_rows(wide, None).quantile(0.5).value is None
+
+
 def test_dates_and_several_releases(tmp_path: Path) -> None:
     """A name means what was settled last; an id means that release, and nothing of another."""
     file = tmp_path / "public.duckdb"
@@ -64,11 +96,14 @@ def test_dates_and_several_releases(tmp_path: Path) -> None:
     published(file, DAYS, at=2)
     published(file, [("0.0", 0.9, 0.0)], "other", at=3)
     assert ask(file, "share_below", "minutes", dt.date(2013, 1, 6))["value"] == pytest.approx(0.4)
-    assert ask(file, "share_below", "minutes", "2013-01-01")["low"] == pytest.approx(0.1)
+    assert ask(file, "share_below", "minutes", "2013-01-01")["low"] == pytest.approx(0.2)
     assert ask(file, "share_below", "id minutes 1", 0)["value"] == 0.4
+    # The day before the sixth: less than .4 are below the sixth, and .4 up to the day before it.
     assert ask(file, "quantile", "minutes", 0.4)["value"] == pytest.approx(
-        dt.datetime(2013, 1, 6, tzinfo=dt.UTC).timestamp()
+        dt.datetime(2013, 1, 5, tzinfo=dt.UTC).timestamp()
     )
+    days = Distribution.from_rows(DAYS, Fraction(1), "date")
+    assert days.quantile(0.4).value == "2013-01-05"
     assert ask(file, "share_below", "nobody's", 0)["value"] is None
 
 
@@ -84,7 +119,8 @@ def test_a_name_means_the_latest_interval(tmp_path: Path) -> None:
             f"id {day}", "daily", "", "cdf", "1", "0", Result(rows), run=run, released_at=settled
         )
         publish(file, "my releases", about)
-    assert ask(file, "quantile", "daily", 0.5)["value"] == 2
+    # Half of the rows are below 2, and up to 1.
+    assert ask(file, "quantile", "daily", 0.5)["value"] == 1
 
 
 def test_other_mechanisms_make_no_macro(tmp_path: Path) -> None:
