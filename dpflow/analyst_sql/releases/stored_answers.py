@@ -333,7 +333,8 @@ def _is_as_exact(stored: Stored, asked: PartPlan, target: Target | None) -> bool
             return False
     cells = 1
     # A method without groups has no field for them.
-    by, coarser = (getattr(one.params, "by", None) for one in (plan, asked_plan))
+    by: Any = getattr(plan.params, "by", None)
+    coarser: Any = getattr(asked_plan.params, "by", None)
     added_up = by != coarser and part.mechanism == "aggregates"
     if added_up:
         groups = 1 if coarser is None else len(asked_plan.table.public_keys(coarser))
