@@ -17,11 +17,13 @@ from unittest.mock import patch
 
 import numpy as np
 import raw_matrix
-from raw_matrix import KINDS, Case, World, ask, running_cases
+from raw_matrix import KINDS, PLACES, Case, World, ask, running_cases
 from raw_outcomes import distance
 from spark_servers import declare_source
 
 from dpflow.tables.access.file_list import SUFFIX
+from dpflow.tables.backends.spark_backend import spark_sources
+from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
 from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.private import PrivateTable
 
@@ -76,12 +78,30 @@ class ListWorld(ParquetWorld):
 
 
 class SparkWorld(ParquetWorld):
-    """By a server of Spark Connect."""
+    """By a server of Spark Connect. Files stay as they are, so each folder is listed once."""
 
     server = ""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keep_answers(self._closing, spark_sources, "_read_text_types")
+        keep_answers(self._closing, SparkConnection, "list_files")
+
     def place(self, relation: str) -> dict[str, Any]:
         return {"source": declare_source(self.server, self.folder / relation)}
+
+
+def keep_answers(closing: ExitStack, place: Any, name: str) -> None:
+    """Until then, a function or method that is asked of a folder again answers as the first time."""
+    ask, answers = getattr(place, name), dict[str, Any]()
+
+    def find(*arguments: Any) -> Any:
+        folder = next(a for a in arguments if isinstance(a, str))
+        if folder not in answers:
+            answers[folder] = ask(*arguments)
+        return answers[folder]
+
+    closing.enter_context(patch.object(place, name, find))
 
 
 def list_cases(joined: bool) -> list[Case]:
@@ -92,6 +112,22 @@ def list_cases(joined: bool) -> list[Case]:
         for case in running_cases()
         if (case.cached, case.form) == ("off", "sorted") and (joined or case.role[0] not in joins)
     ]
+
+
+def turn_places(cases: Sequence[Case], number: int) -> list[Case]:
+    """Every role, request and condition once: of those that differ in the column's place alone one, and with the
+    next number the one in the next place.
+    """
+    first: dict[tuple[str, ...], int] = {}
+    turned = []
+    for case in cases:
+        if len(case.role) == 2:
+            way = (case.role[1], case.request, case.where)
+            turn = first.setdefault(way, len(first)) + number
+            if PLACES.index(case.role[0]) != turn % len(PLACES):
+                continue
+        turned.append(case)
+    return turned
 
 
 def sample_cases(kinds: Sequence[str], size: int, joined: bool) -> dict[str, list[Case]]:

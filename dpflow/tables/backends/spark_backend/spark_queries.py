@@ -336,8 +336,14 @@ def describe_fields(connection: SparkConnection, rows: Any) -> dict[str, Field]:
 
 def read_fields(connection: SparkConnection, state: SourceState) -> dict[str, Field]:
     """The columns of a state of a source, of which those that the server may not read are of kinds that
-    no query reads. Raises as `describe_fields`.
+    no query reads; the server is asked once for each state. Raises as `describe_fields`.
     """
+    if not state.fields:
+        state.fields.update(_ask_fields(connection, state))
+    return state.fields
+
+
+def _ask_fields(connection: SparkConnection, state: SourceState) -> dict[str, Field]:
     is_apache = connection.is_apache_spark
     fields = {
         name: find_unverified(field)

@@ -48,6 +48,7 @@ class SourceState:
         verified: columns of which the server read every value in this state.
         text_types: how Spark compares texts, by column, where the server does not know it.
         list_files: what tells its files of rows from all others, wherever links lead: name, time and length.
+        fields: its columns, once they were read.
     """
 
     rows: Any
@@ -57,6 +58,7 @@ class SourceState:
     list_files: Callable[[], frozenset[tuple[str, int, int]]]
     verified: frozenset[str] = frozenset()
     text_types: Mapping[str, str] = field(default_factory=dict)
+    fields: dict[str, sql.Field] = field(default_factory=dict, compare=False)
 
 
 def open_state(connection: SparkConnection, source: SparkSource) -> SourceState:

@@ -46,17 +46,20 @@ def test_a_draw_at_one_end_never_fails(name: str, store: Store) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.name)
-def test_every_corner(corner: Corner, store: Store) -> None:
-    """All questions of tables of no row, of each value alone, and of two and three."""
-    assert audit_corner(corner, store).problems == []
+@pytest.mark.parametrize("number", range(len(CORNERS)), ids=lambda n: CORNERS[n].name)
+def test_every_corner(number: int, store: Store) -> None:
+    """A third of the questions at each corner, the next corner the next third; of tables of no row, of one and of
+    three. DuckDB answers all of them at every corner.
+    """
+    for part in range(number % 3, 9, 3):
+        assert audit_corner(CORNERS[number], store, part).problems == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["dimension", "unit join"])
 @pytest.mark.parametrize("corner", ENDS, ids=lambda corner: corner.name)
 def test_every_form(corner: Corner, form: str, store: Store) -> None:
-    """The same of columns of a join."""
+    """All questions of all tables, of columns of a join."""
     assert audit_corner(corner, store, form=form).problems == []
 
 

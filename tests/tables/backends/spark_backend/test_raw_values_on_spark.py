@@ -1,6 +1,7 @@
 """Raw values on Spark: no row decides whether there is an answer, and every answer is DuckDB's.
 
-``make test`` asks Sail a sample, ``make spark`` Apache Spark another one; ``make slow`` asks Sail all.
+``make test`` asks Sail a sample, ``make spark`` Apache Spark another one. ``make slow`` asks Sail of each type every
+way to use a column, and every way in each place that a column may have.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from pathlib import Path
 
 import pytest
 from random_comparison import compare, declare, make_file
-from raw_backends import PARQUET_KINDS, SparkWorld, check_on_backend, list_cases, sample_cases
+from raw_backends import (
+    PARQUET_KINDS,
+    SparkWorld,
+    check_on_backend,
+    list_cases,
+    sample_cases,
+    turn_places,
+)
 from raw_matrix import Case
 from spark_servers import declare_source
 
@@ -60,13 +68,16 @@ def test_part(tmp_path: Path) -> None:
 @pytest.mark.skipif(IS_CLUSTER, reason="hours on Apache Spark")
 @pytest.mark.parametrize("kind", SPARK_KINDS)
 def test_all_on_sail(kind: str, tmp_path: Path) -> None:
-    """Every case."""
-    count_answered([kind], {kind: CASES}, tmp_path)
+    """Every role, request and condition of every type, in the three places in turn."""
+    cases = turn_places(CASES, SPARK_KINDS.index(kind))
+    count_answered([kind], {kind: cases}, tmp_path)
 
 
 def test_size() -> None:
-    """How many there are."""
-    assert len(CASES) == 492
+    """How many cases there are, and how many a type has; three types have all."""
+    turned = [turn_places(CASES, number) for number in range(3)]
+    assert len(CASES) == 492 and {case for cases in turned for case in cases} == set(CASES)
+    assert [len(cases) for cases in turned] == [220, 220, 220]
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
