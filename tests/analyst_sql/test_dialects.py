@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sql_twins import exact_statistic, fill_twins, measure_moves, try_query
 
+from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.parse import foreign_sql
+from dpflow.analyst_sql.releases.cells import find_release
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, SqlRefused
+from dpflow.registry import Registry
 
 if TYPE_CHECKING:
     from sql_world import World
@@ -115,3 +120,95 @@ def test_what_is_refused(world: World, text: str, options: dict[str, Any], match
     """One price for one query, one dialect, and no statement but a SELECT."""
     with pytest.raises((InvalidInput, SqlRefused), match=match):
         world.ask(text, **options)
+
+
+CLAMP = "contribution_bounds_per_group"
+PER_UNIT = (
+    "SELECT {keys} SUM(CASE WHEN s IS NOT NULL THEN least(greatest(s, {low}), {high}) END) FROM (SELECT person, {keys} "
+    "{call} AS s FROM visits WHERE {where} GROUP BY ALL) GROUP BY ALL ORDER BY ALL"
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "call", "ends", "where"),
+    [
+        ("city,", "SUM(cost)", (0, 12.5), "city IN ('Oslo', 'Rome')"),
+        ("city,", "SUM(cost - 2)", (-3, 4), "age > 5 AND city IN ('Oslo', 'Rome')"),
+        ("city,", "COUNT(*)", (0, 7), "city IN ('Oslo', 'Rome')"),
+        ("", "COUNT(cost)", (12, 15), "age > 5"),
+        ("", "SUM(age)", (0, 70), "true"),
+    ],
+)
+@pytest.mark.parametrize("dialect", ["bigquery", "duckdb"])
+def test_a_units_sum_in_a_group_is_clamped(
+    world: World, keys: str, call: str, ends: tuple[float, float], where: str, dialect: str
+) -> None:
+    """As in a query by unit and group whose rows are clamped; beside it units are counted."""
+    clamped = call.replace(")", f", {CLAMP} => ({ends[0]}, {ends[1]}))")
+    options = "epsilon=20000, max_groups_contributed=3, privacy_unit_column=person"
+    text = (
+        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) {keys} {clamped} AS s, COUNT(DISTINCT person) AS people "
+        f"FROM visits WHERE {where} {'GROUP BY city ORDER BY 1' if keys else ''}"
+    )
+    rows = [row for row in world.ask(text, dialect=dialect).rows if row[0] != "Bern"]
+    expected = world.truth(
+        PER_UNIT.format(keys=keys, call=call, low=ends[0], high=ends[1], where=where)
+    )
+    assert len(rows) == len(expected)
+    for row, (*key, number) in zip(rows, expected):
+        assert list(row[:-2]) == key and abs(row[-2] - float(number)) < 0.1 and row[-1] > 100
+
+
+def list_moves(text: str, table: Table) -> tuple[float, float]:
+    """The most that a unit moves the sum, over neighbours with values of all kinds; and what the plan is for."""
+    found = try_query(text, table, Registry.load(), None)
+    assert isinstance(found, SqlPlan)
+    (part,) = found.parts
+    release = find_release(part.plan)
+    assert release is not None
+    (moment,) = [one for one in release.query.moments if one[0] == "sum"]
+    moved = []
+    for seed in range(6):
+        twins = fill_twins(table, seed)
+        measure_moves(part.plan, twins, seed)
+        sums = [
+            dict(zip(one.keys, one.moment(*moment).tolist()))
+            for one in (exact_statistic(part.plan, twin.database, seed)[1] for twin in twins)
+        ]
+        moved.append(sum(abs(sums[0].get(k, 0) - sums[1].get(k, 0)) for k in {*sums[0], *sums[1]}))
+    step = float(part.plan.table.bounded_column(moment[1]).step)
+    return step * max(moved), step * float(release.query.sensitivity(moment).l1)
+
+
+def test_a_unit_moves_the_sum_by_its_bounds(visits_table: Table) -> None:
+    """In each group by no more than the larger end, in as many groups as it may reach; and a wider one moves it by more."""
+    text = f"SELECT city, SUM(cost, {CLAMP} => ({{}})) AS s FROM visits GROUP BY city"
+    moved, bound = list_moves(text.format("-4, 1"), visits_table)
+    assert 0 < moved <= bound and bound % 4 == 0
+    _, narrow = list_moves(text.format("-1, 0.5"), visits_table)
+    assert narrow == bound / 4 and moved > narrow
+
+
+@pytest.mark.parametrize(
+    ("items", "match"),
+    [
+        (f"AVG(age), SUM(age, {CLAMP} => (0, 70))", "each SUM and COUNT has such bounds"),
+        (f"COUNT(*), SUM(age, {CLAMP} => (0, 70))", "each SUM and COUNT has such bounds"),
+        (f"AVG(age, {CLAMP} => (0, 70))", "is of SUM and COUNT"),
+        (f"SUM(age, {CLAMP} => 70)", "is of SUM and COUNT"),
+        (f"SUM(age, {CLAMP} => (0, age))", "takes two numbers"),
+        (f"SUM(age, {CLAMP} => (5, 0))", "takes two numbers"),
+        (f"SUM(age, {CLAMP} => (0, 1, 2))", "takes two numbers"),
+        (f"SUM(clinic, {CLAMP} => (0, 1))", "bounds"),
+        (f"SUM(age, {CLAMP} =>", "is of SUM and COUNT"),
+        (f"SUM(age, {CLAMP} => (0, 9)) FILTER (WHERE age > 3)", "declared-columns|grouped-columns"),
+        (f"SUM(SUM(age, {CLAMP} => (0, 9)))", "each SUM and COUNT has such bounds"),
+        (f"SUM(age, {CLAMP} => (0, 9)) FROM visits GROUP BY ROLLUP (city) --", "row-queries|allow-list|plan"),
+        (f"SUM(age, {CLAMP} => (0, 9)) FROM visits GROUP BY CUBE (city) --", "row-queries|allow-list|plan"),
+        (f"SUM(age, {CLAMP} => (0, 9)) FROM visits GROUP BY GROUPING SETS (city, ()) --", "row-queries|allow-list|plan"),
+        (f"person, SUM(age, {CLAMP} => (0, 9)) FROM visits GROUP BY person --", "unit-groups"),
+    ],
+)  # fmt: skip
+def test_bounds_that_mean_something_else_are_refused(world: World, items: str, match: str) -> None:
+    with pytest.raises((InvalidInput, SqlRefused), match=match):
+        world.ask(f"SELECT {items} FROM visits", epsilon=1)

@@ -144,3 +144,47 @@ def _split_options(tokens: Sequence[Any]) -> list[tuple[str, str]]:
             )
         pairs.append((one[0].text.lower(), "".join(part.text for part in one[2:])))
     return pairs
+
+
+#: Aggregates that take ``contribution_bounds_per_group``, by what they are called for `dpflow.analyst_sql.parse.group_bounds`.
+_CLAMPED = {"SUM": "dpflow_group_sum", "COUNT": "dpflow_group_count"}
+
+
+def spell_clamped(text: str, tokens: Sequence[Any]) -> str:
+    """The text with ``SUM(x, contribution_bounds_per_group => (low, high))`` as a call that parsers read. Raises
+    `InvalidInput` where another function has such bounds, or they are none.
+    """
+    edits: list[tuple[int, int, str]] = []
+    for n, token in enumerate(tokens):
+        if token.text.casefold() != "contribution_bounds_per_group" or n + 2 >= len(tokens):
+            continue
+        if tokens[n + 1].token_type != TokenType.FARROW:
+            continue
+        opening = _find_opening(tokens, n)
+        name = tokens[opening - 1] if opening > 0 else token
+        closing = next(
+            (m for m in range(n + 3, len(tokens)) if tokens[m].token_type == TokenType.R_PAREN), n
+        )
+        is_pair = tokens[n + 2].token_type == TokenType.L_PAREN and closing > n
+        if name.text.upper() not in _CLAMPED or not is_pair:
+            raise InvalidInput(
+                "contribution_bounds_per_group is of SUM and COUNT, such as SUM(x, contribution_bounds_per_group => (0, 100))"
+            )
+        edits += [
+            (name.start, name.end, _CLAMPED[name.text.upper()]),
+            (token.start, tokens[n + 2].end, ""),
+            (tokens[closing].start, tokens[closing].end, ""),
+        ]
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end + 1 :]
+    return text
+
+
+def _find_opening(tokens: Sequence[Any], position: int) -> int:
+    """The bracket that a token stands directly in; 0 if there is none."""
+    depth = 1
+    while depth and position > 0:
+        position -= 1
+        kind = tokens[position].token_type
+        depth += (kind == TokenType.R_PAREN) - (kind == TokenType.L_PAREN)
+    return position

@@ -12,6 +12,7 @@ from sqlglot import exp
 
 from dpflow.analyst_sql.parse.comma_joins import spell_joins
 from dpflow.analyst_sql.parse.declared_joins import add_join
+from dpflow.analyst_sql.parse.group_bounds import has_group_bounds, spell_group_bounds
 from dpflow.analyst_sql.parse.parsed_parts import strip_alias, strip_brackets, take_arguments
 from dpflow.analyst_sql.parse.pivots import spell_pivot
 from dpflow.analyst_sql.parse.private_rows import PrivateRows
@@ -183,6 +184,8 @@ class _QueryReader:
                 first = self._join_rows(first, join, scope)
             if not must_release and is_by_unit(parsed, first):
                 return read_unit_rows(parsed, first)
+            if has_group_bounds(parsed):
+                parsed, first = spell_group_bounds(parsed, first)
             if must_release or parsed.args.get("group") or _has_aggregate(parsed):
                 return self._read_aggregates(parsed, first, scope, nested)
             return _read_rows(parsed, first)

@@ -16,7 +16,13 @@ from typing import Any, NoReturn
 from sqlglot import TokenType, exp, tokenize
 from sqlglot.errors import SqlglotError
 
-from dpflow.analyst_sql.parse.foreign_sql import find_clause, find_dialect, read_clause, translate
+from dpflow.analyst_sql.parse.foreign_sql import (
+    find_clause,
+    find_dialect,
+    read_clause,
+    spell_clamped,
+    translate,
+)
 from dpflow.errors import InvalidInput, PlanRefused, RuleBroken, SqlRefused
 from dpflow.tables.language.conditions import is_unicode, parse_strictly
 
@@ -209,6 +215,8 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
         for name, value in google.items():
             add_option(options, name, value, "its OPTIONS")
         rest = _blank(rest, tokens[first].start, tokens[last].end + 1)
+    if (clamped := spell_clamped(rest, tokens)) != rest:
+        text = rest = clamped
     if language != "duckdb":
         text = rest = translate(rest, language)
     return SourceText(text, rest, options, words == ["explain"], unit)

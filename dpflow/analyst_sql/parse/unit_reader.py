@@ -44,15 +44,15 @@ def is_by_unit(parsed: Any, source: PrivateRows) -> bool:
     if group is None:
         distinct = parsed.args.get("distinct")
         return distinct is not None and any(map(rows.is_unit, _list_items(parsed)))
-    return any(rows.is_unit(part) for part in _list_groups(parsed, rows))
+    return any(rows.is_unit(part) for part in list_groups(parsed, rows))
 
 
 def _list_items(parsed: Any) -> list[Any]:
     return [strip_brackets(strip_alias(item)) for item in parsed.expressions]
 
 
-def _list_groups(parsed: Any, rows: RowReader) -> list[Any]:
-    """What is grouped by; DISTINCT groups by all columns. A column of the rows comes before an alias."""
+def list_groups(parsed: Any, rows: RowReader) -> list[Any]:
+    """What a SELECT groups by; DISTINCT groups by all columns. A column of the rows comes before an alias."""
     group, items = parsed.args.get("group"), parsed.expressions
     if group is None:
         return _list_items(parsed)
@@ -82,7 +82,7 @@ def read_unit_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
         take_arguments(group, "expressions", "all")
     conditions, blocks = read_where(where, source)
     rows = RowReader(source)
-    reader = _FeatureReader(source, _list_groups(parsed, rows))
+    reader = _FeatureReader(source, list_groups(parsed, rows))
     columns: dict[str, Node] = {}
     units: set[str] = set()
     names: list[str] = []
