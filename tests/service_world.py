@@ -26,7 +26,7 @@ from dpflow.server.app import create_app
 from dpflow.server.principals import Principals
 from dpflow.server.service import load_service, new_token
 
-#: Tokens by principal: ann and bob ask, each from a quota; cyd has little; aud looks.
+#: Tokens by principal: ann and bob ask, each from a quota, ann also for DAGs; cyd has little; aud looks.
 TOKENS = {name: new_token() for name in ("ann", "bob", "cyd", "aud")}
 QUERY = "SELECT city, count(*) AS n FROM visits GROUP BY city"
 RELEASE: dict[str, Any] = {
@@ -35,6 +35,13 @@ RELEASE: dict[str, Any] = {
     "table": "visits",
     "params": {"by": "city", "epsilon": "0.5"},
 }
+
+
+def task(
+    task_id: str = "t", day: int = 1, dag_id: str = "team_a_daily", **more: Any
+) -> dict[str, Any]:
+    """What a scheduler's task sends beside its request."""
+    return {"run": {"dag_id": dag_id, "task_id": task_id, "name": f"2026-01-{day:02}"}} | more
 
 
 def asker(name: str, **terms: Any) -> dict[str, Any]:
@@ -63,7 +70,7 @@ class ServiceWorld(World):
             "ledger": "ledger.sqlite",
             "tables": {"visits": "visits.yml", "secret": "secret.yml"},
             "principals": {
-                "ann": asker("ann", max_epsilon=20),
+                "ann": asker("ann", max_epsilon=20, role="scheduler", dag_prefixes=["team_a_"]),
                 "bob": asker("bob", tables=["visits", "secret"]),
                 "cyd": asker("cyd", concurrent_queries=20),
                 "aud": {"token_sha256": TOKENS["aud"][1], "role": "auditor"},
@@ -92,8 +99,8 @@ def headers_of(name: str) -> dict[str, str]:
 class Server:
     """``dpflow serve`` in a process of its own, on loopback."""
 
-    def __init__(self, file: Path, fault: str = "") -> None:
-        self.port = find_free_port()
+    def __init__(self, file: Path, fault: str = "", port: int = 0) -> None:
+        self.port = port or find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from dpflow.cli import main; main()", "serve", str(file), "--port", str(self.port)],

@@ -26,6 +26,7 @@ from dpflow.errors import DpflowError, InvalidInput
 from dpflow.extras import require_extra
 
 if TYPE_CHECKING:
+    from dpflow.client.remote import RemoteClient
     from dpflow.core.contract.declaration import Table
     from dpflow.engine.releases.plan import Plan
     from dpflow.ledger import Ledger
@@ -78,15 +79,19 @@ class PrivacyOperator(BaseOperator):
 
     def plan_instead(self, context: Any) -> None:
         """Log what this task would be charged and skip it, where ``plan_only`` is true."""
-        from dpflow.airflow.dag_jobs import list_task_plans
-
         if not read_switch("plan_only", self.plan_only):
             return
-        ledger = open_ledger(getattr(self, "ledger_conn_id", None), dag_folder(context))
-        lines = list_task_plans(self, context, ledger)
+        lines = self.list_plans(context)
         for line in lines:
             self.log.info("%s", line)
         raise AirflowSkipException(f"plan_only: {len(lines)} releases planned; nothing was charged")
+
+    def list_plans(self, context: Any) -> list[str]:
+        """A line for each release that this task would make."""
+        from dpflow.airflow.dag_jobs import list_task_plans
+
+        ledger = open_ledger(getattr(self, "ledger_conn_id", None), dag_folder(context))
+        return list_task_plans(self, context, ledger)
 
     def on_kill(self) -> None:
         """Cancel what is asked of private tables, also on a cluster. What was charged stays so, and the next
@@ -208,13 +213,17 @@ class PrivacyOperator(BaseOperator):
         )
         return False
 
-    def log_remaining(self, ledger: Ledger, scope: str, blocks: Iterable[str] = ()) -> None:
+    def log_remaining(
+        self, ledger: Ledger | RemoteClient, scope: str, blocks: Iterable[str] = ()
+    ) -> None:
         """One line of the log: how much is left in a scope, in the fullest of the blocks that paid.
         These amounts are the ledger's, and public.
         """
         paying = {"", *blocks}
         try:
-            budgets = [row for row in ledger.remaining(scope).rows() if row["block"] in paying]
+            remaining = ledger.remaining(scope)
+            rows = remaining if isinstance(remaining, list) else remaining.rows()
+            budgets = [row for row in rows if row["block"] in paying]
         # What was released stands, and the task with it.
         except DpflowError as error:
             self.log.warning("what is left in %s could not be read: %s", scope, error)

@@ -97,7 +97,7 @@ class BudgetCheckOperator(PrivacyOperator):
         tasks of which that is unknown.
         """
         from dpflow.airflow.dag_jobs import list_downstream
-        from dpflow.airflow.release_requests import list_releases
+        from dpflow.airflow.task_context import list_releases
         from dpflow.engine import make_plan
         from dpflow.engine.planning.precheck import PlanInRun
         from dpflow.engine.releases.scope_filters import ScopeFilters

@@ -1,5 +1,5 @@
-"""The connection type ``dpflow_ledger``: a SQLite path in ``host``, or a PostgreSQL server by host,
-login and schema.
+"""Connection types: ``dpflow_ledger`` is a SQLite path in ``host``, or a PostgreSQL server by host,
+login and schema; ``dpflow`` is a service, with its address in ``host`` and a token as password.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow.sdk import BaseHook
 
+from dpflow.client.remote import RemoteClient, check_server
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
 
@@ -89,3 +90,46 @@ def ledger_target(connection: Any) -> str:
     )
     # `Ledger` connects with the password; its own repr hides it.
     return url.render_as_string(hide_password=False)
+
+
+class ServiceHook(BaseHook):
+    """A client of the service that an Airflow connection names."""
+
+    conn_name_attr = "service_conn_id"
+    default_conn_name = "dpflow"
+    conn_type = "dpflow"
+    hook_name = "dpflow service"
+
+    def __init__(self, service_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.service_conn_id = service_conn_id
+
+    def get_conn(self) -> RemoteClient:
+        """The client. Raises `AirflowNotFoundException`, and `InvalidInput` for another kind of connection."""
+        return make_client(self.get_connection(self.service_conn_id))
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Airflow's Test button: whether the service knows the token, and its tables."""
+        try:
+            tables = [table["table"] for table in self.get_conn().tables()]
+        except DpflowError as error:
+            return False, str(error)
+        return True, f"the service answers; tables: {', '.join(tables) or '(none)'}"
+
+
+def make_client(connection: Any) -> RemoteClient:
+    """The client of the service that a connection of type ``dpflow`` names. Raises `InvalidInput`."""
+    conn_id = connection.conn_id
+    if connection.conn_type != ServiceHook.conn_type:
+        raise InvalidInput(
+            f"connection {conn_id!r} is of type {connection.conn_type!r}; name one of type {ServiceHook.conn_type!r}"
+        )
+    if not connection.host or not connection.password:
+        raise InvalidInput(
+            f"connection {conn_id!r} needs the service's address as host and a token as password; add them"
+        )
+    host = connection.host
+    if "://" not in host:
+        port = f":{connection.port}" if connection.port else ""
+        host = f"{connection.schema or 'https'}://{host}{port}"
+    return RemoteClient(check_server(host), connection.password)

@@ -188,11 +188,11 @@ def list_task_plans(operator: Any, context: Context, ledger: Ledger) -> list[str
 
     Raises `PlanRefused` as the task itself would.
     """
-    from dpflow.airflow.release_requests import describe_charge
     from dpflow.airflow.run_values import RunValues
     from dpflow.airflow.task_context import identify_run
     from dpflow.engine.planning.precheck import PlanInRun, is_paid
     from dpflow.engine.releases.make_plan import make_plan
+    from dpflow.engine.releases.release_list import describe_charge
     from dpflow.registry import Registry
 
     registry, run, lines = Registry.load(), identify_run(context), []
@@ -288,8 +288,8 @@ def _request_maker(
     is parsed once.
     """
     # Not at the top: Airflow must not be imported before `_use_temporary_home` was called.
-    from dpflow.airflow.release_requests import list_releases, number_equal
-    from dpflow.airflow.task_context import NOT_GIVEN, read_request
+    from dpflow.airflow.task_context import NOT_GIVEN, list_releases, read_request
+    from dpflow.engine.releases.release_list import number_equal
 
     environment = dag.get_template_env()
     fill_release, is_constant = _template_filler(release, environment, operator)

@@ -8,8 +8,8 @@ from typing import Any
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Provider metadata: the connection type that says where a ledger is, links of tasks and
-    task decorators."""
+    """Provider metadata: the connection types of a ledger and of a service, links of tasks and task
+    decorators."""
     return {
         "package-name": "dpflow-privacy",
         "name": "dpflow",
@@ -42,6 +42,16 @@ def get_provider_info() -> dict[str, Any]:
                         "schema": {"type": ["string", "null"]},
                     }
                 },
-            }
+            },
+            {
+                "connection-type": "dpflow",
+                "hook-class-name": "dpflow.airflow.connection.ServiceHook",
+                "hook-name": "dpflow service",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema", "login", "port", "extra"],
+                    "relabeling": {"host": "Address", "password": "Token"},
+                    "placeholders": {"host": "https://dp.example.org"},
+                },
+            },
         ],
     }

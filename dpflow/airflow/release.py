@@ -3,58 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.asset_events import fill_outlet_events
-from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.links import BudgetPageLink, ReceiptLink
-from dpflow.airflow.release_requests import describe_charge, list_releases, number_equal
+from dpflow.airflow.service_task import ServiceTask
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     Blocks,
     dag_folder,
     identify_run,
+    list_releases,
     map_failures,
     open_ledger,
+    read_fields,
     read_request,
     require_lasting,
 )
 
 if TYPE_CHECKING:
-    from dpflow.engine import Plan, Receipt
-    from dpflow.engine.releases.run_identity import RunIdentity
+    from dpflow.client.remote import RemoteClient
+    from dpflow.core.contract.declaration import Table
+    from dpflow.ledger import Ledger
 
 
-def describe_receipt(receipt: Receipt) -> str:
-    """One line for a task's log: whether it was paid now or before, and where its result is. Never
+#: What the operator returns of each release.
+RECEIPT_FIELDS = (
+    *("release_id", "name", "mechanism", "scope", "blocks", "epsilon", "delta", "protects"),
+    *("replayed", "rows", "published"),
+)
+
+
+def describe_receipt(event: Mapping[str, Any]) -> str:
+    """One line for a task's log: whether a release was paid now or before, and where its result is. Never
     the result.
     """
     paid = (
-        f"nothing was charged: {receipt.run} paid, and it was settled at "
-        f"{receipt.released_at:%Y-%m-%d %H:%M:%S} UTC; this is its stored result"
-        if receipt.replayed
-        else f"charged epsilon {receipt.epsilon}, delta {receipt.delta} to scope {receipt.scope}"
+        f"nothing was charged: {event['run']} paid, and it was settled at "
+        f"{event['released_at'][:19].replace('T', ' ')} UTC; this is its stored result"
+        if event["replayed"]
+        else f"charged epsilon {event['epsilon']}, delta {event['delta']} to scope {event['scope']}"
     )
-    place = f"published in {receipt.published}" if receipt.published else "not published"
-    return f"{receipt.name}: {paid}; {place}; release {receipt.release_id}"
+    place = f"published in {event['published']}" if event["published"] else "not published"
+    return f"{event['name']}: {paid}; {place}; release {event['release_id']}"
 
 
-def describe_event(plan: Plan, receipt: Receipt) -> dict[str, Any]:
-    """What an asset event says of a release: its receipt, the table it was published in, and the
-    half-width of its noise interval as it was planned. Never the result.
-    """
-    fields = receipt.to_json()
-    # How many rows there are is the table's to say.
-    del fields["rows"]
-    bound = plan.error_bound
-    return fields | {
-        # A place is FILE:TABLE.
-        "table": receipt.published and receipt.published.rpartition(":")[2],
-        "half_width_95": (bound and dict(bound.half_width)) or None,
-    }
-
-
-class ReleaseOperator(PrivacyOperator):
+class ReleaseOperator(ServiceTask):
     """Charge, draw, settle and publish releases, exactly once whatever Airflow retries.
 
     :param release: a release as a mapping, or the path of a release file relative to the DAG file,
@@ -63,6 +58,7 @@ class ReleaseOperator(PrivacyOperator):
         data_interval_start | ds }}"`` (templated). A template that renders to nothing fails the
         task before anything is charged.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
+    :param service_conn_id: connection of type ``dpflow``; see `ServiceTask`, which has ``deferrable``, too.
     :param ordinal: number among equal releases of one run, when the same one is requested twice.
         Equal releases of a list are counted from it.
     :param spend_again: pay for a new release although this task released something else for this interval
@@ -80,6 +76,7 @@ class ReleaseOperator(PrivacyOperator):
 
     template_fields: Sequence[str] = ("release", "blocks", "plan_only")
     request_field = "release"  #: the argument that says what is charged; `dpflow plan` reads it
+    door = "tasks/release"
     operator_extra_links = (ReceiptLink(), BudgetPageLink())
     #: Of the one release of a task that has run; read by its link.
     receipt_id: str | None = None
@@ -105,11 +102,12 @@ class ReleaseOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any] | list[dict[str, Any]]:
         """Run the release, or those of the list in their order; see the class."""
-        from dpflow.engine import make_plan, release_all
-        from dpflow.errors import PlanRefused
+        if (client := self.find_service()) is not None:
+            return self.ask_service(context, client)
+        from dpflow.engine.releases.release_list import describe_event, release_list
         from dpflow.registry import Registry
 
-        registry, folder = Registry.load(), dag_folder(context)
+        folder = dag_folder(context)
         # All are read before the first is charged: a mistake in the last costs nothing.
         requests = [
             read_request(release, self.requested_blocks(), folder)
@@ -119,45 +117,64 @@ class ReleaseOperator(PrivacyOperator):
             if request.publish is not None:
                 require_lasting(request.publish.database, "published file")
         ledger = open_ledger(self.ledger_conn_id, folder)
-        receipts: list[dict[str, Any]] = []
-        waiting: list[tuple[Plan, RunIdentity]] = []
         events: list[dict[str, Any]] = []
-        names: dict[tuple[str, int], str] = {}
+        made = release_list(
+            requests,
+            lambda ordinal, part: identify_run(context, self.ordinal + ordinal, part),
+            ledger,
+            Registry.load(),
+            spend_again=self.spend_again,
+            log_charge=lambda line: self.log.info("%s", line),
+        )
+        for plan, receipt in made:
+            where = plan.request.publish
+            events.append(describe_event(plan, receipt))
+            self._keep_receipt(
+                events[-1], [plan.table], (where.database, where.table) if where else None
+            )
+        return self._report_releases(context, events, ledger)
 
-        def release_waiting() -> None:
-            for plan, _ in waiting:
-                self.log.info("%s", describe_charge(plan))
-            done = release_all(waiting, ledger, registry, spend_again=self.spend_again)
-            for (plan, _), receipt in zip(waiting, done):
-                self.log.info("%s", describe_receipt(receipt))
-                receipts.append(receipt.to_json())
-                events.append(describe_event(plan, receipt))
-                where = plan.request.publish
-                output = (where.database, where.table) if where else None
-                self.note_release([plan.table], receipt.to_json(), output)
-            waiting.clear()
+    def make_body(self, context: Any) -> dict[str, Any]:
+        """The releases, for a service."""
+        from dpflow.client.remote import encode_fields
 
-        for n, (request, ordinal) in enumerate(zip(requests, number_equal(requests))):
-            run = identify_run(context, self.ordinal + ordinal, f"#{n}" if n else "")
-            # Its plan needs what these search for, so they come first.
-            if {plan.request.name for plan, _ in waiting} & set(request.bounds):
-                release_waiting()
-            plan = make_plan(request, registry, ledger, run)
-            # A database's path is in no digest: a second file would get the first one's result.
-            other = names.setdefault((plan.digest, ordinal), request.name)
-            if len(names) <= n:
-                raise PlanRefused(
-                    f"{request.name!r} is the same release as {other!r} before it in the list, "
-                    f"though written otherwise; write both the same way to draw twice, and give "
-                    f"the declarations of two tables two names"
-                )
-            waiting.append((plan, run))
-        release_waiting()
-        self.receipt_id = receipts[0]["release_id"] if len(receipts) == 1 else None
-        fill_outlet_events(self.outlets, context, events)
-        for scope in dict.fromkeys(receipt["scope"] for receipt in receipts):
-            blocks = {
-                b for receipt in receipts if receipt["scope"] == scope for b in receipt["blocks"]
-            }
-            self.log_remaining(ledger, scope, blocks)
+        folder = dag_folder(context)
+        releases = [
+            read_fields(release, self.requested_blocks(), folder)[0]
+            for release in list_releases(self.release)
+        ]
+        return {
+            "releases": [encode_fields(fields) for fields in releases],
+            "ordinal": self.ordinal,
+            "spend_again": self.spend_again,
+        }
+
+    def report_answer(
+        self, context: Any, answer: Mapping[str, Any], client: RemoteClient
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """As after a release beside the ledger; lineage hears of the cost, and not of the table."""
+        for event in answer["releases"]:
+            self._keep_receipt(event, [], None)
+        return self._report_releases(context, answer["releases"], client)
+
+    def _keep_receipt(
+        self, event: Mapping[str, Any], tables: Sequence[Table], output: tuple[Path, str] | None
+    ) -> None:
+        self.log.info("%s", describe_receipt(event))
+        self.note_release(tables, event, output)
+
+    def _report_releases(
+        self, context: Any, releases: Sequence[dict[str, Any]], place: Ledger | RemoteClient
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        self.receipt_id = releases[0]["release_id"] if len(releases) == 1 else None
+        told = ("rows", "run", "released_at")
+        fill_outlet_events(
+            self.outlets,
+            context,
+            [{k: v for k, v in event.items() if k not in told} for event in releases],
+        )
+        for scope in dict.fromkeys(event["scope"] for event in releases):
+            blocks = {b for event in releases if event["scope"] == scope for b in event["blocks"]}
+            self.log_remaining(place, scope, blocks)
+        receipts = [{name: event[name] for name in RECEIPT_FIELDS} for event in releases]
         return receipts[0] if isinstance(self.release, str | Mapping) else receipts

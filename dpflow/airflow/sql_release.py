@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpflow.airflow.asset_events import fill_outlet_events
-from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.links import BudgetPageLink, ReceiptLink
-from dpflow.airflow.release_requests import describe_charge
+from dpflow.airflow.service_task import ServiceTask
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     Blocks,
@@ -19,9 +18,17 @@ from dpflow.airflow.task_context import (
     require_lasting,
 )
 from dpflow.airflow.task_query import plan_query
+from dpflow.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dpflow.client.remote import RemoteClient
+    from dpflow.core.contract.declaration import Table
+    from dpflow.ledger import Ledger
 
 
-class SqlReleaseOperator(PrivacyOperator):
+class SqlReleaseOperator(ServiceTask):
     """Answer a SELECT over a declared table: charge, draw, settle and publish, exactly once whatever
     Airflow retries.
 
@@ -38,6 +45,8 @@ class SqlReleaseOperator(PrivacyOperator):
     :param output_table: what the view of the answers is called in the published file of ``dpflow.yml``,
         and with ``_latest`` behind it that of the latest interval; none is written if left out.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
+    :param service_conn_id: connection of type ``dpflow``; see `ServiceTask`, which has ``deferrable``, too.
+        With it leave ``tables`` and ``output_table`` out: the service has its own.
     :param ordinal: number among equal queries of one run.
     :param spend_again: pay although this task released something else for this interval before.
 
@@ -51,6 +60,7 @@ class SqlReleaseOperator(PrivacyOperator):
     template_ext: Sequence[str] = (".sql",)
     template_fields_renderers: ClassVar[dict[str, str]] = {"sql": "sql", "parameters": "json"}
     request_field = "sql"  #: the argument that says what is charged; `dpflow plan` reads it
+    door = "tasks/sql"
     label_field = "output_table"
     operator_extra_links = (ReceiptLink(), BudgetPageLink())
     #: Of the one release that answered a query; read by its link.
@@ -89,16 +99,22 @@ class SqlReleaseOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Answer the query; see the class."""
+        if (client := self.find_service()) is not None:
+            answered: Any = self.ask_service(context, client)
+            return dict(answered)
         from dpflow.analyst_sql.answer.publish_answer import find_output, publish_answer
         from dpflow.analyst_sql.answer.query_plan import answer_sql
+        from dpflow.engine.releases.release_list import describe_charge
         from dpflow.registry import Registry
 
         registry, folder = Registry.load(), dag_folder(context)
         ledger = open_ledger(self.ledger_conn_id, folder)
         arguments = vars(self) | {"blocks": self.list_blocks() if self.names_blocks else None}
         plan = plan_query(arguments, folder, registry, ledger)
-        if plan.settings.name:
-            require_lasting(find_output(plan, plan.settings.name, folder), "published file")
+        # The query's own comment may name it, too.
+        name = plan.settings.name
+        if name:
+            require_lasting(find_output(plan, name, folder), "published file")
         for part in plan.parts:
             self.log.info("%s", describe_charge(part.plan))
         answer = answer_sql(
@@ -108,44 +124,75 @@ class SqlReleaseOperator(PrivacyOperator):
             lambda part: identify_run(context, self.ordinal, f"#{part}" if part else ""),
             self.spend_again,
         )
-        # The query's own comment may name it, too.
-        name = plan.settings.name
         published = publish_answer(plan, answer, folder, identify_run(context).name)
-        for origin in answer.origins:
-            charge = f"charged epsilon {origin.epsilon}, delta {origin.delta} to scope {plan.settings.scope}"
+        output = (find_output(plan, name, folder), name) if name and published else None
+        return self._report(
+            context,
+            plan.describe_answer(answer) | {"published": published},
+            ledger,
+            plan.tables,
+            output,
+        )
+
+    def make_body(self, context: Any) -> dict[str, Any]:
+        """The query, for a service."""
+        from dpflow.client.remote import encode_query
+
+        if self.tables or self.output_table:
+            raise InvalidInput(
+                f"{self.task_id!r} asks a service, which has its own tables and writes no file here; leave tables and "
+                "output_table out"
+            )
+        options = {name: getattr(self, name) for name in ("epsilon", "delta", "scope")}
+        options["blocks"] = list(self.list_blocks()) if self.names_blocks else None
+        parameters = () if self.parameters is None else self.parameters
+        return encode_query(self.sql, parameters, options) | {
+            "ordinal": self.ordinal,
+            "spend_again": self.spend_again,
+        }
+
+    def report_answer(
+        self, context: Any, answer: Mapping[str, Any], client: RemoteClient
+    ) -> dict[str, Any]:
+        """As after an answer beside the ledger; lineage hears of the cost, and not of the table."""
+        return self._report(context, {**answer, "published": None}, client, (), None)
+
+    def _report(
+        self,
+        context: Any,
+        answer: Mapping[str, Any],
+        place: Ledger | RemoteClient,
+        tables: Sequence[Table],
+        output: tuple[Path, str] | None,
+    ) -> dict[str, Any]:
+        scope, blocks, published = answer["scope"], answer["blocks"], answer["published"]
+        for release in answer["releases"]:
+            charge = (
+                f"charged epsilon {release['epsilon']}, delta {release['delta']} to scope {scope}"
+            )
             self.log.info(
                 "%s: %s; release %s",
-                origin.mechanism,
-                "nothing was charged: this run paid for it before" if origin.stored else charge,
-                origin.release_id,
+                release["mechanism"],
+                "nothing was charged: this run paid for it before" if release["stored"] else charge,
+                release["release_id"],
             )
-        self.log.info("%d rows; published in %s", len(answer.rows), published or "no view")
-        release_ids = {origin.release_id for origin in answer.origins}
+        self.log.info("%d rows; published in %s", answer["rows"], published or "no view")
+        release_ids = {release["release_id"] for release in answer["releases"]}
         self.receipt_id = release_ids.pop() if len(release_ids) == 1 else None
-        blocks = {block for part in plan.parts for block in part.plan.charged_blocks}
         events = [
-            {
-                "release_id": origin.release_id,
-                "mechanism": origin.mechanism,
-                "scope": plan.settings.scope,
-                "blocks": sorted(blocks),
-                "epsilon": origin.epsilon,
-                "delta": origin.delta,
-                "replayed": origin.stored,
-                "protects": answer.protects,
+            {name: release[name] for name in ("release_id", "mechanism", "epsilon", "delta")}
+            | {
+                "scope": scope,
+                "blocks": blocks,
+                "replayed": release["stored"],
+                "protects": answer["protects"],
                 "published": published,
-                "table": name if published else None,
+                "table": output and output[1],
             }
-            for origin in answer.origins
+            for release in answer["releases"]
         ]
-        output = (find_output(plan, name, folder), name) if name and published else None
         for event in events:
-            self.note_release(plan.tables, event, output)
+            self.note_release(tables, event, output)
         fill_outlet_events(self.outlets, context, events)
-        self.log_remaining(ledger, plan.settings.scope, blocks)
-        return {
-            "releases": answer.to_json()["releases"],
-            "protects": answer.protects,
-            "rows": len(answer.rows),
-            "published": published,
-        }
+        self.log_remaining(place, scope, blocks)
+        return {name: answer[name] for name in ("releases", "protects", "rows", "published")}

@@ -155,24 +155,35 @@ def read_switch(name: str, value: Any) -> bool:
     raise InvalidInput(f"{name} is {str(value)[:40]!r} in this run; write true or false")
 
 
-def read_request(release: Mapping[str, Any] | str, blocks: Any, folder: Path) -> ReleaseRequest:
-    """The request that an operator's arguments describe.
+def list_releases(release: Any) -> list[Any]:
+    """The releases of an operator's ``release``: one by itself, or those of a list. Raises
+    `InvalidInput` for anything else, such as None from a template.
+    """
+    if isinstance(release, str | Mapping):
+        return [release]
+    if not isinstance(release, Iterable):
+        raise InvalidInput(
+            f"a release is a mapping, a file or a list of these, and here it is {str(release)[:80]!r}; correct the template"
+        )
+    return list(release)
+
+
+def read_fields(
+    release: Mapping[str, Any] | str, blocks: Any, folder: Path
+) -> tuple[dict[str, Any], Path]:
+    """The fields of the release that an operator's arguments describe, and what paths in them are
+    relative to. Raises `InvalidInput` for a file that cannot be read, or blocks that name none.
 
     Args:
         release: the fields of a release file, or the path of one.
         blocks: the blocks to read, instead of those in ``release``; or `NOT_GIVEN`.
         folder: what paths are relative to.
-
-    Raises:
-        InvalidInput: a file that cannot be read, fields that are no request, or blocks that name none.
     """
-    from dpflow.engine.releases.request import parse_request
     from dpflow.yaml_files import load_yaml
 
-    source = "what the task is given"
     if isinstance(release, str):
-        source, path = release, folder / release
-        fields, folder = load_yaml(path, "release file"), path.parent
+        path = folder / release
+        fields, folder = dict(load_yaml(path, "release file")), path.parent
     else:
         fields = dict(release)
         # Of a mapping they are templates, too.
@@ -181,32 +192,49 @@ def read_request(release: Mapping[str, Any] | str, blocks: Any, folder: Path) ->
     # The operator's blocks are those of the run; a file's are for runs outside Airflow.
     if blocks is not NOT_GIVEN:
         fields["blocks"] = read_blocks(blocks)
-    return parse_request(fields, folder, source)
+    return fields, folder
+
+
+def read_request(release: Mapping[str, Any] | str, blocks: Any, folder: Path) -> ReleaseRequest:
+    """The request that an operator's arguments describe, which are those of `read_fields`. Raises
+    `InvalidInput` as that, and for fields that are no request.
+    """
+    from dpflow.engine.releases.request import parse_request
+
+    fields, base = read_fields(release, blocks, folder)
+    source = str(folder / release) if isinstance(release, str) else "what the task is given"
+    return parse_request(fields, base, source)
+
+
+def name_task_run(context: Mapping[str, Any]) -> str:
+    """What makes a running task's run the same run again.
+
+    It is the logical date with its data interval if the run has one, else the partition key, else the run
+    of the load whose event triggered this one, else the run id; of a run by hand whose param ``day`` names a day,
+    that of the schedule's run of this day. Airflow changes map_index, clear_number, try number, run type and
+    task-instance ids between tries, so none of them is in it.
+    """
+    partition_key = getattr(context["dag_run"], "partition_key", None)
+    return name_run(context, partition_key, context["ti"].run_id)
 
 
 def identify_run(context: Mapping[str, Any], ordinal: int = 0, part: str = "") -> RunIdentity:
-    """The run identity of a running task.
-
-    The name is the logical date with its data interval if the run has one, else the partition key, else the run
-    of the load whose event triggered this one, else the run id; of a run by hand whose param ``day`` names a day,
-    that of the schedule's run of this day. Airflow changes map_index, clear_number, try number, run type and
-    task-instance ids between tries, so none of them is in the key. The slot, which only serves to notice that a
-    task asks for something else, holds DAG, name, task and map index: another run of the same interval or
-    partition is the same to it.
+    """The run identity of a running task, which `name_task_run` names.
 
     Args:
         part: which of several releases of one task instance; each has a slot of its own.
     """
     from dpflow.engine.releases.run_identity import RunIdentity
-    from dpflow.ledger import make_slot
 
-    instance, run = context["ti"], context["dag_run"]
-    name = name_run(context, getattr(run, "partition_key", None), instance.run_id)
-    slot = make_slot(
-        instance.dag_id, name, instance.task_id, instance=f"{instance.map_index}{part}"
-    )
-    return RunIdentity(
-        instance.dag_id, instance.task_id, name, slot, dag_principal(instance.dag_id), ordinal
+    instance = context["ti"]
+    return RunIdentity.of_task(
+        instance.dag_id,
+        instance.task_id,
+        name_task_run(context),
+        dag_principal(instance.dag_id),
+        map_index=instance.map_index,
+        ordinal=ordinal,
+        part=part,
     )
 
 

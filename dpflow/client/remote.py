@@ -9,10 +9,10 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from dpflow import errors
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
@@ -24,6 +24,8 @@ from dpflow.errors import DpflowError, InvalidInput, ServiceUnavailable
 TIMEOUT, POLL = 60, 20
 #: How often a request is sent again because the service does not know its job any more.
 MAX_RESENT = 5
+#: Of a job that another process polls: it waits or runs, it has an answer, the service does not know it.
+JobStage = Literal["waits", "ended", "unknown"]
 #: What else an error of a service carries.
 _DETAILS = ("rule", "line", "column", "nearest", "what", "scope", "block")
 
@@ -100,20 +102,20 @@ class RemoteClient(Client):
 
     def plan_fields(self, fields: Mapping[str, Any]) -> PlanView:
         """As `Client.plan_fields`."""
-        request = {name: _encode(value) for name, value in fields.items()}
+        request = encode_fields(fields)
         return PlanView(request, self._ask("POST", "plan", request))
 
     def release(self, plan: PlanView) -> Receipt:
         """As `Client.release`."""
-        return Receipt.from_wire(self._settle("release", plan.request))
+        return Receipt.from_wire(self.settle("release", plan.request))
 
     def sql(self, text: str, *, parameters: Parameters = (), **options: Any) -> SqlAnswer:
         """As `Client.sql`."""
-        return SqlAnswer.from_wire(self._settle("sql", _query(text, parameters, options)))
+        return SqlAnswer.from_wire(self.settle("sql", encode_query(text, parameters, options)))
 
     def explain(self, text: str, *, parameters: Parameters = (), **options: Any) -> dict[str, Any]:
         """As `Client.explain`."""
-        return dict(self._ask("POST", "explain", _query(text, parameters, options)))
+        return dict(self._ask("POST", "explain", encode_query(text, parameters, options)))
 
     def remaining(self, scope: str | None = None) -> list[dict[str, Any]]:
         """As `Client.remaining`."""
@@ -131,18 +133,37 @@ class RemoteClient(Client):
         asked = {"scope": scope, "since": since, "principal": principal, "limit": str(limit)}
         return list(self._ask("GET", "history", **asked))
 
-    def _settle(self, door: str, body: Any) -> Any:
+    def settle(self, door: str, body: Any, on_job: Callable[[str], None] = lambda job: None) -> Any:
         """The answer of a request: from its job where it has one. A job that the service has forgotten is
         sent again, which charges nothing twice.
+
+        Args:
+            on_job: gets the job's id before the first poll.
         """
         for _ in range(MAX_RESENT):
             status, answer = self._send("POST", door, body)
             while status == 202:
-                place = f"jobs/{urllib.parse.quote(str(answer['job']), safe='')}"
-                status, answer = self._send("GET", place, wait=str(POLL))
+                on_job(str(answer["job"]))
+                status, answer = self._send("GET", _place_job(answer["job"]), wait=str(POLL))
             if status != 404:
                 return _read(status, answer)
         raise ServiceUnavailable(f"{self.server} forgot the request {MAX_RESENT} times; try again")
+
+    def submit(self, door: str, body: Any) -> tuple[str, Any]:
+        """Send a request and wait for nothing: its job's id, or "" and the answer."""
+        status, answer = self._send("POST", door, body)
+        return (str(answer["job"]), None) if status == 202 else ("", _read(status, answer))
+
+    def find_stage(self, job: str) -> JobStage:
+        """What became of a job. Raises `ServiceUnavailable` while nobody knows."""
+        status, answer = self._send("GET", _place_job(job))
+        if status == 429 and answer.get("error") == "too_many_requests":
+            raise make_error(answer)
+        return "waits" if status == 202 else "unknown" if status == 404 else "ended"
+
+    def cancel(self, job: str) -> None:
+        """Take back a job that waits and that nothing was charged for; any other goes on."""
+        self._send("DELETE", _place_job(job))
 
     def _ask(self, method: str, place: str, body: Any = None, **query: str | None) -> Any:
         return _read(*self._send(method, place, body, **query))
@@ -178,6 +199,10 @@ class RemoteClient(Client):
         )
 
 
+def _place_job(job: object) -> str:
+    return f"jobs/{urllib.parse.quote(str(job), safe='')}"
+
+
 def _read(status: int, answer: Any) -> Any:
     """The body of a reply. Raises the error that it says."""
     if status < 300:
@@ -200,13 +225,19 @@ def make_error(body: Mapping[str, Any]) -> DpflowError:
     return error
 
 
-def _query(text: str, parameters: Parameters, options: Mapping[str, Any]) -> dict[str, Any]:
+def encode_query(text: str, parameters: Parameters, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a query."""
     if isinstance(parameters, Mapping):
         encoded: Any = {name: _encode(value) for name, value in parameters.items()}
     else:
         encoded = [_encode(value) for value in parameters]
     given = {name: _encode(value) for name, value in options.items() if value is not None}
     return {"query": text, "options": given, "parameters": encoded}
+
+
+def encode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a release as the body of a request."""
+    return {name: _encode(value) for name, value in fields.items()}
 
 
 def _encode(value: Any) -> Any:

@@ -36,21 +36,34 @@ from dpflow.engine.releases.execute import (
 )
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.request import parse_request
+from dpflow.engine.releases.release_list import (
+    describe_charge,
+    describe_event,
+    identify_all,
+    release_list,
+)
+from dpflow.engine.releases.request import ReleaseRequest, parse_request
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import path_of, read_point
 from dpflow.registry import Registry
-from dpflow.server.jobs import Job, Jobs, Reply
+from dpflow.server.jobs import Job, Jobs, Reply, refuse_unknown_job
 from dpflow.server.principals import Caller
 from dpflow.server.refusals import Refused, refuse_for_now
-from dpflow.server.service import Service
+from dpflow.server.service import Door, Service
 from dpflow.tables.access.declarations import load_table
 
 log = logging.getLogger("dpflow")
 Body = Mapping[str, Any]
-AskingDoor = Literal["sql", "release"]
+#: What is asked, with the door that it needs. A task's request says for which run of its DAG it is.
+Kind = Literal["sql", "release", "sql task", "release task"]
+_DOORS: Mapping[str, Door] = {
+    "sql": "sql",
+    "release": "release",
+    "sql task": "sql",
+    "release task": "release",
+}
 #: Characters of a request that a charge keeps.
 MAX_REQUEST = 100_000
 #: Entries of one answer about the history.
@@ -195,6 +208,13 @@ class DataService:
         return refusal or away or "the ledger would accept it now"
 
     def _plan_release(self, caller: Caller, body: Body) -> tuple[Plan, RunIdentity]:
+        request = self._parse_release(caller, body)
+        plan = make_plan(request, self._registry, self._ledger)
+        # A slash ends the principal's name, and no principal has one in it.
+        named = request.model_copy(update={"name": f"{caller.name}/{request.name}"})
+        return plan, RunIdentity.of_request(named, caller.name)
+
+    def _parse_release(self, caller: Caller, body: Body) -> ReleaseRequest:
         name = body.get("table")
         if not isinstance(name, str):
             raise InvalidInput("a release needs the name of its table; add table: NAME")
@@ -210,13 +230,9 @@ class DataService:
             "publish": None,
         }
         # No path is left in it, so no place is searched.
-        request = parse_request(fields, Path("/"))
-        plan = make_plan(request, self._registry, self._ledger)
-        # A slash ends the principal's name, and no principal has one in it.
-        named = request.model_copy(update={"name": f"{caller.name}/{request.name}"})
-        return plan, RunIdentity.of_request(named, caller.name)
+        return parse_request(fields, Path("/"))
 
-    def _plan_sql(self, caller: Caller, body: Body) -> SqlPlan:
+    def _plan_sql(self, caller: Caller, body: Body, *, look_up: bool = True) -> SqlPlan:
         text, options = body["query"], dict(body.get("options", {}))
         written = read_source(text, options.get("dialect")).options.get("scope")
         scope = self._find_scope(caller, options.pop("scope", None), written)
@@ -229,6 +245,7 @@ class DataService:
             body.get("parameters", ()),
             self._ledger,
             self._registry,
+            look_up=look_up,
         )
         if plan.settings.name is not None:
             raise InvalidInput(
@@ -265,7 +282,7 @@ class DataService:
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def submit(self, caller: Caller, door: AskingDoor, body: Body) -> Reply | Job:
+    def submit(self, caller: Caller, kind: Kind, body: Body) -> Reply | Job:
         """The answer from settled releases, or a job that makes it. The same request is the same job,
         also after a restart.
 
@@ -273,23 +290,30 @@ class DataService:
             DpflowError: it is refused; nothing was charged.
             Refused: the door is closed to the caller, or too many requests wait.
         """
-        caller.require_door(door)
-        text = json.dumps([caller.name, door, body], sort_keys=True)
+        self._require_allowed(caller, kind, body)
+        if body.get("plan_only"):
+            return {
+                "plans": list(
+                    map(self._describe_planned, self._plan_query(caller, kind, body, "").planned)
+                )
+            }
+        text = json.dumps([caller.name, kind, body], sort_keys=True)
         if len(text) > MAX_REQUEST:
             raise Refused(
                 413, "too_large", f"a request has at most {MAX_REQUEST} characters; shorten it"
             )
         sealed = self._ledger.seal(text, _SEALED)
-        query = self._plan_query(caller, door, body, sealed)
+        query = self._plan_query(caller, kind, body, sealed)
         if not query.planned:
             return query.answer()
-        self._require_payable(caller, query)
+        is_charged = self._require_payable(caller, query)
         job = Job(
             self._ledger.commitment(text.encode(), _JOB)[:32],
             caller.name,
             query.source,
             # Planned again in its turn: what was released meanwhile may answer it.
-            lambda: self._plan_query(caller, door, body, sealed).answer(),
+            lambda: self._plan_query(caller, kind, body, sealed).answer(),
+            is_charged=is_charged,
         )
         return self._jobs.submit(job, caller.terms.concurrent_queries)
 
@@ -297,11 +321,13 @@ class DataService:
         """The caller's job. Raises `Refused` for one of somebody else as for an unknown one."""
         job = self._jobs.find(job_id, caller.name)
         if job is None:
-            raise Refused(
-                404,
-                "not_found",
-                "there is no such job of this principal; send the request again, which charges nothing twice",
-            )
+            raise refuse_unknown_job()
+        return job
+
+    def cancel_job(self, caller: Caller, job_id: str) -> Job:
+        """Take back the caller's job, if it waits and nothing was charged for it. Raises as `find_job`."""
+        job = self.find_job(caller, job_id)
+        self._jobs.cancel(job)
         return job
 
     def resume_charged(self) -> int:
@@ -317,41 +343,49 @@ class DataService:
                 except LedgerCorrupt:
                     log.warning("the request of release %s cannot be opened", record.release_id)
         for text in found:
-            name, door, body = json.loads(text)
+            name, kind, body = json.loads(text)
             terms = self._service.principals.get(name)
-            if terms is None or door not in terms.doors:
+            if terms is None or _DOORS[kind] not in terms.doors:
                 log.warning(
                     "a charged request of %s is not finished: it is no principal with this door",
                     name,
                 )
                 continue
-            self._resume(Caller(name, terms), door, body, text)
+            self._resume(Caller(name, terms), kind, body, text)
         return len(found)
 
-    def _resume(self, caller: Caller, door: AskingDoor, body: Body, text: str) -> None:
+    def _resume(self, caller: Caller, kind: Kind, body: Body, text: str) -> None:
         sealed = self._ledger.seal(text, _SEALED)
 
         def finish() -> Reply:
-            query = self._plan_query(caller, door, body, sealed)
+            query = self._plan_query(caller, kind, body, sealed)
             # A declaration or grant that changed makes another plan, which nobody asked to pay.
             if any(self._ledger.find(run.key(plan)) is None for plan, run in query.planned):
                 raise refuse_for_now("the request is planned otherwise now; send it again")
             return query.answer()
 
         try:
-            source = self._plan_query(caller, door, body, sealed).source
+            source = self._plan_query(caller, kind, body, sealed).source
         except DpflowError as error:
             log.warning("a charged request of %s cannot be finished now: %s", caller.name, error)
             return
         job_id = self._ledger.commitment(text.encode(), _JOB)[:32]
-        self._jobs.submit(Job(job_id, caller.name, source, finish))
+        self._jobs.submit(Job(job_id, caller.name, source, finish, is_charged=True))
 
-    def _plan_query(self, caller: Caller, door: AskingDoor, body: Body, sealed: str) -> Query:
-        if door == "release":
+    def _require_allowed(self, caller: Caller, kind: Kind, body: Body) -> None:
+        """Raises `Refused` unless the caller may ask this."""
+        caller.require_door(_DOORS[kind])
+        if "task" in kind:
+            caller.require_dag(body["run"]["dag_id"])
+
+    def _plan_query(self, caller: Caller, kind: Kind, body: Body, sealed: str) -> Query:
+        if kind == "release":
             return self._make_release(*self._plan_release(caller, body), sealed)
-        plan = self._plan_sql(caller, body)
-        if plan.source.explain:
-            raise InvalidInput("EXPLAIN asks for a plan; send it to /v1/explain, or drop EXPLAIN")
+        if kind == "release task":
+            return self._make_task_releases(caller, body, sealed)
+        if kind == "sql task":
+            return self._make_task_query(caller, body, sealed)
+        plan = self._plan_answer(caller, body)
 
         def identify(position: int) -> RunIdentity:
             run = identify_query(plan.parts[position].plan, caller.name)
@@ -367,24 +401,89 @@ class DataService:
             lambda: answer_sql(plan, self._ledger, self._registry, identify).to_wire(),
         )
 
+    def _plan_answer(self, caller: Caller, body: Body, *, look_up: bool = True) -> SqlPlan:
+        plan = self._plan_sql(caller, body, look_up=look_up)
+        if plan.source.explain:
+            raise InvalidInput("EXPLAIN asks for a plan; send it to /v1/explain, or drop EXPLAIN")
+        return plan
+
     def _make_release(self, plan: Plan, run: RunIdentity, sealed: str) -> Query:
         if not isinstance(plan.mechanism, Mechanism):
             raise PlanRefused(
                 f"{plan.mechanism.name} is a session, and this service answers releases and SQL; name another mechanism"
             )
-        stored = self._ledger.find(run.key(plan))
         run = replace(run, sealed_request=sealed)
         return Query(
             plan.table.place,
-            [] if stored is not None and stored.settled else [(plan, run)],
+            self._list_unsettled([(plan, run)]),
             lambda: release(plan, self._ledger, self._registry, run_identity=run).to_wire(),
         )
 
-    def _require_payable(self, caller: Caller, query: Query) -> None:
-        """Refuse at once what the charge would refuse. Raises `PlanRefused` or `BudgetExceeded`."""
+    def _make_task_releases(self, caller: Caller, body: Body, sealed: str) -> Query:
+        requests = [self._parse_release(caller, fields) for fields in body["releases"]]
+
+        def identify(ordinal: int, part: str) -> RunIdentity:
+            return identify_task(caller, body, ordinal, part, sealed)
+
+        # What takes its bounds from a release of the list is planned with very wide ones until that is settled.
+        planned = [
+            (make_plan(request, self._registry, self._ledger, run, assume_bounds=True), run)
+            for request, run in zip(requests, identify_all(requests, identify))
+        ]
+        for plan, _ in planned:
+            if not isinstance(plan.mechanism, Mechanism):
+                raise PlanRefused(
+                    f"{plan.mechanism.name} is a session, and a service's tasks are releases and SQL; name another mechanism"
+                )
+
+        def answer() -> Reply:
+            made = release_list(
+                requests, identify, self._ledger, self._registry, spend_again=body["spend_again"]
+            )
+            return {"releases": [describe_event(plan, receipt) for plan, receipt in made]}
+
+        return Query(planned[0][0].table.place, self._list_unsettled(planned), answer)
+
+    def _make_task_query(self, caller: Caller, body: Body, sealed: str) -> Query:
+        plan = self._plan_answer(caller, body, look_up=False)
+        if plan.settings.revision is not None:
+            raise InvalidInput(
+                "the query names a revision, and in a task each run draws for itself; leave revision out, and use "
+                "ordinal for a second draw in one run"
+            )
+
+        def identify(position: int) -> RunIdentity:
+            return identify_task(caller, body, 0, f"#{position}" if position else "", sealed)
+
+        planned = [(part.plan, identify(position)) for position, part in enumerate(plan.parts)]
+
+        def answer() -> Reply:
+            answered = answer_sql(plan, self._ledger, self._registry, identify, body["spend_again"])
+            return plan.describe_answer(answered)
+
+        return Query(plan.tables[0].place, self._list_unsettled(planned), answer)
+
+    def _list_unsettled(
+        self, planned: Sequence[tuple[Plan, RunIdentity]]
+    ) -> list[tuple[Plan, RunIdentity]]:
+        """What no settled release of the same run answers."""
+        found = [(plan, run, self._ledger.find(run.key(plan))) for plan, run in planned]
+        return [(plan, run) for plan, run, stored in found if stored is None or not stored.settled]
+
+    def _describe_planned(self, planned: tuple[Plan, RunIdentity]) -> str:
+        plan, run = planned
+        is_paid = self._ledger.find(run.key(plan)) is not None
+        return describe_charge(plan) + ("; it was paid before and is free" if is_paid else "")
+
+    def _require_payable(self, caller: Caller, query: Query) -> bool:
+        """Refuse at once what the charge would refuse. Whether something of it was charged before.
+
+        Raises `PlanRefused` or `BudgetExceeded`.
+        """
         new = [plan for plan, run in query.planned if self._ledger.find(run.key(plan)) is None]
+        is_charged = len(new) < len(query.planned)
         if not new:
-            return
+            return is_charged
         costs = [plan.privacy_cost() for plan in new]
         limits = {"epsilon": caller.terms.max_epsilon, "delta": caller.terms.max_delta}
         for position, (name, limit) in enumerate(limits.items()):
@@ -405,6 +504,24 @@ class DataService:
         first = new[0]
         events = [plan.event for plan in new]
         self._ledger.require((first.request.scope, events, first.charged_blocks))
+        return is_charged
+
+
+def identify_task(caller: Caller, body: Body, ordinal: int, part: str, sealed: str) -> RunIdentity:
+    """The run identity of a scheduler's task. A slash ends the principal's name, and neither that nor a DAG's
+    has one in it.
+    """
+    run = body["run"]
+    identity = RunIdentity.of_task(
+        f"{caller.name}/{run['dag_id']}",
+        run["task_id"],
+        run["name"],
+        caller.name,
+        map_index=run["map_index"],
+        ordinal=body["ordinal"] + ordinal,
+        part=part,
+    )
+    return replace(identity, sealed_request=sealed)
 
 
 def _show_entry(entry: Reply, sees_all: bool) -> Reply:

@@ -2,7 +2,7 @@
 
 A job is a handle, nothing more: what was charged is in the ledger with the request, so a job that this
 process has forgotten is sent again, and costs nothing twice. Its stage is ``queued``, ``running`` or
-``done``, and says nothing of rows.
+``done``, or ``cancelled`` where it was taken back before it was charged, and says nothing of rows.
 """
 
 from __future__ import annotations
@@ -17,25 +17,33 @@ from typing import Any, Literal
 from dpflow.server.refusals import Refused, make_refusal, refuse_for_now
 
 Reply = dict[str, Any]
-Stage = Literal["queued", "running", "done"]
+Stage = Literal["queued", "running", "done", "cancelled"]
 #: Jobs that ended are kept for who polls next; an older one is sent again and answered from the ledger.
 MAX_ENDED = 200
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
-    """One request of one principal; ``done`` gets its reply, or a `Refused`."""
+    """One request of one principal; ``done`` gets its reply, or a `Refused`.
+
+    Attributes:
+        is_charged: whether the ledger had a charge for it when it was queued.
+    """
 
     id: str
     principal: str
     source: str
     work: Callable[[], Reply] = field(repr=False)
     done: Future[Reply] = field(default_factory=Future, repr=False)
+    is_charged: bool = False
     is_running: bool = False
+    is_cancelled: bool = False
 
     @property
     def stage(self) -> Stage:
         """What may be said of its progress."""
+        if self.is_cancelled:
+            return "cancelled"
         return "done" if self.done.done() else "running" if self.is_running else "queued"
 
     def run(self) -> None:
@@ -103,6 +111,21 @@ class Jobs:
             job = self._jobs.get(job_id)
         return job if job is not None and job.principal == principal else None
 
+    def cancel(self, job: Job) -> None:
+        """Take a job back that waits and was not charged; any other goes on."""
+        with self._changed:
+            queue = self._waiting.get(job.source, OrderedDict())
+            mine = queue.get(job.principal, deque())
+            if job.is_charged or job not in mine:
+                return
+            mine.remove(job)
+            if not mine:
+                del queue[job.principal]
+            # Forgotten: the same request is a new job.
+            del self._jobs[job.id]
+            job.is_cancelled = True
+        job.done.set_exception(refuse_unknown_job())
+
     def close(self) -> None:
         """Let go of what waits, finish what runs, stop."""
         with self._changed:
@@ -143,6 +166,15 @@ class Jobs:
         ended = [job.id for job in self._jobs.values() if job.done.done()]
         for job_id in ended[: max(0, len(ended) - MAX_ENDED)]:
             del self._jobs[job_id]
+
+
+def refuse_unknown_job() -> Refused:
+    """There is no such job, also where it is another principal's or was cancelled."""
+    return Refused(
+        404,
+        "not_found",
+        "there is no such job of this principal; send the request again, which charges nothing twice",
+    )
 
 
 def _refuse_excess(what: str) -> Refused:

@@ -40,6 +40,22 @@ class Caller:
                 f"this principal has no door {door}; the owner of the service adds it to its doors",
             )
 
+    def require_dag(self, dag_id: str) -> None:
+        """Raises `Refused` unless it may ask for runs of this DAG."""
+        if self.terms.role != "scheduler":
+            raise Refused(
+                403,
+                "forbidden",
+                "this principal is no scheduler; the owner of the service writes role: scheduler",
+            )
+        prefixes = self.terms.dag_prefixes
+        if prefixes and not dag_id.startswith(tuple(prefixes)):
+            raise Refused(
+                403,
+                "forbidden",
+                f"the name of this scheduler's DAGs begins with {' or '.join(sorted(prefixes))}",
+            )
+
 
 class Principals:
     """The principals of a service file, read again whenever the file changes. Thread-safe.

@@ -7,6 +7,7 @@ a request is a job follows from the ledger and never from a row.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -27,6 +28,9 @@ Option = str | int | float | list[str] | None
 Parameter = str | int | float | bool | None
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
+#: Without a slash, which ends a principal's name in run identities.
+AirflowId = Annotated[str, Field(pattern=r"^[^/\s]+$", max_length=250)]
+
 
 class SqlRequest(BaseModel):
     """A query, with the options of `dpflow.sql` but tables and ledger."""
@@ -36,6 +40,48 @@ class SqlRequest(BaseModel):
     query: Annotated[str, Field(max_length=100_000)]
     options: dict[str, Option] = {}
     parameters: list[Parameter] | dict[str, Parameter] = []
+
+
+class TaskRun(BaseModel):
+    """A task instance in a DAG's run, as far as a retry has the same.
+
+    Attributes:
+        name: what makes the run the same again, such as its data interval.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    dag_id: AirflowId
+    task_id: AirflowId
+    name: Name
+    map_index: Annotated[int, Field(ge=-1, le=10**6)] = -1
+
+
+class Task(BaseModel):
+    """What requests of tasks have in common.
+
+    Attributes:
+        ordinal: number among equal requests of one run.
+        spend_again: pay although this task released something else in this run before.
+        plan_only: say what it would cost; charges nothing.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    run: TaskRun
+    ordinal: Annotated[int, Field(ge=0, le=10**6)] = 0
+    spend_again: bool = False
+    plan_only: bool = False
+
+
+class ReleaseTask(Task):
+    """Releases of one task, charged together; each has the body of ``/v1/plan``."""
+
+    releases: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=1000)]
+
+
+class SqlTask(Task, SqlRequest):
+    """A query of one task, which draws for its run."""
 
 
 class JobView(BaseModel):
@@ -116,6 +162,27 @@ def answer_query(request: Request, caller: Who, query: SqlRequest) -> JSONRespon
     return _show(_service(request).submit(caller, "sql", query.model_dump()))
 
 
+@router.post("/v1/tasks/release", responses=_JOB_ERRORS | _JOB)
+def make_task_releases(request: Request, caller: Who, task: ReleaseTask) -> JSONResponse:
+    """Releases of a scheduler's task, once for each run: receipts without results."""
+    return _show(_service(request).submit(caller, "release task", task.model_dump()))
+
+
+@router.post("/v1/tasks/sql", responses=_JOB_ERRORS | _JOB)
+def answer_task_query(request: Request, caller: Who, task: SqlTask) -> JSONResponse:
+    """A query of a scheduler's task, once for each run: its cost without its numbers."""
+    return _show(_service(request).submit(caller, "sql task", task.model_dump()))
+
+
+@router.delete("/v1/jobs/{job}", responses=_JOB_ERRORS)
+def cancel_job(request: Request, caller: Who, job: Annotated[str, Path(max_length=64)]) -> JobView:
+    """Take back a job that waits and that nothing was charged for. Any other goes on to its end, so that
+    nobody chooses among draws by time.
+    """
+    cancelled = _service(request).cancel_job(caller, job)
+    return JobView(job=cancelled.id, stage=cancelled.stage)
+
+
 @router.get("/v1/jobs/{job}", responses=_JOB_ERRORS | _JOB)
 async def poll_job(
     request: Request,
@@ -126,9 +193,12 @@ async def poll_job(
     """The answer of a job, or 202 while there is none. ``wait`` delays this reply alone."""
     waiting = _service(request).find_job(caller, job)
     if wait and not waiting.done.done():
-        # Shielded: who stops waiting ends no job.
-        future = asyncio.shield(asyncio.wrap_future(waiting.done))
-        await asyncio.wait([future], timeout=wait)
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        # Not the future itself: who stops waiting ends no job, and asyncio would log a refusal that nobody took.
+        waiting.done.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), wait)
     return _show(waiting.done.result() if waiting.done.done() else waiting)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ Rate = Annotated[int, Field(ge=1, le=10**6)]
 #: No slash: in run identities one ends a principal's name.
 PrincipalName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,62}$")]
 Door = Literal["sql", "release", "predict"]
+#: Begins names of DAGs. A delimiter ends it, so that team_a- is not the beginning of team_ab.
+DagPrefix = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,100}[_.-]$")]
 
 
 class Principal(Strict):
@@ -34,10 +37,12 @@ class Principal(Strict):
 
     Attributes:
         token_sha256: the SHA-256 of the token, or of several while one replaces another.
-        role: ``analyst`` asks by its doors and sees its own scope; ``auditor`` asks nothing and sees
-            every scope; ``owner`` does both. Grants are made at the ledger, never here.
+        role: ``analyst`` asks by its doors and sees its own scope; ``scheduler`` asks for runs of DAGs, too;
+            ``auditor`` asks nothing and sees every scope; ``owner`` asks and sees every scope. Grants are made
+            at the ledger, never here.
         scope: which budget pays. A limit per day is that of the scope: a quota with a period.
         doors: ``sql``, ``release`` and ``predict``.
+        dag_prefixes: how names of a scheduler's DAGs begin; any if left out. Those of two schedulers differ.
         tables: which tables of the file it may name at the doors ``sql`` and ``release``.
         max_epsilon, max_delta: privacy cost of one request; any that the scope can pay if left out.
         requests_per_minute: those of the file if left out.
@@ -46,9 +51,10 @@ class Principal(Strict):
     """
 
     token_sha256: Digest | Annotated[list[Digest], Field(min_length=1, max_length=10)]
-    role: Literal["analyst", "auditor", "owner"] = "analyst"
+    role: Literal["analyst", "scheduler", "auditor", "owner"] = "analyst"
     scope: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     doors: frozenset[Door] = frozenset()
+    dag_prefixes: frozenset[DagPrefix] = frozenset()
     tables: frozenset[TableName] = frozenset()
     max_epsilon: Epsilon | None = None
     max_delta: Delta | None = None
@@ -65,7 +71,7 @@ class Principal(Strict):
     @property
     def sees_every_scope(self) -> bool:
         """Whether budgets and history of all scopes are shown to it."""
-        return self.role != "analyst"
+        return self.role in ("auditor", "owner")
 
 
 class Predictions(Strict):
@@ -147,6 +153,7 @@ def load_service(path: Path) -> Service:
             f"{path} serves predictions, and no principal has the door predict; add it to doors"
         )
     _require_one_budget(path, service)
+    _require_own_dags(path, service)
     folder = path.parent.resolve()
     predict = service.predict
     return service.model_copy(
@@ -164,12 +171,14 @@ def _find_problem(service: Service, principal: Principal) -> str:
     asks = principal.doors & {"sql", "release"}
     if principal.role == "auditor" and principal.doors:
         return "is an auditor, who asks nothing; leave doors out, or make it an analyst"
-    if principal.role == "analyst" and not principal.doors:
+    if principal.role in ("analyst", "scheduler") and not principal.doors:
         return "may ask nothing; give it doors, such as doors: [sql]"
     if principal.doors and principal.scope is None:
         return "has doors and no scope that pays; add scope: NAME"
     if asks and not principal.tables:
         return f"has the door {min(asks)} and no table; add tables: [NAME]"
+    if principal.dag_prefixes and principal.role != "scheduler":
+        return "has dag_prefixes and is no scheduler; add role: scheduler"
     if unknown := sorted(principal.tables - {*service.tables}):
         return (
             f"names a table that is not served: {UnknownName('table', unknown[0], service.tables)}"
@@ -190,6 +199,22 @@ def _require_one_budget(path: Path, service: Service) -> None:
             f"{path}: the principals' scopes lie below different budgets ({', '.join(budgets[:5])}), so none bounds what they learn "
             f"together; put all below one, or write pooled: false below predict if they share no answers"
         )
+
+
+def _require_own_dags(path: Path, service: Service) -> None:
+    """Raises `InvalidDeclaration` where a DAG may belong to two schedulers."""
+    prefixes = [
+        (prefix, name)
+        for name, one in service.principals.items()
+        if one.role == "scheduler"
+        for prefix in one.dag_prefixes or [""]
+    ]
+    for (first, name), (second, other) in itertools.combinations(sorted(prefixes), 2):
+        if name != other and second.startswith(first):
+            raise InvalidDeclaration(
+                f"{path}: DAGs that begin with {second!r} belong to the schedulers {name} and {other}; give each "
+                "dag_prefixes of which none begins another"
+            )
 
 
 def new_token() -> tuple[str, str]:

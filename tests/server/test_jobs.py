@@ -110,3 +110,20 @@ def test_a_service_that_stops_lets_go_of_what_waits() -> None:
     blocked.gate.set()
     closing.join(30)
     assert blocked.first.done.result(1) == {"ok": True}
+
+
+def test_only_what_waits_and_was_not_charged_is_taken_back() -> None:
+    """The same request is a new job afterwards; what runs, and what a charge is there for, goes on."""
+    blocked = Blocked()
+    kept = blocked.jobs.submit(Job("c", "ann", "s", blocked.note("c"), is_charged=True), 10)
+    taken = blocked.jobs.submit(job("a", "ann", work=blocked.note("a")), 10)
+    for one in (blocked.first, kept, taken):
+        blocked.jobs.cancel(one)
+    assert (taken.stage, kept.stage, blocked.first.stage) == ("cancelled", "queued", "running")
+    with pytest.raises(Refused) as refused:
+        taken.done.result(0)
+    assert refused.value.status == 404 and blocked.jobs.find("a", "ann") is None
+    again = blocked.jobs.submit(job("a", "ann", work=blocked.note("again")), 10)
+    assert again is not taken
+    blocked.finish()
+    assert blocked.order == ["c", "again"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from service_world import QUERY, RELEASE, ServiceWorld
+from service_world import QUERY, RELEASE, ServiceWorld, task
 
 #: What no reply, header, log or metric may hold.
 PLANTED = "planted4711"
@@ -65,6 +65,12 @@ def requests() -> Iterator[tuple[str, str, Any]]:
     for text in SQL:
         body = {"query": text, "options": {"epsilon": "0.5", "delta": "1e-6"}}
         yield from (("POST", door, body) for door in ("explain", "sql"))
+        yield "POST", "tasks/sql", body | task(text[:9].encode().hex())
+    yield from (
+        ("POST", "tasks/release", task(plan_only=plan) | {"releases": RELEASES})
+        for plan in (True, False)
+    )
+    yield "DELETE", "jobs/x", None
     yield "GET", "remaining", None
 
 
@@ -78,6 +84,7 @@ def test_no_row_decides_what_is_seen(twins: list[Any], caplog: pytest.LogCapture
             texts += [answer.text for answer in answers]
             # Of what is stored the explanation says the errors, which follow from what was released.
             doors = ("sql", "release", "explain") if turn else ("sql", "release")
+            doors = (*doors, "tasks/sql", "tasks/release")
             is_noisy = place in doors and answers[0].status_code == 200
             views = [shown(answer, is_noisy=is_noisy) for answer in answers]
             assert views[0] == views[1], (place, body)

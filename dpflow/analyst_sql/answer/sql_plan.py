@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.answer.sql_answer import write_text
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer, write_text
 from dpflow.analyst_sql.noise.forecast_noise import ColumnNoise, forecast_noise
 from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals
 from dpflow.analyst_sql.parse.aggregate_reader import TAIL
@@ -112,6 +112,17 @@ class SqlPlan:
         for query in self.query.list_releases():
             tables.setdefault(query.table.name, query.table)
         return list(tables.values())
+
+    def describe_answer(self, answer: SqlAnswer) -> dict[str, Any]:
+        """What may be said of this query's answer without its numbers."""
+        blocks = {block for part in self.parts for block in part.plan.charged_blocks}
+        return {
+            "releases": answer.to_json()["releases"],
+            "protects": answer.protects,
+            "rows": len(answer.values),
+            "scope": self.settings.scope,
+            "blocks": sorted(blocks),
+        }
 
     @property
     def block_text(self) -> str:

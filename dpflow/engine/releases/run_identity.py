@@ -25,7 +25,7 @@ class RunIdentity:
     """Identity of one run of a release; part of its idempotency key.
 
     Attributes:
-        dag_id, task_id: empty outside Airflow.
+        dag_id, task_id: empty outside Airflow; of a service's scheduler PRINCIPAL/DAG.
         name: the logical date, data interval, partition key or run id; outside Airflow the
         release's name and revision.
         slot: one task instance within one run, so that a retry that asks for something else is
@@ -51,6 +51,28 @@ class RunIdentity:
         """
         name = f"{request.name}#{request.revision}"
         return cls("", "", name, make_slot(request.scope, name), principal or current_principal())
+
+    @classmethod
+    def of_task(
+        cls,
+        dag_id: str,
+        task_id: str,
+        name: str,
+        principal: str,
+        *,
+        map_index: int = -1,
+        ordinal: int = 0,
+        part: str = "",
+    ) -> RunIdentity:
+        """A task instance of a DAG's run. The slot holds DAG, name, task and map index, to notice that the
+        task asks for something else; another run of the same name is the same to it.
+
+        Args:
+            name: what makes the run the same run again.
+            part: which of several releases of one task instance; each has a slot of its own.
+        """
+        slot = make_slot(dag_id, name, task_id, instance=f"{map_index}{part}")
+        return cls(dag_id, task_id, name, slot, principal, ordinal)
 
     def key(self, plan: Plan) -> ReleaseKey:
         """The idempotency key of a plan in this run."""

@@ -1,0 +1,139 @@
+"""`ServiceTask`: a task that sends its request to a service, where rows, ledger and keys are."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from dpflow.airflow.base_operator import PrivacyOperator
+from dpflow.airflow.task_context import AirflowNotFoundException, map_failures, name_task_run
+from dpflow.errors import DpflowError, InvalidInput
+
+if TYPE_CHECKING:
+    from dpflow.client.remote import RemoteClient
+
+
+class ServiceTask(PrivacyOperator):
+    """Base of operators that ask a service, or work beside the ledger.
+
+    :param service_conn_id: connection of type ``dpflow``, whose service holds rows, ledger and keys; the
+        connection ``dpflow`` if left out, where there is one and ``ledger_conn_id`` is left out, too.
+    :param deferrable: wait for the service in the triggerer, without a worker.
+
+    With a service the task needs no file, ledger or key. It sends its request and what identifies its run, and a
+    retry sends the same again, which charges nothing twice.
+    """
+
+    ledger_conn_id: str | None = None
+    #: Where a service gets the task's request.
+    door = ""
+    _job = ""
+
+    def __init__(
+        self, *, service_conn_id: str | None = None, deferrable: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.service_conn_id = service_conn_id
+        self.deferrable = deferrable
+
+    def make_body(self, context: Any) -> dict[str, Any]:
+        """The request, but for the run. Raises `InvalidInput` for what a service does not get."""
+        raise NotImplementedError
+
+    def report_answer(
+        self, context: Any, answer: Mapping[str, Any], client: RemoteClient
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Log and keep what a service answered; what the task returns."""
+        raise NotImplementedError
+
+    def find_service(self) -> RemoteClient | None:
+        """The service that this task asks; None where it works beside the ledger. Raises `InvalidInput` for a
+        named connection that is not there.
+        """
+        from dpflow.airflow.connection import ServiceHook
+
+        if self.service_conn_id is not None and self.ledger_conn_id is not None:
+            raise InvalidInput(
+                f"{self.task_id!r} names service_conn_id and ledger_conn_id; leave one out"
+            )
+        if self.ledger_conn_id is not None:
+            return None
+        name = self.service_conn_id or ServiceHook.default_conn_name
+        try:
+            return ServiceHook(name).get_conn()
+        except AirflowNotFoundException:
+            if self.service_conn_id is None:
+                return None
+        raise InvalidInput(
+            f"there is no connection {name!r}; make one of type {ServiceHook.conn_type!r}"
+        )
+
+    def ask_service(
+        self, context: Any, client: RemoteClient
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Send this task's request; defer, or wait, until it is answered."""
+        return self._send(context, client, self.door, self._make_request(context))
+
+    @map_failures
+    def resume(self, context: Any, event: Mapping[str, Any]) -> Any:
+        """Send the request again when its job has ended, or is unknown: the answer of one that was charged is
+        stored, and one that was not starts again.
+        """
+        client = self.find_service()
+        if client is None:
+            raise InvalidInput("the connection to the service was removed; bring it back")
+        if event["stage"] == "unknown":
+            self.log.info("the service does not know the job, so the request is sent again")
+        return self._send(context, client, event["door"], event["request"])
+
+    def list_plans(self, context: Any) -> list[str]:
+        """As the base class; planned by the service, if there is one."""
+        client = self.find_service()
+        if client is None:
+            return super().list_plans(context)
+        _, answer = client.submit(self.door, self._make_request(context) | {"plan_only": True})
+        return list(map(str, answer["plans"]))
+
+    def on_kill(self) -> None:
+        """As the base class, and take back a job that this task waits for."""
+        client = self.find_service() if self._job else None
+        if client is not None:
+            try:
+                client.cancel(self._job)
+            except DpflowError as error:
+                self.log.warning("the job goes on: %s", error)
+        super().on_kill()
+
+    def _make_request(self, context: Any) -> dict[str, Any]:
+        instance = context["ti"]
+        run = {
+            "dag_id": instance.dag_id,
+            "task_id": instance.task_id,
+            "name": name_task_run(context),
+            "map_index": instance.map_index,
+        }
+        return self.make_body(context) | {"run": run}
+
+    def _send(
+        self, context: Any, client: RemoteClient, door: str, request: Mapping[str, Any]
+    ) -> Any:
+        from dpflow.airflow.connection import ServiceHook
+        from dpflow.airflow.job_trigger import JobTrigger
+
+        if not self.deferrable:
+            answer = client.settle(door, request, self._keep_job)
+            return self.report_answer(context, answer, client)
+        job, answer = client.submit(door, request)
+        if not job:
+            return self.report_answer(context, answer, client)
+        name = self.service_conn_id or ServiceHook.default_conn_name
+        self.log.info("job %s of %s: this task waits in the triggerer", job, client.server)
+        self.defer(
+            trigger=JobTrigger(name, job, door, request),
+            method_name="resume",
+            timeout=cast("dt.timedelta | None", self.execution_timeout),
+        )
+
+    def _keep_job(self, job: str) -> None:
+        self._job = job

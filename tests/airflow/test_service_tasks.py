@@ -1,0 +1,178 @@
+"""Tasks that ask a service, through Airflow's own task runner: no file, ledger or key beside them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow_runs import run_dag
+from service_world import RELEASE, TOKENS, Server, ServiceWorld
+
+DAG_FILE = """
+from datetime import datetime, timedelta
+from pathlib import Path
+from airflow.sdk import DAG, task
+from dpflow.airflow import ReleaseOperator, SqlReleaseOperator
+
+release = RELEASE
+marker = Path(__file__).with_name("deferred")
+
+class Dying(ReleaseOperator):
+    def defer(self, **kwargs):
+        if not marker.exists():
+            marker.touch()
+            raise RuntimeError("this worker dies when its request is sent")
+        super().defer(**kwargs)
+
+with DAG("team_a_daily", schedule="@daily", start_date=datetime(2020, 1, 1), catchup=False,
+         default_args={"retries": 1, "retry_delay": timedelta(0)}) as dag:
+    both = ReleaseOperator(task_id="both", release=[release, {**release, "name": "late", "where": "age > 30"}], retries=0)
+    query = SqlReleaseOperator(task_id="query", sql="SELECT avg(age) AS a FROM visits WHERE day < $day", epsilon="0.5",
+                               parameters={"day": "{{ ds }}"}, retries=0)
+
+    @task.dpflow_sql(task_id="function", epsilon="0.5", retries=0)
+    def function():
+        with marker.with_name("calls").open("a") as calls:
+            calls.write("x")
+        return "SELECT count(*) AS n FROM visits"
+
+    dying = Dying(task_id="dying", release={**release, "name": "dying"})
+    waiting = ReleaseOperator(task_id="waiting", release={**release, "name": "waiting"}, deferrable=False, retries=0)
+    both >> query >> function() >> dying >> waiting
+"""
+RUNS = """
+dag = bag.dags["team_a_daily"]
+run(2)
+run(2)                                   # cleared and run again
+run(3)
+"""
+
+
+def keep_alive(world: ServiceWorld, port: int, first: Server, faults: list[str]) -> list[Server]:
+    """Start the service again whenever it dies, with the next fault."""
+    servers = [first]
+
+    def watch() -> None:
+        for fault in faults:
+            servers[-1].process.wait()
+            servers.append(Server(world.file, fault, port))
+
+    threading.Thread(target=watch, daemon=True).start()
+    return servers
+
+
+def test_tasks_need_no_file_and_pay_once(
+    tmp_path: Path, airflow_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service dies after a draw, and before a charge whose job it then does not know; a worker dies when its
+    request is sent: every run pays once, in its first try but for the dead worker's.
+    """
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "worker" / "home").mkdir(parents=True)
+    world = ServiceWorld(tmp_path / "owner")
+    # After the draw of the second release; then before the charge of the query.
+    faults = [
+        f"{point}:kill:{tmp_path / point}" for point in ("draw.after", "reserve.before-commit")
+    ]
+    first = Server(world.file, faults[0])
+    servers = keep_alive(world, first.port, first, [faults[1], ""])
+    connection = {"conn_type": "dpflow", "host": first.url, "password": TOKENS["ann"][0]}
+    worker = SimpleNamespace(
+        folder=tmp_path / "worker", ledger=tmp_path / "nowhere" / "ledger.sqlite"
+    )
+    output: list[str] = []
+    seen = run_dag(
+        worker,  # type: ignore[arg-type]
+        airflow_database,
+        DAG_FILE.replace("RELEASE", repr(RELEASE), 1),
+        RUNS.replace("dag =", "globals()['dag'] ="),
+        output,
+        HOME=str(tmp_path / "worker" / "home"),
+        AIRFLOW_CONN_DPFLOW=json.dumps(connection),
+    )
+    assert [one["state"] for one in seen] == ["success"] * 3, "".join(output)[-3000:]
+    tries = {name: number for name, _, _, number in seen[0]["tasks"]}
+    assert len(servers) == 3 and all(
+        (tmp_path / point.partition(":")[0]).exists() for point in faults
+    )
+    # Two runs of two releases, a query, a function, the dying task's and the waiting task's.
+    (budget,) = world.ledger.remaining("visits/ann").rows()
+    assert budget["epsilon_spent"] == "6" and world.ledger.verify().ok
+    entries = world.ledger.history("visits/ann", limit=100)
+    assert [one.kind for one in entries].count(
+        "settle"
+    ) == 12 and not world.ledger.reserved_releases()
+    assert {one.principal for one in entries if one.kind == "settle"} == {"ann"}
+    # Once for each try of the task, however often it was resumed.
+    assert (tmp_path / "worker" / "calls").read_text() == "xxx"
+    assert tries == {"both": 1, "query": 1, "function": 1, "dying": 2, "waiting": 1}
+    written = "".join(output)
+    assert "the service does not know the job, so the request is sent again" in written
+    assert "nothing was charged: ann/team_a_daily/both" in written
+    assert TOKENS["ann"][0] not in written
+    files = {
+        file.name
+        for file in (tmp_path / "worker").rglob("*")
+        if file.suffix in (".duckdb", ".sqlite")
+    }
+    assert not files and not list((tmp_path / "worker" / "home").rglob("*dpflow*"))
+    servers[-1].stop()
+
+
+def test_a_trigger_holds_no_token() -> None:
+    """What is stored of a deferred task: connection, job and request; the same trigger can be made of it."""
+    from dpflow.airflow.job_trigger import JobTrigger
+
+    trigger = JobTrigger("dpflow", "4711", "tasks/sql", {"query": "SELECT 1"})
+    path, arguments = trigger.serialize()
+    assert path == f"{JobTrigger.__module__}.{JobTrigger.__qualname__}"
+    assert arguments == {
+        "service_conn_id": "dpflow",
+        "job": "4711",
+        "door": "tasks/sql",
+        "request": {"query": "SELECT 1"},
+    }
+    assert JobTrigger(**arguments).serialize() == (path, arguments)
+
+
+@pytest.mark.parametrize(
+    ("connection", "said"),
+    [
+        ({"conn_type": "http", "host": "https://dp.example.org", "password": "t"}, "is of type 'http'"),
+        ({"conn_type": "dpflow", "host": "https://dp.example.org"}, "a token as password"),
+        ({"conn_type": "dpflow", "host": "http://dp.example.org", "password": "t"}, "in the clear"),
+        ({"conn_type": "dpflow", "host": "dp.example.org", "port": 8443, "password": "t"}, ""),
+    ],
+)  # fmt: skip
+def test_connections_of_a_service(
+    monkeypatch: pytest.MonkeyPatch, connection: dict[str, Any], said: str
+) -> None:
+    from dpflow.airflow.connection import ServiceHook
+    from dpflow.errors import InvalidInput
+
+    monkeypatch.setenv("AIRFLOW_CONN_DPFLOW", json.dumps(connection))
+    if said:
+        with pytest.raises(InvalidInput, match=said):
+            ServiceHook().get_conn()
+    else:
+        assert ServiceHook().get_conn().server == "https://dp.example.org:8443"
+
+
+def test_a_task_names_one_place() -> None:
+    from dpflow.airflow import ReleaseOperator, SqlReleaseOperator
+    from dpflow.errors import InvalidInput
+
+    both = ReleaseOperator(task_id="t", release=RELEASE, ledger_conn_id="a", service_conn_id="b")
+    with pytest.raises(InvalidInput, match="leave one out"):
+        both.find_service()
+    absent = ReleaseOperator(task_id="t", release=RELEASE, service_conn_id="absent")
+    with pytest.raises(InvalidInput, match="no connection 'absent'"):
+        absent.find_service()
+    assert ReleaseOperator(task_id="t", release=RELEASE).find_service() is None
+    query = SqlReleaseOperator(task_id="t", sql="SELECT 1", output_table="x")
+    with pytest.raises(InvalidInput, match="leave tables and output_table out"):
+        query.make_body({})
