@@ -21,6 +21,7 @@ from sql_world import World
 from starlette.testclient import TestClient
 
 from dpflow.demo.airflow_environment import find_free_port
+from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.server.app import create_app
 from dpflow.server.principals import Principals
@@ -56,8 +57,12 @@ def asker(name: str, **terms: Any) -> dict[str, Any]:
 class ServiceWorld(World):
     """The table with its ledger, and ``service.yml`` beside them."""
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, ledger_url: str = "", **changes: Any) -> None:
+        ledger = None
+        if ledger_url:
+            ledger = Ledger(ledger_url, anchor=folder / "anchor", create=True)
+            changes |= {"ledger": ledger_url, "anchor": "anchor"}
+        super().__init__(folder, ledger)
         for name, epsilon in (("ann", 1000), ("bob", 1000), ("cyd", 1)):
             self.ledger.quota(f"visits/{name}", epsilon, "0.01", principal="owner")
         other = (
@@ -66,8 +71,10 @@ class ServiceWorld(World):
             .replace("name: visits", "name: secret\nrelation: visits")
         )
         (folder / "secret.yml").write_text(other)
+        (folder / "towns.csv").write_text("city,people\nOslo,700000\nRome,2800000\n")
         service = {
             "ledger": "ledger.sqlite",
+            "public": {"towns": "towns.csv"},
             "tables": {"visits": "visits.yml", "secret": "secret.yml"},
             "principals": {
                 "ann": asker("ann", max_epsilon=20, role="scheduler", dag_prefixes=["team_a_"]),
@@ -99,13 +106,14 @@ def headers_of(name: str) -> dict[str, str]:
 class Server:
     """``dpflow serve`` in a process of its own, on loopback."""
 
-    def __init__(self, file: Path, fault: str = "", port: int = 0) -> None:
+    def __init__(self, file: Path, fault: str = "", port: int = 0, **environment: str) -> None:
         self.port = port or find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from dpflow.cli import main; main()", "serve", str(file), "--port", str(self.port)],
             env={name: text for name, text in os.environ.items() if not name.startswith("DPFLOW")}
-            | ({"DPFLOW_FAULT": fault} if fault else {}),
+            | ({"DPFLOW_FAULT": fault} if fault else {})
+            | environment,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         deadline = time.monotonic() + 120

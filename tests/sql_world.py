@@ -61,12 +61,12 @@ def close(left: Any, right: Any) -> bool:
 class World:
     """The table, its ledger, and `dpflow.sql` over them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ledger: Ledger | None = None) -> None:
         self.folder = folder
         with duckdb_file(folder / "visits.duckdb") as connection:
             connection.execute(ROWS)
         self.table = self.declare()
-        self.ledger = Ledger(folder / "ledger.sqlite", create=True)
+        self.ledger = ledger or Ledger(folder / "ledger.sqlite", create=True)
         self.ledger.grant(
             "visits",
             10**6,

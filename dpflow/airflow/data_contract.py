@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.release_note import ContractNote
+from dpflow.airflow.service_task import ServiceTask
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     Blocks,
@@ -19,23 +19,28 @@ from dpflow.airflow.task_context import (
     open_ledger,
     push_result,
 )
+from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from dpflow.client.remote import RemoteClient
+    from dpflow.core.contract.declaration import Table
     from dpflow.quality.contract_file import Contract
+    from dpflow.quality.contract_run import ContractOutcome
 
 
-class DataContractOperator(PrivacyOperator):
+class DataContractOperator(ServiceTask):
     """Check the rows of the named blocks against the table's declaration, or against a contract,
     with Great Expectations.
 
     :param table: the declaration: its name in ``dpflow.yml``, or its path relative to the DAG file
         (templated). Alone it is a contract in mode ``trusted``.
     :param contract: a contract as a mapping, or the path of its file relative to the DAG file
-        (templated), instead of ``table``. Its mode says what is known of the rows and who pays:
+        (templated), instead of ``table``; with a service its name there. Its mode says what is known of the rows and who pays:
         ``public``, ``trusted``, ``metered`` or ``watch``.
     :param blocks: the blocks to check (templated).
     :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); it pays where the
         mode is ``metered`` or ``watch``, and the outcome is recorded in its history.
+    :param service_conn_id: connection of type ``dpflow``; see `ServiceTask`, which has ``deferrable``, too.
     :param actions: Great Expectations' actions, which get the outcome.
     :param project: the folder of a project of Great Expectations, relative to the DAG file, whose Data Docs
         sites ``UpdateDataDocsAction`` writes.
@@ -48,6 +53,7 @@ class DataContractOperator(PrivacyOperator):
     """
 
     template_fields: Sequence[str] = ("table", "contract", "blocks", "plan_only")
+    door = "tasks/contract"
     request_field = "contract"  #: the argument that says what is charged; `dpflow plan` reads it
     ui_color = "#dff5d7"
 
@@ -72,7 +78,6 @@ class DataContractOperator(PrivacyOperator):
 
     def read_contract(self, context: Any) -> Contract:
         """The contract that the arguments describe. Raises `InvalidInput` for none, or two."""
-        from dpflow.errors import InvalidInput
         from dpflow.quality.contract_file import load_contract, parse_contract
 
         if bool(self.table) == (self.contract is not None):
@@ -89,6 +94,9 @@ class DataContractOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Check the contract; see the class."""
+        if (client := self.find_service()) is not None:
+            answer: Any = self.ask_service(context, client)
+            return dict(answer)
         from dpflow.quality.contract_run import run_contract
 
         blocks = self.list_blocks()
@@ -111,10 +119,35 @@ class DataContractOperator(PrivacyOperator):
             for one in outcome.checks
         )
         self.note_other(ContractNote(table, tuple(assertions)))
+        return self._report(context, outcome, [table])
+
+    def make_body(self, context: Any) -> dict[str, Any]:
+        """The contract's name and blocks, for a service."""
+        from dpflow.catalogue import is_table_name
+
+        named = isinstance(self.contract, str) and is_table_name(self.contract)
+        if not named or self.table or self.actions or self.project:
+            raise InvalidInput(
+                f"{self.task_id!r} asks a service, which has contracts of its own; name one of them as contract, and leave "
+                "table, actions and project out"
+            )
+        return {"contract": self.contract, "blocks": list(self.list_blocks())}
+
+    def report_answer(
+        self, context: Any, answer: Mapping[str, Any], client: RemoteClient
+    ) -> dict[str, Any]:
+        """As after a check beside the ledger; lineage hears of the cost, and not of the table."""
+        from dpflow.quality.contract_run import ContractOutcome
+
+        return self._report(context, ContractOutcome.from_json(answer), [])
+
+    def _report(
+        self, context: Any, outcome: ContractOutcome, tables: Sequence[Table]
+    ) -> dict[str, Any]:
         for receipt in outcome.receipts:
             # A session's says how many blocks it has.
             is_list = isinstance(receipt.get("blocks"), list)
-            self.note_release([table], receipt if is_list else {**receipt, "blocks": None})
+            self.note_release(tables, receipt if is_list else {**receipt, "blocks": None})
             # A session's receipt does not say which run paid: it was paid once for all.
             paid = f"epsilon {receipt['epsilon']}, delta {receipt['delta']} of scope {receipt['scope']}"
             stored = (

@@ -19,7 +19,7 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
 
 class JobTrigger(BaseTrigger):
     """Poll a job until it has an answer or the service does not know it; a service that is away is asked
-    again. The event has no part of the answer: the task sends its request again, and gets it.
+    again. The event has no part of the answer: the task asks for it.
 
     Args:
         service_conn_id: the connection; its token is read here, and stored in no trigger.
@@ -50,7 +50,8 @@ class JobTrigger(BaseTrigger):
             seconds = min(2 * seconds, LONGEST_WAIT)
             with contextlib.suppress(ServiceUnavailable):
                 stage = await asyncio.to_thread(client.find_stage, self.job)
-        yield TriggerEvent({"stage": stage, "door": self.door, "request": self.request})
+        about = {"job": self.job, "door": self.door, "request": self.request}
+        yield TriggerEvent({"stage": stage, **about})
 
     async def on_kill(self) -> None:
         """Take the job back, if nothing was charged for it; Airflow calls this from 3.3 on."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
 
 from dpflow.airflow.asset_events import fill_load_events
-from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.release_note import LoadNote
+from dpflow.airflow.service_task import ServiceTask
 from dpflow.airflow.task_context import NOT_GIVEN, Blocks, dag_folder, map_failures, require_lasting
+from dpflow.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dpflow.client.remote import RemoteClient
 
 
-class LoadOperator(PrivacyOperator):
+class LoadOperator(ServiceTask):
     """Load rows with declared types, all of them or none, once whatever Airflow retries.
 
+    :param load: a load of the service's file, by its name: the service loads ``blocks`` from where its owner has them
+        (templated). Then ``source``, ``into`` and all that describes them are left out.
     :param source: files or globs relative to the DAG file: CSV, JSON or Parquet (templated). Left
         out for PostgreSQL.
     :param into: ``FILE:TABLE`` relative to the DAG file, or a table's name in ``dpflow.yml``
@@ -31,20 +37,24 @@ class LoadOperator(PrivacyOperator):
     :param missing: texts of CSV files that mean no value, such as ``["NA"]``.
     :param postgres_conn_id: a connection to the server that the rows come from.
     :param source_table: the table there, such as ``public.visits`` (templated).
+    :param service_conn_id: with ``load``, the connection of type ``dpflow``; see `ServiceTask`, which has
+        ``deferrable``, too.
 
     The log says nothing about rows, and neither does what the task returns: exact numbers are for
     the owner. The same source again changes nothing, so a retry or clear is free. Assets among the task's
     ``outlets`` get events that name the table and ``blocks`` (`dpflow.airflow.asset_events`).
     """
 
-    template_fields: Sequence[str] = ("source", "into", "blocks", "source_table")
+    template_fields: Sequence[str] = ("load", "source", "into", "blocks", "source_table")
     label_field = "source"
+    door = "tasks/load"
     ui_color = "#e2ecdc"
 
     def __init__(
         self,
         *,
-        into: str,
+        load: str | None = None,
+        into: str = "",
         source: Sequence[str] | str = (),
         columns: str | None = None,
         by: str | None = None,
@@ -57,6 +67,11 @@ class LoadOperator(PrivacyOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if (load is None) == (not into):
+            raise InvalidInput(
+                f"{self.task_id!r} needs either load, for a load of a service, or into"
+            )
+        self.load = load
         self.into = into
         self.source = source
         self.columns = columns
@@ -71,6 +86,14 @@ class LoadOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> dict[str, Any]:
         """Load; see the class."""
+        if self.load is not None:
+            client = self.find_service()
+            if client is None:
+                raise InvalidInput(
+                    f"load {self.load!r} is one of a service; make a connection of type dpflow"
+                )
+            answer: Any = self.ask_service(context, client)
+            return dict(answer)
         from dpflow.tables.loading.csv_files import CsvFormat
         from dpflow.tables.loading.load_rows import load_rows
         from dpflow.tables.loading.source_names import open_source
@@ -109,6 +132,20 @@ class LoadOperator(PrivacyOperator):
         self.note_other(LoadNote(place, report.table))
         fill_load_events(self.outlets, context, report.table, blocks)
         return {"table": report.table, "loaded": report.loaded, "repeated": report.repeated}
+
+    def make_body(self, context: Any) -> dict[str, Any]:
+        """The load's name and blocks, for a service."""
+        return {"load": self.load, "blocks": list(self.list_blocks())}
+
+    def report_answer(
+        self, context: Any, answer: Mapping[str, Any], client: RemoteClient
+    ) -> dict[str, Any]:
+        """As after a load beside the file."""
+        table, blocks = answer["table"], answer["blocks"]
+        self.log.info("%s: loaded", table)
+        self.note_other(LoadNote(("dpflow", str(self.load)), table))
+        fill_load_events(self.outlets, context, table, blocks)
+        return {"table": table, "blocks": blocks}
 
 
 def _server_url(conn_id: str) -> str:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from dpflow.airflow.base_operator import PrivacyOperator
-from dpflow.airflow.task_context import AirflowNotFoundException, map_failures, name_task_run
+from dpflow.airflow.task_context import (
+    AirflowException,
+    AirflowNotFoundException,
+    map_failures,
+    name_task_run,
+)
 from dpflow.errors import DpflowError, InvalidInput
 
 if TYPE_CHECKING:
@@ -28,7 +35,7 @@ class ServiceTask(PrivacyOperator):
     ledger_conn_id: str | None = None
     #: Where a service gets the task's request.
     door = ""
-    _job = ""
+    _job, _is_killed = "", False
 
     def __init__(
         self, *, service_conn_id: str | None = None, deferrable: bool = True, **kwargs: Any
@@ -37,15 +44,15 @@ class ServiceTask(PrivacyOperator):
         self.service_conn_id = service_conn_id
         self.deferrable = deferrable
 
+    @abstractmethod
     def make_body(self, context: Any) -> dict[str, Any]:
         """The request, but for the run. Raises `InvalidInput` for what a service does not get."""
-        raise NotImplementedError
 
+    @abstractmethod
     def report_answer(
         self, context: Any, answer: Mapping[str, Any], client: RemoteClient
     ) -> dict[str, Any] | list[dict[str, Any]]:
         """Log and keep what a service answered; what the task returns."""
-        raise NotImplementedError
 
     def find_service(self) -> RemoteClient | None:
         """The service that this task asks; None where it works beside the ledger. Raises `InvalidInput` for a
@@ -77,14 +84,17 @@ class ServiceTask(PrivacyOperator):
 
     @map_failures
     def resume(self, context: Any, event: Mapping[str, Any]) -> Any:
-        """Send the request again when its job has ended, or is unknown: the answer of one that was charged is
-        stored, and one that was not starts again.
+        """Take the answer of the job that this task waited for. A job that the service does not know is sent again:
+        what was charged is stored, and what was not starts again.
         """
         client = self.find_service()
         if client is None:
             raise InvalidInput("the connection to the service was removed; bring it back")
-        if event["stage"] == "unknown":
-            self.log.info("the service does not know the job, so the request is sent again")
+        if event["stage"] == "ended":
+            has_answer, answer = client.find_answer(event["job"])
+            if has_answer:
+                return self.report_answer(context, answer, client)
+        self.log.info("the service does not know the job, so the request is sent again")
         return self._send(context, client, event["door"], event["request"])
 
     def list_plans(self, context: Any) -> list[str]:
@@ -97,6 +107,7 @@ class ServiceTask(PrivacyOperator):
 
     def on_kill(self) -> None:
         """As the base class, and take back a job that this task waits for."""
+        self._is_killed = True
         client = self.find_service() if self._job else None
         if client is not None:
             try:
@@ -122,7 +133,7 @@ class ServiceTask(PrivacyOperator):
         from dpflow.airflow.job_trigger import JobTrigger
 
         if not self.deferrable:
-            answer = client.settle(door, request, self._keep_job)
+            answer = client.settle(door, request, functools.partial(self._keep_job, client))
             return self.report_answer(context, answer, client)
         job, answer = client.submit(door, request)
         if not job:
@@ -135,5 +146,11 @@ class ServiceTask(PrivacyOperator):
             timeout=cast("dt.timedelta | None", self.execution_timeout),
         )
 
-    def _keep_job(self, job: str) -> None:
+    def _keep_job(self, client: RemoteClient, job: str) -> None:
         self._job = job
+        # The service has forgotten the job that `on_kill` took back, and got the request again.
+        if self._is_killed:
+            client.cancel(job)
+            raise AirflowException(
+                "this task was killed; what was charged stays so, and is free for the next try"
+            )

@@ -16,12 +16,12 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.bases.xcom import BaseXCom
 
 try:
-    from airflow.sdk.exceptions import AirflowException
+    from airflow.sdk.exceptions import AirflowException as AirflowException
     from airflow.sdk.exceptions import AirflowFailException as AirflowFailException
     from airflow.sdk.exceptions import AirflowSensorTimeout as AirflowSensorTimeout
     from airflow.sdk.exceptions import AirflowSkipException as AirflowSkipException
 except ImportError:  # Airflow 3.1
-    from airflow.exceptions import AirflowException
+    from airflow.exceptions import AirflowException as AirflowException
     from airflow.exceptions import AirflowFailException as AirflowFailException
     from airflow.exceptions import AirflowSensorTimeout as AirflowSensorTimeout
     from airflow.exceptions import AirflowSkipException as AirflowSkipException

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpflow.cli.console import LedgerOption, open_ledger
+from dpflow.client.remote import is_loopback
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 
@@ -24,13 +25,20 @@ def command(
     ] = None,
     ledger: LedgerOption = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; use TLS on any other than this.")
+        str, typer.Option(help="Address to listen on; any other than this needs TLS, or a proxy.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8321,
     tls_certificate: Annotated[
         Path | None, typer.Option(help="Certificate chain (PEM): answer over HTTPS.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of it (PEM).")] = None,
+    behind_proxy: Annotated[
+        bool,
+        typer.Option(
+            "--behind-proxy",
+            help="Listen beyond this machine without TLS: a proxy before it has it.",
+        ),
+    ] = False,
     log_requests: Annotated[
         bool,
         typer.Option(
@@ -66,6 +74,11 @@ def command(
     from dpflow.registry import Registry
 
     tls = _check_tls(tls_certificate, tls_key)
+    if not tls and not behind_proxy and not is_loopback(host):
+        raise InvalidInput(
+            f"tokens would travel to {host} in the clear; give --tls-certificate and --tls-key, or --behind-proxy where a "
+            "proxy before this service has TLS"
+        )
     service, registry = load_service(file), Registry.load()
     own_anchor = service.anchor if ledger is None else None
     book = open_ledger(ledger or service.ledger, files=[file], anchor=own_anchor)

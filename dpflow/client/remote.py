@@ -50,14 +50,15 @@ def check_server(server: str) -> str:
         raise InvalidInput(
             f"{server[:80]!r} is no address of a service; write it as https://dp.example.org"
         )
-    if parts.scheme == "http" and not _is_loopback(host):
+    if parts.scheme == "http" and not is_loopback(host):
         raise InvalidInput(
             f"{place} would get the token in the clear; write https://, or ask it on its own machine"
         )
     return place
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its name or address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -157,9 +158,14 @@ class RemoteClient(Client):
     def find_stage(self, job: str) -> JobStage:
         """What became of a job. Raises `ServiceUnavailable` while nobody knows."""
         status, answer = self._send("GET", _place_job(job))
-        if status == 429 and answer.get("error") == "too_many_requests":
+        if isinstance(answer, dict) and answer.get("error") == "too_many_requests":
             raise make_error(answer)
         return "waits" if status == 202 else "unknown" if status == 404 else "ended"
+
+    def find_answer(self, job: str) -> tuple[bool, Any]:
+        """Whether a job has an answer, and the answer. Raises the error that it ended with."""
+        status, answer = self._send("GET", _place_job(job))
+        return (False, None) if status in (202, 404) else (True, _read(status, answer))
 
     def cancel(self, job: str) -> None:
         """Take back a job that waits and that nothing was charged for; any other goes on."""

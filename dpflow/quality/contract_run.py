@@ -4,7 +4,7 @@ record the outcome.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,18 @@ class ContractOutcome:
             "receipts": list(self.receipts),
             "validation": self.validation,
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ContractOutcome:
+        """The inverse of `to_json`."""
+        return cls(
+            **{
+                **data,
+                "blocks": tuple(data["blocks"]),
+                "checks": tuple(CheckOutcome(**check) for check in data["checks"]),
+                "receipts": tuple(data["receipts"]),
+            }
+        )
 
     def require_passed(self) -> None:
         """Raises `ContractViolated` if the contract is not kept; it names checks, never values."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
@@ -40,6 +41,7 @@ class Status(BaseModel):
     status: str
 
 
+log = logging.getLogger("dpflow")
 router = APIRouter()
 
 
@@ -69,6 +71,29 @@ def check_readiness(request: Request) -> Status:
 async def show_metrics(request: Request) -> Response:
     """Counts and times for Prometheus. Nothing about rows, models, points or principals."""
     return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE)
+
+
+async def watch_leases(
+    data: DataService, seconds: float, held: Mapping[str, frozenset[tuple[str, int]]]
+) -> None:
+    """Finish what other processes have charged and let lie: what has the same releases and attempts in the ledger
+    at the end of a lease as at its beginning.
+
+    Args:
+        seconds: the length of a lease.
+        held: what was charged at the beginning.
+    """
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            charged = await asyncio.to_thread(data.list_charged)
+            lapsed = [text for text, releases in charged.items() if held.get(text) == releases]
+            await asyncio.to_thread(data.resume_charged, lapsed)
+        # The ledger is away; what is there then is looked at again.
+        except DpflowError as error:
+            log.warning("charged requests cannot be looked at now: %s", type(error).__name__)
+            continue
+        held = charged
 
 
 def create_app(
@@ -102,8 +127,11 @@ def create_app(
         )
         app.state.metrics = Metrics(app.state.batches, lambda: is_ready(sessions))
         # Before the first request: what was charged by a process that died is settled.
-        await asyncio.to_thread(data.resume_charged)
+        charged = await asyncio.to_thread(data.list_charged)
+        await asyncio.to_thread(data.resume_charged, charged)
+        watch = asyncio.create_task(watch_leases(data, service.lease_seconds, charged))
         yield
+        watch.cancel()
         # In threads: to join theirs here would block the event loop.
         await asyncio.to_thread(jobs.close)
         await asyncio.to_thread(app.state.batches.close)

@@ -11,7 +11,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+from starlette.routing import Match
 
+from dpflow.server.principals import admit
 from dpflow.server.refusals import Refused, make_refusal
 from dpflow.yaml_files import parse_json
 
@@ -26,6 +29,10 @@ SECURITY_HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
 )
+
+
+#: Below this every place needs a token.
+PRIVATE = "/v1/"
 
 
 class DistinctKeysRequest(Request):
@@ -55,8 +62,8 @@ class DistinctKeysRoute(APIRoute):
 
 
 class Gate:
-    """Takes a body whole before the app sees it, refuses one above the limit while it arrives;
-    counts and logs what was answered, adds `SECURITY_HEADERS`, and answers whatever is raised behind it.
+    """Admits who asks, then takes the body whole before the app sees it, and refuses one above the limit while it
+    arrives; counts and logs what was answered, adds `SECURITY_HEADERS`, and answers whatever is raised behind it.
     """
 
     def __init__(self, app: Any, most: int, of: FastAPI) -> None:
@@ -78,15 +85,14 @@ class Gate:
                 self._note_answer(scope, message["status"], time.perf_counter() - begun)
             await send(message)
 
+        if (refusal := self._find_refusal(scope)) is not None:
+            return await refusal.make_response()(scope, receive, send_counted)
         # Counted while it arrives, so that a body that states no length is bounded, too.
         arrived, message = bytearray(), await receive()
         while message["type"] == "http.request":
             arrived += message.get("body", b"")
             if len(arrived) > self._most:
-                refused = Refused(
-                    413, "too_large", f"a request has at most {self._most} bytes; split it"
-                )
-                return await refused.make_response()(scope, receive, send_counted)
+                return await self._refuse_size().make_response()(scope, receive, send_counted)
             if not message.get("more_body"):
                 break
             message = await receive()
@@ -105,9 +111,32 @@ class Gate:
             if not has_answer:
                 await refused.make_response()(scope, receive, send_counted)
 
+    def _find_refusal(self, scope: Message) -> Refused | None:
+        """What is refused by its headers, before the body is read: a stranger fills no memory."""
+        headers, state = Headers(scope=scope), scope.setdefault("state", {})
+        try:
+            if scope["path"].startswith(PRIVATE):
+                state["caller"] = admit(self._of.state.principals, headers.get("authorization"))
+        except Exception as error:  # noqa: BLE001  whatever it is, a client hears no text of it
+            return make_refusal(error)
+        length = headers.get("content-length", "")
+        return self._refuse_size() if length.isdigit() and int(length) > self._most else None
+
+    def _refuse_size(self) -> Refused:
+        return Refused(413, "too_large", f"a request has at most {self._most} bytes; split it")
+
     def _note_answer(self, scope: Message, status: int, seconds: float) -> None:
         # What was asked for by a name of ours: a stranger's path could forge lines, or be a secret.
-        endpoint = getattr(scope.get("route"), "path", "other")
-        principal = scope.get("state", {}).get("principal", "nobody")
+        endpoint = self._find_endpoint(scope)
+        caller = scope["state"].get("caller")
+        principal = "nobody" if caller is None else caller.name
         self._of.state.metrics.count_request(endpoint, status, seconds)
         access_log.info("%s %s %d %d ms", principal, endpoint, status, math.ceil(1000 * seconds))
+
+    def _find_endpoint(self, scope: Message) -> str:
+        """The path of the route, also of a request that was answered before it was routed."""
+        if "route" not in scope:
+            for route in self._of.routes:
+                if isinstance(route, APIRoute) and route.matches(scope)[0] is Match.FULL:
+                    return route.path
+        return str(getattr(scope.get("route"), "path", "other"))

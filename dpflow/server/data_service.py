@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +48,14 @@ from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused,
 from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import path_of, read_point
 from dpflow.registry import Registry
-from dpflow.server.jobs import Job, Jobs, Reply, refuse_unknown_job
+from dpflow.server.contracts import (
+    answer_contract,
+    find_contract,
+    load_contracts,
+    plan_checks,
+)
+from dpflow.server.jobs import Job, Jobs, Planned, Query, Reply, refuse_unknown_job
+from dpflow.server.loads import check_loads, plan_load
 from dpflow.server.principals import Caller
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Door, Service
@@ -57,33 +64,20 @@ from dpflow.tables.access.declarations import load_table
 log = logging.getLogger("dpflow")
 Body = Mapping[str, Any]
 #: What is asked, with the door that it needs. A task's request says for which run of its DAG it is.
-Kind = Literal["sql", "release", "sql task", "release task"]
+Kind = Literal["sql", "release", "sql task", "release task", "load task", "contract task"]
 _DOORS: Mapping[str, Door] = {
     "sql": "sql",
     "release": "release",
     "sql task": "sql",
     "release task": "release",
+    "load task": "load",
+    "contract task": "contract",
 }
 #: Characters of a request that a charge keeps.
 MAX_REQUEST = 100_000
 #: Entries of one answer about the history.
 MAX_ENTRIES = 1000
 _SEALED, _JOB = "service request", "service job"
-
-
-@dataclass(frozen=True)
-class Query:
-    """A request that was planned; nothing was charged.
-
-    Attributes:
-        source: where the rows are that it reads: names its queue, and is shown to nobody.
-        planned: what no settled release answers, with its runs.
-        answer: charges what is to pay, and settles.
-    """
-
-    source: str
-    planned: Sequence[tuple[Plan, RunIdentity]]
-    answer: Callable[[], Reply]
 
 
 def load_tables(service: Service) -> dict[str, Table]:
@@ -94,6 +88,7 @@ def load_tables(service: Service) -> dict[str, Table]:
             raise InvalidInput(
                 f"the service file calls a table {name!r}, and its declaration calls itself {table.name!r}; write the same name"
             )
+    check_loads(service, tables)
     return tables
 
 
@@ -117,6 +112,7 @@ class DataService:
         jobs: Jobs,
     ) -> None:
         self._service, self._tables = service, tables
+        self._contracts = load_contracts(service)
         self._ledger, self._registry, self._jobs = ledger, registry, jobs
 
     # --- what is public ---------------------------------------------------------------------------
@@ -246,6 +242,7 @@ class DataService:
             self._ledger,
             self._registry,
             look_up=look_up,
+            public=self._service.public,
         )
         if plan.settings.name is not None:
             raise InvalidInput(
@@ -304,9 +301,10 @@ class DataService:
             )
         sealed = self._ledger.seal(text, _SEALED)
         query = self._plan_query(caller, kind, body, sealed)
-        if not query.planned:
+        unsettled = self._list_unsettled(query.planned)
+        if not unsettled and not query.always_job:
             return query.answer()
-        is_charged = self._require_payable(caller, query)
+        is_charged = self._require_payable(caller, unsettled)
         job = Job(
             self._ledger.commitment(text.encode(), _JOB)[:32],
             caller.name,
@@ -330,19 +328,25 @@ class DataService:
         self._jobs.cancel(job)
         return job
 
-    def resume_charged(self) -> int:
-        """Queue every request that was charged and not settled, such as of a process that was killed;
-        returns how many. The ledger lets the first settle, so one that still runs elsewhere loses nothing.
-        """
-        found: dict[str, None] = {}
+    def list_charged(self) -> dict[str, frozenset[tuple[str, int]]]:
+        """Requests that were charged and are not settled, each with its releases and their attempts."""
+        found: dict[str, set[tuple[str, int]]] = {}
         for record in self._ledger.reserved_releases():
             if sealed := record.request.get(SEALED_REQUEST):
                 # Whoever may charge writes requests; one that was sealed elsewhere stops nobody.
                 try:
-                    found.setdefault(self._ledger.unseal(str(sealed), _SEALED), None)
+                    text = self._ledger.unseal(str(sealed), _SEALED)
                 except LedgerCorrupt:
                     log.warning("the request of release %s cannot be opened", record.release_id)
-        for text in found:
+                    continue
+                found.setdefault(text, set()).add((record.release_id, record.attempts))
+        return {text: frozenset(releases) for text, releases in found.items()}
+
+    def resume_charged(self, requests: Iterable[str]) -> None:
+        """Queue these charged requests, such as of a process that was killed. The ledger lets the first settle,
+        so one that still runs elsewhere loses nothing.
+        """
+        for text in requests:
             name, kind, body = json.loads(text)
             terms = self._service.principals.get(name)
             if terms is None or _DOORS[kind] not in terms.doors:
@@ -352,7 +356,6 @@ class DataService:
                 )
                 continue
             self._resume(Caller(name, terms), kind, body, text)
-        return len(found)
 
     def _resume(self, caller: Caller, kind: Kind, body: Body, text: str) -> None:
         sealed = self._ledger.seal(text, _SEALED)
@@ -383,6 +386,14 @@ class DataService:
             return self._make_release(*self._plan_release(caller, body), sealed)
         if kind == "release task":
             return self._make_task_releases(caller, body, sealed)
+        if kind == "load task":
+            return plan_load(self._service, self._tables, caller, body)
+        if kind == "contract task":
+            contract = find_contract(self._contracts, caller, body)
+            ask = (contract, caller, body, sealed, self._ledger, self._registry)
+            planned = plan_checks(*ask)
+            place = planned[0][0].table.place
+            return Query(place, planned, lambda: answer_contract(*ask))
         if kind == "sql task":
             return self._make_task_query(caller, body, sealed)
         plan = self._plan_answer(caller, body)
@@ -415,7 +426,7 @@ class DataService:
         run = replace(run, sealed_request=sealed)
         return Query(
             plan.table.place,
-            self._list_unsettled([(plan, run)]),
+            [(plan, run)],
             lambda: release(plan, self._ledger, self._registry, run_identity=run).to_wire(),
         )
 
@@ -423,7 +434,7 @@ class DataService:
         requests = [self._parse_release(caller, fields) for fields in body["releases"]]
 
         def identify(ordinal: int, part: str) -> RunIdentity:
-            return identify_task(caller, body, ordinal, part, sealed)
+            return caller.identify_task(body, ordinal, part, sealed)
 
         # What takes its bounds from a release of the list is planned with very wide ones until that is settled.
         planned = [
@@ -442,7 +453,7 @@ class DataService:
             )
             return {"releases": [describe_event(plan, receipt) for plan, receipt in made]}
 
-        return Query(planned[0][0].table.place, self._list_unsettled(planned), answer)
+        return Query(planned[0][0].table.place, planned, answer)
 
     def _make_task_query(self, caller: Caller, body: Body, sealed: str) -> Query:
         plan = self._plan_answer(caller, body, look_up=False)
@@ -453,7 +464,7 @@ class DataService:
             )
 
         def identify(position: int) -> RunIdentity:
-            return identify_task(caller, body, 0, f"#{position}" if position else "", sealed)
+            return caller.identify_task(body, 0, f"#{position}" if position else "", sealed)
 
         planned = [(part.plan, identify(position)) for position, part in enumerate(plan.parts)]
 
@@ -461,27 +472,25 @@ class DataService:
             answered = answer_sql(plan, self._ledger, self._registry, identify, body["spend_again"])
             return plan.describe_answer(answered)
 
-        return Query(plan.tables[0].place, self._list_unsettled(planned), answer)
+        return Query(plan.tables[0].place, planned, answer)
 
-    def _list_unsettled(
-        self, planned: Sequence[tuple[Plan, RunIdentity]]
-    ) -> list[tuple[Plan, RunIdentity]]:
+    def _list_unsettled(self, planned: Sequence[Planned]) -> list[Planned]:
         """What no settled release of the same run answers."""
         found = [(plan, run, self._ledger.find(run.key(plan))) for plan, run in planned]
         return [(plan, run) for plan, run, stored in found if stored is None or not stored.settled]
 
-    def _describe_planned(self, planned: tuple[Plan, RunIdentity]) -> str:
+    def _describe_planned(self, planned: Planned) -> str:
         plan, run = planned
         is_paid = self._ledger.find(run.key(plan)) is not None
         return describe_charge(plan) + ("; it was paid before and is free" if is_paid else "")
 
-    def _require_payable(self, caller: Caller, query: Query) -> bool:
+    def _require_payable(self, caller: Caller, unsettled: Sequence[Planned]) -> bool:
         """Refuse at once what the charge would refuse. Whether something of it was charged before.
 
         Raises `PlanRefused` or `BudgetExceeded`.
         """
-        new = [plan for plan, run in query.planned if self._ledger.find(run.key(plan)) is None]
-        is_charged = len(new) < len(query.planned)
+        new = [plan for plan, run in unsettled if self._ledger.find(run.key(plan)) is None]
+        is_charged = len(new) < len(unsettled)
         if not new:
             return is_charged
         costs = [plan.privacy_cost() for plan in new]
@@ -505,23 +514,6 @@ class DataService:
         events = [plan.event for plan in new]
         self._ledger.require((first.request.scope, events, first.charged_blocks))
         return is_charged
-
-
-def identify_task(caller: Caller, body: Body, ordinal: int, part: str, sealed: str) -> RunIdentity:
-    """The run identity of a scheduler's task. A slash ends the principal's name, and neither that nor a DAG's
-    has one in it.
-    """
-    run = body["run"]
-    identity = RunIdentity.of_task(
-        f"{caller.name}/{run['dag_id']}",
-        run["task_id"],
-        run["name"],
-        caller.name,
-        map_index=run["map_index"],
-        ordinal=body["ordinal"] + ordinal,
-        part=part,
-    )
-    return replace(identity, sealed_request=sealed)
 
 
 def _show_entry(entry: Reply, sees_all: bool) -> Reply:

@@ -9,17 +9,37 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.server.refusals import Refused, make_refusal, refuse_for_now
 
 Reply = dict[str, Any]
+Planned = tuple[Plan, RunIdentity]
 Stage = Literal["queued", "running", "done", "cancelled"]
 #: Jobs that ended are kept for who polls next; an older one is sent again and answered from the ledger.
 MAX_ENDED = 200
+
+
+@dataclass(frozen=True)
+class Query:
+    """A request that was planned; nothing was charged.
+
+    Attributes:
+        source: where the rows are that it reads or writes: names its queue, and is shown to nobody.
+        planned: the releases that answer it, with their runs; of a shared query those that no stored one answers.
+        answer: charges what is to pay, and settles.
+        always_job: whether it is a job although nothing is to pay.
+    """
+
+    source: str
+    planned: Sequence[Planned]
+    answer: Callable[[], Reply]
+    always_job: bool = False
 
 
 @dataclass(eq=False)

@@ -10,13 +10,15 @@ import math
 import os
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import DpflowError
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Door, Principal, Service, load_service, token_digest
@@ -55,6 +57,29 @@ class Caller:
                 "forbidden",
                 f"the name of this scheduler's DAGs begins with {' or '.join(sorted(prefixes))}",
             )
+
+    def identify_task(
+        self, body: Mapping[str, Any], ordinal: int, part: str, sealed: str
+    ) -> RunIdentity:
+        """The run identity of a task of this scheduler. A slash ends the principal's name, and neither that nor a
+        DAG's has one in it.
+
+        Args:
+            body: the task's request.
+            ordinal, part: which of the task's releases; see `RunIdentity.of_task`.
+            sealed: the request, encrypted.
+        """
+        run = body["run"]
+        identity = RunIdentity.of_task(
+            f"{self.name}/{run['dag_id']}",
+            run["task_id"],
+            run["name"],
+            self.name,
+            map_index=run["map_index"],
+            ordinal=body.get("ordinal", 0) + ordinal,
+            part=part,
+        )
+        return replace(identity, sealed_request=sealed)
 
 
 class Principals:
@@ -155,21 +180,14 @@ def _find_version(path: Path) -> tuple[int, ...] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-_bearer = HTTPBearer(auto_error=False)
-
-
-# Resolved for every request that is not public; FastAPI calls it before the endpoint.
-async def require_principal(
-    request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-) -> Caller:
-    """Who asks, by the bearer token, and not too often. Raises `Refused`."""
-    principals: Principals = request.app.state.principals
-    caller = None if token is None else principals.find_by_token(token.credentials)
+def admit(principals: Principals, authorization: str | None) -> Caller:
+    """Who asks, by the header ``Authorization``, and not too often. Raises `Refused`."""
+    scheme, _, token = (authorization or "").partition(" ")
+    caller = principals.find_by_token(token) if scheme.lower() == "bearer" and token else None
     if caller is None:
         raise Refused(
             401, "unauthorized", "give a valid bearer token", headers={"WWW-Authenticate": "Bearer"}
         )
-    request.state.principal = caller.name
     if seconds := principals.count_request(caller.name):
         raise Refused(
             429,
@@ -177,6 +195,18 @@ async def require_principal(
             f"this principal asks too often; ask again in {seconds} seconds",
             headers={"Retry-After": str(seconds)},
         )
+    return caller
+
+
+_bearer = HTTPBearer(auto_error=False)
+
+
+# For the description of the service: the gate has admitted the caller before the body was read.
+async def require_principal(
+    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> Caller:
+    """Who asks."""
+    caller: Caller = request.state.caller
     return caller
 
 

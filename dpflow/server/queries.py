@@ -84,6 +84,33 @@ class SqlTask(Task, SqlRequest):
     """A query of one task, which draws for its run."""
 
 
+#: No part of a path and no pattern: it becomes a part of a file's name.
+Block = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_=][A-Za-z0-9_=-]*([.:+][A-Za-z0-9_=-]+)*$", max_length=100)
+]
+
+
+class LoadTask(BaseModel):
+    """A load of one task: its name in the service file, and blocks."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run: TaskRun
+    load: Name
+    blocks: Annotated[list[Block], Field(min_length=1, max_length=1000)]
+
+
+class ContractTask(BaseModel):
+    """A data contract of one task: its name in the service file, and blocks."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run: TaskRun
+    contract: Name
+    blocks: Annotated[list[Name], Field(max_length=1000)] = []
+    plan_only: bool = False
+
+
 class JobView(BaseModel):
     """A request that waits or runs: ask for it again at ``/v1/jobs/{job}``."""
 
@@ -172,6 +199,20 @@ def make_task_releases(request: Request, caller: Who, task: ReleaseTask) -> JSON
 def answer_task_query(request: Request, caller: Who, task: SqlTask) -> JSONResponse:
     """A query of a scheduler's task, once for each run: its cost without its numbers."""
     return _show(_service(request).submit(caller, "sql task", task.model_dump()))
+
+
+@router.post("/v1/tasks/load", responses=_JOB_ERRORS | _JOB)
+def load_blocks(request: Request, caller: Who, task: LoadTask) -> JSONResponse:
+    """Load blocks from where the owner has them, in place of what was there of them. Always a job; its answer has no
+    number of rows.
+    """
+    return _show(_service(request).submit(caller, "load task", task.model_dump()))
+
+
+@router.post("/v1/tasks/contract", responses=_JOB_ERRORS | _JOB)
+def check_contract(request: Request, caller: Who, task: ContractTask) -> JSONResponse:
+    """Check a data contract, paid once for each run: verdicts of noisy numbers."""
+    return _show(_service(request).submit(caller, "contract task", task.model_dump()))
 
 
 @router.delete("/v1/jobs/{job}", responses=_JOB_ERRORS)

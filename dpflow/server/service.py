@@ -27,7 +27,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Rate = Annotated[int, Field(ge=1, le=10**6)]
 #: No slash: in run identities one ends a principal's name.
 PrincipalName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,62}$")]
-Door = Literal["sql", "release", "predict"]
+Door = Literal["sql", "release", "predict", "load", "contract"]
 #: Begins names of DAGs. A delimiter ends it, so that team_a- is not the beginning of team_ab.
 DagPrefix = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,100}[_.-]$")]
 
@@ -41,7 +41,8 @@ class Principal(Strict):
             ``auditor`` asks nothing and sees every scope; ``owner`` asks and sees every scope. Grants are made
             at the ledger, never here.
         scope: which budget pays. A limit per day is that of the scope: a quota with a period.
-        doors: ``sql``, ``release`` and ``predict``.
+        doors: ``sql``, ``release``, ``predict``, ``load`` and ``contract``.
+        loads, contracts: which of the file it may name at the doors ``load`` and ``contract``.
         dag_prefixes: how names of a scheduler's DAGs begin; any if left out. Those of two schedulers differ.
         tables: which tables of the file it may name at the doors ``sql`` and ``release``.
         max_epsilon, max_delta: privacy cost of one request; any that the scope can pay if left out.
@@ -54,6 +55,8 @@ class Principal(Strict):
     role: Literal["analyst", "scheduler", "auditor", "owner"] = "analyst"
     scope: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     doors: frozenset[Door] = frozenset()
+    loads: frozenset[TableName] = frozenset()
+    contracts: frozenset[TableName] = frozenset()
     dag_prefixes: frozenset[DagPrefix] = frozenset()
     tables: frozenset[TableName] = frozenset()
     max_epsilon: Epsilon | None = None
@@ -94,6 +97,30 @@ class Predictions(Strict):
     max_points: Annotated[int, Field(ge=1, le=10**6)] = 10_000
 
 
+#: Stands for the block in a load's source.
+BLOCK = "{block}"
+
+
+class Load(Strict):
+    """Where the rows of a block come from. The service is the only one who writes the table.
+
+    Attributes:
+        table: a table of the file, in a DuckDB file.
+        source: a CSV, JSON or Parquet file with ``{block}`` in its path, relative to the service file.
+        by: the column whose values are blocks.
+        columns: declared types as SQL writes them; those of the table that is there if left out.
+        missing: texts of CSV files that mean no value.
+    """
+
+    example = "{table: visits, source: 'incoming/{block}.csv', by: day}"
+
+    table: TableName
+    source: Path
+    by: Annotated[str, Field(min_length=1)]
+    columns: str | None = None
+    missing: tuple[str, ...] = ()
+
+
 class Service(Strict):
     """The file of ``dpflow serve``. All paths in it are relative to it.
 
@@ -101,7 +128,11 @@ class Service(Strict):
         ledger: a SQLite file or a URL; ``--ledger`` comes before it, ``dpflow.yml`` after it.
         anchor: the ledger's anchor, if it is not in the default place.
         tables: declarations by the names that they give themselves.
+        loads: what schedulers may load, by name.
+        contracts: files of data contracts in mode ``metered``, by the names that schedulers use.
+        public: files of facts that are nobody's data, by the names that queries give them.
         max_waiting: requests that may wait for one source.
+        lease_seconds: how long a charged request may lie before another process of this service finishes it.
         max_bytes: of one request's body.
         requests_per_minute: of each principal.
     """
@@ -109,9 +140,13 @@ class Service(Strict):
     ledger: Annotated[str, Field(min_length=1)] | None = None
     anchor: Path | None = None
     tables: dict[TableName, Path] = Field(default_factory=dict)
+    public: dict[TableName, Path] = Field(default_factory=dict)
+    loads: dict[TableName, Load] = Field(default_factory=dict)
+    contracts: dict[TableName, Path] = Field(default_factory=dict)
     predict: Predictions | None = None
     principals: Annotated[dict[PrincipalName, Principal], Field(min_length=1)]
     max_waiting: Annotated[int, Field(ge=1, le=10**5)] = 100
+    lease_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 60
     max_bytes: Annotated[int, Field(ge=100, le=10**9)] = 2_000_000
     requests_per_minute: Rate | None = None
 
@@ -152,6 +187,19 @@ def load_service(path: Path) -> Service:
         raise InvalidDeclaration(
             f"{path} serves predictions, and no principal has the door predict; add it to doors"
         )
+    for name, load in service.loads.items():
+        if load.table not in service.tables:
+            raise InvalidDeclaration(
+                f"{path}: load {name} is into a table that is not served: "
+                f"{UnknownName('table', load.table, service.tables)}"
+            )
+        if BLOCK not in str(load.source):
+            raise InvalidDeclaration(f"{path}: load {name} needs {BLOCK} in its source")
+    names = {name.casefold() for name in service.tables}
+    if taken := [name for name in service.public if name.casefold() in names]:
+        raise InvalidDeclaration(
+            f"{path}: {taken[0]!r} stands under tables and under public; rename one of them"
+        )
     _require_one_budget(path, service)
     _require_own_dags(path, service)
     folder = path.parent.resolve()
@@ -160,7 +208,13 @@ def load_service(path: Path) -> Service:
         update={
             "ledger": resolve_ledger(service.ledger, folder, path),
             "anchor": service.anchor and folder / service.anchor,
+            "contracts": {name: folder / place for name, place in service.contracts.items()},
             "tables": {name: folder / place for name, place in service.tables.items()},
+            "public": {name: (folder / place).resolve() for name, place in service.public.items()},
+            "loads": {
+                name: load.model_copy(update={"source": folder / load.source})
+                for name, load in service.loads.items()
+            },
             "predict": predict and predict.model_copy(update={"session": folder / predict.session}),
         }
     )
@@ -173,12 +227,21 @@ def _find_problem(service: Service, principal: Principal) -> str:
         return "is an auditor, who asks nothing; leave doors out, or make it an analyst"
     if principal.role in ("analyst", "scheduler") and not principal.doors:
         return "may ask nothing; give it doors, such as doors: [sql]"
-    if principal.doors and principal.scope is None:
+    if principal.doors - {"load"} and principal.scope is None:
         return "has doors and no scope that pays; add scope: NAME"
     if asks and not principal.tables:
         return f"has the door {min(asks)} and no table; add tables: [NAME]"
     if principal.dag_prefixes and principal.role != "scheduler":
         return "has dag_prefixes and is no scheduler; add role: scheduler"
+    named: tuple[tuple[Door, frozenset[str], Mapping[str, Any]], ...] = (
+        ("load", principal.loads, service.loads),
+        ("contract", principal.contracts, service.contracts),
+    )
+    for door, names, known in named:
+        if (door in principal.doors) != bool(names):
+            return f"has the door {door} without {door}s, or {door}s without the door; give it both"
+        if unknown := sorted(names - {*known}):
+            return f"names a {door} that is not there: {UnknownName(door, unknown[0], known)}"
     if unknown := sorted(principal.tables - {*service.tables}):
         return (
             f"names a table that is not served: {UnknownName('table', unknown[0], service.tables)}"

@@ -75,7 +75,7 @@ def test_blocks_are_templated() -> None:
     """As the run's interval."""
     from dpflow.airflow import LoadOperator
 
-    assert {"source", "into", "blocks", "source_table"} == set(LoadOperator.template_fields)
+    assert {"load", "source", "into", "blocks", "source_table"} == set(LoadOperator.template_fields)
     day = operator(blocks="{{ day }}")
     day.render_template_fields({"day": dt.date(2026, 1, 1).isoformat()})
     assert day.blocks == "2026-01-01"

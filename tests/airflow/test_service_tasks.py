@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from airflow_runs import run_dag
-from service_world import RELEASE, TOKENS, Server, ServiceWorld
+from service_world import RELEASE, TOKENS, Server, ServiceWorld, asker
 
 DAG_FILE = """
 from datetime import datetime, timedelta
 from pathlib import Path
 from airflow.sdk import DAG, task
-from dpflow.airflow import ReleaseOperator, SqlReleaseOperator
+from dpflow.airflow import DataContractOperator, LoadOperator, ReleaseOperator, SqlReleaseOperator
 
 release = RELEASE
 marker = Path(__file__).with_name("deferred")
@@ -28,7 +31,7 @@ class Dying(ReleaseOperator):
             raise RuntimeError("this worker dies when its request is sent")
         super().defer(**kwargs)
 
-with DAG("team_a_daily", schedule="@daily", start_date=datetime(2020, 1, 1), catchup=False,
+with DAG("d", schedule="@daily", start_date=datetime(2020, 1, 1), catchup=False,
          default_args={"retries": 1, "retry_delay": timedelta(0)}) as dag:
     both = ReleaseOperator(task_id="both", release=[release, {**release, "name": "late", "where": "age > 30"}], retries=0)
     query = SqlReleaseOperator(task_id="query", sql="SELECT avg(age) AS a FROM visits WHERE day < $day", epsilon="0.5",
@@ -42,77 +45,87 @@ with DAG("team_a_daily", schedule="@daily", start_date=datetime(2020, 1, 1), cat
 
     dying = Dying(task_id="dying", release={**release, "name": "dying"})
     waiting = ReleaseOperator(task_id="waiting", release={**release, "name": "waiting"}, deferrable=False, retries=0)
-    both >> query >> function() >> dying >> waiting
+    load = LoadOperator(task_id="load", load="daily", blocks="{{ ds }}", retries=0)
+    contract = DataContractOperator(task_id="contract", contract="daily", retries=0)
+    load >> both >> query >> function() >> dying >> waiting >> contract
 """
+CONTRACT = {
+    "name": "daily",
+    "table": "visits.yml",
+    "mode": "metered",
+    "scope": "visits/ann",
+    "epsilon": "1",
+    "checks": [{"name": "many", "check": "rows", "at_least": 300}],
+}
 RUNS = """
-dag = bag.dags["team_a_daily"]
 run(2)
 run(2)                                   # cleared and run again
-run(3)
 """
 
 
-def keep_alive(world: ServiceWorld, port: int, first: Server, faults: list[str]) -> list[Server]:
-    """Start the service again whenever it dies, with the next fault."""
-    servers = [first]
+@contextmanager
+def keep_alive(world: ServiceWorld, faults: list[str]) -> Iterator[list[Server]]:
+    """The service, started again with the next fault whenever it dies."""
+    servers = [Server(world.file, faults[0])]
 
     def watch() -> None:
-        for fault in faults:
+        for fault in faults[1:]:
             servers[-1].process.wait()
-            servers.append(Server(world.file, fault, port))
+            servers.append(Server(world.file, fault, servers[0].port))
 
     threading.Thread(target=watch, daemon=True).start()
-    return servers
+    yield servers
+    servers[-1].stop()
 
 
-def test_tasks_need_no_file_and_pay_once(
-    tmp_path: Path, airflow_database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The service dies after a draw, and before a charge whose job it then does not know; a worker dies when its
-    request is sent: every run pays once, in its first try but for the dead worker's.
+def test_tasks_need_no_file_and_pay_once(tmp_path: Path, airflow_database: Path) -> None:
+    """The service dies before a charge, and does not know the job afterwards; a worker dies when its request is sent:
+    the run pays once, in its first try but for the dead worker's, and nothing when it is cleared.
     """
     (tmp_path / "owner").mkdir()
     (tmp_path / "worker" / "home").mkdir(parents=True)
     world = ServiceWorld(tmp_path / "owner")
-    # After the draw of the second release; then before the charge of the query.
-    faults = [
-        f"{point}:kill:{tmp_path / point}" for point in ("draw.after", "reserve.before-commit")
-    ]
-    first = Server(world.file, faults[0])
-    servers = keep_alive(world, first.port, first, [faults[1], ""])
-    connection = {"conn_type": "dpflow", "host": first.url, "password": TOKENS["ann"][0]}
-    worker = SimpleNamespace(
-        folder=tmp_path / "worker", ledger=tmp_path / "nowhere" / "ledger.sqlite"
-    )
+    service = yaml.safe_load(world.file.read_text())
+    ann = asker("ann", role="scheduler", loads=["daily"], contracts=["daily"])
+    ann["doors"] += ["load", "contract"]
+    service["principals"]["ann"] = ann
+    service["loads"] = {"daily": {"table": "visits", "source": "{block}.csv", "by": "day"}}
+    service["contracts"] = {"daily": "contract.yml"}
+    (world.folder / "contract.yml").write_text(yaml.safe_dump(CONTRACT))
+    rows = "".join(f"{n},Oslo,c1,30,1.25,2020-01-02\n" for n in range(50))
+    (world.folder / "2020-01-02.csv").write_text("person,city,clinic,age,cost,day\n" + rows)
+    world.file.write_text(yaml.safe_dump(service))
+    nowhere = tmp_path / "nowhere" / "ledger.sqlite"
+    worker: Any = SimpleNamespace(folder=tmp_path / "worker", ledger=nowhere)
     output: list[str] = []
-    seen = run_dag(
-        worker,  # type: ignore[arg-type]
-        airflow_database,
-        DAG_FILE.replace("RELEASE", repr(RELEASE), 1),
-        RUNS.replace("dag =", "globals()['dag'] ="),
-        output,
-        HOME=str(tmp_path / "worker" / "home"),
-        AIRFLOW_CONN_DPFLOW=json.dumps(connection),
-    )
-    assert [one["state"] for one in seen] == ["success"] * 3, "".join(output)[-3000:]
+    fault = f"reserve.before-commit:kill:{tmp_path / 'fired'}"
+    with keep_alive(world, [fault, ""]) as servers:
+        connection = {"conn_type": "dpflow", "host": servers[0].url, "password": TOKENS["ann"][0]}
+        seen = run_dag(
+            worker,
+            airflow_database,
+            DAG_FILE.replace("RELEASE", repr(RELEASE), 1),
+            RUNS,
+            output,
+            HOME=str(tmp_path / "worker" / "home"),
+            AIRFLOW_CONN_DPFLOW=json.dumps(connection),
+        )
+    assert [one["state"] for one in seen] == ["success"] * 2, "".join(output)[-3000:]
     tries = {name: number for name, _, _, number in seen[0]["tasks"]}
-    assert len(servers) == 3 and all(
-        (tmp_path / point.partition(":")[0]).exists() for point in faults
-    )
-    # Two runs of two releases, a query, a function, the dying task's and the waiting task's.
+    assert len(servers) == 2 and (tmp_path / "fired").exists()
+    # Two releases, a query, a function, the dying task's, the waiting task's and a contract.
     (budget,) = world.ledger.remaining("visits/ann").rows()
-    assert budget["epsilon_spent"] == "6" and world.ledger.verify().ok
+    assert budget["epsilon_spent"] == "4" and world.ledger.verify().ok
     entries = world.ledger.history("visits/ann", limit=100)
-    assert [one.kind for one in entries].count(
-        "settle"
-    ) == 12 and not world.ledger.reserved_releases()
+    assert [one.kind for one in entries].count("settle") == 7
+    assert not world.ledger.reserved_releases()
     assert {one.principal for one in entries if one.kind == "settle"} == {"ann"}
     # Once for each try of the task, however often it was resumed.
-    assert (tmp_path / "worker" / "calls").read_text() == "xxx"
-    assert tries == {"both": 1, "query": 1, "function": 1, "dying": 2, "waiting": 1}
+    assert (tmp_path / "worker" / "calls").read_text() == "xx"
+    assert tries.pop("dying") == 2 and set(tries.values()) == {1} and len(tries) == 6
     written = "".join(output)
     assert "the service does not know the job, so the request is sent again" in written
-    assert "nothing was charged: ann/team_a_daily/both" in written
+    assert "nothing was charged: ann/d/both" in written
     assert TOKENS["ann"][0] not in written
     files = {
         file.name
@@ -120,7 +133,6 @@ def test_tasks_need_no_file_and_pay_once(
         if file.suffix in (".duckdb", ".sqlite")
     }
     assert not files and not list((tmp_path / "worker" / "home").rglob("*dpflow*"))
-    servers[-1].stop()
 
 
 def test_a_trigger_holds_no_token() -> None:

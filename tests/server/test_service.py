@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from service_world import (
 )
 from starlette.testclient import TestClient
 
-from dpflow.errors import InvalidDeclaration
+from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.server.data_service import DataService
 from dpflow.server.service import load_service
 
@@ -122,9 +123,44 @@ def test_a_wrong_token_opens_nothing(server: Server) -> None:
             headers = {} if token is None else {"Authorization": f"Bearer {token}"}
             for place in PLACES:
                 seen.add(_shown(client.get(f"/v1/{place}", headers=headers)))
-            for door in ("sql", "release", "plan", "explain", "predictions"):
+            seen.add(_shown(client.delete("/v1/jobs/x", headers=headers)))
+            tasks = [f"tasks/{kind}" for kind in ("sql", "release", "load", "contract")]
+            for door in ("sql", "release", "plan", "explain", "predictions", "nothing", *tasks):
                 seen.add(_shown(client.post(f"/v1/{door}", json=query(), headers=headers)))
         assert [status for status, *_ in seen] == [401]
+
+
+def test_a_stranger_is_refused_before_its_body_is_read(world: ServiceWorld, server: Server) -> None:
+    """By the headers alone: who has no token, and who announces too much."""
+    for name, length, status in (("x", 10**6, b"401"), ("ann", 10**9, b"413")):
+        token = TOKENS["ann"][0] if name == "ann" else "x"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            head = f"POST /v1/sql HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n"
+            connection.sendall(head.encode())
+            assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "dp.example.org", "10.0.0.1"])
+def test_tokens_do_not_travel_in_the_clear(world: ServiceWorld, host: str) -> None:
+    from dpflow.cli.serve import command
+
+    with pytest.raises(InvalidInput, match="--behind-proxy"):
+        command(world.file, host=host)
+
+
+def test_a_query_reads_the_services_public_tables(world: ServiceWorld, ann: httpx.Client) -> None:
+    """By the name in the service file; a path is none, and a name that stands twice is refused."""
+    counts = "(SELECT city, count(*) AS n FROM visits GROUP BY city) v"
+    text = f"SELECT v.city, v.n / p.people AS share FROM {counts} JOIN towns p USING (city)"
+    answer = settle(ann, "sql", query(text))
+    assert answer.status_code == 200, answer.text
+    assert {row[0][0] for row in answer.json()["values"]} == {"Oslo", "Rome"}
+    other = query(text.replace("towns", "'towns.csv'"))
+    assert ann.post("/v1/sql", json=other).status_code == 422
+    service = yaml.safe_load(world.file.read_text()) | {"public": {"Visits": "towns.csv"}}
+    (world.folder / "twice.yml").write_text(yaml.safe_dump(service))
+    with pytest.raises(InvalidDeclaration, match="under tables and under public"):
+        load_service(world.folder / "twice.yml")
 
 
 def _shown(answer: httpx.Response) -> tuple[Any, ...]:
@@ -162,6 +198,8 @@ def test_what_is_anothers_is_answered_as_what_is_not_there(
     answers = [ann.get(f"/v1/jobs/{name}") for name in (job, absent)]
     assert _shown(answers[0]) == _shown(answers[1])
     assert answers[0].status_code == 404 and "again" in answers[0].json()["message"]
+    answers = [ann.delete(f"/v1/jobs/{name}") for name in (job, absent)]
+    assert _shown(answers[0]) == _shown(answers[1]) and answers[0].status_code == 404
     assert bob.get(f"/v1/jobs/{job}", params={"wait": 20}).status_code == 200
 
 
@@ -338,5 +376,6 @@ def test_headers_and_pages(server: Server) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert httpx.get(f"{server.url}/docs").status_code == 404
     # A redirect would name the address as this process sees it: behind a proxy one without TLS.
-    assert httpx.get(f"{server.url}/v1/tables/").status_code == 404
+    with server.client("ann") as client:
+        assert client.get("/v1/tables/").status_code == 404
     assert httpx.get(f"{server.url}/openapi.json").status_code == 200

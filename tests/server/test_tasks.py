@@ -112,6 +112,9 @@ def test_a_plan_and_a_refused_list_charge_nothing(world: ServiceWorld, client: T
     refused = settle(poor, "tasks/release", task(dag_id="team_c-x") | dear)
     assert (refused.status_code, refused.json()["type"]) == (429, "BudgetExceeded")
     assert before == (spent(world), spent(world, "visits/cyd"))
+    settle(client, "tasks/release", task("p") | LIST)
+    paid = client.post("/v1/tasks/release", json=task("p", plan_only=True) | LIST).json()["plans"]
+    assert paid == [f"{line}; it was paid before and is free" for line in plans]
 
 
 @pytest.mark.parametrize(

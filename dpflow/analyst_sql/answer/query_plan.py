@@ -81,6 +81,7 @@ def plan_sql(
     look_up: bool = True,
     asker: str = "",
     filters: ScopeFilters | None = None,
+    public: Mapping[str, Path] | None = None,
 ) -> SqlPlan:
     """Parse and plan a query, and check what is to pay against the types of its sources; reads no row
     and charges nothing. EXPLAIN and the answer go by this plan.
@@ -90,6 +91,7 @@ def plan_sql(
         asker: who asks again and again, such as a dbt model: it pays for draws of its own, and only
             its own stored answers serve. Empty: people, who share theirs.
         filters: say which noise the scope can hold; by default those of the ledger.
+        public: files of public tables by name; those of ``dpflow.yml`` if left out.
 
     Raises:
         SqlRefused: it is outside of what can be answered.
@@ -99,7 +101,7 @@ def plan_sql(
     settings = replace(read_settings(merge_options(source.options, options), folder), asker=asker)
     settings = _fit_noise(settings, filters or ScopeFilters(ledger))
     find_table = make_finder(tables, folder)
-    find_public = partial(find_public_table, tables=tables, folder=folder)
+    find_public = partial(find_public_table, tables=tables, folder=folder, public=public)
     registry = registry or Registry.load()
     keys = KeyReader()
     refusal: Refusal | None = None

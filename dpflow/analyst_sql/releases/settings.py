@@ -197,20 +197,27 @@ def _read_target(options: Mapping[str, str]) -> Target | None:
 
 
 def find_public_table(
-    name: str, tables: Sequence[Table | Path | str] = (), folder: Path | None = None
+    name: str,
+    tables: Sequence[Table | Path | str] = (),
+    folder: Path | None = None,
+    public: Mapping[str, Path] | None = None,
 ) -> RowTable | None:
-    """The public table that ``dpflow.yml`` calls so, or the answer that its output was given under that name, in any
-    case; None if there is none, or if other tables than those of ``dpflow.yml`` are given. A declared table comes before
-    a published answer. Raises `InvalidInput`.
+    """The public table that is called so, or the answer that the output of ``dpflow.yml`` was given under that name, in
+    any case; None if there is none. A declared table comes before a published answer. Raises `InvalidInput`.
+
+    Args:
+        public: files by name, and then no answers; those of ``dpflow.yml`` if left out, unless other tables than its
+            are given.
     """
-    catalogue = None if tables else find_catalogue(folder)
-    if catalogue is None:
-        return None
-    for known, file in catalogue.public.items():
+    catalogue = find_catalogue(folder) if public is None and not tables else None
+    if public is None:
+        public = {} if catalogue is None else catalogue.public
+    for known, file in public.items():
         if known.casefold() == name.casefold():
             return load_public_table(file)
-    is_declared = name.casefold() in {known.casefold() for known in catalogue.tables}
-    if catalogue.output is None or is_declared:
+    if catalogue is None or catalogue.output is None:
+        return None
+    if name.casefold() in {known.casefold() for known in catalogue.tables}:
         return None
     return load_published_rows(catalogue.output.database, name)
 

@@ -174,15 +174,17 @@ def test_the_access_log_names_no_point(served: Served, caplog: pytest.LogCapture
     served.ask([[0.4711, 0.5, "Oslo"]])
     served.ask([["0.4711", 0.5, "Oslo"]])
     served.client.get("/v1/4711%0Aforged", headers=ALLOWED)
-    served.client.post("/v1/predictions", content=b"4711" * 2000)
+    served.client.post("/v1/predictions", content=b"4711" * 2000, headers=ALLOWED)
+    served.client.post("/v1/predictions", content=b"4711")
     lines = [record.getMessage() for record in caplog.records if record.name == "dpflow.access"]
     assert all(re.fullmatch(r"\S+ \S+ \d{3} \d+ ms", line) for line in lines)
     said = [line.rpartition(" ")[0].rpartition(" ")[0] for line in lines]
     assert said == [
         "ann /v1/predictions 200",
         "ann /v1/predictions 422",
-        "nobody other 404",
-        "nobody other 413",
+        "ann other 404",
+        "ann /v1/predictions 413",
+        "nobody /v1/predictions 401",
     ]
     # The test's own client may write the path that it asks for; dpflow does not.
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("dpflow")]

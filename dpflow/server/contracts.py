@@ -1,0 +1,87 @@
+"""The door ``contract``: a scheduler names a contract of the owner's and blocks, and gets the verdict that noise allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpflow.errors import InvalidInput, PlanRefused, UnknownName
+from dpflow.ledger import Ledger
+from dpflow.quality.contract_file import Contract, load_contract
+from dpflow.quality.contract_run import plan_contract, run_contract
+from dpflow.registry import Registry
+from dpflow.server.jobs import Planned, Reply
+from dpflow.server.principals import Caller
+from dpflow.server.service import Service
+
+
+def load_contracts(service: Service) -> dict[str, Contract]:
+    """The contracts of a service file. Raises `InvalidInput` for one that is not metered, whose verdict a row could
+    decide, and for one of a table that is not served.
+    """
+    contracts = {name: load_contract(file) for name, file in service.contracts.items()}
+    served = {file.resolve() for file in service.tables.values()}
+    for name, contract in contracts.items():
+        if contract.mode != "metered":
+            raise InvalidInput(
+                f"contract {name!r} has mode {contract.mode}, and a service answers from noisy numbers alone; write mode: "
+                "metered"
+            )
+        if contract.table not in served:
+            raise InvalidInput(f"contract {name!r} is about a table that is not served; add it")
+    return contracts
+
+
+def find_contract(
+    contracts: Mapping[str, Contract], caller: Caller, body: Mapping[str, Any]
+) -> Contract:
+    """The contract that a request names. Raises `UnknownName` for one that the caller may not name as for one that is
+    not there, and `PlanRefused` if another scope pays for it.
+    """
+    name = str(body["contract"])
+    if name not in caller.terms.contracts:
+        raise UnknownName("contract", name, caller.terms.contracts)
+    contract = contracts[name]
+    if contract.scope != caller.terms.scope:
+        raise PlanRefused(
+            f"contract {name!r} is paid from another scope than this principal's {caller.terms.scope!r}; the owner of the "
+            "service gives it a contract of its own"
+        )
+    return contract
+
+
+def plan_checks(
+    contract: Contract,
+    caller: Caller,
+    body: Mapping[str, Any],
+    sealed: str,
+    ledger: Ledger,
+    registry: Registry,
+) -> list[Planned]:
+    """What a contract charges for a run, with its run identities."""
+    planned = plan_contract(contract, body["blocks"], registry, ledger)
+    return [(plan, _identify(caller, body, n, sealed)) for n, (plan, _) in enumerate(planned)]
+
+
+def answer_contract(
+    contract: Contract,
+    caller: Caller,
+    body: Mapping[str, Any],
+    sealed: str,
+    ledger: Ledger,
+    registry: Registry,
+) -> Reply:
+    """Pay for the checks and decide them; what the operator returns."""
+    outcome = run_contract(
+        contract,
+        body["blocks"],
+        ledger=ledger,
+        registry=registry,
+        principal=caller.name,
+        identify=lambda _, n: _identify(caller, body, n, sealed),
+    )
+    return outcome.to_json()
+
+
+def _identify(caller: Caller, body: Mapping[str, Any], n: int, sealed: str) -> Any:
+    return caller.identify_task(body, n, f"#{n}" if n else "", sealed)

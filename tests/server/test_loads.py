@@ -1,0 +1,103 @@
+"""The door ``load``: the owner says from where, a scheduler says when; no row decides a reply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from duckdb_files import duckdb_file
+from service_world import ServiceWorld, asker, settle, task
+from starlette.testclient import TestClient
+
+from dpflow.errors import InvalidDeclaration
+from dpflow.server.service import load_service
+
+HEAD = "person,city,clinic,age,cost,day"
+#: Two worlds' rows of one block: all fit, and none fits.
+GOOD = f"{HEAD}\n" + "".join(f"{n},Oslo,c1,30,1.25,2021-01-01\n" for n in range(50))
+BAD = (
+    f"{HEAD}\n" + "".join(f"planted{n},Oslo,c1,many,1.25,2021-13-77,more\n" for n in range(7)) + '"'
+)
+
+
+def make_world(folder: Path, rows: str = GOOD, **load: Any) -> ServiceWorld:
+    folder.mkdir()
+    world = ServiceWorld(folder)
+    service = yaml.safe_load(world.file.read_text())
+    described = {"table": "visits", "source": "incoming/{block}.csv", "by": "day"} | load
+    service["loads"] = {"daily": described, "other": described}
+    service["principals"]["ann"] = asker(
+        "ann", role="scheduler", doors=["load", "release", "sql"], loads=["daily"]
+    )
+    world.file.write_text(yaml.safe_dump(service))
+    (folder / "incoming").mkdir()
+    (folder / "incoming" / "2021-01-01.csv").write_text(rows)
+    return world
+
+
+def ask(client: TestClient, load: str = "daily", *blocks: str) -> Any:
+    body = task("load") | {"load": load, "blocks": list(blocks) or ["2021-01-01"]}
+    return settle(client, "tasks/load", body)
+
+
+def count(world: ServiceWorld) -> int:
+    with duckdb_file(world.folder / "visits.duckdb", read_only=True) as connection:
+        (rows,) = connection.execute("SELECT count(*) FROM visits").fetchone() or (0,)
+    return int(rows)
+
+
+def test_rows_are_in_no_reply(tmp_path: Path) -> None:
+    """Rows that fit, that do not, and the same again: the same reply; what fits is there once."""
+    seen, rows = [], []
+    for name, content in (("good", GOOD), ("bad", BAD)):
+        world = make_world(tmp_path / name, content)
+        with world.test_client("ann") as client:
+            for _ in range(2):
+                answer = ask(client)
+                seen.append((answer.status_code, answer.text, answer.headers["content-length"]))
+                rows.append(count(world))
+            metrics = client.get("/metrics").text
+        assert "planted" not in metrics
+    assert len(set(seen)) == 1 and seen[0][0] == 200
+    assert yaml.safe_load(seen[0][1]) == {
+        "load": "daily",
+        "table": "visits",
+        "blocks": ["2021-01-01"],
+    }
+    assert rows == [8050, 8050, 8000, 8000]
+
+
+def test_what_a_scheduler_may_not_load(tmp_path: Path) -> None:
+    """A load of somebody else is one that is not there; a block is no path; what is not delivered is said without
+    its place.
+    """
+    world = make_world(tmp_path / "world")
+    with world.test_client("ann") as client:
+        theirs, absent = ask(client, "other"), ask(client, "othex")
+        assert theirs.status_code == absent.status_code == 422
+        assert theirs.text.replace("other", "X") == absent.text.replace("othex", "X")
+        for block in ("../visits", "a/b", "..", "*", "a..b", "", "/etc/passwd", "a\0b"):
+            assert ask(client, "daily", block).status_code == 422, block
+        late = ask(client, "daily", "2021-01-02")
+        assert (late.status_code, late.json()["retryable"]) == (503, True)
+        (world.folder / "incoming" / "2021-01-03.csv").write_text("other,columns\n1,2\n")
+        broken = ask(client, "daily", "2021-01-03")
+        assert (broken.status_code, broken.json()["error"]) == (500, "internal_error")
+        assert str(world.folder) not in late.text + broken.text and count(world) == 8000
+    with world.test_client("bob") as bob:
+        assert (
+            bob.post("/v1/tasks/load", json=task() | {"load": "daily", "blocks": ["a"]}).status_code
+            == 403
+        )
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [({"table": "visit"}, "did you mean 'visits'"), ({"source": "all.csv"}, "needs {block}"), ({"into": "x"}, "into")],
+)  # fmt: skip
+def test_a_load_in_the_file_says_what_is_wrong(tmp_path: Path, load: Any, said: str) -> None:
+    world = make_world(tmp_path / "world", **load)
+    with pytest.raises(InvalidDeclaration, match=said):
+        load_service(world.file)
