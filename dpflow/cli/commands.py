@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "mechanisms": (
         "mechanisms",
-        "List installed mechanisms, built-ins and plugins, or explain one and its parameters.",
+        "List installed mechanisms by job, search them, or explain one and its parameters.",
     ),
     "new-mechanism": (
         "new_mechanism",

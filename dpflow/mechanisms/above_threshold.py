@@ -49,6 +49,7 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     """Which of many counts are below their thresholds?"""
 
     name = "above_threshold"
+    job = "gate"
     summary = "session: is a count below its threshold? free until it is"
     citation = "Dwork, Roth 2014, Algorithms 1-2, Theorem 3.23 (sparse vector)"
     Params = AboveThresholdParams

@@ -72,6 +72,7 @@ class Aggregates(MeasureMechanism[AggregatesParams]):
     """Several aggregates in one release."""
 
     name = "aggregates"
+    job = "groups"
     summary = "several counts, sums, means and variances of one GROUP BY, for one epsilon or for target errors"
     citation = "Dwork, McSherry, Nissim, Smith 2006; budget split proved in dpflow.core.toolbox.budget_split"
     Params = AggregatesParams

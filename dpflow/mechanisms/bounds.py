@@ -74,6 +74,7 @@ class Bounds(Mechanism[BoundsParams]):
     """Powers of two between which most of a column lies."""
 
     name = "bounds"
+    job = "distribution"
     summary = (
         "powers of two between which nearly all values of a column lie, to declare its bounds with"
     )

@@ -151,6 +151,7 @@ class Cdf(Mechanism[CdfParams]):
     """A distribution function, to be asked for shares and quantiles."""
 
     name = "cdf"
+    job = "distribution"
     version = 2  # 1 weighed all doubles the same
     summary = "the distribution of a column, bounded or not: shares below, within, and all quantiles, with intervals"
     citation = "McSherry, Talwar 2007; Kaplan, Schnapp, Stemmer 2022 (medians of halves); Hay et al. 2010 (trees of counts)"

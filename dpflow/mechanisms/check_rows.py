@@ -53,6 +53,7 @@ class CheckRows(MeasureMechanism[CheckRowsParams]):
     """Noisy moments for checks of rows."""
 
     name = "check_rows"
+    job = "gate"
     version = 1
     summary = "what a data contract's checks are decided by: shares, means, quantiles, numbers"
     citation = (

@@ -77,6 +77,7 @@ class Contributions(Mechanism[ContributionsParams]):
     """Noisy numbers of units by rows and by groups."""
 
     name = "contributions"
+    job = "distribution"
     summary = "how many rows and groups units have, to choose contribution bounds by"
     citation = "Amin, Kulesza, Munoz, Vassilvitskii 2019 (bounding user contributions for differential privacy)"
     Params = ContributionsParams

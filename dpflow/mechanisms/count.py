@@ -30,6 +30,7 @@ class Count(MeasureMechanism[CountParams]):
     """Number of rows."""
 
     name = "count"
+    job = "one number"
     summary = "number of rows, in total or by public key"
     citation = (
         "Ghosh, Roughgarden, Sundararajan 2009 (universally utility-maximizing privacy mechanisms)"
@@ -45,6 +46,7 @@ class CountDistinct(MeasureMechanism[CountParams]):
     """Number of units."""
 
     name = "count_distinct"
+    job = "one number"
     summary = "number of distinct units, in total or by public key"
     citation = (
         "Ghosh, Roughgarden, Sundararajan 2009 (universally utility-maximizing privacy mechanisms)"

@@ -30,6 +30,7 @@ class Histogram(MeasureMechanism[HistogramParams]):
     """Number of rows of every public key."""
 
     name = "histogram"
+    job = "groups"
     summary = "number of rows of every public key"
     citation = "Dwork, McSherry, Nissim, Smith 2006 (calibrating noise to sensitivity); discrete form of Ghosh et al. 2009"
     Params = HistogramParams

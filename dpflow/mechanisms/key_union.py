@@ -129,6 +129,7 @@ class KeyUnion(Mechanism[KeyUnionParams]):
     """Names of keys that many units share."""
 
     name = "key_union"
+    job = "groups"
     summary = "the keys of a private column that enough units share, without counts"
     citation = "Gopi et al. 2020 (differentially private set union); Swanberg, Desfontaines, Haney 2023 (DP-SIPS)"
     Params = KeyUnionParams

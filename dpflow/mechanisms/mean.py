@@ -24,6 +24,7 @@ class Mean(MeasureMechanism[ColumnParams]):
     """Mean of a bounded column."""
 
     name = "mean"
+    job = "one number"
     summary = "mean of a bounded column, in total or by public key"
     citation = "Dwork, McSherry, Nissim, Smith 2006 (noisy sum over noisy count)"
     Params = ColumnParams
@@ -38,6 +39,7 @@ class Variance(Mean):
     """Variance of a bounded column."""
 
     name = "variance"
+    job = "one number"
     summary = "variance of a bounded column, in total or by public key"
     citation = "Dwork, McSherry, Nissim, Smith 2006 (noisy moments); centred squares: bound proved in dpflow.core.toolbox.moments"
 
@@ -46,5 +48,6 @@ class StandardDeviation(Mean):
     """Standard deviation of a bounded column."""
 
     name = "standard_deviation"
+    job = "one number"
     summary = "standard deviation of a bounded column, in total or by public key"
     citation = Variance.citation

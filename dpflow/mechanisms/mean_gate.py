@@ -70,6 +70,7 @@ class MeanGate(Gate[MeanGateParams]):
     """Is a claimed mean plausible on fresh data, or a candidate better than the champion?"""
 
     name = "gate"
+    job = "gate"
     summary = (
         "session: is a candidate's claimed mean score plausible, or better than the champion's?"
     )

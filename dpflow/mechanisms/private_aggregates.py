@@ -102,6 +102,7 @@ class PrivateAggregates(MeasureMechanism[PrivateAggregatesParams]):
     """Several aggregates of private keys in one release."""
 
     name = "private_aggregates"
+    job = "groups"
     summary = "several counts, sums, means and variances by key, keys selected privately"
     citation = (
         "Korolova, Kenthapadi, Mishra, Ntoulas 2009 (threshold on a noisy count); Wilson, Zhang, Lam, Desfontaines, "

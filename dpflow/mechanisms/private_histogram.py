@@ -51,6 +51,7 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
     """Number of rows of the keys that many units share."""
 
     name = "private_histogram"
+    job = "groups"
     summary = "number of rows or units by key, keys selected privately"
     citation = (
         "Korolova, Kenthapadi, Mishra, Ntoulas 2009 (releasing search queries); Desfontaines, Voss, Gipson, Mandayam 2022 "

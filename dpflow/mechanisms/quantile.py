@@ -136,6 +136,8 @@ class Draws:
 class _Quantiles(Mechanism[P]):
     """Draws what `list_quantiles` names, in every group."""
 
+    version = 2  # 1 did not count the rows
+
     @abstractmethod
     def list_quantiles(self, params: P) -> dict[str, Fraction]:
         """Measures with their p, ascending."""
@@ -261,7 +263,8 @@ class Quantile(_Quantiles[QuantileParams]):
     """A quantile of a bounded column."""
 
     name = "quantile"
-    summary = "a quantile (p: 1/2 is the median) of a bounded column"
+    job = "one number"
+    summary = "a quantile (p: 1/2 is the median) of a column, by the method that fits it"
     citation = "McSherry, Talwar 2007 (exponential mechanism); Smith 2011 (quantiles); Dong, Durfee, Rogers 2020 (bounded range)"
     Params = QuantileParams
 
@@ -274,7 +277,8 @@ class Quantiles(_Quantiles[QuantilesParams]):
     """Several quantiles of a bounded column."""
 
     name = "quantiles"
-    summary = "several quantiles of a bounded column, in ascending order"
+    job = "distribution"
+    summary = "several quantiles of a column, by the method that fits it"
     citation = Quantile.citation
     Params = QuantilesParams
 
@@ -287,7 +291,8 @@ class Minimum(_Quantiles[ExtremeParams]):
     """A value that few rows are below."""
 
     name = "minimum"
-    summary = "the value of a bounded column that a small part of the rows is below"
+    job = "one number"
+    summary = "the value of a column that a small part of the rows is below"
     citation = Quantile.citation
     Params = ExtremeParams
 
@@ -300,7 +305,8 @@ class Maximum(Minimum):
     """A value that few rows are above."""
 
     name = "maximum"
-    summary = "the value of a bounded column that a small part of the rows is above"
+    job = "one number"
+    summary = "the value of a column that a small part of the rows is above"
 
     def list_quantiles(self, params: ExtremeParams) -> dict[str, Fraction]:
         """The quantile ``tail`` below the highest row."""
@@ -311,7 +317,8 @@ class Median(_Quantiles[MedianParams]):
     """The median of a column, bounded or not: the plan says how it is found."""
 
     name = "median"
-    summary = "the median: exponential mechanism on a trusted range, cdf without one, or certain"
+    job = "one number"
+    summary = "the median of a column, by the method that fits it; certain if asked"
     citation = f"{Quantile.citation}; Aliakbarpour, Silver, Steinke, Ullman 2023 (certain)"
     Params = MedianParams
 

@@ -22,15 +22,26 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.distribution import MAX_RANK_ERROR
-from dpflow.core.contract.mechanism import Delegation
+from dpflow.core.contract.mechanism import Delegation, Mechanism
 from dpflow.errors import PlanRefused
 from dpflow.mechanisms.cdf import Cdf, CdfParams
 from dpflow.mechanisms.rank_params import MedianParams, RankParams
 
 #: Times the rows that the exponential mechanism needs, where nobody says how many there are.
 SPARE = 10
+#: Questions in words: whether the column has bounds, and what else is asked for.
+_QUESTIONS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "a column with bounds": (True, {}),
+    "a column with bounds, nine deciles": (True, {"quantiles": [f"0.{i}" for i in range(1, 10)]}),
+    "a column without bounds": (False, {}),
+    "a column without bounds, by groups": (False, {"by": "kind"}),
+    "certain: true": (True, {"certain": True}),
+}
+_ASKED: dict[str, Any] = {"column": "x", "epsilon": "1", "delta": "1e-6"}
 
 
 class RankMechanism(Protocol):
@@ -78,6 +89,34 @@ def choose_method(mechanism: RankMechanism, params: RankParams, table: Table) ->
         f"exponential mechanism within {drawn:,.0f}"
     )
     return _take_cdf(params, quantiles, why)
+
+
+def list_choices(door: Mechanism[Any]) -> dict[str, list[str]]:
+    """The methods that a mechanism takes in its place, each with the questions, in words; found by
+    asking it.
+    """
+    choices: dict[str, list[str]] = {}
+    for words, (is_bounded, more) in _QUESTIONS.items():
+        bounds = {"lower": 0, "upper": 100_000} if is_bounded else {}
+        table = Table.model_validate(
+            {
+                "name": "t",
+                "database": "t.duckdb",
+                "privacy_unit": {"column": "u"},
+                "contribution_bounds": {"rows": 1},
+                "columns": {"x": bounds, "kind": {"public_keys": ["a", "b"]}},
+            }
+        )
+        fields = _ASKED | more
+        if "quantiles" in door.Params.model_fields:
+            fields = {"quantiles": ["1/4", "1/2", "3/4"]} | fields
+        try:
+            delegation = door.delegate_to(door.Params.model_validate(fields), table)
+        except (ValidationError, PlanRefused):
+            continue
+        if delegation is not None:
+            choices.setdefault(delegation.mechanism, []).append(words)
+    return choices
 
 
 def _cdf_params(params: RankParams, quantiles: tuple[Fraction, ...]) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class ReusableHoldout(Gate[HoldoutParams]):
     """Is a claimed number plausible on fresh data?"""
 
     name = "reusable_holdout"
+    job = "gate"
     version = 3
     summary = "session: is a candidate's claimed score plausible on fresh data? yes, no, exhausted"
     citation = (

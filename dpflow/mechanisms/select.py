@@ -163,6 +163,7 @@ class ArgMax(_Select[ArgMaxParams]):
     """The key with the highest count."""
 
     name = "arg_max"
+    job = "groups"
     summary = "the public key with the most rows or units"
     citation = (
         "McKenna, Sheldon 2020 (permute-and-flip); McSherry, Talwar 2007 (exponential mechanism)"
@@ -174,6 +175,7 @@ class TopK(_Select[TopKParams]):
     """The keys with the highest counts."""
 
     name = "top_k"
+    job = "groups"
     summary = "the public keys with the most rows or units, in order"
     citation = (
         "Durfee, Rogers 2019 (top-k by repeated choices); McKenna, Sheldon 2020 (permute-and-flip)"

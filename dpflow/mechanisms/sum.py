@@ -40,6 +40,7 @@ class Sum(MeasureMechanism[ColumnParams]):
     """Sum of a bounded column."""
 
     name = "sum"
+    job = "one number"
     summary = "sum of a bounded column, in total or by public key"
     citation = "Dwork, McSherry, Nissim, Smith 2006; discrete form of Ghosh et al. 2009"
     Params = ColumnParams
@@ -53,6 +54,7 @@ class VectorSum(MeasureMechanism[VectorSumParams]):
     """Sums of several bounded columns."""
 
     name = "vector_sum"
+    job = "one number"
     summary = "sums of several bounded columns, in total or by public key"
     citation = "Dwork, McSherry, Nissim, Smith 2006 (L1); Canonne, Kamath, Steinke 2020 (L2, discrete Gaussian)"
     Params = VectorSumParams

@@ -262,6 +262,7 @@ class Synthesize(Mechanism[SynthesizeParams]):
     """Synthetic rows over several columns."""
 
     name = "synthesize"
+    job = "synthetic rows"
     summary = "a synthetic table over two to eight columns, and how far each marginal is off"
     citation = (
         "McKenna, Miklau, Sheldon 2021 (MST); McKenna, Mullins, Sheldon, Miklau 2022 (AIM); "

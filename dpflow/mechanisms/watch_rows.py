@@ -74,6 +74,7 @@ class WatchRows(InteractiveMechanism[WatchRowsParams, WatchQuery]):
     """Which checks, in which blocks, are violated by more than the margin?"""
 
     name = "watch_rows"
+    job = "gate"
     summary = "session: are a data contract's checks violated? free until one is"
     citation = "Dwork, Roth 2014, Algorithms 1-2, Theorem 3.23; linear checks in dpflow.core.toolbox.row_checks"
     Params = WatchRowsParams

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import JOBS
 from dpflow.core.contract.requests import Answer, DataRequest
 from dpflow.core.sampling.randomness import Source
 
@@ -51,6 +52,8 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     summary: ClassVar[str]
+    job: ClassVar[str] = JOBS[-1]
+    door: ClassVar[str] = ""
     citation: ClassVar[str]
     Params: ClassVar[type[BaseModel]]
     Query: ClassVar[type[BaseModel]]

@@ -26,6 +26,19 @@ from dpflow.core.sampling.randomness import Source
 
 P = TypeVar("P", bound=BaseModel)
 
+#: What people want done, in the order of lists; the last one is of parts, of methods to compare, and
+#: of mechanisms that say no job.
+JOBS = (
+    "one number",
+    "distribution",
+    "groups",
+    "rule",
+    "predictions",
+    "synthetic rows",
+    "gate",
+    "laboratory",
+)
+
 
 class Params(Strict):
     """Base of every parameter model: frozen, unknown fields refused."""
@@ -50,6 +63,8 @@ class Mechanism(ABC, Generic[P]):
         version: raised whenever the distribution of outputs or the guarantee changes; part of a
         plan's digest.
         summary: one sentence for ``dpflow mechanisms``.
+        job: one of `JOBS`, by which ``dpflow mechanisms`` groups.
+        door: the mechanism to ask in its place, which answers the same question and takes the best method.
         citation: where definition and guarantee come from.
         Params: the pydantic model of its parameters.
     """
@@ -57,6 +72,8 @@ class Mechanism(ABC, Generic[P]):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     summary: ClassVar[str]
+    job: ClassVar[str] = JOBS[-1]
+    door: ClassVar[str] = ""
     citation: ClassVar[str]
     Params: ClassVar[type[BaseModel]]
 

@@ -5,6 +5,7 @@ tables.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import replace
 from fractions import Fraction as F
@@ -26,6 +27,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import ValueCounts
 from dpflow.core.contract.result_fields import clip_row
 from dpflow.errors import PlanRefused
+from dpflow.mechanisms.cdf import Cdf
 from dpflow.testing.examples import plan_mechanism as planned
 from dpflow.testing.harness import StreamSource
 
@@ -272,3 +274,26 @@ def test_below_the_gate_nothing_is_planned() -> None:
         planned(at_rows(mechanism), example({}, "replace").table, {**given, "rows": 1_008_017})
     with pytest.raises(PlanRefused, match="needs a delta"):
         planned(mechanism, example({}).table, {**given, "delta": "0", "rows": 10**7})
+
+
+@pytest.mark.parametrize("epsilon", ["0.1", "1"])
+@pytest.mark.parametrize("upper", [100, 10**6])
+def test_shares_of_rows_are_better_asked_of_their_door(epsilon: str, upper: int) -> None:
+    """It states an error of .1 from many more rows on than `cdf` states a smaller one of."""
+    mechanism, cdf = SanitizeThresholds(), Cdf()
+    assert mechanism.door == cdf.name
+    declared = Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 1},
+            "columns": {"u": {}, "x": {"lower": 0, "upper": upper}},
+        }
+    )
+    asked = {"column": "x", "epsilon": epsilon, "alpha": "0.1", "beta": "0.05"}
+    bound = mechanism.error_bound(mechanism.Params.model_validate(asked), declared)
+    assert bound is not None
+    rows = int(re.search(r"from ([\d,]+) rows on", bound.note)[1].replace(",", ""))  # type: ignore[index]
+    params = cdf.Params.model_validate({"column": "x", "epsilon": epsilon})
+    assert cdf.rank_error(params, declared, rows) < 0.1 * rows / 5

@@ -322,6 +322,8 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
     """A point whose rank is near the middle."""
 
     name = "approximate_median"
+    job = "one number"
+    door = "median"
     summary = (
         "a median within alpha of the middle rank, for a column that has no known range, or none"
     )

@@ -73,6 +73,8 @@ class SeededMedian(Mechanism[SeededMedianParams]):
     """A median by the exponential mechanism in a window that two private rounds choose."""
 
     name = "seeded_median"
+    job = "one number"
+    door = "median"
     summary = "a sharper median of a continuous column without a known range; wrong without notice if the data defeat it"
     citation = CITATION + "; McSherry, Talwar 2007; the combination is proved here"
     version = 4

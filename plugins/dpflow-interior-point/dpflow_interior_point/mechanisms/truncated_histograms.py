@@ -72,6 +72,7 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     """Rows by public key with an error that has a certain bound."""
 
     name = "truncated_count"
+    job = "one number"
     summary = "number of rows, by key if asked, with an error that is certainly bounded"
     citation = CITATION + ", Lemma 2.3; discrete form with its exact radius proved here"
     Params = TruncatedCountParams
@@ -131,6 +132,7 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
     """Counts of the bins that certainly have rows."""
 
     name = "stability_histogram"
+    job = "groups"
     summary = (
         "number of rows by text, or by cell of a number line without ends; bins selected privately"
     )

@@ -188,6 +188,7 @@ class LearnClass(_ByScore):
     """A rule of a finite class that gets nearly as many rows right as the best one."""
 
     name = "learn_class"
+    job = "rule"
     summary = "learn a rule of any finite class: points, thresholds, or rules listed in the plan"
     citation = "McSherry, Talwar 2007; Kasiviswanathan, Lee, Nissim, Raskhodnikova, Smith 2008"
     Params = LearnClassParams
@@ -251,6 +252,7 @@ class LearnSemiPrivate(_ByScore):
     """A rule learned from public points and private labels."""
 
     name = "learn_semi_private"
+    job = "rule"
     summary = "learn points, thresholds or rectangles with few private rows, from public unlabelled points"
     citation = "Beimel, Nissim, Stemmer 2013/2016, section 6.2, Example 6.3, Figure 13"
     Params = LearnSemiPrivateParams

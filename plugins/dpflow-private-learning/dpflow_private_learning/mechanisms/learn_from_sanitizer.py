@@ -44,6 +44,7 @@ class LearnFromSanitizer(Labelled, Learner[SanitizeLabelledParams]):
     """The best point or threshold on synthetic labelled rows, together with these rows."""
 
     name = "learn_from_sanitizer"
+    job = "rule"
     summary = (
         "learn a point or threshold from synthetic labelled rows, which stay for any later question"
     )

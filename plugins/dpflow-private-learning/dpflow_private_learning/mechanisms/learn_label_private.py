@@ -64,6 +64,7 @@ class LearnLabelPrivate(Learner[LearnLabelPrivateParams]):
     """A rule from public features and private labels."""
 
     name = "learn_label_private"
+    job = "rule"
     summary = "learn points, thresholds or rectangles where features are public and only labels are protected"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 6.2, Figure 13; sample size repaired"
     Params = LearnLabelPrivateParams

@@ -53,6 +53,7 @@ class LearnPoints(common.ReadsLabels, Learner[LearnPointsParams]):
     """The value whose rows are positive."""
 
     name = "learn_points"
+    job = "rule"
     summary = "learn which single value of a column is positive, with rows independent of the column's range"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 3.2, Remark 3.3; stability repaired"
     Params = LearnPointsParams

@@ -85,6 +85,7 @@ class LearnRectangles(Learner[LearnRectanglesParams]):
     """A box of several columns whose inside is positive."""
 
     name = "learn_rectangles"
+    job = "rule"
     summary = "learn a rectangle of several columns: sanitize each column, find the outermost cells with positive rows"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.22, after Kearns 1998; completed here"
     Params = LearnRectanglesParams

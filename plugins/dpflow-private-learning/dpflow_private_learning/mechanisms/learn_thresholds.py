@@ -103,6 +103,7 @@ class LearnThresholds(common.ReadsLabels, Learner[LearnThresholdsParams]):
     """A cut of one column that tells positive rows from negative ones."""
 
     name = "learn_thresholds"
+    job = "rule"
     summary = "learn a cut of one column: positive below it (RecConcave, or the exponential mechanism where that is better)"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18; McSherry, Talwar 2007"
     Params = LearnThresholdsParams

@@ -71,6 +71,7 @@ class Mode(common.ReadsValues, Counted[ModeParams]):
     """The most frequent value of a bounded column."""
 
     name = "mode"
+    job = "one number"
     summary = (
         "the most frequent value of a bounded column: exponential, stable or choosing mechanism"
     )

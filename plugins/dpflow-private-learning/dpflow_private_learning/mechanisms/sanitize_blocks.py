@@ -69,6 +69,7 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
     """A sanitized column, block by block."""
 
     name = "sanitize_blocks"
+    job = "synthetic rows"
     summary = "sanitize a large table in blocks drawn at random: every block at the cost of one"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 2.21, Lemma 5.1"
     Params = SanitizeBlocksParams

@@ -227,6 +227,7 @@ class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):
     """Synthetic labelled rows on which every rule of a class errs about as often as on the table."""
 
     name = "sanitize_labelled"
+    job = "synthetic rows"
     summary = "synthetic labelled rows: the error of every point or threshold rule, for free"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.4, Figure 12; weights repaired, privacy cost tightened here"
     Params = SanitizeLabelledParams

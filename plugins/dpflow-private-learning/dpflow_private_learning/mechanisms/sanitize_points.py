@@ -194,6 +194,7 @@ class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
     """Frequencies of all values of a bounded column, or of all sets of k of them."""
 
     name = "sanitize_points"
+    job = "synthetic rows"
     version = 2
     summary = (
         "a synthetic column with nearly the same frequency of every value, or of every k values"

@@ -47,6 +47,8 @@ class SanitizeThresholds(common.ReadsValues, Counted[SanitizeThresholdsParams]):
     """A private distribution function."""
 
     name = "sanitize_thresholds"
+    job = "distribution"
+    door = "cdf"
     summary = "a synthetic column with nearly the same share of rows below every value: a private CDF, any range for free"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 4.13; Chan, Shi, Song 2010 and Dwork et al. 2010 (tree)"
     Params = SanitizeThresholdsParams

@@ -68,6 +68,7 @@ class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
     """A synthetic table with one part for each class."""
 
     name = "sanitize_union"
+    job = "synthetic rows"
     summary = "synthetic columns for several classes of questions, each answered from its own part"
     citation = "Beimel, Nissim, Stemmer 2013/2016, section 4.4"
     Params = SanitizeUnionParams

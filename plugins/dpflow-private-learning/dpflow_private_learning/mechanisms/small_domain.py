@@ -127,6 +127,7 @@ class SanitizeSmall(common.ReadsValues, Counted[SanitizeSmallParams]):
     """A tiny column, for any class of questions."""
 
     name = "sanitize_small"
+    job = "synthetic rows"
     summary = "a synthetic column of few values that keeps the answers of any class: pure, for tiny domains"
     citation = "Blum, Ligett, Roth 2008, in Beimel, Nissim, Stemmer 2013/2016, Theorem 2.19; sizes proved here"
     Params = SanitizeSmallParams

@@ -155,6 +155,7 @@ class LearnThresholdsBySearch(common.ReadsLabels, Learner[LearnThresholdsBySearc
     """A cut of one column by noisy binary search."""
 
     name = "learn_thresholds_by_search"
+    door = "learn_thresholds"
     summary = "learn a cut of one column by noisy binary search: the paper's first attempt, for comparison"
     citation = (
         "Beimel, Nissim, Stemmer 2013/2016, section 3.2, Remark 3.5; constants completed here"

@@ -48,6 +48,7 @@ class PredictAverage(PredictionMechanism[AverageParams]):
     """Which of two labels does a point have?"""
 
     name = "predict_average"
+    job = "predictions"
     summary = "session: one of two labels by a noisy average of classifiers, close to the best whatever the labels are"
     citation = "Dwork, Feldman 2018, Corollary 4.7 (agnostic learning by averaging)"
     Params = AverageParams

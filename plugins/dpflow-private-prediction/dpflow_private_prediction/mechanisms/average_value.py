@@ -63,6 +63,7 @@ class PredictValue(PredictionMechanism[ValueParams]):
     """Which number does a point have?"""
 
     name = "predict_value"
+    job = "predictions"
     summary = "session: numbers for points by a noisy average of regressors that learned on separate units"
     citation = "Dwork, Feldman 2018, Lemmas 4.5, 4.6 (output noise, stability by averaging)"
     Params = ValueParams

@@ -81,6 +81,7 @@ class PredictLinear(PredictionMechanism[LinearParams]):
     """Which number, or which probability of a label, does a point have?"""
 
     name = "predict_linear"
+    job = "predictions"
     summary = (
         "session: numbers or label probabilities from one linear model, by noise on each answer"
     )

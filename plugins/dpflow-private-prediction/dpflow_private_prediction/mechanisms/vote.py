@@ -61,6 +61,7 @@ class PredictVote(PredictionMechanism[VoteParams]):
     """Which label does a point have?"""
 
     name = "predict_vote"
+    job = "predictions"
     summary = (
         "session: labels for points by a private vote of classifiers that learned on separate units"
     )

@@ -153,6 +153,7 @@ class PredictWalk(PredictionMechanism[WalkParams]):
     """On which side of a threshold, or in which of some intervals, is a point?"""
 
     name = "predict_walk"
+    job = "predictions"
     summary = "session: one of two labels from one ordered column, with rows that do not grow with its domain"
     citation = "Dwork, Feldman 2018, Figure 1, Theorem 5.3 (exponential projected walk)"
     Params = WalkParams

@@ -1,0 +1,71 @@
+"""`dpflow mechanisms`: by job, searched, with the mechanism to prefer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dpflow.cli import mechanisms
+from dpflow.core.contract.mechanism import JOBS, Mechanism
+from dpflow.mechanisms.rank_methods import list_choices
+from dpflow.registry import Registry
+
+REGISTRY = Registry.load()
+#: Parts of other mechanisms, sessions of papers, and methods that are there to compare.
+LABORATORY = {
+    *("interior_point", "find_interior_point", "estimate_first_moment", "unimodal_mode"),
+    *("stable_median", "mean_queries", "multiplicative_weights", "effective_rounds"),
+    "learn_thresholds_by_search",
+}
+
+
+def list_rows(capsys: pytest.CaptureFixture[str], word: str | None = None) -> dict[str, dict]:  # type: ignore[type-arg]
+    mechanisms.command(word, as_json=True)
+    return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def test_each_mechanism_has_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every job has some; without a word all are listed, grouped in the order of jobs."""
+    rows = list_rows(capsys)
+    assert rows.keys() == set(REGISTRY.mechanisms)
+    assert {row["job"] for row in rows.values()} == set(JOBS)
+    assert {name for name, row in rows.items() if row["job"] == JOBS[-1]} == LABORATORY
+    mechanisms.command(None)
+    shown = capsys.readouterr().out
+    places = [shown.index(f"\n{job}\n") for job in JOBS[1:]]
+    assert places == sorted(places)
+
+
+def test_a_word_is_searched_and_a_name_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """In names, jobs, summaries and citations, in any case; what is nowhere is refused."""
+    assert {"median", "quantile", "approximate_median"} <= list_rows(capsys, "MEDIAN").keys()
+    assert {"cdf", "quantiles"} <= list_rows(capsys, "distribution").keys()
+    assert "count" not in list_rows(capsys, "quantile ")
+    mechanisms.command("approximate_median")
+    assert "prefer median, which takes this one for:" in capsys.readouterr().out
+    mechanisms.command("quantiles")
+    assert "takes cdf for: a column with bounds, nine deciles; a column without bounds" in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(Exception, match="no mechanism 'nowhere'"):
+        mechanisms.command("nowhere")
+
+
+def test_doors_are_there_and_said_by_the_planner(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whom to prefer is a mechanism of the same job that is a door of nobody else; what it takes is what
+    its rule says now.
+    """
+    rows = list_rows(capsys)
+    doors = {name: m.door for name, m in REGISTRY.mechanisms.items() if m.door}
+    assert {"approximate_median", "seeded_median", "sanitize_thresholds"} <= doors.keys()
+    for name, door in doors.items():
+        other = REGISTRY.mechanisms[door]
+        assert isinstance(other, Mechanism) and not other.door
+        assert rows[name]["prefer"].startswith(door)
+    median = REGISTRY.mechanisms["median"]
+    assert isinstance(median, Mechanism)
+    assert list_choices(median) == {
+        "cdf": ["a column without bounds"],
+        "approximate_median": ["a column without bounds, by groups", "certain: true"],
+    }
