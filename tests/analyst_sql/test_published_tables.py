@@ -111,13 +111,20 @@ def test_what_has_no_sound_interval_has_none(shop: Path, query: str, intervals: 
 
 def test_rows_that_published_noise_chose_widen_all(shop: Path) -> None:
     """As if all numbers had chosen: the published noise may be the very noise of the released one."""
-    plain, chosen = (
-        ask(shop, f"{RELEASED} SELECT r.n FROM r JOIN by_category p USING (category) {where}")
-        for where in ("", "WHERE p.n > 0")
+    plain, *chosen = (
+        ask(shop, f"{RELEASED} SELECT r.n FROM r JOIN {joined}")
+        for joined in (
+            "by_category p USING (category)",
+            "by_category p USING (category) WHERE p.n > 0",
+            # Published without what noise left out.
+            "large USING (category)",
+            "(SELECT category FROM large LIMIT 3) USING (category)",
+        )
     )
-    widths = [answer.values[0][0].raw_span for answer in (plain, chosen)]
-    assert chosen.columns[0].interval == "stated"
-    assert widths[1][1] - widths[1][0] > widths[0][1] - widths[0][0]
+    low, high = plain.values[0][0].raw_span
+    for answer in chosen:
+        assert answer.columns[0].interval == "stated"
+        assert answer.values[0][0].raw_span[1] - answer.values[0][0].raw_span[0] > high - low
 
 
 def test_all_runs_and_the_latest_are_read(shop: Path) -> None:

@@ -235,7 +235,9 @@ class ReleasedNoise:
                 hidden = None in table.values[n]
                 noise = beside(name, None, sources, hidden, not hidden)
             columns.append(NoisyColumn(name, noise))
-        return Shape(columns, selected=table.chosen)
+        # The noise that chose them may be that of any number beside them.
+        chosen = self.everything if table.chosen else frozenset[Source]()
+        return Shape(columns, chosen, selected=table.chosen)
 
     def read_table(self, name: str) -> Shape:
         """The columns of a released or a public table."""
