@@ -150,13 +150,13 @@ def run_dpflow(words: list[str]) -> tuple[int, str]:
 
 def run_main(words: list[str]) -> tuple[int, str, str]:
     """The exit status, standard output and standard error of a command, without a new process."""
-    from dpflow.cli import main
+    from dpflow.cli.commands import run_app
 
     output, errors, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["dpflow", *words]
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-            main()
+            run_app()
     except SystemExit as end:
         return (0 if end.code is None else int(end.code)), output.getvalue(), errors.getvalue()
     finally:

@@ -104,6 +104,10 @@ class WatchRows(InteractiveMechanism[WatchRowsParams, WatchQuery]):
         _, engine = scale_checks(params, table)
         return State(engine.start_session(source).to_json())
 
+    def fixed_requests(self, params: WatchRowsParams, table: Table) -> list[GroupedSums]:
+        """The moments of each check."""
+        return [query_check(check, table).data_request() for check in params.checks]
+
     def read_blocks(self, query: WatchQuery, blocks: Sequence[str]) -> Sequence[str]:
         """The block that the query names; it must be one that was charged."""
         if query.block is None:

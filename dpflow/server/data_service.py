@@ -27,7 +27,7 @@ from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.table_description import describe_columns, describe_table
-from dpflow.engine.planning.precheck import SOURCE_AWAY, check_source
+from dpflow.engine.planning.precheck import SOURCE_AWAY, find_source_fault
 from dpflow.engine.releases.execute import (
     SEALED_REQUEST,
     check_scope,
@@ -200,7 +200,7 @@ class DataService:
         require_certified(plan, self._ledger)
         refusal = self._ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)
         # What keeps a source away names its place.
-        away = SOURCE_AWAY if check_source(plan) else ""
+        away = SOURCE_AWAY if find_source_fault(plan) else ""
         return refusal or away or "the ledger would accept it now"
 
     def _plan_release(self, caller: Caller, body: Body) -> tuple[Plan, RunIdentity]:

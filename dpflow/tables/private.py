@@ -106,14 +106,15 @@ class PrivateTable:
         """
         return self._backend.column_types(self.declaration.columns if names is None else names)
 
-    def check_schema(self) -> None:
-        """Check every declared column against the catalog; reads no row.
+    def check_schema(self, blocks: Sequence[str] = ()) -> None:
+        """Check every declared column, the condition and these blocks against the catalog; reads no row.
 
         Raises:
             TableUnreadable: file, relation or column missing, or a type that cannot be used.
             TableBusy: another process is writing the file.
+            PlanRefused: a block that its column cannot hold.
         """
-        self._backend.check_schema()
+        self._backend.check_schema(blocks)
 
     def check_request(
         self, statistic: DataRequest | GroupMoments | GroupEstimates, blocks: Sequence[str] = ()

@@ -156,10 +156,10 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with inside(folder):
         monkeypatch.setattr(sys, "stdout", screen)
         monkeypatch.setattr(sys, "argv", ["dpflow", "init", "visits.duckdb"])
-        from dpflow.cli import main
+        from dpflow.cli.commands import run_app
 
         with pytest.raises(SystemExit) as end:
-            main()
+            run_app()
     assert end.value.code == 0
     seen = screen.getvalue()
     assert "one guarantee protects all rows" in seen and "have no two ends" in seen

@@ -52,7 +52,7 @@ from dpflow.core.accounting.events import DiscreteGaussian
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NONE, Result
 from dpflow.core.contract.totals import MeanTotal, TermTotal
-from dpflow.engine.planning.precheck import check_source
+from dpflow.engine.planning.precheck import find_source_fault
 from dpflow.engine.releases.choose_bounds import BoundsChooser
 from dpflow.engine.releases.execute import release_all
 from dpflow.engine.releases.plan import Plan
@@ -163,7 +163,7 @@ def _check_sources(parts: Sequence[PartPlan]) -> str:
     """
     for part in parts:
         try:
-            problem = check_source(part.plan)
+            problem = find_source_fault(part.plan)
         except (PlanRefused, UnknownName) as error:
             raise refusal_of(error, find_misfit(part.part, part.plan.request.blocks)) from None
         if problem:

@@ -86,6 +86,12 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
         """Columns that it needs beside the declared ones, as `Mechanism.computed_columns`."""
         return {}
 
+    def fixed_requests(self, params: P, table: Table) -> Sequence[DataRequest] | None:
+        """All that it asks of the rows, whatever it is asked: checked before it is charged. None where
+        questions choose, so that every declared column is checked.
+        """
+        return None
+
     def read_blocks(self, query: Q, blocks: Sequence[str]) -> Sequence[str]:
         """Which blocks one query reads, of those that the session was charged for; none means the
         whole table. Raises `InvalidInput` for another one.

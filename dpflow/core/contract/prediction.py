@@ -102,6 +102,9 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
             )
         return Approximate(amounts.to_units_up(epsilon, _GRID) * _GRID, params.delta)
 
+    def fixed_requests(self, params: P, table: Table) -> tuple[Records]:
+        return (self.training_records(params, table),)
+
     def open(self, params: P, table: Table, source: Source) -> State:
         return State({"answered": 0})
 

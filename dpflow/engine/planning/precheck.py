@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpflow.core.contract.interactive import InteractiveMechanism
-from dpflow.core.contract.mechanism import Mechanism
 from dpflow.engine.releases.execute import check_scope, require_certified
 from dpflow.engine.releases.make_plan import fit_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
+from dpflow.engine.releases.source_check import check_source
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import MissingExtra, TableError
 from dpflow.ledger import Ledger
@@ -33,22 +33,20 @@ def forecast(plan: Plan, ledger: Ledger, registry: Registry | None = None) -> st
     check_scope(plan, ledger)
     require_certified(plan, ledger)
     refusal = ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)
-    return refusal or check_source(plan) or "the ledger would accept it now"
+    return refusal or find_source_fault(plan) or "the ledger would accept it now"
 
 
 @errors_end_here
-def check_source(plan: Plan) -> str:
-    """Types and names of a plan against its source's catalogue, as the release itself checks them before
-    it is charged: what keeps the source from being opened now, or "".
+def find_source_fault(plan: Plan) -> str:
+    """What keeps a plan's source from being opened now, or "", after its catalogue was checked as before
+    the charge.
 
-    Raises `PlanRefused` or `UnknownName` where they do not fit.
+    Raises `PlanRefused` or `UnknownName` where plan and catalogue do not fit.
     """
-    if not isinstance(plan.mechanism, Mechanism):
-        return ""
     private = PrivateTable(plan.table, plan.request.where)
-    statistic = plan.mechanism.data_request(plan.params, plan.table)
     try:
-        private.check_request(statistic, plan.request.blocks)
+        with private.hold_open():
+            check_source(plan, private)
     except (TableError, MissingExtra) as error:
         return f"{SOURCE_AWAY}: {error}"
     return ""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt, published_release
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
+from dpflow.engine.releases.source_check import check_source
 from dpflow.engine.releases.total_intervals import find_totals
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import PlanRefused
@@ -154,42 +154,8 @@ def _check_table(
         return _Checked(private)
     certifiers = require_certified(plan, ledger)
     open_tables.enter_context(private.hold_open())
-    _check_grids(plan, private)
-    statistic = plan.mechanism.data_request(plan.params, plan.table)
-    private.check_request(statistic, plan.request.blocks)
+    check_source(plan, private)
     return _Checked(private, data_names(plan, ledger, private), certifiers)
-
-
-def _check_grids(plan: Plan, private: PrivateTable) -> None:
-    """Raises `PlanRefused` where bounds do not fit a column's type: dates bounded by numbers, numbers
-    by dates, fractions that would be rounded to few whole numbers because nobody declared their step.
-    The types are public; a plan is made without them.
-    """
-    coarse, bounded = plan.coarse_grids(), plan.bounded_columns()
-    # Only these: what else is declared need not be there. A computed column has no type of its own.
-    stored = [name for name, column in bounded.items() if column.expression is None]
-    types = private.column_types(stored) if stored else {}
-    for name, kind in types.items():
-        if name in coarse and _holds_fractions(kind):
-            raise PlanRefused(
-                f"{plan.request.name} reads column {name}, which holds {kind}{coarse[name]}"
-            )
-        # What a search found is in days, whatever the column's type.
-        holds_times, declared = kind.upper().startswith(("DATE", "TIMESTAMP")), bounded[name]
-        if holds_times != declared.bounds_are_times and not plan.request.bounds:
-            advice = (
-                "write them as dates, such as lower: 2013-01-01"
-                if holds_times
-                else "write them as numbers, in the column's own unit"
-            )
-            raise PlanRefused(
-                f"{plan.request.name} reads column {name}, which holds {kind}, and its bounds are "
-                f"{'numbers' if holds_times else 'dates'}; {advice}"
-            )
-
-
-def _holds_fractions(kind: str) -> bool:
-    return kind in ("DOUBLE", "FLOAT") or re.search(r"^DECIMAL\(\d+,\s*[1-9]", kind) is not None
 
 
 def _make_charge(

@@ -38,6 +38,7 @@ from dpflow.engine.releases.execute import (
 from dpflow.engine.releases.plan import Plan, digest
 from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.source_check import check_source
 from dpflow.engine.sessions import nested_release
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.score_readers import ScoreReaders
@@ -63,7 +64,7 @@ def charge_session(
         its id, and the principal who asks.
 
     Raises:
-        BudgetExceeded, PlanRefused, SessionClosed: as `Session.open`.
+        BudgetExceeded, PlanRefused, SessionClosed, TableError: as `Session.open`.
     """
     mechanism = plan.mechanism
     if not isinstance(mechanism, InteractiveMechanism):
@@ -73,8 +74,13 @@ def charge_session(
     # Whoever resumes draws answers, too.
     certifiers = require_certified(plan, ledger)
     key = run_identity.key(plan)
+    names = list[str]()
     # Who resumes needs no catalogue to be in reach: the names are those of the first time.
-    names = [] if ledger.find(key) else data_names(plan, ledger, PrivateTable(plan.table))
+    if ledger.find(key) is None:
+        private = PrivateTable(plan.table, plan.request.where)
+        with private.hold_open():
+            check_source(plan, private)
+            names = data_names(plan, ledger, private)
     session = ledger.open_session(
         key,
         event=plan.event,
@@ -142,6 +148,7 @@ class Session:
             PlanRefused: the plan is a one-shot release, or partitions its data into other groups
             than the first session did.
             SessionClosed: a gate on the same data is open.
+            TableError: the source cannot be opened, or lacks what is declared; nothing was charged.
         """
         return cls(*charge_session(plan, ledger, run_identity), plan, ledger, registry)
 
@@ -470,8 +477,8 @@ class Session:
         require_certified(inner, self._ledger)
         state, left = nested_release.spend_reserve(self._plan, inner, held.state)
         private = PrivateTable(inner.table, inner.request.where)
-        statistic = inner.mechanism.data_request(inner.params, inner.table)
-        private.check_request(statistic, inner.request.blocks)
+        with private.hold_open():
+            check_source(inner, private)
         snapshot = self._ledger.commitment(private.data_identity(), "snapshot")
         result = draw_result(inner, private, failures)
         epsilon, delta = inner.privacy_cost()

@@ -77,8 +77,10 @@ class QueryBackend(ABC):
         """The types of these declared columns, as the source names them, from the catalogue alone."""
 
     @abstractmethod
-    def check_schema(self) -> None:
-        """Refuse declared columns that are missing, or of types that cannot be used so."""
+    def check_schema(self, blocks: Sequence[str] = ()) -> None:
+        """Refuse declared columns that are missing, or of types that cannot be used so, and blocks that
+        their column cannot hold.
+        """
 
     @abstractmethod
     def check_request(

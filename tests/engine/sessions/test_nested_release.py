@@ -220,3 +220,13 @@ def test_the_reserve_is_part_of_the_gates_price(tiny: Tiny, ledger: Ledger) -> N
     assert session.ask({"release": keys})["reserve_delta_left"] == "1e-7"
     with pytest.raises(BudgetExceeded, match="delta 3e-7, and"):
         session.ask({"release": keys | {"revision": 2}})
+
+
+def test_a_release_inside_is_checked_as_any(tiny: Tiny, ledger: Ledger) -> None:
+    """Bounds without a step for a column of fractions are refused, and the reserve stays."""
+    tiny.fill(ROWS.replace("i % 2 AS sick", "0.5::DOUBLE AS sick"))
+    session = opened(tiny, ledger, **RESERVE)
+    params = {"epsilon": "0.4", "column": "sick"}
+    with pytest.raises(PlanRefused, match="declare step"):
+        session.ask(count(mechanism="sum", params=params))
+    assert session.remaining()["answered"] == 0

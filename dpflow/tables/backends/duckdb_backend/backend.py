@@ -98,8 +98,8 @@ class DuckDBBackend(QueryBackend):
         with self._open_query(()) as reading:
             return {name: reading.column(name).type for name in names}
 
-    def check_schema(self) -> None:
-        with self._open_query(()) as reading:
+    def check_schema(self, blocks: Sequence[str] = ()) -> None:
+        with self._open_query(blocks) as reading:
             for name, column in self.table.columns.items():
                 # Only what each call refuses matters here: its SQL is not run.
                 if column.lower is not None:

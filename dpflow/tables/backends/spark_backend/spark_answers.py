@@ -148,8 +148,8 @@ class SparkBackend(QueryBackend):
         with self._open_query(()) as reading:
             return {name: reading.column(name).type for name in names}
 
-    def check_schema(self) -> None:
-        with self._open_query(()) as reading:
+    def check_schema(self, blocks: Sequence[str] = ()) -> None:
+        with self._open_query(blocks) as reading:
             for name, column in self.table.columns.items():
                 if column.parts is not None:
                     reading.key_parts(name)

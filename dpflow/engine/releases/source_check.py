@@ -1,0 +1,69 @@
+"""What the catalogue of a source refuses of a plan, checked before the plan is charged. No row is read."""
+
+from __future__ import annotations
+
+import re
+
+from dpflow.core.contract.estimators import SqlEstimator
+from dpflow.core.contract.gate import Gate
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import GroupEstimates
+from dpflow.engine.releases.plan import Plan
+from dpflow.errors import PlanRefused
+from dpflow.tables.private import PrivateTable
+
+
+def check_source(plan: Plan, private: PrivateTable) -> None:
+    """Check a release's request, or of a session all that its questions may read.
+
+    Raises:
+        TableUnreadable: file, relation or column missing, or a type that cannot be used.
+        TableBusy: the source cannot be opened now.
+        PlanRefused, UnknownName: the plan does not fit the declaration or the types.
+        NotSealed: blocks are sealed, and the place for them cannot be used.
+    """
+    mechanism, blocks = plan.mechanism, plan.request.blocks
+    if isinstance(mechanism, Mechanism):
+        _check_grids(plan, private)
+        private.check_request(mechanism.data_request(plan.params, plan.table), blocks)
+        return
+    requests = mechanism.fixed_requests(plan.params, plan.table)
+    if requests is None:
+        private.check_schema(blocks)
+    for request in requests or ():
+        private.check_request(request, blocks)
+    metric = mechanism.find_metric(plan.params) if isinstance(mechanism, Gate) else None
+    if metric is not None and isinstance(metric.estimator, SqlEstimator):
+        private.check_request(GroupEstimates(2, metric.estimator.sql), blocks)
+
+
+def _check_grids(plan: Plan, private: PrivateTable) -> None:
+    """Raises `PlanRefused` where bounds do not fit a column's type: dates bounded by numbers, numbers
+    by dates, fractions that would be rounded to few whole numbers because nobody declared their step.
+    The types are public; a plan is made without them.
+    """
+    coarse, bounded = plan.coarse_grids(), plan.bounded_columns()
+    # Only these: what else is declared need not be there. A computed column has no type of its own.
+    stored = [name for name, column in bounded.items() if column.expression is None]
+    types = private.column_types(stored) if stored else {}
+    for name, kind in types.items():
+        if name in coarse and _holds_fractions(kind):
+            raise PlanRefused(
+                f"{plan.request.name} reads column {name}, which holds {kind}{coarse[name]}"
+            )
+        # What a search found is in days, whatever the column's type.
+        holds_times, declared = kind.upper().startswith(("DATE", "TIMESTAMP")), bounded[name]
+        if holds_times != declared.bounds_are_times and not plan.request.bounds:
+            advice = (
+                "write them as dates, such as lower: 2013-01-01"
+                if holds_times
+                else "write them as numbers, in the column's own unit"
+            )
+            raise PlanRefused(
+                f"{plan.request.name} reads column {name}, which holds {kind}, and its bounds are "
+                f"{'numbers' if holds_times else 'dates'}; {advice}"
+            )
+
+
+def _holds_fractions(kind: str) -> bool:
+    return kind in ("DOUBLE", "FLOAT") or re.search(r"^DECIMAL\(\d+,\s*[1-9]", kind) is not None
