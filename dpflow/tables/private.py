@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,7 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
-from dpflow.tables.backends import BlockSeal, find_backend
-from dpflow.tables.backends.duckdb_backend.requests import holdout_groups
+from dpflow.tables.backends import BUILT_IN_BACKENDS, BlockSeal, QueryBackend, find_backend
 from dpflow.tables.language import conditions, expressions
 
 #: The largest grid integer whose products, added up and multiplied by a number of rows, stay within
@@ -56,13 +56,22 @@ class PrivateTable:
             so
             (`dpflow.tables.backends.duckdb_backend.requests.partial_cache`).
 
-        Raises `PlanRefused` or `UnknownName` if the condition is not in the language.
+        Raises `PlanRefused` or `UnknownName` if the condition is not in the language, or no such backend
+        is installed.
         """
         self.declaration = declaration
         # Parsed before any file is opened: what is refused does not depend on the data.
         self._where = None if where is None else conditions.parse_condition(where, declaration)
-        self._backend = find_backend(declaration.backend)(declaration, self._where, seal)
+        self._seal = seal
+        # The code of the built-in ones waits for the first call: plans and stored answers need none.
+        if declaration.backend not in BUILT_IN_BACKENDS:
+            find_backend(declaration.backend)
         _TABLES.add(self)
+
+    @cached_property
+    def _backend(self) -> QueryBackend:
+        table = self.declaration
+        return find_backend(table.backend)(table, self._where, self._seal)
 
     def __repr__(self) -> str:
         return "internal reader of private rows; use dpflow.release / dpflow.sql"
@@ -98,7 +107,9 @@ class PrivateTable:
         """Stop what is running, from another thread: it raises `TableInterrupted`, which is
         retryable.
         """
-        self._backend.cancel()
+        # Another thread makes no backend: where there is none, nothing runs.
+        if (backend := self.__dict__.get("_backend")) is not None:
+            backend.cancel()
 
     def column_types(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """The types of these declared columns (all if left out), as the source names them; reads no
@@ -233,6 +244,9 @@ class PrivateTable:
         columns: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float64]:
         """The same, computed over rows of `grouped_rows` with a candidate's columns beside them."""
+        # Only candidates' columns need it.
+        from dpflow.tables.backends.duckdb_backend.requests import holdout_groups
+
         return holdout_groups.estimate_arrays(request, self.declaration, groups, columns)
 
 

@@ -12,7 +12,6 @@ from dpflow.catalogue import find_catalogue
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.request import require_public
 from dpflow.errors import InvalidInput
-from dpflow.tables.public.named_tables import AnswerRun, publish_view
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -33,6 +32,9 @@ def publish_answer(
     name = plan.settings.name
     if name is None:
         return None
+    # Most queries have no name.
+    from dpflow.tables.public.named_tables import AnswerRun, publish_view
+
     database = find_output(plan, name, folder)
     revision = plan.settings.revision
     run = run or ("" if revision is None else f"revision {revision}")

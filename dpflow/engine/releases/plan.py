@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -34,6 +35,14 @@ IN_RESULT = "depends on the rows; part of the result"
 FEW_POINTS = 50
 #: Of an epsilon that is computed for a report; rounded up, so it never promises too much.
 EPSILON_STEP = Fraction(1, 10**6)
+
+
+@lru_cache(maxsize=256)
+def _prove_epsilon(event: Event, delta: Fraction) -> Fraction:
+    """The least epsilon proved at ``delta``, rounded up to the step of reports. Plans, charges and receipts say it
+    of the same event.
+    """
+    return to_units_up(event.epsilon_at(delta) or Fraction(0), EPSILON_STEP) * EPSILON_STEP
 
 
 def digest(value: Any) -> str:
@@ -147,10 +156,7 @@ class Plan:
         exact, own_delta = self.event.epsilon_delta(), getattr(self.params, "delta", None)
         if exact is None or (own_delta and not exact[1]):
             delta = own_delta or Fraction(1, 10**9)
-            proved = (
-                to_units_up(self.event.epsilon_at(delta) or Fraction(0), EPSILON_STEP)
-                * EPSILON_STEP
-            )
+            proved = _prove_epsilon(self.event, delta)
             if exact is None or proved < exact[0]:
                 exact = (proved, delta)
         return exact_text(exact[0]), exact_text(exact[1])

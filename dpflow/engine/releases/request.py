@@ -17,7 +17,6 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.tables.access.declarations import load_table
-from dpflow.tables.access.file_list import is_private_file
 from dpflow.yaml_files import load_yaml
 
 
@@ -146,6 +145,9 @@ def require_public(file: Path, table: Table, what: str) -> None:
 
     It is read without a charge, and whoever may see it could see the rows beside it.
     """
+    # A stored answer is given without the code that reads rows.
+    from dpflow.tables.access.file_list import is_private_file
+
     if table.source is None and is_private_file(file, table.database):
         raise PlanRefused(
             f"{what} are public, and these are in the private table's file; put them into a file of their own"

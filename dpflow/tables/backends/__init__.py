@@ -13,9 +13,11 @@ from dpflow.lazy_names import lazy_names
 if TYPE_CHECKING:
     from dpflow.tables.backends.contract import BlockSeal as BlockSeal
     from dpflow.tables.backends.contract import QueryBackend as QueryBackend
+    from dpflow.tables.backends.discovery import BUILT_IN_BACKENDS as BUILT_IN_BACKENDS
     from dpflow.tables.backends.discovery import find_backend as find_backend
 
 _MODULES = {
+    "BUILT_IN_BACKENDS": "dpflow.tables.backends.discovery",
     "BlockSeal": "dpflow.tables.backends.contract",
     "QueryBackend": "dpflow.tables.backends.contract",
     "find_backend": "dpflow.tables.backends.discovery",

@@ -6,10 +6,11 @@ from importlib.metadata import entry_points
 
 from dpflow.errors import PluginError, UnknownName
 from dpflow.tables.backends.contract import QueryBackend
-from dpflow.tables.backends.duckdb_backend import DuckDBBackend
 
 #: The group of entry points under which distributions register a backend's class.
 GROUP = "dpflow.backends"
+#: Names of those that dpflow brings.
+BUILT_IN_BACKENDS = ("duckdb", "spark")
 
 
 def find_backend(name: str) -> type[QueryBackend]:
@@ -19,7 +20,9 @@ def find_backend(name: str) -> type[QueryBackend]:
         UnknownName: nobody registered it; the message lists close names.
         PluginError: two distributions register it, or what is registered is no backend.
     """
-    if name == DuckDBBackend.name:
+    if name == "duckdb":
+        from dpflow.tables.backends.duckdb_backend import DuckDBBackend
+
         return DuckDBBackend
     if name == "spark":
         from dpflow.tables.backends.spark_backend import SparkBackend
@@ -27,7 +30,7 @@ def find_backend(name: str) -> type[QueryBackend]:
         return SparkBackend
     points = [point for point in entry_points(group=GROUP) if point.name == name]
     if not points:
-        known = {DuckDBBackend.name, "spark", *(point.name for point in entry_points(group=GROUP))}
+        known = {*BUILT_IN_BACKENDS, *(point.name for point in entry_points(group=GROUP))}
         raise UnknownName("query backend", name, known)
     if len(points) > 1:
         raise PluginError(f"two distributions register a query backend called {name!r}; remove one")

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import duckdb
-
 from dpflow.errors import InvalidInput
 from dpflow.tables.public.query_process import RowTable
 
@@ -34,6 +32,9 @@ def load_public_table(file: Path) -> RowTable:
     Raises:
         InvalidInput: the file cannot be read, has no such suffix, or too many rows.
     """
+    # Most queries join no public table.
+    import duckdb
+
     reader = _READERS.get(file.suffix.lower())
     if reader is None:
         raise InvalidInput(

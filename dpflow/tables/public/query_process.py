@@ -15,10 +15,9 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import duckdb
 
 from dpflow.errors import QueryStopped
 from dpflow.tables.public import query_worker
@@ -159,7 +158,9 @@ class QueryProcess:
             if self._process.poll() is None:
                 return self._process
             self._stop()
-        folder = str(Path(duckdb.__file__).parents[1])
+        package = find_spec("duckdb")
+        assert package is not None and package.origin is not None
+        folder = str(Path(package.origin).parents[1])
         arguments = (folder, _MEMORY, str(MAX_ADDRESS_SPACE), str(int(MAX_SECONDS) + 5))
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", query_worker.__file__, *arguments],

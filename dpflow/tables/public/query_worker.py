@@ -14,6 +14,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import IO, Any
 
 #: The schema of the tables that a request brings.
@@ -71,10 +72,9 @@ def import_duckdb() -> Any:
     name.
     """
     try:
-        import _duckdb as duckdb
+        return import_module("_duckdb")
     except ImportError:
-        import duckdb
-    return duckdb
+        return import_module("duckdb")
 
 
 class RejectedPart(Exception):
