@@ -52,7 +52,8 @@ class Events:
     value: str
 
 
-#: Orders with few heavy customers. The shop takes no more than ten a month of one customer, 60 in all.
+#: Orders with few heavy customers. The shop takes no more than ten in 30 days of one customer, 60 in all; a month or a week
+#: may touch two of these periods.
 SHOP = Events(
     "shop",
     """
@@ -72,7 +73,7 @@ SHOP = Events(
         "contribution_bounds": {"rows": 10},
         "max_contributions": {
             "rows": 60,
-            "rows_per_group": {"day": {"month": 10, "week": 10}},
+            "rows_per_group": {"day": {"month": 20, "week": 20}},
             "within_bounds": ["price"],
         },
         "columns": {
@@ -92,7 +93,7 @@ SHOP = Events(
     "channel = 'web'",
     "price",
 )
-#: Visits of patients, of whom a few come every month; nobody comes more often.
+#: Visits of patients, of whom a few come once in every 30 days; nobody comes more often.
 CLINIC = Events(
     "clinic",
     """
@@ -108,7 +109,7 @@ CLINIC = Events(
         "max_contributions": {
             "rows": 12,
             "groups": {"site": 1},
-            "rows_per_group": {"day": {"month": 1}},
+            "rows_per_group": {"day": {"month": 2, "week": 2}},
             "within_bounds": ["minutes"],
         },
         "columns": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -40,6 +41,21 @@ def test_a_false_maximum_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     frame = setting.ask(question, "2")
     exact = setting.read_exactly(question)[0].reindex(frame.index)
     assert ((frame["n_low"] <= exact) & (exact <= frame["n_high"])).mean() < 0.5
+
+
+@pytest.mark.parametrize("events", [contributions.CLINIC, contributions.SHOP])
+def test_declared_maxima_are_true(events: contributions.Events) -> None:
+    """No unit has more rows than everybody is said to know, in a month, in a week and in all."""
+    largest, unit = events.declaration["max_contributions"], events.declaration["privacy_unit"]
+    limits = {f"date_trunc('{p}', day)": n for p, n in largest["rows_per_group"]["day"].items()}
+    with duckdb.connect() as connection:
+        connection.execute(f"CREATE TABLE events AS {events.statement}")
+        for grouping, limit in {**limits, "1": largest["rows"]}.items():
+            sizes = (
+                f"SELECT {unit['column']}, {grouping} AS k, count(*) AS n FROM events GROUP BY ALL"
+            )
+            ((most,),) = connection.execute(f"SELECT max(n) FROM ({sizes})").fetchall()
+            assert most <= limit
 
 
 def make_cells(kind: str) -> Cells:
