@@ -188,7 +188,9 @@ class _Quantiles(Mechanism[P]):
         keys = self.group_keys(params, table)
         draws, rank = self.plan_draws(params, table), math.ceil(self.rank_error(params, table))
         groups = answer.split(len(keys))
+        source.begin_part(params.epsilon * COUNTING)
         least_rows = _count_least_rows(groups, draws.counting, source)
+        source.begin_part(params.epsilon * (1 - COUNTING), params.delta)
         # Each quantile has its own sensitivity, hence its own rate.
         rates = {
             p: draws.epsilon / (2 * self._sensitivity(p, params, table)) for p in quantiles.values()
