@@ -27,6 +27,7 @@ from pydantic import Field, model_validator
 from dpflow.core.contract.estimators import AnyEstimator, Rows, SqlEstimator
 from dpflow.core.contract.strict_models import Exact, Strict
 from dpflow.engine.sessions import mlflow_models
+from dpflow.engine.sessions.model_identity import digest_model
 from dpflow.engine.sessions.model_parts import find_odd_part
 from dpflow.engine.sessions.row_wise_models import make_row_wise
 from dpflow.errors import InvalidInput
@@ -154,9 +155,10 @@ class Submission(Strict):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A loaded submission. ``digest`` covers model or predictions, columns and the estimator with its
-    options, and neither name, claim nor place. ``predicts_rows_alone``: whether a row's prediction is the same bit for
-    bit whatever other rows are predicted with it.
+    """A loaded submission. ``digest`` covers what a model is made of or a table's predictions, columns and
+    the estimator with its options, and neither name, claim, place nor how a file is written.
+    ``predicts_rows_alone``: whether a row's prediction is the same bit for bit whatever other rows are
+    predicted with it.
     """
 
     submission: Submission
@@ -231,14 +233,14 @@ def load_candidate(submission: Submission) -> Candidate:
         predict, score = table.predict, table.score
     elif submission.file is not None or submission.model is not None:
         file = submission.file or _find_registered(submission)
-        model, data, alone = _load_row_wise(submission, file)
+        model, identity, alone = _load_row_wise(submission, file)
         # Each of one length, so that no two make the text of a third.
-        about.update(b"\0" + hashlib.sha256(data).digest())
+        about.update(b"\0" + identity)
         predict, score = _make_predictor(submission, model), _make_scorer(submission, model)
     if submission.rival is not None:
-        other, data, rival_alone = _load_row_wise(submission, submission.rival)
+        other, identity, rival_alone = _load_row_wise(submission, submission.rival)
         alone = alone and rival_alone
-        about.update(b"\0\0" + hashlib.sha256(data).digest())
+        about.update(b"\0\0" + identity)
         rival = _make_predictor(submission, other)
     return Candidate(submission, about.hexdigest(), predict, score, rival, alone)
 
@@ -252,16 +254,15 @@ def _find_registered(submission: Submission) -> Path:
 
 
 def _load_row_wise(submission: Submission, file: Path) -> tuple[Any, bytes, bool]:
-    """A model, as one that predicts each row alone if there is such a one, the bytes of its file, and
-    whether there is.
+    """A model, as one that predicts each row alone if there is such a one, its identity, and whether
+    there is.
     """
-    model, data = _load_model(submission, file)
-    row_wise = make_row_wise(model)
-    return (model, data, False) if row_wise is None else (row_wise, data, True)
+    model = _load_model(submission, file)
+    identity, row_wise = digest_model(model), make_row_wise(model)
+    return (model, identity, False) if row_wise is None else (row_wise, identity, True)
 
 
-def _load_model(submission: Submission, file: Path) -> tuple[Any, bytes]:
-    """A model and the bytes of its file."""
+def _load_model(submission: Submission, file: Path) -> Any:
     with require_extra("gate", "a candidate"), warnings.catch_warnings():
         # At import it looks into every loaded module, where deprecated names complain.
         warnings.simplefilter("ignore")
@@ -290,7 +291,7 @@ def _load_model(submission: Submission, file: Path) -> tuple[Any, bytes]:
             f"candidate {submission.name}: {odd} in {file} is not as scikit-learn fits it; save a fitted estimator as it is"
         )
     _require_features(submission, model, file)
-    return model, data
+    return model
 
 
 def _require_features(submission: Submission, model: Any, file: Path) -> None:

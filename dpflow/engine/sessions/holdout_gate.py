@@ -274,11 +274,13 @@ def _challenge_champion(
         return {}, _act("exhausted", "the gate has no answer left")
     if answer["verdict"] == "none":
         return answer, _act("no", "the comparison failed")
+    if other := _find_other_question(answer, standing, promoter):
+        outcome = "no" if answer["verdict"] == "yes" else "not_better"
+        result = "was better" if answer["verdict"] == "yes" else "was not better"
+        why = f"it challenged once already, {other}, and {result}; submit it to another session"
+        return answer, _act(outcome, why)
     if answer["verdict"] != "yes":
         return answer, _act("not_better", f"not better than version {standing.version}")
-    if answer["champion"] != standing.digest:
-        why = "it beat another champion than the one of now; submit it to another session"
-        return answer, _act("no", why)
     # Comparing took long: meanwhile another team may have promoted a model that this one never met.
     if promoter.find_champion() != standing:
         why = "another champion was promoted meanwhile; submit it to another session"
@@ -289,6 +291,18 @@ def _challenge_champion(
     moved = {"comparison": compared, "replaced": standing.version}
     promoter.promote(candidate, dict(record) | proof | moved)
     return answer, _act("promoted", f"better than version {standing.version}")
+
+
+def _find_other_question(answer: Mapping[str, Any], standing: Champion, promoter: Promotes) -> str:
+    """How a stored answer's question differs from whether the champion of now is beaten by better_by;
+    "" if it does not, or nothing was answered.
+    """
+    if answer["verdict"] not in ("yes", "no"):
+        return ""
+    if answer["champion"] != standing.digest:
+        return "against another champion"
+    former, now = Fraction(answer["better_by"]), promoter.better_by
+    return "" if former == now else f"with better_by {float(former):g} instead of {float(now):g}"
 
 
 def review_champion(session: Session, promoter: Promotes) -> dict[str, Any]:
@@ -315,6 +329,11 @@ def review_champion(session: Session, promoter: Promotes) -> dict[str, Any]:
                     f"version {standing.version} replaced none that can be scored again, so nothing can be compared with it"
                 )
             answer = session.challenge(predecessor, champion, promoter.better_by)
+            if other := _find_other_question(answer, standing, promoter):
+                raise InvalidInput(
+                    f"the version before {standing.version} challenged once already in this session, {other}; review with "
+                    f"another session"
+                )
             fell = answer["verdict"] == "yes"
         else:
             answer = session.ask(champion.query(), champion)

@@ -213,15 +213,15 @@ class Session:
         """Whether a candidate beats a champion by more than ``better_by`` on fresh data, by the
         session's metric on the same rows: yes or no, or the stored answer.
 
-        A candidate challenges once in a session: whoever is champion by then, the answer is the
-        stored one, and its ``champion`` says whom it was about.
+        A candidate challenges once in a session: whoever is champion by then and whatever is asked of
+        it, the answer is the stored one, and its ``champion`` and ``better_by`` say what it was about.
 
         Raises:
             PlanRefused: the session fixes no metric.
             SessionClosed: no answer is left.
         """
         mechanism, query = self._comparison(candidate, champion, better_by)
-        name = digest([self.id, "challenge", candidate.digest, str(better_by)])
+        name = digest([self.id, "challenge", candidate.digest])
         answer = partial(self._answer_query, mechanism, query, candidate, champion=champion)
         return self._answer_once(name, answer)
 
@@ -456,7 +456,7 @@ class Session:
             if mechanism.locks_dataset:
                 body["snapshot"] = snapshot
             if champion is not None:
-                body["champion"] = champion.digest
+                body |= {"champion": champion.digest, "better_by": str(query.better_by)}
             # What cannot be stored is an impossible value, too.
             json.dumps([body, after.data], allow_nan=False)
             return Verdict(body, verdict.closed), after

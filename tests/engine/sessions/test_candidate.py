@@ -196,6 +196,9 @@ def test_no_two_submissions_share_a_digest(tiny: Tiny) -> None:
     rows = {"age": np.arange(60.0)}
     assert one.predict(rows).tolist() == two.rival(rows).tolist()
     assert one.digest != two.digest
+    # What else is in its file is no part of a model.
+    alone = load_candidate(Submission.model_validate(given | {"file": second}))
+    assert alone.digest == one.digest
 
 
 def test_estimators_by_name(tiny: Tiny, gate: Session) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -78,11 +80,65 @@ def test_only_the_better_one_replaces_the_champion(tiny: Tiny, table: Path) -> N
     ]  # fmt: skip
     assert "claim" not in said[0] and said[2]["failures_left"] == 3
     again = [judge(session, one, registry) for one in asked]
-    assert again[1]["promotion"].startswith("not better") and again[1]["outcome"] == "not_better"
+    # It never met version 2.
+    assert again[1]["outcome"] == "not_better"
+    assert again[1]["promotion"].startswith("it challenged once already, against another champion")
     assert again[2]["promotion"] == "it is the champion"
     assert len(registry.records) == 2 and registry.records[1]["replaced"] == "1"
     with pytest.raises(InvalidInput, match="name the registered model"):
         judge(session, about("a"))
+
+
+def test_another_better_by_is_no_second_challenge(tiny: Tiny, table: Path) -> None:
+    """The stored answer stands and spends nothing: a yes by more than .05 moves no alias that asks for
+    more, and a no stays one.
+    """
+    session, registry = open_gate(tiny, **DUEL), MemoryRegistry()
+    judge_all([lambda: session], [about("a"), about("c")], registry)
+    left = session.remaining()["queries_left"]
+    champion = registry.champion
+    registry.better_by = Fraction(3, 10)
+    lost = judge(session, about("c"), registry)
+    assert (lost["verdict"], lost["outcome"]) == ("no", "not_better")
+    assert "with better_by 0 instead of 0.3, and was not better" in lost["promotion"]
+    assert session.remaining()["queries_left"] == left
+    registry.better_by, moves = Fraction(0), registry.promote
+    registry.promote = lambda *_: None  # type: ignore[method-assign]  # it dies before the alias moves
+    judge(session, about("b"), registry)
+    registry.promote, registry.better_by = moves, Fraction(3, 10)  # type: ignore[method-assign]
+    won = judge(session, about("b"), registry)
+    assert (won["verdict"], won["outcome"], registry.champion) == ("yes", "no", champion)
+    assert "with better_by 0 instead of 0.3, and was better" in won["promotion"]
+    assert session.remaining()["queries_left"] == left - 1
+
+
+def test_a_model_that_lost_is_no_new_challenger_under_another_claim(
+    tiny: Tiny, table: Path
+) -> None:
+    """Each claim is a question, and the comparison is the one that it lost: no second draw."""
+    session, registry = open_gate(tiny, **PARAMS), MemoryRegistry()
+    judge(session, about("a", claim="0.6"), registry)
+    left = [session.remaining()["queries_left"]]
+    for claim in ("0.2", "0.19", "0.18", "0.17"):
+        lost = judge(session, about("c", claim=claim), registry)
+        assert (lost["verdict"], lost["outcome"]) == ("yes", "not_better")
+        left.append(session.remaining()["queries_left"])
+    assert [before - after for before, after in pairwise(left)] == [2, 1, 1, 1]
+    assert len(registry.records) == 1
+
+
+def test_a_review_is_no_answer_about_another_champion(tiny: Tiny, table: Path) -> None:
+    """In the session in which the former version won against a third one, its stored yes says nothing
+    about the champion of now, and rolls nothing back.
+    """
+    tiny.fill(ROWS.format(a=6, b=9))
+    session, registry = open_gate(tiny, **DUEL), MemoryRegistry()
+    said = judge_all([lambda: session], [about("c"), about("a"), about("b")], registry)
+    assert [verdict["outcome"] for verdict in said] == ["promoted"] * 3
+    champion = registry.champion
+    with pytest.raises(InvalidInput, match="against another champion; review with another session"):
+        review_champion(session, registry)
+    assert registry.champion == champion
 
 
 def test_fresh_rows_roll_back(tiny: Tiny, table: Path) -> None:

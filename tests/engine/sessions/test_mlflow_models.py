@@ -85,6 +85,18 @@ def test_a_logged_model_is_a_candidate_by_each_of_its_uris(
     assert client.list_artifacts(logged.run_id, "dpflow")
 
 
+def test_a_model_that_is_logged_twice_is_one_candidate(tiny: Tiny, registry: str) -> None:
+    """Its second file has other bytes; the verdict is the stored one and no question is spent."""
+    models = [log(LogisticRegression(), serialization_format="skops") for _ in range(2)]
+    first, second = (find_file(model.model_uri, registry) for model in models)
+    assert first != second and first.read_bytes() != second.read_bytes()
+    shared = {"label": "sick", "features": ["a"], "tracking_uri": registry}
+    gate = ModelGate(open_gate(tiny), defaults=shared)
+    verdicts = [gate.submit(model.model_uri, "0.98") for model in models]
+    assert len({verdict["candidate"] for verdict in verdicts}) == 1
+    assert [verdict["queries_left"] for verdict in verdicts] == [19, 19]
+
+
 def test_the_alias_goes_to_the_submitted_version_with_tags_of_one_verdict(
     tiny: Tiny, registry: str
 ) -> None:
