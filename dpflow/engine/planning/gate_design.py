@@ -375,8 +375,8 @@ def _explain_refusal(
     is_mean = _is_mean(wishes, registry)
     if not options:
         return (
-            f"no gate compares champions by {wishes.metric.estimator}, which is no mean of scores of rows; ask question: claim, "
-            f"or take another metric"
+            f"no gate plans for champions by {wishes.metric.estimator}, which is no mean of scores of rows; open "
+            f"reusable_holdout with it, which compares estimates of groups of units, ask question: claim, or take another metric"
         )
     confidence = float(wishes.confidence)
 

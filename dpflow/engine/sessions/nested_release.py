@@ -67,7 +67,7 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
     if _find_reserve(gate) is None:
         raise PlanRefused(
             f"{gate.request.name} keeps nothing for other releases, and while it is open nothing else reads its data; open a "
-            f"gate with reserve: {{epsilon: ...}}, which is then part of its own epsilon"
+            f"reusable_holdout with reserve: {{epsilon: ...}}, which is then part of its own epsilon"
         )
     try:
         inner = Inner.model_validate(dict(given))
