@@ -290,3 +290,51 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
         ReusableHoldoutOperator(
             task_id="g", session=session, candidates=[], branches={"maybe": "x"}
         )
+
+
+def test_a_yes_that_is_not_better_deploys_nothing(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim of a worse model is plausible, and the branch is that of its outcome."""
+    from airflow_names import SkipMixin
+    from holdout_gates import MemoryRegistry
+
+    from dpflow.airflow import ReusableHoldoutOperator
+    from dpflow.engine.sessions import model_promotion
+    from dpflow.tables.access.declarations import load_table
+
+    tiny.fill(
+        "CREATE TABLE visits AS SELECT 'p' || i AS person, 0.7 AS good, 0.3 AS bad FROM range(4000) t(i)"
+    )
+    score = {"lower": 0, "upper": 1, "step": "0.1"}
+    table = tiny.declare(
+        protects="unit", contribution_bounds={"rows": 1}, columns={"good": score, "bad": score},
+        block=None, holdout=True,
+    )  # fmt: skip
+    Ledger(tiny.ledger).grant(
+        "gate", 40, 0, filter="basic", table=load_table(table), principal="o", confirm_large=True
+    )
+    params = {"metric": "column_mean", "threshold": "0.05", "epsilon": "40", "queries": 9}
+    session = {"name": "g", "mechanism": "gate", "table": "visits.yml", "scope": "gate", "params": params}  # fmt: skip
+    kept, registry = list[list[str]](), MemoryRegistry()
+    monkeypatch.setattr(
+        SkipMixin, "skip_all_except", lambda self, ti, ids: kept.append(list(ids or []))
+    )
+    monkeypatch.setattr(model_promotion, "Promoter", lambda **_: registry)
+    instance = {
+        "task": SimpleNamespace(dag=SimpleNamespace(task_group_dict={})),
+        "xcom_push": lambda key, value: None,
+    }
+
+    def run(column: str, claim: str) -> str:
+        operator = ReusableHoldoutOperator(
+            task_id="gate",
+            session=session,
+            candidates=[{"name": column, "features": [column], "claim": claim}],
+            promote={"model": "m", "alias": "champion", "tracking_uri": "x"},
+            branches={"promoted": "deploy", "not_better": "rethink", "no": "tell"},
+        )
+        return str(operator.execute(context(tiny, **instance))[0]["verdict"])
+
+    assert [run("good", "0.7"), run("bad", "0.3"), run("bad", "0.6")] == ["yes", "yes", "no"]
+    assert kept == [["deploy"], ["rethink"], ["tell"]] and len(registry.records) == 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pytest
 import yaml
-from page_runner import examples
 from typer.testing import CliRunner, Result
 
 from dpflow.cli import app
@@ -94,27 +93,6 @@ def test_a_pipeline_branches_on_the_exit_code(tiny: Tiny, file: Path) -> None:
     assert len(Ledger(tiny.ledger).releases()) == 1
 
 
-@pytest.mark.parametrize("claim, code", [("0.7", 0), ("0.9", 1)])
-def test_the_workflow_of_the_page_runs(
-    tiny: Tiny, file: Path, monkeypatch: pytest.MonkeyPatch, claim: str, code: int
-) -> None:
-    """Its commands, with the environment that it sets: a job fails unless a candidate passes."""
-    page = Path(__file__).parents[2] / "docs" / "how-to" / "gate-models.md"
-    (text,) = (one.text for one in examples(page) if "model-gate.yml" in (one.title or ""))
-    job = yaml.safe_load(text)["jobs"]["gate"]
-    given = {"DPFLOW_LEDGER": str(tiny.ledger), "MLFLOW_TRACKING_URI": f"sqlite:///{tiny.folder}/mlflow.db"}  # fmt: skip
-    assert set(job["env"]) == set(given)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tiny.folder)
-    candidates(tiny, ("good", claim))
-    lines = [
-        shlex.split(step["run"]) for step in job["steps"] if "dpflow gate" in step.get("run", "")
-    ]
-    ended = [CliRunner().invoke(app, line[1:]).exit_code for line in lines]
-    assert ended == [0, code] and {Path(word).suffix for word in lines[1]} >= {".yml"}
-
-
 def test_the_alias_moves_from_a_pipeline(tiny: Tiny, file: Path) -> None:
     from mlflow import MlflowClient
 
@@ -144,7 +122,7 @@ def test_a_champion_in_a_file(tiny: Tiny, file: Path) -> None:
         "threshold": "0.02",
         "epsilon": "10",
         "queries": 9,
-        "failures": 2,
+        "failures": 1,
     }
     duel = mean | {"question": "champion", "threshold": 0, "better_by": "0.05"}
     file.write_text(yaml.safe_dump(GATE | {"mechanism": "gate", "params": duel}))
@@ -163,6 +141,17 @@ def test_a_champion_in_a_file(tiny: Tiny, file: Path) -> None:
     fresh.write_text(yaml.safe_dump(GATE | {"name": "fresh", "mechanism": "gate", "params": duel}))
     with pytest.raises(InvalidInput, match="leave --require out"):
         run(tiny, "submit", file, listed, "--champion", champion, "--require", "plausible")
+    # On rows where the version that it replaced is better, that one comes back, and replaced none.
+    with duckdb.connect(str(tiny.database)) as connection:
+        connection.execute("UPDATE visits SET good = 0.3, bad = 0.7")
+    done = run(tiny, "review", fresh, "--champion", champion)
+    fallen = json.loads(done.stdout)
+    assert (done.exit_code, fallen["verdict"], fallen["rolled_back"]) == (1, "no", "1")
+    content = json.loads(champion.read_text())
+    assert content["champion"] == "1"
+    assert content["versions"]["2"]["rolled_back"] == fallen["session"]
+    with pytest.raises(InvalidInput, match="version 1 replaced none"):
+        run(tiny, "review", fresh, "--champion", champion)
     champion.write_text("[]")
     with pytest.raises(InvalidInput, match="holds no champion"):
         run(tiny, "submit", file, listed, "--champion", champion)
@@ -257,6 +246,32 @@ def test_errors_are_no_answers(tiny: Tiny, file: Path, monkeypatch: pytest.Monke
     assert code("ask", missing) == 1
     poor = candidates(tiny, ("bad", "0.7"))
     assert code("gate", "submit", file, poor) == 1
+
+
+def test_what_a_retry_helps_ends_with_75(
+    tiny: Tiny, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A champion's file that cannot be written: the verdict is stored, and the same command promotes
+    once it can, for nothing.
+    """
+    from dpflow.cli.commands import run_app
+
+    folder = tiny.folder / "champions"
+    listed = candidates(tiny, ("good", "0.7"))
+    words = ("gate", "submit", file, listed, "--champion", folder / "champion.json")
+
+    def code() -> Any:
+        monkeypatch.setattr("sys.argv", ["dpflow", *map(str, words), "--ledger", str(tiny.ledger)])
+        with pytest.raises(SystemExit) as ended:
+            run_app()
+        return ended.value.code
+
+    assert code() == 75 and "submit the same again" in " ".join(capsys.readouterr().err.split())
+    left = json.loads(run(tiny, "status", file).stdout)["left"]
+    assert left["queries_left"] == 19
+    folder.mkdir()
+    assert code() == 0
+    assert json.loads(run(tiny, "status", file).stdout)["left"] == left
 
 
 def test_a_gate_on_means_in_a_pipeline(tiny: Tiny, file: Path) -> None:
