@@ -105,9 +105,29 @@ def test_every_reader_refuses_it(name: str, tmp_path: Path) -> None:
         readers()[name](file)
 
 
+def test_files_of_json_are_read_likewise(tmp_path: Path) -> None:
+    """A suite of expectations, a champion's file, tokens and certificates."""
+    from dpflow.engine.releases.certificates import read_notes
+    from dpflow.engine.sessions.champion_file import ChampionFile
+    from dpflow.quality.from_suite import read_suites
+
+    file = tmp_path / "suite.json"
+    file.write_text('{"name": "s", "expectations": [], "expectations": [{"type": "x"}]}')
+    with pytest.raises(InvalidInput, match="'expectations' is written twice"):
+        read_suites(file)
+    file.write_text('{"champion": "a", "champion": null, "versions": {}}')
+    with pytest.raises(InvalidInput, match="holds no champion"):
+        ChampionFile(file)._read()
+    file.write_text('{"certificates": ["x"], "certificates": []}')
+    with pytest.raises(InvalidInput, match="holds no certificates"):
+        read_notes(file)
+
+
 def test_one_module_parses_yaml() -> None:
     """No other file of the product loads YAML, so none can forget it."""
-    loaders = re.compile(r"yaml\.(safe_|full_|unsafe_)?load(_all)?\(|YAML\(")
+    loaders = re.compile(
+        r"yaml\.(safe_|full_|unsafe_)?load(_all)?\(|YAML\(|json\.load\(|json\.loads\([^)]*read_(text|bytes)\("
+    )
     mine = inspect.getsourcefile(parse_yaml)
     for folder in (ROOT, ROOT.parent / "plugins", ROOT.parent / "integrations"):
         for file in folder.rglob("*.py"):

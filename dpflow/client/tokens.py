@@ -13,6 +13,7 @@ from dpflow.private_files import (
     require_own_file,
     write_private,
 )
+from dpflow.yaml_files import parse_json
 
 
 def token_file() -> Path:
@@ -54,7 +55,7 @@ def _read_tokens() -> dict[str, str]:
         require_own_file(file, status)
         if status.st_mode & 0o077:
             raise InvalidInput(f"{file} can be read by others; run: chmod 600 {file}")
-        tokens = json.loads(file.read_text(encoding="utf-8"))
+        tokens = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except UntrustedPlace as error:

@@ -32,6 +32,7 @@ from dpflow.errors import BudgetExceeded, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import build_database, read_published
+from dpflow.yaml_files import parse_json
 
 DAILY_DAG, MODEL_DAG, MODEL_RUN = "flights_daily", "flights_model", "demo"
 FIRST_DAY = dt.date(2013, 1, 1)
@@ -107,7 +108,7 @@ def _resume_demo(root: Path) -> Demo:
         raise InvalidInput("the demo's Airflow is up; run dpflow demo --down (make down) first")
     end_leftovers(workspace)
     try:
-        facts = DemoFacts(**json.loads(workspace.progress_file.read_text()))
+        facts = DemoFacts(**parse_json(workspace.progress_file.read_text()))
     except (OSError, ValueError, TypeError):
         raise InvalidInput(
             f"{root} has no progress to resume; run dpflow demo without --resume"

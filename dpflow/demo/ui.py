@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -21,6 +20,7 @@ from dpflow.demo.airflow_stage import (
 from dpflow.demo.supervisor import is_alive
 from dpflow.demo.workspace import Workspace, find_workspace, lock_workspace
 from dpflow.errors import InvalidInput
+from dpflow.yaml_files import parse_json
 
 
 def start_ui(root: Path) -> str:
@@ -58,7 +58,7 @@ def start_ui(root: Path) -> str:
 def read_logins(workspace: Workspace) -> dict[str, str]:
     """User names and passwords that Airflow generated."""
     secret = workspace.airflow_home / "simple_auth_manager_passwords.json.generated"
-    return dict(json.loads(secret.read_text()))
+    return dict(parse_json(secret.read_text()))
 
 
 def stop_ui(root: Path) -> None:

@@ -8,7 +8,6 @@ is a share of values beyond it; theirs interpolates between two values, so the t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from dpflow.errors import InvalidInput
 from dpflow.quality.contract_file import parse_contract
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.language.grouping import declare_columns
+from dpflow.yaml_files import parse_json
 
 #: What a run of a suite passes beside what an expectation asks.
 IGNORED = (
@@ -187,9 +187,10 @@ def _member(home: Path, folder: str, reference: Any) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} cannot be read as JSON: {type(error).__name__}") from None
+        problem = error if type(error) is ValueError else type(error).__name__
+        raise InvalidInput(f"{path} cannot be read as JSON: {problem}") from None
     if not isinstance(content, dict):
         raise InvalidInput(f"{path} holds no JSON object")
     return content

@@ -32,6 +32,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, LedgerCorrupt, PlanRefused
 from dpflow.extras import DISTRIBUTION
 from dpflow.ledger.history.checkpoint import Signer, open_note
+from dpflow.yaml_files import parse_json
 
 _FIRST_LINE = "dpflow.certificate/v1\n"
 #: Certificates that came with dpflow, where it was built with some (``make certificates``).
@@ -196,7 +197,7 @@ def _find_file(package: str) -> Path:
 def read_notes(file: Path) -> list[str]:
     """The notes of a file of certificates. Raises `InvalidInput`."""
     try:
-        notes = json.loads(file.read_text(encoding="utf-8"))["certificates"]
+        notes = parse_json(file.read_text(encoding="utf-8"))["certificates"]
         if not all(isinstance(note, str) for note in notes):
             raise ValueError
     except FileNotFoundError:
@@ -242,7 +243,7 @@ def read_shipped_audit(mechanism: Any, distribution: str) -> MechanismCertificat
     file, name = shipped_audits_file(mechanism), mechanism.name
     next_step = f"audit it here: dpflow certify {name}"
     try:
-        listed = json.loads(file.read_text(encoding="utf-8"))["audits"]
+        listed = parse_json(file.read_text(encoding="utf-8"))["audits"]
         audits = [MechanismCertificate(**one) for one in listed]
     except FileNotFoundError:
         raise InvalidInput(f"{distribution} ships no audit of {name}; {next_step}") from None

@@ -13,6 +13,7 @@ from dpflow.core.accounting.amounts import parse_exact
 from dpflow.engine.sessions.candidate import Candidate
 from dpflow.engine.sessions.holdout_gate import Champion
 from dpflow.errors import InvalidInput, NotPublished
+from dpflow.yaml_files import parse_json
 
 _EMPTY: dict[str, Any] = {"champion": None, "versions": {}}
 
@@ -75,7 +76,7 @@ class ChampionFile:
 
     def _read(self) -> dict[str, Any]:
         try:
-            content = json.loads(self._file.read_text(encoding="utf-8"))
+            content = parse_json(self._file.read_text(encoding="utf-8"))
             if content.keys() == _EMPTY.keys():
                 return dict(content)
         except FileNotFoundError:
