@@ -24,6 +24,7 @@ from dpflow import Ledger
 from dpflow.demo.job import grant_demo_budgets, load_demo_tables
 from dpflow.demo.workspace import Workspace
 from dpflow.errors import LedgerUnavailable
+from dpflow.private_files import require_own_folder, write_private
 
 SECRETS = Path(os.environ.get("DPFLOW_SECRETS", "/run/secrets"))
 #: The role of roles.sql that each login has. The demo's gate needs sessions.
@@ -110,11 +111,9 @@ def move_signing_key() -> None:
         return
     place = Path(os.environ["DPFLOW_OWNER_FOLDER"]) / "sign"
     place.parent.chmod(0o700)
-    place.touch(mode=0o600)
-    place.write_bytes(key.read_bytes())
-    # On the other storage before it is gone from this one.
-    with place.open("rb") as written:
-        os.fsync(written.fileno())
+    require_own_folder(place.parent)
+    # Flushed to the other storage before it is gone from this one.
+    write_private(place, key.read_bytes())
     link = key.with_name("sign.link")
     link.unlink(missing_ok=True)
     link.symlink_to(place)
@@ -124,10 +123,7 @@ def move_signing_key() -> None:
 def write_users() -> None:
     """The login of Airflow's pages, where its simple auth manager looks for it."""
     file = Path(os.environ["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"])
-    file.touch(mode=0o600)
-    file.write_text(
-        json.dumps({"admin": read_secret(SECRETS / "admin_password")}), encoding="utf-8"
-    )
+    write_private(file, json.dumps({"admin": read_secret(SECRETS / "admin_password")}).encode())
 
 
 def load_demo(ledger: Ledger) -> None:

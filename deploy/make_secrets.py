@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
 import secrets
+import stat
 from pathlib import Path
 from urllib.parse import quote
 
@@ -45,6 +47,11 @@ def write_secrets(
         anchor: directory of the ledger's anchor, as the tasks' container sees it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise SystemExit(
+            f"{folder} is a link, or belongs to another user; name a folder of your own"
+        )
     folder.chmod(0o700)
     keys = {f"{login}_password": secrets.token_urlsafe(24) for login in (*LOGINS, "admin")}
     keys |= {name: secrets.token_urlsafe(48) for name in ("jwt_secret", "api_secret_key")}
@@ -78,10 +85,11 @@ def read_secret(file: Path) -> str:
 
 
 def write_secret(file: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = file.with_name(f".{file.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.chmod(0o644)
+    """Write a new file whole or not at all; what was in its place, also a link, is replaced."""
+    part = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY), "w") as written:
+        os.fchmod(written.fileno(), 0o644)
+        written.write(text)
     part.replace(file)
 
 

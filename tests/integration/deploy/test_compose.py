@@ -206,8 +206,13 @@ def test_the_owners_key_leaves_the_anchor_that_tasks_have(
     key = (anchor / "sign").read_bytes()
     monkeypatch.setenv("DPFLOW_LEDGER_ANCHOR", str(anchor))
     monkeypatch.setenv("DPFLOW_OWNER_FOLDER", str(owner))
+    # A link in its place is replaced, and nothing is written where it leads.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("theirs")
+    (owner / "sign").symlink_to(elsewhere)
     for _ in range(2):
         init.move_signing_key()
+    assert elsewhere.read_text() == "theirs" and not (owner / "sign").is_symlink()
     assert (anchor / "sign").is_symlink() and (owner / "sign").read_bytes() == key
     assert (owner / "sign").stat().st_mode & 0o077 == 0
     signed = ledger.checkpoint()
@@ -221,6 +226,31 @@ def test_the_owners_key_leaves_the_anchor_that_tasks_have(
     assert spends.verify().ok and signed
     with pytest.raises(Exception, match="sign is not in"):
         spends.checkpoint()
+
+
+def test_secrets_are_written_through_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the folder nor a file in it may be one, and Airflow's login replaces what is there."""
+    script, folder = load_script("make_secrets"), tmp_path / "secrets"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("theirs")
+    folder.mkdir()
+    for name in ("postgres_url", ".postgres_url.part", "tasks_connections.json"):
+        (folder / name).symlink_to(elsewhere)
+    script.write_secrets(folder)
+    assert elsewhere.read_text() == "theirs"
+    assert (folder / "postgres_url").lstat().st_mode & 0o777 == 0o644
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(SystemExit, match="is a link"):
+        script.write_secrets(tmp_path / "link")
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    init, login = load_script("init"), tmp_path / "login.json"
+    login.symlink_to(elsewhere)
+    monkeypatch.setattr(init, "SECRETS", folder)
+    monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE", str(login))
+    init.write_users()
+    assert elsewhere.read_text() == "theirs" and login.lstat().st_mode & 0o777 == 0o600
 
 
 def test_a_socket_keeps_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
