@@ -107,7 +107,7 @@ def test_the_readers_text_says_what_to_use(reader: type[PrivateTable]) -> None:
     """And no value: neither a name nor a bound of the table."""
     fields = {"name": "visits", "database": "v.duckdb", "privacy_unit": {"column": "person"}}
     table = Table.model_validate(fields | {"contribution_bounds": {"rows": 7}, "columns": {}})
-    said = "internal reader of private rows; use dpflow.release / dpflow.sql"
+    said = "internal reader of private rows; use dpflow.release or dpflow.sql"
     assert repr(reader(table)) == str(reader(table)) == said
 
 

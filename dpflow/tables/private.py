@@ -74,7 +74,7 @@ class PrivateTable:
         return find_backend(table.backend)(table, self._where, self._seal)
 
     def __repr__(self) -> str:
-        return "internal reader of private rows; use dpflow.release / dpflow.sql"
+        return "internal reader of private rows; use dpflow.release or dpflow.sql"
 
     @property
     def where(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -132,6 +133,17 @@ BREACHES = {
             "x = f'{y} << 3'",
             "x = f'({y} div 2L)'",
             "x = f'pmod({y}, 2L)'",
+            "x = f'{y}+{z}'",
+            "x = y + ' + ' + z",
+            "x = ' + '.join(y)",
+            "x = '{} + {}'.format(y, z)",
+            "x = f'{y} {op} {z}'",
+            "x = f'abs({y})'",
+            "x = f'power({y}, 2)'",
+            "x = 'product(v0)'",
+            "x = exp.Add(this=y, expression=z)",
+            "x = functions.sum(y)",
+            "x = f'{y}::BIGINT'",
         ],
     ),
 }
@@ -142,7 +154,15 @@ def test_the_rules_hold() -> None:
     assert rooms.find_breaches() == []
     assert {rule.name for rule in rooms.RULES} == set(BREACHES)
     for rule in rooms.RULES:
-        assert all((rooms.ROOT / name).exists() for name in rule.exceptions)
+        for exception in rule.exceptions:
+            place, _, name = exception.partition(":")
+            assert (rooms.ROOT / place).exists()
+            # A function that was renamed, or needs no exception any more, is taken out of the list.
+            nodes = [*ast.walk(ast.parse((rooms.ROOT / place).read_text()))] if name else []
+            lines = [line for line, _ in rule.finds(nodes)]
+            assert not name or any(name in rooms.name_scopes(nodes, line) for line in lines), (
+                exception
+            )
 
 
 @pytest.mark.parametrize(

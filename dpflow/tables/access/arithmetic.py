@@ -448,6 +448,11 @@ def minus_double(value: str) -> str:
     return f"(-{value})"
 
 
+def absolute_double(value: str) -> str:
+    """A DOUBLE without its sign."""
+    return f"abs({value})"
+
+
 # --- Of DuckDB alone ------------------------------------------------------------------------------------------
 
 
@@ -472,6 +477,24 @@ def clamp_days(days: int) -> int:
 def date_of_days(days: int) -> str:
     """The DATE so many days after 1970-01-01, clamped to the type."""
     return f"CAST(DATE '1970-01-01' + CAST({clamp_days(days)} AS INTEGER) AS DATE)"
+
+
+def date_difference(unit: str, start: str, end: str) -> Whole:
+    """Boundaries of a unit, a text literal, between two dates or timestamps of the years 1 to 9999: of
+    microseconds there are fewer than 2^59.
+    """
+    return Whole(DUCKDB, f"date_diff({unit}, {start}, {end})", -(2**59), 2**59, BIGINT)
+
+
+def operate_view(operator: str, *operands: str) -> str:
+    """An operator of a view's SQL, with one operand or two. The caller knows that it gives a value or NULL on
+    each row: the types are on the list of `dpflow.tables.access.row_wise_functions.is_total`, by which
+    whole numbers have no operator but ``/``, a DOUBLE; or TRY is around it.
+    """
+    if len(operands) == 1:
+        return f"({operator} {operands[0]})"
+    left, right = operands
+    return f"({left} {operator} {right})"
 
 
 def decimal_digits(value: str, width: int, scale: int) -> Whole:
@@ -503,6 +526,14 @@ def hash_fraction(digest: str) -> str:
 def hash_remainder(digest: str, size: int) -> Whole:
     """The remainder of a UBIGINT by a size below 2^31."""
     return DUCKDB.column(f"CAST({digest} % {size} AS BIGINT)", 0, size - 1)
+
+
+def sum_remainders(digests: Sequence[str]) -> str:
+    """A sum that no database computes without every one of several UBIGINTs of every row."""
+    total = DUCKDB.number(0)
+    for digest in digests:
+        total += hash_remainder(digest, 2)
+    return DUCKDB.sum_rows(total).sql
 
 
 def place_from_zero(window: str) -> Whole:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 from dpflow.errors import TableUnreadable
 from dpflow.tables.access import row_wise_functions as functions
 from dpflow.tables.access import sql
+from dpflow.tables.access.arithmetic import operate_view
 from dpflow.tables.access.row_wise_functions import SqlTerm
 
 
@@ -284,7 +285,7 @@ class ExpressionWriter:
             self._refuse("total", f"has {self.quote(node)}", "give it constants beside the column")
         texts = [term.text for term in terms]
         if node["is_operator"]:
-            text = f"({texts[0]} {name} {texts[1]})" if len(texts) > 1 else f"({name} {texts[0]})"
+            text = operate_view(name, *texts)
         else:
             text = f"{sql.quote_name(name)}({', '.join(texts)})"
         return self._typed(text, source)

@@ -231,11 +231,14 @@ class _Groups(DuckDBRenderer):
 
     def _write_sum(self, node: Node, term: Term) -> str:
         row, step = self._write_grid(node, node.args[0], term, SUM_BITS)
-        # DuckDB adds BIGINTs up in a HUGEINT: no table has rows enough to overflow it.
-        total = self.write.cast(self._aggregate("sum", row), "DOUBLE")
+        total = self._sum_rows(DUCKDB.column(row, -(2**SUM_BITS), 2**SUM_BITS)).as_double()
         if node.op == "avg":
             total = self._divide(total, self.write.cast(self._aggregate("count", row), "DOUBLE"))
         return self._multiply(total, step)
+
+    def _sum_rows(self, value: Whole) -> Whole:
+        """The sum of a number over rows that fulfil the conditions."""
+        return replace(DUCKDB.sum_rows(value), sql=self._aggregate("sum", value.sql))
 
     def _write_moment(self, node: Node, terms: list[Term]) -> str:
         """Of rows in which all arguments have values, with n and the exact integers n sum(xy) -
@@ -250,8 +253,7 @@ class _Groups(DuckDBRenderer):
         n = DUCKDB.column(self._aggregate("count"), 0, MAX_ROWS).clamp(0, MAX_GROUP)
 
         def sum_rows(value: Whole) -> Whole:
-            total = replace(DUCKDB.sum_rows(value), sql=self._aggregate("sum", value.sql))
-            return total.clamp(value.low * MAX_GROUP, value.high * MAX_GROUP)
+            return self._sum_rows(value).clamp(value.low * MAX_GROUP, value.high * MAX_GROUP)
 
         def spread(left: str, right: str) -> str:
             end = 2**PRODUCT_BITS

@@ -18,7 +18,12 @@ from functools import cache
 from typing import ClassVar
 
 from dpflow.tables.access import sql
-from dpflow.tables.access.arithmetic import DUCKDB, minus_double, operate_doubles
+from dpflow.tables.access.arithmetic import (
+    DUCKDB,
+    date_difference,
+    minus_double,
+    operate_doubles,
+)
 from dpflow.tables.language.nodes import (
     ARITHMETIC,
     CHOICES,
@@ -388,8 +393,7 @@ class DuckDBRenderer(Renderer):
                 for arg, moment in zip(node.args[1:], moments)
             ]
             require_operands(unit in DATE_UNITS or family != "date", node, "timestamps")
-            # Of the years 1 to 9999 there are fewer than 2^59 microseconds.
-            return self.write.call("date_diff", self.write.text(unit), *ends), "whole"
+            return date_difference(self.write.text(unit), *ends).sql, "whole"
         if node.op == "round":
             term, digits = self.write_term(node.args[0]), str(int(node.args[1].args[0]))
             require_operands(term.family in ("whole", "number"), node, "a number")

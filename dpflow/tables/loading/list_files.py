@@ -13,6 +13,7 @@ import duckdb
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.private_files import write_private
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.arithmetic import sum_remainders
 from dpflow.tables.access.file_list import FileList, ListedFile, find_states, open_session
 from dpflow.tables.access.local_files import require_plain_files
 from dpflow.tables.access.object_stores import ObjectStore, is_object
@@ -113,9 +114,9 @@ def _verify_files(
     if not columns:
         raise InvalidInput(f"{files[0]} has no column whose type a declaration can use")
     # Decodes every value that a release could read; what cannot be decoded fails here.
-    every = " + ".join(f"CAST(hash({sql.quote_name(name)}) % 2 AS HUGEINT)" for name in columns)
+    every = sum_remainders([f"hash({sql.quote_name(name)})" for name in columns])
     raw.execute(
-        f"SELECT sum({every}) FROM read_parquet(getvariable('dpflow_files'), hive_partitioning = false)"
+        f"SELECT {every} FROM read_parquet(getvariable('dpflow_files'), hive_partitioning = false)"
     ).fetchone()
     return columns, tuple(name for name in columns if texts.get(name, "").startswith("char"))
 

@@ -20,6 +20,7 @@ from dpflow.tables.access.arithmetic import (
     RANGES,
     SPARK,
     Whole,
+    absolute_double,
     choose,
     clamp_days,
     double,
@@ -356,7 +357,7 @@ def _float_steps(field: Field, declared: Column) -> Whole:
     first, last = outer_doubles(low, high)
     value = f"least(greatest({value}, {double(first)}), {double(last)})"
     # By the exact fraction, for servers differ in how they round a double.
-    size = f"abs({value})"
+    size = absolute_double(value)
     integer = SPARK.column(f"CAST(floor({size}) AS BIGINT)", 0, 2 * MAX_MAGNITUDE - 2)
     rest = operate_doubles(size, "-", integer.as_double())
     half = f"{rest} >= {double(Fraction(1, 2))}"
