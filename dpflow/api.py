@@ -38,7 +38,7 @@ def plan(
     scope: str | None = None,
     blocks: Sequence[str] | None = None,
     where: str | None = None,
-    bounds: Sequence[str] = (),
+    bounds: Sequence[str] | None = None,
     contribution_bounds: Mapping[str, int] | None = None,
     ledger: LedgerPlace = None,
     revision: int = 1,
@@ -75,15 +75,15 @@ def plan(
         "mechanism": mechanism,
         "table": table,
         "where": where,
-        "bounds": tuple(bounds),
+        "bounds": bounds,
         "contribution_bounds": contribution_bounds,
         "revision": revision,
         "params": params,
+        "blocks": [blocks] if isinstance(blocks, str) else blocks,
+        "scope": scope,
+        "publish": publish,
     }
-    if blocks is not None:
-        fields["blocks"] = [blocks] if isinstance(blocks, str) else blocks
-    fields |= {} if scope is None else {"scope": scope}
-    fields |= {} if publish is None else {"publish": publish}
+    fields = {field: value for field, value in fields.items() if value is not None}
     # Paths are taken from the working directory.
     request = parse_request(fields, Path())
     book = open_ledger(ledger) if bounds or ledger is not None else None

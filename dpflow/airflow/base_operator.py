@@ -5,7 +5,7 @@ task, documentation, and an end at once for a template that no retry can fill.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -169,16 +169,18 @@ class PrivacyOperator(BaseOperator):
         about, unless its DAG does.
 
         Raises:
-            AirflowFailException: a template that cannot be rendered, such as one that needs a
+            AirflowFailException: a template that renders to nothing, for a field that is left out mostly means
+                more: all rows, or another scope. Or one that cannot be rendered, such as one that needs a
                 logical date in a run without one. Airflow itself would try again, and fail again.
         """
         from jinja2 import TemplateError
 
         failure = ""
+        fields = list(template_fields)
+        templates = dict(_list_templates({name: getattr(parent, name, None) for name in fields}))
         try:
-            super()._do_render_template_fields(
-                parent, template_fields, context, jinja_env, seen_oids
-            )
+            super()._do_render_template_fields(parent, fields, context, jinja_env, seen_oids)
+            failure = describe_empty_fields(parent, templates)
         except TemplateError as error:
             failure = describe_template_error(error.message or "", context)
         if failure:
@@ -255,6 +257,46 @@ def is_test_run() -> bool:
 
     comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
     return type(comms).__name__ == "InProcessSupervisorComms"
+
+
+#: Where a field is, below an operator: names of arguments and keys, and places in lists.
+_Path = tuple[str | int, ...]
+
+
+def _list_templates(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, str]]:
+    """The texts with templates in an operator's arguments, each with its place."""
+    if isinstance(value, str):
+        if "{{" in value or "{%" in value:
+            yield path, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _list_templates(inner, (*path, name))
+    elif isinstance(value, list | tuple):
+        for n, inner in enumerate(value):
+            yield from _list_templates(inner, (*path, n))
+
+
+def describe_empty_fields(operator: Any, templates: Mapping[_Path, str]) -> str:
+    """What to say of the first template that became nothing: None, its text, or what is empty or blank.
+    "" where each became something; `read_blocks` judges blocks.
+
+    Args:
+        templates: their places and texts before they were rendered.
+    """
+    for path, template in templates.items():
+        name, *places = path
+        value = getattr(operator, str(name), None)
+        for place in places:
+            value = value[place]
+        is_blank = isinstance(value, str) and value.strip() in ("", "None")
+        is_empty = isinstance(value, Collection) and not value
+        if "blocks" not in path and (value is None or is_blank or is_empty):
+            field = ".".join(map(str, path))
+            return (
+                f"InvalidInput: {field} is {value!r:.40} in this run, rendered from {template[:80]!r}; correct the "
+                f"template, or leave {field} out"
+            )
+    return ""
 
 
 def describe_template_error(message: str, context: Mapping[str, Any]) -> str:

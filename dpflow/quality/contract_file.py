@@ -14,7 +14,12 @@ from pydantic import Field, ValidationError, model_validator
 from dpflow.catalogue import fill_request, locate_declaration
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.strict_models import Exact, Strict, describe_problems
+from dpflow.core.contract.strict_models import (
+    Exact,
+    Strict,
+    describe_problems,
+    require_values,
+)
 from dpflow.core.toolbox.row_checks import RowCheck
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.tables.access.declarations import load_table
@@ -148,6 +153,7 @@ def parse_contract(data: Mapping[str, Any], folder: Path, what: str = "what is g
         InvalidDeclaration: the message names the field.
         UnknownName: ``dpflow.yml`` names no such table.
     """
+    require_values(data, what)
     fields = dict(data)
     if not isinstance(fields.get("table"), str | Path):
         raise InvalidDeclaration(f"{what} is not a data contract: table: is missing; add it")

@@ -26,6 +26,7 @@ from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.strict_models import require_values
 from dpflow.core.contract.table_description import describe_columns, describe_table
 from dpflow.engine.planning.precheck import SOURCE_AWAY, find_source_fault
 from dpflow.engine.releases.execute import (
@@ -218,9 +219,9 @@ class DataService:
             raise InvalidInput(
                 "a service copies no result to a file that its client names; leave publish out, and write the result where you are"
             )
-        fields = {field: value for field, value in body.items() if value is not None}
+        require_values(body, "the request", may_be_empty=("params", "publish"))
         table = self._find_table(caller, name)
-        fields |= {
+        fields = dict(body) | {
             "table": table,
             "scope": self._find_scope(caller, body.get("scope")),
             "publish": None,

@@ -8,6 +8,7 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from airflow_tasks import DAY, context, make_release
 
 from dpflow.errors import InvalidInput
@@ -108,9 +109,9 @@ def test_a_budget_check_of_no_releases_ends(tiny: Tiny, releases: str) -> None:
 
     from dpflow.airflow import BudgetCheckOperator
 
-    check = render(BudgetCheckOperator(task_id="b", releases=releases), True)
-    with pytest.raises(AirflowFailException, match=r"InvalidInput: "):
-        check.execute(context(tiny))
+    check = BudgetCheckOperator(task_id="b", releases=releases)
+    with pytest.raises(AirflowFailException, match=r"InvalidInput: releases is "):
+        render(check, True).execute(context(tiny))
 
 
 def test_planning_refuses_what_a_task_would(tiny: Tiny) -> None:
@@ -169,9 +170,9 @@ def test_a_request_has_no_empty_list(tiny: Tiny, blocks: Any) -> None:
     from dpflow.engine import load_request
 
     tiny.declare(protects="unit")
-    with pytest.raises(InvalidInput, match="names no block"):
+    with pytest.raises(InvalidInput, match="blocks is .* says nothing"):
         plan("count", tiny.folder / "visits.yml", name="n", scope="all", epsilon=1, blocks=blocks)
-    with pytest.raises(InvalidInput, match="names no block"):
+    with pytest.raises(InvalidInput, match="blocks is .* says nothing"):
         load_request(tiny.file(blocks=list(blocks)))
 
 
@@ -183,3 +184,114 @@ def test_options_of_a_query_have_no_empty_list(tiny: Tiny) -> None:
     for blocks in ([], (), [""], ["a", " "]):
         with pytest.raises(InvalidInput, match="blocks"):
             dpflow.sql(text, tables=[tiny.folder / "visits.yml"], blocks=blocks, ledger=tiny.ledger)
+
+
+#: Fields of a release that a template may fill; left out, each reads more, or something else.
+FIELDS: list[dict[str, Any]] = [
+    {"where": "{}"},
+    {"bounds": "{}"},
+    {"bounds": ["look", "{}"]},
+    {"params": {"epsilon": "0.1", "by": "{}"}},
+    {"contribution_bounds": {"groups": "{}"}},
+    {"scope": "{}"},
+    {"publish": "{}"},
+    {"publish": {"database": "out.duckdb", "table": "{}"}},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@pytest.mark.parametrize(
+    ("native", "template"),
+    [
+        (True, "{{ none_value }}"),
+        (False, "{{ none_value }}"),
+        (True, "{{ [] }}"),
+        (False, "{{ '  ' }}"),
+    ],
+)
+def test_fields_of_a_release_that_render_to_nothing_end_the_task(
+    tiny: Tiny, native: bool, template: str, fields: dict[str, Any]
+) -> None:
+    """Each is named before anything is charged: without ``where`` all rows were read and paid for."""
+    from airflow_names import AirflowFailException
+
+    from dpflow import airflow
+
+    release = fill_template(make_release(**fields), template)
+    entries = len(list(Ledger(tiny.ledger).history()))
+    (name,) = fields
+    for operator in (
+        airflow.ReleaseOperator(task_id="t", release=release),
+        airflow.BudgetCheckOperator(task_id="t", releases=[release]),
+        airflow.SessionOperator(task_id="t", session=release, queries=[]),
+        airflow.ReusableHoldoutOperator(task_id="t", session=release, candidates=[]),
+    ):
+        with pytest.raises(AirflowFailException, match=rf"{name}.* is .* in this run"):
+            render(operator, native).execute(context(tiny))
+    assert len(list(Ledger(tiny.ledger).history())) == entries
+
+
+def fill_template(value: Any, template: str) -> Any:
+    """A structure with a template in place of ``{}``."""
+    if isinstance(value, dict):
+        return {name: fill_template(inner, template) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [fill_template(inner, template) for inner in value]
+    return template if value == "{}" else value
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"),
+    [
+        ("SqlReleaseOperator", {"sql": "SELECT 1", "parameters": {"city": "{}"}}),
+        ("SqlReleaseOperator", {"sql": "{}"}),
+        ("SessionOperator", {"session": "s.yml", "queries": "{}"}),
+        ("ReusableHoldoutOperator", {"session": "s.yml", "candidates": [], "fresh": "{}"}),
+        ("BudgetGrantOperator", {"scope": "s", "epsilon": "1", "table": "{}"}),
+        ("BudgetGrantOperator", {"scope": "s", "epsilon": "1", "table": None, "delta": "{}"}),
+        ("BudgetReportOperator", {"scope": "{}"}),
+        ("DataContractOperator", {"contract": {"table": "visits.yml", "scope": "{}"}}),
+        ("DataContractOperator", {"table": "{}", "contract": "c.yml"}),
+        ("LoadOperator", {"into": "x.duckdb:x", "source": "{}"}),
+        ("LoadOperator", {"into": "x.duckdb:x", "source": "x.csv", "source_table": "{}"}),
+    ],
+    ids=str,
+)
+def test_no_operator_takes_a_template_of_nothing(operator: str, arguments: dict[str, Any]) -> None:
+    """Whichever templated argument it is: a grant without its table would protect nothing."""
+    from airflow_names import AirflowFailException
+
+    from dpflow import airflow
+
+    filled = fill_template(arguments, "{{ none_value }}")
+    with pytest.raises(AirflowFailException, match=r"is None in this run"):
+        render(getattr(airflow, operator)(task_id="t", **filled), True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"where": None},
+        {"where": "  "},
+        {"bounds": []},
+        {"bounds": None},
+        {"params": {"epsilon": "0.1", "by": None}},
+        {"contribution_bounds": {}},
+        {"scope": None},
+    ],
+    ids=str,
+)
+def test_a_request_has_no_field_that_says_nothing(tiny: Tiny, fields: dict[str, Any]) -> None:
+    """In a mapping of a DAG, also what a function returned; and in a file."""
+    from dpflow.airflow.task_context import NOT_GIVEN, read_request
+    from dpflow.engine import load_request
+
+    (name,) = fields
+    with pytest.raises(InvalidInput, match=name):
+        read_request(make_release(**fields), NOT_GIVEN, tiny.folder)
+    file = tiny.folder / "release.yml"
+    file.write_text(yaml.safe_dump(make_release(**fields)))
+    with pytest.raises(InvalidInput, match=name):
+        load_request(file)
+    # Controls: nowhere to publish, and no parameters, are values.
+    assert read_request(make_release(publish=None), NOT_GIVEN, tiny.folder).publish is None

@@ -121,6 +121,15 @@ def test_a_table_that_is_away_is_said_without_its_place(tmp_path: Path) -> None:
     assert world.ledger.remaining("visits").rows()[0]["epsilon_spent"] == "0"
 
 
+@pytest.mark.parametrize(
+    "fields", [{"where": None}, {"bounds": []}, {"blocks": None}, {"scope": None}], ids=str
+)
+def test_fields_that_say_nothing_are_refused(twins: list[Any], fields: dict[str, Any]) -> None:
+    """They are not left out: without ``where`` all rows would be read."""
+    answer = twins[0].post("/v1/plan", json=RELEASE | fields)
+    assert answer.status_code == 422 and f"{next(iter(fields))} is " in answer.text
+
+
 #: What a field may wrongly be.
 ODDITIES: list[Any] = [
     *(None, True, -1, 0, 2**70, 1e308, "", "x", "../visits.yml", "é\u202e", "\0", "a" * 300),
@@ -132,7 +141,7 @@ def test_odd_requests_are_refused_in_good_order(twins: list[Any]) -> None:
     """Whatever a body holds: a status and an error that are described, no traceback, and no charge."""
     twin, draw = twins[0], random.Random(4)
     bodies = {
-        "release": RELEASE | {"blocks": None, "where": "age > 3", "revision": 9, "bounds": None},
+        "release": RELEASE | {"blocks": ["a"], "where": "age > 3", "revision": 9, "bounds": ["b"]},
         "plan": RELEASE | {"contribution_bounds": {"groups": 2}, "scope": "visits/ann"},
         "sql": {"query": QUERY, "options": {"epsilon": 1, "groups": 2}, "parameters": []},
         "explain": {"query": QUERY, "options": {"epsilon": 1, "blocks": ["a"]}, "parameters": {}},

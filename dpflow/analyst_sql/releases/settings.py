@@ -91,6 +91,8 @@ def merge_options(comment: Mapping[str, str], arguments: Mapping[str, Any]) -> d
             if not value:
                 raise InvalidInput(f"{name} is empty; name at least one, or leave {name} out")
             value = "|".join(map(str, value))
+        if not str(value).strip():
+            raise InvalidInput(f"{name} is empty; give it a value, or leave {name} out")
         add_option(merged, name, value, "the arguments")
     return merged
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar
 
@@ -18,7 +19,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from dpflow.core.accounting import amounts
-from dpflow.errors import InvalidAmount, UnknownName
+from dpflow.errors import InvalidAmount, InvalidDeclaration, UnknownName
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}.*)?", re.ASCII)
 
@@ -117,6 +118,41 @@ def describe_problems(error: ValidationError) -> str:
         field = ".".join(map(str, item["loc"]))
         texts.append(f"{field}{': ' if field else ''}{_describe_problem(item)}")
     return "; ".join(texts)
+
+
+def require_values(data: Mapping[str, Any], what: str, may_be_empty: Collection[str] = ()) -> None:
+    """Refuse fields that are written and say nothing, such as ``where: null``: each has a meaning when
+    it is left out, mostly more rows. Elements of lists are values of columns, and may be empty.
+
+    Args:
+        what: what the data should be, for the message.
+        may_be_empty: names of fields at the top for which nothing is a value.
+
+    Raises:
+        InvalidDeclaration: the message names the first of them.
+    """
+    for name, value in _list_empty_fields(data, ""):
+        if name not in may_be_empty:
+            raise InvalidDeclaration(
+                f"{what}: {name} is {value!r:.40}, which says nothing; write a value, or leave {name} out"
+            )
+
+
+def _list_empty_fields(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Fields at any depth whose value is None, blank or empty, each by its path."""
+    if isinstance(value, list | tuple):
+        for element in value:
+            if isinstance(element, Mapping):
+                yield from _list_empty_fields(element, place)
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            path = f"{place}.{name}" if place else str(name)
+            is_collection = isinstance(inner, Collection) and not isinstance(inner, bytes)
+            is_blank = isinstance(inner, str) and not inner.strip()
+            if inner is None or is_blank or (is_collection and not inner):
+                yield path, inner
+            else:
+                yield from _list_empty_fields(inner, path)
 
 
 def _describe_problem(item: ErrorDetails) -> str:

@@ -5,7 +5,6 @@ model.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, ValidationError, WithJs
 from dpflow.catalogue import fill_request, locate_declaration
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.strict_models import Strict, describe_problems
+from dpflow.core.contract.strict_models import Strict, describe_problems, require_values
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.tables.access.declarations import load_table
 from dpflow.yaml_files import load_yaml
@@ -109,14 +108,12 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -
     ``dpflow.yml`` begins.
 
     Raises:
-        InvalidDeclaration: the message names the field.
+        InvalidDeclaration: the message names the field; also one that is written and says nothing,
+            such as ``where: null``.
         UnknownName: ``dpflow.yml`` names no such table.
     """
-    # Left out it may read all blocks; empty is a list that lost its names.
-    if isinstance(data.get("blocks"), Collection) and not data["blocks"]:
-        raise InvalidDeclaration(
-            f"{what} is not a release: blocks names no block; name the blocks, or leave blocks out"
-        )
+    # Left out they read more, or all: a condition or list that lost its content does not.
+    require_values(data, what, may_be_empty=("params", "publish"))
     filled = fill_request(data, base)
     try:
         request = ReleaseRequest.model_validate(filled)
