@@ -239,3 +239,12 @@ def test_tails_bound_what_they_say() -> None:
     ):
         with pytest.raises(InvalidInput):
             broken()
+
+
+@pytest.mark.parametrize("task", list(method_table._BY_TASK))
+def test_what_is_recommended_names_its_theorem(task: str) -> None:
+    """The note behind `take` has the citation of the mechanism that it names."""
+    sheet = LearningRows().run({"task": task})
+    name = next(row[0] for row in sheet.rows if row[4])
+    first = sheet.notes[0]
+    assert first.startswith(f"take {name}: ") and any(year in first for year in ("20", "19"))

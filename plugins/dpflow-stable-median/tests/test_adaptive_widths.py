@@ -92,3 +92,15 @@ def test_the_pages_table_is_the_programs(rows: tuple[int, ...]) -> None:
     for row in AdaptiveWidths().make_sheet(AdaptiveWidths.Params(rows=rows)).rows:
         cells = [_write_cell(cell) for cell in row]
         assert f"| {' | '.join(cells)} |" in text, cells
+
+
+def test_the_narrowest_names_theorem_and_premise() -> None:
+    """Of each method that is the narrowest somewhere, and of no other."""
+    assert METHODS.keys() == adaptive_widths.PREMISES.keys()
+    sheet = AdaptiveWidths().run({})
+    best = {row[sheet.columns.index("narrowest")] for row in sheet.rows} - {"none"}
+    said = {
+        name for name in METHODS if any(f"Where {name} is the narrowest" in n for n in sheet.notes)
+    }
+    assert best == said and len(best) > 1
+    assert any("independent draws" in note for note in sheet.notes)

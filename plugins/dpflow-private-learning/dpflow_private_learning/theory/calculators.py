@@ -13,6 +13,7 @@ from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import InvalidInput
+from dpflow.registry import Registry
 from dpflow_private_learning.building_blocks import row_bounds
 from dpflow_private_learning.building_blocks.learning_params import Share
 from dpflow_private_learning.building_blocks.log_bounds import log_star
@@ -52,6 +53,11 @@ class RowsParams(Aim):
     pac: bool = False
 
 
+def find_citation(method: str) -> str:
+    """The theorems of the mechanism with which a method's name begins."""
+    return Registry.load().find_mechanism(method.replace(",", " ").split()[0]).citation
+
+
 class LearningRows(Calculator[RowsParams]):
     """Required rows by method, the practical one first."""
 
@@ -82,7 +88,8 @@ class LearningRows(Calculator[RowsParams]):
             rows = (_ceil_finite(m.rows), m.minimum_rows)
             cells.append((m.name, kind, *rows, m is best, proven, runs))
         notes = (
-            f"take {best.name}; a method without minimum rows is private with any number of rows",
+            f"take {best.name}: {find_citation(best.name)}",
+            "a method without minimum rows is private with any number of rows",
             "rows are those from which accuracy is proven; a method runs below that, and its result says so",
         )
         columns = ("method", "privacy", "rows", "minimum rows", "take", "proven", "may run")

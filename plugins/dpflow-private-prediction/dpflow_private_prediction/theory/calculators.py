@@ -292,7 +292,9 @@ class LinearSizes(Calculator[LinearSizesParams]):
         one_pass = ("sgd", "sgd's noise", "sgd as printed", "strongly convex", "take")
         notes = (
             "Excess in expectation over the rows, none of it grows with the number of features.",
-            "Premises: a convex loss of slope at most 1; sgd also needs a loss as smooth as the input says.",
+            "Premises: a convex loss of slope at most 1; sgd also needs a loss as smooth as the input says, and strongly convex "
+            "one of that strength, which take never supposes.",
+            "By method: regularised Corollary 4.11, sgd Corollary 4.13 with the rate that holds, strongly convex Corollary 4.10.",
             "As printed: the paper's R/sqrt(n), which the row in the first place violates; only 2 epsilon-DP is certain for it.",
         )
         return make_table((*columns, *one_pass), rows, notes)

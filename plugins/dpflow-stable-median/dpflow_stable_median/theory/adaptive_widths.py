@@ -108,6 +108,14 @@ METHODS: dict[str, Callable[[int, int, float], float]] = {
     "Rogers 2020": monitor_width,
 }
 
+#: Of each method the theorem, and what its answers must be for it.
+PREMISES = {
+    "splitting": "Hoeffding 1963: each answer is the mean of n/k rows that no other answer reads, without noise",
+    "the lecture": "Bassily et al. 2016: each answer has Laplace noise of the scale that its width supposes",
+    "Jung 2020": "Jung et al. 2020, Theorem 3.5: each answer has Gaussian noise of the scale that its width supposes",
+    "Rogers 2020": "Rogers et al. 2020, Theorem 2.1: as before, with its own scale",
+}
+
 
 class AdaptiveWidthParams(Params):
     """``rows`` n and ``queries`` k, each a list; ``failures``: paid answers of a gate that says yes or
@@ -143,7 +151,7 @@ class AdaptiveWidths(Calculator[AdaptiveWidthParams]):
 
     def make_sheet(self, params: AdaptiveWidthParams) -> Sheet:
         """A row for each n and k; a width above 1/2 says nothing, and is left out."""
-        rows = []
+        rows, taken = [], dict[str, str]()
         for number in params.rows:
             for queries in params.queries:
                 widths = {
@@ -154,11 +162,15 @@ class AdaptiveWidths(Calculator[AdaptiveWidthParams]):
                 fixed = fresh_width(number, queries, params.beta)
                 cells = [_round_width(width) for width in (*widths.values(), word, fixed)]
                 best = narrowest if widths[narrowest] <= 0.5 else "none"
+                taken |= {best: PREMISES[best]} if best in PREMISES else {}
                 rows.append((number, queries, *cells[:4], best, *cells[4:]))
         columns = ("n", "k", *METHODS, "narrowest", "yes or no", "fixed questions")
         notes = (
             "With probability 1 - beta all k answers lie within the width of fresh data, whatever was asked after what; "
             "the last column alone is for questions that were fixed before the first answer.",
+            "Premises of all: rows are independent draws of one law, each question is a mean of values in [0, 1], and an "
+            "answer's method is chosen before the first answer.",
+            *(f"Where {name} is the narrowest: {premise}." for name, premise in taken.items()),
             f"'yes or no' is a gate without noise that ends after {params.failures} paid answers; the others answer with numbers.",
         )
         return Sheet(columns, tuple(rows), notes)

@@ -362,6 +362,8 @@ class ChooseMethod(Calculator[ChooseParams]):
             "and one step of its range",
             "premises: values in [0, 1]; medians need a true bound on the sd of one value; splitting has no privacy; "
             "'bounded range' is stable_median with median: exponential",
+            f"theorems: Laplace service {LECTURE}; splitting Hoeffding 1963, of medians an exact binomial tail; "
+            f"stable median {PAPER}, section 4, tight: its proof with constants solved numerically",
         )
         return Sheet(("method", "rows", "choice"), cells, notes)
 
