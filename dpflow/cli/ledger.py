@@ -549,7 +549,7 @@ def _describe_grant(told: Scope | GrantProposal) -> dict[str, Any]:
     about |= {"filter": granted.filter.to_json(), "approvals": granted.approvals}
     about["typical_releases"] = count_typical_releases(granted.filter)
     if granted.protects:
-        about["equality"] = "bytes"
+        about["equality"] = granted.equality
     if isinstance(told, GrantProposal):
         about |= {"proposed_by": told.principal, "proposal": told.seq}
     return about
@@ -579,7 +579,7 @@ def _show_grant(told: Scope | GrantProposal, as_json: bool) -> None:
         f"{', '.join(f'{name} {count:,}' for name, count in counts.items())}"
     )
     if granted.protects:
-        print("units are equal where their values are, texts byte for byte: 'P7' and 'p7' are two")
+        print(granted.equality)
     if isinstance(told, GrantProposal):
         print(
             f"proposed by {told.principal}, and not in effect: another owner runs dpflow ledger approve {granted.scope} {told.seq}"

@@ -162,6 +162,7 @@ def show_scope(visit: Visit) -> Page:
     scope = summary.scope
     facts = [
         ("Protects", scope.protects or "nothing named"),
+        ("Equality", scope.equality or "no units"),
         ("Grant", f"epsilon {exact_text(scope.epsilon)}, delta {exact_text(scope.filter.delta)}, filter {scope.filter.name}"),
         ("Counted in", figures.unit),
         ("Granted", figures.granted),
@@ -176,7 +177,7 @@ def show_scope(visit: Visit) -> Page:
         renews = (
             f"each {period} (UTC), next on {next_start(period, today)}; the scope above never does"
         )
-        facts.insert(2, ("Refreshes", renews))
+        facts.insert(3, ("Refreshes", renews))
     if scope.closed:
         facts.insert(
             0, ("Closed", "entries were lost that may have charged it; its owner grants it again")

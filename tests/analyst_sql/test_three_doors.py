@@ -135,6 +135,26 @@ def test_the_three_doors_agree(timed: World) -> None:
     assert accepted > 25 and refused > 25
 
 
+def test_a_filter_by_year_of_a_day_with_bounds_is_answered(timed: World) -> None:
+    """`FILTER` on a column whose own bounds have nothing to do with the sum."""
+    timed.ledger.grant(
+        "by-year",
+        10**6,
+        0,
+        filter="basic",
+        table=timed.table,
+        principal="owner",
+        confirm_large=True,
+    )
+    for year in (2020, 1997):
+        text = f"SELECT SUM(age) FILTER (WHERE year(day) = {year}) FROM visits"
+        plan, explained, answer = ask_doors(timed, text, scope="by-year", epsilon=80_000)
+        assert (plan, explained) == ("accepted", "accepted")
+        with duckdb.connect(str(timed.folder / "visits.duckdb"), read_only=True) as connection:
+            ((truth,),) = connection.execute(text).fetchall()
+        assert close(answer.rows[0][0], truth or 0)
+
+
 def test_a_type_that_does_not_fit_is_marked(timed: World) -> None:
     """At its condition, or at the aggregate whose FILTER holds it."""
     for text, marked in (

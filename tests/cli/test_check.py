@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pytest
 import yaml
 from page_runner import inside, run_main
 
 from dpflow import Ledger, load_table
+from dpflow.tables.public.public_file import write_file
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -89,6 +91,24 @@ def test_what_does_not_fit_is_named(
     status, findings = check(project.folder)
     state, text = findings[subject]
     assert (status, state) == (1, "wrong") and message in text
+
+
+def test_which_duckdb_opens_the_published_file_is_said(project: Tiny) -> None:
+    """Of a file that dpflow makes, and of one that a newer DuckDB made; without a file nothing is said."""
+    file = project.folder / "published.duckdb"
+    assert "readable" not in check(project.folder)[1]["output"][1]
+    write_file(file, 5, lambda connection: bool(connection.execute("CREATE TABLE t (a INT)")))
+    state, text = check(project.folder)[1]["output"]
+    assert state == "ok" and text.endswith("; readable by DuckDB 1.2 and later")
+    file.unlink()
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("CREATE TABLE t (a INT)")
+    state, text = check(project.folder)[1]["output"]
+    assert (
+        state == "note"
+        and "readable by DuckDB 2.0 and later" in text
+        and "move this one away" in text
+    )
 
 
 def test_a_declaration_that_its_source_does_not_fit(project: Tiny) -> None:

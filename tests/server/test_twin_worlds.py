@@ -13,6 +13,8 @@ import duckdb
 import pytest
 from service_world import QUERY, RELEASE, ServiceWorld, task
 
+from dpflow.registry import Registry
+
 #: What no reply, header, log or metric may hold.
 PLANTED = "planted4711"
 ODD = f"""
@@ -102,6 +104,30 @@ def test_no_row_decides_what_is_seen(twins: list[Any], caplog: pytest.LogCapture
     assert facts[0] == facts[1] and len(facts[0]) > 10
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("dpflow")]
     assert PLANTED not in "".join(texts + ours)
+
+
+def test_a_failed_draw_is_in_no_metric_history_or_log(
+    twins: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service tells the owner's note to nobody; its metrics count an answered request."""
+
+    def fail(*_: Any) -> Any:
+        raise ArithmeticError(PLANTED)
+
+    caplog.set_level(logging.DEBUG)
+    count = Registry.load().find_mechanism("count")
+    monkeypatch.setattr(type(count), "draw", fail)
+    for twin in twins:
+        answer = twin.post("/v1/release", json=RELEASE | {"name": "failing"})
+        while answer.status_code == 202:
+            answer = twin.get(f"/v1/jobs/{answer.json()['job']}?wait=20")
+        assert answer.status_code == 200 and "none" in answer.text
+        places = ("/metrics", "/v1/history?limit=1000", "/v1/remaining")
+        texts = [answer.text, *(twin.get(place).text for place in places)]
+        ours = [
+            record.getMessage() for record in caplog.records if record.name.startswith("dpflow")
+        ]
+        assert not re.search(f"ArithmeticError|{PLANTED}|test_twin_worlds", "".join(texts + ours))
 
 
 def test_a_table_that_is_away_is_said_without_its_place(tmp_path: Path) -> None:

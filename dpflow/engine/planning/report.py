@@ -48,6 +48,7 @@ def _describe_scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, An
     return {
         "scope": name,
         "protects": granted.protects,
+        "equality": granted.equality,
         "filter": rule.name,
         "epsilon": exact_text(rule.epsilon),
         "delta": exact_text(rule.delta),

@@ -297,6 +297,15 @@ class Scope:
         return self.filter.epsilon
 
     @property
+    def equality(self) -> str:
+        """Which values of the unit's column are one unit; "" where no unit is protected. A column whose
+        database has another equality is refused when it is loaded or read.
+        """
+        if not self.protects:
+            return ""
+        return "units are equal where their values are, texts byte for byte: 'P7' and 'p7' are two"
+
+    @property
     def path(self) -> tuple[str, ...]:
         """This scope and those above it, the widest first."""
         return path_of(self.scope)

@@ -284,10 +284,8 @@ class ExpressionWriter:
         ):
             self._refuse("total", f"has {self.quote(node)}", "give it constants beside the column")
         texts = [term.text for term in terms]
-        if node["is_operator"]:
-            text = operate_view(name, *texts)
-        else:
-            text = f"{sql.quote_name(name)}({', '.join(texts)})"
+        call = f"{sql.quote_name(name)}({', '.join(texts)})"
+        text = operate_view(name, *texts) if node["is_operator"] else call
         return self._typed(text, source)
 
     def _call_same_kind(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from budget_books import Visitor
 from typer.testing import CliRunner
 
 import dpflow
@@ -17,8 +19,11 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger import Ledger
+from dpflow.ledger.audit.budget_view import BudgetView
 from dpflow.ledger.history.cipher import SALT, strip_salt
 from dpflow.ledger.history.owner_notes import SEALED_NOTE, open_note, seal_note
+from dpflow.ui.application import create_app
+from dpflow.ui.pages import Audience
 
 NOTES = ("", "x", "OutOfRangeException at sums.py:12", "é" * 300, "y" * 5000)
 
@@ -111,9 +116,12 @@ def test_answers_of_sessions_have_notes_too(ledger, place, ask):
 
 
 def test_a_failing_draw_is_found_by_its_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Through the front door: a mechanism that fails on rows gives none, and `verify --failures` says so."""
+    """Through the front door: a mechanism that fails on rows gives none, and `verify --failures` says so. Pages
+    and logs do not.
+    """
+    caplog.set_level(0)
     with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
         connection.execute("CREATE TABLE t AS SELECT 1 AS u")
     table = Table.model_validate(
@@ -145,6 +153,21 @@ def test_a_failing_draw_is_found_by_its_owner(
 
     monkeypatch.setattr(type(count), "draw", fail)
     assert run("bad") == NONE.rows
+    visitor = Visitor(create_app(lambda: BudgetView(str(file)), audience=lambda: Audience()))
+    bad = next(record.release_id for record in ledger.releases() if "bad" in str(record))
+    addresses = (
+        "",
+        "scope?name=s",
+        "releases",
+        f"release?id={bad}",
+        "sessions",
+        "alarms",
+        "history",
+    )
+    texts = [str(visitor.get(address)) for address in addresses]
+    assert len(set(texts)) == len(texts) and bad in texts[2]
+    for text in (*texts, caplog.text):
+        assert not re.search("ArithmeticError|8675309|test_failure_notes", text)
     found = CliRunner().invoke(app, ["verify", "--failures", "--ledger", str(file)])
     assert found.exit_code == 1 and "ArithmeticError" in found.output
     # Of another library's error the text may quote a row: not even its owner needs it.

@@ -19,11 +19,13 @@ from dpflow.tables.access.arithmetic import (
     Whole,
     choose,
     coalesce,
+    date_difference,
     days_of_date,
     decimal_digits,
     greatest,
     hash_remainder,
     least,
+    sum_remainders,
 )
 
 #: An expression and what it means for the values of a and b; None is NULL.
@@ -173,6 +175,19 @@ def test_every_stored_type_is_read_whole() -> None:
             assert got == value.low == 1 - 10**width
         ((got,),) = connection.execute(f"SELECT {hash_remainder('hash(7)', 5)}").fetchall()
         assert 0 <= got < 5
+
+
+def test_differences_and_hashes_stay_in_their_range() -> None:
+    """Between the ends of the calendar, in the smallest unit; and over many columns of a row."""
+    with duckdb_file() as connection:
+        ends = "TIMESTAMP '0001-01-01'", "TIMESTAMP '9999-12-31 23:59:59.999999'"
+        for start, end in (ends, ends[::-1]):
+            value = date_difference("'microsecond'", start, end)
+            ((got,),) = connection.execute(f"SELECT {value}").fetchall()
+            assert value.low <= got <= value.high and abs(got) > 2**58
+        total = sum_remainders([f"hash(i + {n})" for n in range(300)])
+        ((got,),) = connection.execute(f"SELECT {total} FROM range(50) t(i)").fetchall()
+        assert 0 < got < 300 * 50
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from duckdb_files import duckdb_file
 
 from dpflow.core.contract.requests import CellGrid, GroupedSums, UnboundedValues
 from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.ledger import Ledger
 from dpflow.tables.access import sql
 from dpflow.tables.backends.spark_backend.spark_columns import describe_field, key_text, name_type
 from dpflow.tables.private import PrivateTable
@@ -313,3 +315,17 @@ def test_the_advice_means_the_same_or_is_none() -> None:
     """Of a language's order nobody knows the function."""
     assert sql.advise_plain_text("u", "de").endswith("in a column without a collation")
     assert 'nfc_normalize("u")' in sql.advise_plain_text("u", "NFC")
+
+
+def test_a_grant_says_which_equality_it_protects(make: Maker, tmp_path: Path) -> None:
+    """When it is read again: of a plain column, and of one that is refused for its own equality."""
+    ledger = Ledger(tmp_path / "ledger.sqlite", create=True)
+    plain, nocase = (build(make, "table", unit, "") for unit in ("", "NOCASE"))
+    ledger.grant("s", 1, 0, filter="basic", table=plain.declaration, principal="owner")
+    ledger.grant("open", 1, 0, filter="basic", table=None, principal="owner")
+    words = {scope.scope: scope.equality for scope in Ledger(tmp_path / "ledger.sqlite").scopes()}
+    assert words == {"s": words["s"], "open": ""} and "'P7' and 'p7' are two" in words["s"]
+    # What it says is what is counted: X and x are two units; where they would be one nothing is.
+    assert plain.answer(COUNT, ()).units.tolist() == [2]
+    with pytest.raises(TableUnreadable, match="has the collation NOCASE"):
+        nocase.answer(COUNT, ())
