@@ -285,7 +285,7 @@ def describe_empty_fields(operator: Any, templates: Mapping[_Path, str]) -> str:
     """
     for path, template in templates.items():
         name, *places = path
-        value = getattr(operator, str(name), None)
+        value: Any = getattr(operator, str(name), None)
         for place in places:
             value = value[place]
         is_blank = isinstance(value, str) and value.strip() in ("", "None")
