@@ -11,9 +11,9 @@ from pydantic import Field
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import InvalidInput
-from dpflow.registry import Registry
 from dpflow_private_learning.building_blocks import row_bounds
 from dpflow_private_learning.building_blocks.learning_params import Share
 from dpflow_private_learning.building_blocks.log_bounds import log_star
@@ -55,7 +55,29 @@ class RowsParams(Aim):
 
 def find_citation(method: str) -> str:
     """The theorems of the mechanism with which a method's name begins."""
-    return Registry.load().find_mechanism(method.replace(",", " ").split()[0]).citation
+    from dpflow_private_learning.mechanisms import (
+        learn_class,
+        learn_label_private,
+        learn_points,
+        learn_rectangles,
+        learn_thresholds,
+        sanitize_points,
+        sanitize_thresholds,
+        thresholds_by_search,
+    )
+
+    mechanisms: tuple[type[Mechanism[Any]], ...] = (
+        learn_class.LearnClass,
+        learn_label_private.LearnLabelPrivate,
+        learn_points.LearnPoints,
+        learn_rectangles.LearnRectangles,
+        learn_thresholds.LearnThresholds,
+        sanitize_points.SanitizePoints,
+        sanitize_thresholds.SanitizeThresholds,
+        thresholds_by_search.LearnThresholdsBySearch,
+    )
+    name = method.replace(",", " ").split()[0]
+    return next(one.citation for one in mechanisms if one.name == name)
 
 
 class LearningRows(Calculator[RowsParams]):
