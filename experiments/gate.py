@@ -41,7 +41,7 @@ class Gate:
 
 
 class UnitsGate:
-    """A session of `dpflow.mechanisms.mean_gate` in memory."""
+    """A session of `dpflow.mechanisms.mean_gate` in memory, on units whose number is public."""
 
     def __init__(self, seed: int, params: dict[str, Any]) -> None:
         self._mechanism, self._source = MeanGate(), StreamSource(seed)
@@ -59,7 +59,7 @@ class UnitsGate:
             self._table,
             self._state,
             query,
-            PerUnit(shares.astype(float)),
+            PerUnit(shares.astype(float), is_size_public=True),
             self._source,
         )
         return verdict.body

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,8 @@ from dpflow.mechanisms.mean_gate_params import MeanGateParams
 Floats = NDArray[np.float64]
 Bits = NDArray[np.bool_]
 BETA = 0.05
+SEEDS = 200  #: sessions of each cell
+FIGURES = Path(__file__).parent / "data" / "gate_attacks.txt"  #: what the page states
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,7 @@ class ArrayGate:
         elif isinstance(self.test, GaussianTest):
             above = sums + self._gaussian(len(sums)) > 0
         else:
+            assert isinstance(self.test, SparseVectorTest)
             noise = draw_laplace(self.rng, self.test.engine.query_scale, len(sums))
             above = sums >= noise - self.threshold_noise
         return above
@@ -486,6 +491,18 @@ def run_cell(attack: str, gate: AnyGate, setting: Setting, rng: np.random.Genera
     return int(gate.broken.sum())
 
 
+def measure_cell(attack: str, number: int, seeds: int) -> str:
+    """One line of the table of the gate: an attack, in the setting of this number."""
+    setting = SETTINGS[number]
+    rng = np.random.default_rng([list(ATTACKS).index(attack), number])
+    gate, setting = make_gate(attack, setting, rng, seeds)
+    bad = run_cell(attack, gate, setting, rng)
+    limit, fooled = upper_limit(bad, seeds), f"{int(gate.fooled.sum())} of {seeds}"
+    if isinstance(gate, DuelGate):
+        fooled = "-"
+    return f"| {attack} | {setting} | {bad} of {seeds} | {limit:.3f} | {fooled} |"
+
+
 def measure_gate(seeds: int) -> Iterator[str]:
     """The table of the gate: 24 cells."""
     yield (
@@ -493,17 +510,9 @@ def measure_gate(seeds: int) -> Iterator[str]:
         " if questions were fixed |"
     )
     yield "| --- | --- | --- | --- | --- |"
-    for row, attack in enumerate(ATTACKS):
-        for column, setting in enumerate(SETTINGS):
-            rng = np.random.default_rng([row, column])
-            # The largest cells take half as many.
-            number = seeds // 2 if setting.units * setting.queries > 10**7 else seeds
-            gate, setting = make_gate(attack, setting, rng, number)
-            bad = run_cell(attack, gate, setting, rng)
-            limit, fooled = upper_limit(bad, number), f"{int(gate.fooled.sum())} of {number}"
-            if isinstance(gate, DuelGate):
-                fooled = "-"
-            yield f"| {attack} | {setting} | {bad} of {number} | {limit:.3f} | {fooled} |"
+    for attack in ATTACKS:
+        for number in range(len(SETTINGS)):
+            yield measure_cell(attack, number, seeds)
 
 
 def measure_others(seeds: int) -> Iterator[str]:
@@ -555,16 +564,15 @@ def _normal_quantile(share: float) -> float:
 
 
 def main() -> None:
-    """Print the grid of widths and both tables of attacks."""
+    """Print the grid of widths and both tables of attacks, and store them in `FIGURES`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=200)
-    seeds = parser.parse_args().seeds
-    print("\n".join(list_widths()), flush=True)
-    print(flush=True)
-    for lines in (measure_gate(seeds), measure_others(seeds)):
-        for line in lines:
-            print(line, flush=True)
-        print(flush=True)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    seeds, lines = parser.parse_args().seeds, list[str]()
+    for line in chain(list_widths(), [""], measure_gate(seeds), [""], measure_others(seeds)):
+        print(line, flush=True)
+        lines.append(line)
+    if seeds == SEEDS:
+        FIGURES.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

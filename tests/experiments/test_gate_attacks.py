@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow.core.toolbox import sparse_vector
+from dpflow.core.toolbox.mean_test import fresh_width
+from experiments import gate_attacks
 from experiments.gate import UnitsGate
 from experiments.gate_attacks import (
+    ATTACKS,
+    BETA,
+    FIGURES,
+    SEEDS,
     ArrayGate,
     DuelGate,
     PlainSet,
     Setting,
     make_gate,
+    measure_cell,
     run_cell,
 )
 
@@ -33,6 +47,48 @@ def test_arrays_answer_as_the_product_does() -> None:
             assert arrays.widths[-1] == pytest.approx(0.48 - body["interval"][0], abs=1e-6)
         said.append(word)
     assert set(said) == {"yes", "no", "exhausted"}
+
+
+def test_arrays_answer_as_the_product_does_with_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product's own draws, from one stream: the same words, and the same ends of intervals."""
+    draws = dict[Fraction, int]()
+
+    def record(scale: Fraction, size: int, source: Source) -> Any:
+        drawn = discrete_laplace(scale, size, source)
+        draws[scale] = int(drawn[0])
+        return drawn
+
+    monkeypatch.setattr(sparse_vector, "discrete_laplace", record)
+    monkeypatch.setattr(
+        gate_attacks, "draw_laplace", lambda _, scale, size: np.full(size, float(draws[scale]))
+    )
+    setting, rng = Setting(600, 40, 5, "2"), np.random.default_rng(6)
+    product = UnitsGate(7, {**setting.params().model_dump(mode="json"), "metric": "accuracy"})
+    arrays, said = ArrayGate(setting, rng, 1), []
+    for _ in range(45):
+        right = rng.random(600) < 0.5
+        body = product.ask(right, 0.48)
+        answered, yes, _ = arrays.ask(np.array([right.mean()]), 0.48)
+        word = "exhausted" if not answered[0] else "yes" if yes[0] else "no"
+        assert body["verdict"] == word
+        if word == "yes" and "interval" in body:
+            assert arrays.widths[-1] == pytest.approx(0.48 - body["interval"][0], abs=2e-6)
+        said.append((word, "interval" in body))
+    assert {("yes", True), ("no", True), ("exhausted", False)} <= set(said)
+    assert len(draws) == 2
+
+
+def test_the_page_states_the_stored_figures_of_every_cell() -> None:
+    """24 cells of 200 seeds, each with an upper limit below beta; one of them is measured again."""
+    lines = FIGURES.read_text().splitlines()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "gate-proof.md").read_text()
+    assert all(line in page for line in lines if line)
+    cells = [line for line in lines if "/ epsilon " in line or "/ no noise " in line]
+    assert len(cells) == len(ATTACKS) * 4
+    for line in cells:
+        _, _, _, bad, limit, _, _ = (cell.strip() for cell in line.split("|"))
+        assert bad.endswith(f" of {SEEDS}") and float(limit) < BETA
+    assert measure_cell("near-duplicates", 1, SEEDS) in cells
 
 
 def test_arrays_promote_as_the_product_does() -> None:
@@ -57,3 +113,23 @@ def test_attacks_fool_a_test_set_and_no_gate(attack: str) -> None:
     assert run_cell(attack, PlainSet(setting, rng, 10), setting, rng) >= 8
     gate, setting = make_gate(attack, setting, rng, 10)
     assert run_cell(attack, gate, setting, rng) == 0
+
+
+def test_signs_of_corrections_make_no_interval_of_the_product_false() -> None:
+    """Gaussian noise and a score beside each no: features vote by the sign of their scores. An interval for
+    questions that were fixed beforehand is false in each session, and no proven one is.
+    """
+    units, paid = 4000, 81
+    params = {"metric": "accuracy", "threshold": "0.005", "method": "gaussian", "epsilon": "50",
+              "delta": "1e-6", "queries": paid, "failures": paid, "correct": True}  # fmt: skip
+    for seed in range(3):
+        rng, gate, votes = np.random.default_rng(seed), UnitsGate(seed, params), np.zeros(units)
+        intervals = []
+        for turn in range(paid):
+            votes += 1e-6 * rng.choice([-1, 1], units) if turn == paid - 1 else 0
+            signs = rng.choice([-1, 1], units) if turn < paid - 1 else np.sign(votes)
+            body = gate.ask(signs > 0, 1.0)
+            votes += np.sign(body["score"] - 0.5) * signs
+            intervals.append(body["interval"])
+        assert all(low < 0.5 < high and high - low < 0.9 for low, high in intervals)
+        assert body["score"] - 0.5 > fresh_width(units, paid, BETA)
