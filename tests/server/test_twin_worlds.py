@@ -115,13 +115,13 @@ def test_a_failed_draw_is_in_no_metric_history_or_log(
         raise ArithmeticError(PLANTED)
 
     caplog.set_level(logging.DEBUG)
-    count = Registry.load().find_mechanism("count")
-    monkeypatch.setattr(type(count), "draw", fail)
+    mechanism = Registry.load().find_mechanism(RELEASE["mechanism"])
+    monkeypatch.setattr(type(mechanism), "draw", fail)
     for twin in twins:
         answer = twin.post("/v1/release", json=RELEASE | {"name": "failing"})
         while answer.status_code == 202:
             answer = twin.get(f"/v1/jobs/{answer.json()['job']}?wait=20")
-        assert answer.status_code == 200 and "none" in answer.text
+        assert answer.status_code == 200 and "120.0" not in answer.text
         places = ("/metrics", "/v1/history?limit=1000", "/v1/remaining")
         texts = [answer.text, *(twin.get(place).text for place in places)]
         ours = [
