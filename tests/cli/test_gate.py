@@ -194,7 +194,8 @@ def test_mistakes_are_sentences_and_charge_nothing(tiny: Tiny, file: Path) -> No
     path.write_text("name: x")
     with pytest.raises(InvalidInput, match="holds no list"):
         run(tiny, "submit", file, path)
-    file.write_text(yaml.safe_dump(GATE | {"params": {**GATE["params"], "metric": None}}))
+    no_metric = {name: value for name, value in GATE["params"].items() if name != "metric"}
+    file.write_text(yaml.safe_dump(GATE | {"params": no_metric}))
     with pytest.raises(PlanRefused, match="fixes no metric"):
         run(tiny, "submit", file, candidates(tiny, ("good", "0.7")), "--model", "m", "--tracking-uri", "x")  # fmt: skip
     other = {"epsilon": "1", "groups": 10}
