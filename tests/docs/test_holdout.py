@@ -41,8 +41,9 @@ FILES = {block.title: block.text for block in examples(HOW_TO) if block.title}
 
 def test_the_how_to_is_short() -> None:
     """At most 900 words of prose, and it has each file from training to promotion."""
-    text = re.sub(r"```.*?```|^[|#].*$|<!--.*?-->", "", HOW_TO.read_text(), flags=re.S | re.M)
-    assert len(re.findall(r"\S*\w\S*", text)) <= 900
+    text = re.sub(r"```.*?```|<!--.*?-->", "", HOW_TO.read_text(), flags=re.S)
+    text = re.sub(r"^[|#].*$", "", text, flags=re.M)
+    assert 300 < len(re.findall(r"\S*\w\S*", text)) <= 900
     titles = {block.title for block in examples(HOW_TO) if block.title}
     assert titles >= {"train.py", "arrivals.yml", "candidates.yml", "gate.yml"}
 
