@@ -233,12 +233,12 @@ def expect_kind(aggregate: SqlAggregate, table: Table) -> str:
         return "MAP(VARCHAR, BIGINT)"
     value = aggregate.value
     assert value is not None
-    if (
-        aggregate.kind == "quantile"
-        and value.op == "column"
-        and table.column(".".join(value.args[0])).holds_dates
-    ):
-        return "VARCHAR"
+    if aggregate.kind == "quantile" and value.op == "column":
+        column = table.column(".".join(value.args[0]))
+        if column.holds_dates:
+            return "VARCHAR"
+        if column.lower is not None and column.step.denominator == 1:
+            return find_kind([column.grid_value(grid) for grid in column.grid_bounds()]) or "DOUBLE"
     return "DOUBLE"
 
 
