@@ -19,7 +19,7 @@ from dpflow.core.toolbox.contribution_profile import (
     SizeHistogram,
 )
 from dpflow.errors import InvalidInput
-from dpflow.tables.language.group_bounds import find_period, takes_null
+from dpflow.tables.language.group_bounds import find_period, reads_days, takes_null
 from dpflow.tables.language.grouping import parse_row_expression, parse_row_expressions
 from dpflow.tables.language.nodes import Node
 
@@ -65,7 +65,15 @@ class _ProfiledGroups:
         """The histogram of this very grouping."""
         column = self._table.columns[by]
         found = self._histograms.get(self._name(by))
-        return self._find_period("day", by) if found is None and column.holds_dates else found
+        # Bounds that are dates are those of times, too: keys of one day may be several.
+        days = [key[:10] for key in column.public_keys or ()]
+        is_by_days = column.holds_dates and len(set(days)) == len(days)
+        return self._find_period("day", by) if found is None and is_by_days else found
+
+    def _find_deciding(self, name: str, node: Node) -> SizeHistogram | None:
+        """The histogram of a column, or of its days where they decide an expression."""
+        found = self._histograms.get(self._name(name))
+        return self._find_period("day", name) if found is None and reads_days(node, name) else found
 
     def _find_period(self, period: str, column: str) -> SizeHistogram | None:
         return self._histograms.get(
@@ -93,7 +101,7 @@ class _ProfiledGroups:
             last = next((one for one in found if one is not None), None)
             return None if last is None else [Marginal(last, 0, largest)]
         further = int(takes_null(node))
-        histograms = [self.find_counted(name) for name in names]
+        histograms = [self._find_deciding(name, node) for name in names]
         marginals = [Marginal(one, further) for one in histograms if one is not None]
         return marginals if len(marginals) == len(names) else None
 

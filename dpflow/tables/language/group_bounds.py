@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from dpflow.core.contract.contribution import MAX_GROUPS, MAX_ROWS, TOUCHED, Limit
 from dpflow.core.contract.declaration import Table
-from dpflow.tables.language.nodes import Node
+from dpflow.tables.language.nodes import DATE_UNITS, PART_RANGES, TIME_UNITS, Node
 
 #: Parts of a date that a period decides; but for the year, several periods have one part.
 _PART_PERIODS = {"year": "year", "quarter": "quarter", "month": "month"}
-#: Parts of a time that no day decides.
-_TIME_PARTS = ("hour", "minute")
+#: Parts of a date or time that its day decides.
+_DAY_PARTS = {*PART_RANGES} - {*TIME_UNITS}
 #: What may have a key where its column has none.
 _TAKE_NULL = {"CASE", "IS NULL", "AND", "OR", "coalesce", "least", "greatest"}
 
@@ -71,7 +71,7 @@ def _limit_node(table: Table, node: Node, nodes: Mapping[str, Node]) -> Limits:
         # A month of any year holds the rows of several months.
         rows = None if node.op in ("quarter", "month") else rows
         return groups, _least(rows, _limit_function(table, inner)[1])
-    if not names or (node.op in _TIME_PARTS and not isinstance(table.column(names[0]).groups, int)):
+    if not names or _exceeds_days(table, node, names):
         return None, None
     # A group may hold all combinations of the columns' groups, and one of rows without a value.
     limits = [_limit_function(table, name, takes_null=takes_null(node)) for name in names]
@@ -86,6 +86,31 @@ def takes_null(node: Node) -> bool:
     """Whether an expression may have a value where a column of it has none."""
     inner = (arg for arg in node.args if isinstance(arg, Node))
     return node.op in _TAKE_NULL or any(map(takes_null, inner))
+
+
+def _exceeds_days(table: Table, node: Node, names: Sequence[str]) -> bool:
+    """Whether an expression asks for times of day where the limits are of days."""
+    return _reads_times(node) and not all(isinstance(table.column(n).groups, int) for n in names)
+
+
+def _reads_times(node: Node) -> bool:
+    units = {str(arg.args[0]) for arg in node.args if isinstance(arg, Node) and arg.op == "text"}
+    is_unit = node.op in ("date_trunc", "date_diff") and not units & {*DATE_UNITS}
+    inner = (arg for arg in node.args if isinstance(arg, Node))
+    return node.op in TIME_UNITS or is_unit or any(map(_reads_times, inner))
+
+
+def reads_days(node: Node, name: str) -> bool:
+    """Whether the days of a column of dates or times decide what an expression makes of it."""
+    if node.op == "column":
+        return ".".join(node.args[0]) != name
+    unit = str(node.args[0].args[0]) if node.op in ("date_trunc", "date_diff") else ""
+    is_date = node.op == "CAST" and node.args[1] == "DATE"
+    of = [arg for arg in node.args if isinstance(arg, Node)]
+    if is_date or node.op in _DAY_PARTS or unit in DATE_UNITS:
+        # A moment that is computed may be on the next day.
+        return all(arg.op in ("column", "text") or reads_days(arg, name) for arg in of)
+    return all(reads_days(arg, name) for arg in of)
 
 
 def _limit_period(table: Table, name: str, period: str) -> Limits:
@@ -137,6 +162,7 @@ def _limit_several(
     column, others have as many as the product; no group has more rows than one of its keys has.
     """
     limits: dict[tuple[str, ...], list[Limits]] = {}
+    beyond_days: set[tuple[str, ...]] = set()
     periods: dict[tuple[str, ...], list[str | None]] = {}
     names: tuple[str, ...]
     for member in members:
@@ -144,6 +170,8 @@ def _limit_several(
             names, limit = (member,), _limit_column(table, member, nodes)
         else:
             names, limit = tuple(sorted(member.column_names())), _limit_node(table, member, nodes)
+            if _exceeds_days(table, member, names):
+                beyond_days.add(names)
         limits.setdefault(names, []).append(limit)
         period = "day" if isinstance(member, str) else find_period(member)[0]
         periods.setdefault(names, []).append(period)
@@ -156,7 +184,8 @@ def _limit_several(
             for period in TOUCHED
             if all(TOUCHED.get(one or "", {}).get(period) == 1 for one in periods[names])
         ]
-        own = _limit_function(table, names[0], True)[0] if len(names) == 1 else None
+        has_own = len(names) == 1 and names not in beyond_days
+        own = _limit_function(table, names[0], True)[0] if has_own else None
         groups.append(_least(_multiply([limit for limit, _ in several]), own, *deciding))
     rows = [one for several in limits.values() for _, one in several if one is not None]
     return _multiply(groups), min(rows, default=None)

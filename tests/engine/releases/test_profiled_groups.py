@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import duckdb
 import numpy as np
 import pytest
 from orders_world import World
@@ -26,6 +27,7 @@ from dpflow.tables import declare_groups
 from dpflow.testing.neighbours import make_sizes
 
 MONTH, WEEK = "date_trunc('month', day)", "date_trunc('week', day)"
+DAY, HOURS = "date_trunc('day', day)", ("2024-01-01 10:00:00", "2024-01-01 11:00:00")
 EXACT: Any = SimpleNamespace(sum_half_width=lambda terms, failure: 0)
 
 
@@ -125,6 +127,17 @@ def test_groupings_are_found_by_what_they_are_computed_from(world: World) -> Non
     # Counted together, in whichever order.
     both = ContributionProfile(count_sizes([9]), made | {f"{MONTH}, state": made[WEEK]}, 1)
     assert find_histogram(both, *declare_groups(world.table, f"state, {MONTH}")) is made[WEEK]
+    # Bounds that are dates may be those of times, whose hours no day decides; but these days do.
+    days = ContributionProfile(count_sizes([9]), {DAY: made[WEEK]}, 1)
+    later = "CASE WHEN day < DATE '2024-02-01' THEN 'a' ELSE 'b' END"
+    for by in ("hour(day)", "hour(day), state", "CAST(day AS VARCHAR)", later):
+        assert find_histogram(days, *declare_groups(world.table, by)) is None, by
+    for by in ("dayofweek(day)", f"CASE WHEN {DAY} < DATE '2024-02-01' THEN 'a' ELSE 'b' END"):
+        assert find_histogram(days, *declare_groups(world.table, by)) is not None, by
+    for keys, found in (("2024-01-01", "2024-01-02"), days.groups[DAY]), (HOURS, None):
+        column = world.table.column("day").model_copy(update={"public_keys": keys})
+        table = world.table.model_copy(update={"columns": world.table.columns | {"day": column}})
+        assert find_histogram(days, table, "day") is found
     # Weeks decide no month, and nobody counted days.
     only = ContributionProfile(count_sizes([9]), {WEEK: made[WEEK]}, 1)
     table, by = declare_groups(world.table, f"state, {MONTH}")
@@ -148,6 +161,25 @@ def test_fewer_groups_are_chosen_and_the_truth_is_held(world: World, tmp_path: P
         truth = world.read(text)["n"]
         held = (frame["n_low"] <= truth) & (truth <= frame["n_high"])
         assert held.mean() > 0.8
+
+
+def test_a_day_limits_no_hours(tmp_path: Path) -> None:
+    """Units with all hours of one day, each counted in one: either no total interval is stated, or it holds."""
+    world = World(tmp_path)
+    with duckdb.connect(str(tmp_path / "orders.duckdb")) as connection:
+        connection.execute(
+            "CREATE OR REPLACE TABLE orders AS SELECT u AS customer, TIMESTAMP '2024-01-01' + to_hours(h::INTEGER) "
+            "AS day, 'A' AS state FROM range(200) r(u), range(24) s(h)"
+        )
+    world.release("contributions", params={"epsilon": "20"})
+    fields: dict[str, Any] = {"contribution_bounds": {"groups": 1, "rows_per_group": 1, "rows": 1}}
+    for by in ("hour(day)", "state, hour(day)", DAY):
+        result = world.release("count_distinct", params={"by": by}, name=by, **fields).result
+        ends = {} if result.totals is None else result.totals.ends
+        for row in result.rows if ends and by != DAY else ():
+            low, high = ends[row.measure].find_span(row.value, row.half_width_95)
+            assert low <= 200 <= high or row.key.startswith(('["B"', '["C"')), by
+        assert bool(ends) or by != DAY
 
 
 def test_a_profile_counts_columns_together(tmp_path: Path) -> None:

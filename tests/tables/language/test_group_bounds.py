@@ -108,6 +108,19 @@ def test_inherited_bounds_cut_nothing_that_declared_ones_keep(seed: int) -> None
             assert declared.limits_for(name)[0].source.startswith("groups of "), by
 
 
+def test_days_limit_no_times_of_day() -> None:
+    """A column of times with limits of days: its hours have none, wherever an expression asks for them."""
+    table = declare({"at": {"groups": {"day": 3}, "rows_per_group": {"day": 4}}}, rows=90)
+    hours = ("hour(at)", "hour(at) + 1", "date_trunc('hour', at)", "date_diff('minute', at, at)")
+    late = "CASE WHEN hour(at) > 18 THEN 'late' ELSE 'early' END"
+    for by in (*hours, late, "hour(at), date_trunc('day', at)"):
+        declared, name = declare_groups(table, by)
+        assert declared.bounds_for(name).groups == 90, by
+    for by in ("date_trunc('day', at)", "dayofweek(at) + 1", "date_diff('day', at, at)"):
+        declared, name = declare_groups(table, by)
+        assert declared.bounds_for(name).groups == 3, by
+
+
 def test_where_a_bound_comes_from_is_said() -> None:
     """By the declaration's own words; what is declared for an expression itself wins."""
     table = declare(
