@@ -1,7 +1,7 @@
 """The door ``load``: a scheduler names a load and blocks; where rows come from and go to is the owner's.
 
-No row decides a reply: rows that do not fit are left out, and how many there were is said to nobody. What cannot be
-read at all fails, whatever its rows are.
+No row decides a reply: rows that do not fit are left out, and how many there were is said to nobody. Where one row
+makes a whole file unreadable, the block stays as it was, and only the service's log says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import DpflowError, InvalidInput, UnknownName
+from dpflow.errors import DpflowError, InvalidInput, TableUnreadable, UnknownName
 from dpflow.server.jobs import Query, Reply
 from dpflow.server.principals import Caller
 from dpflow.server.refusals import Refused, refuse_for_now
@@ -62,11 +62,13 @@ def _load_block(name: str, load: Load, table: Table, block: str) -> None:
             seconds=60,
         )
     problem: DpflowError | None = None
+    is_open = False
     try:
         form = CsvFormat(missing=("", *load.missing))
         into = f"{table.database}:{table.relation_name}"
         source = open_source([str(file)], None, into, load.columns, form, load.by, (block,))
         with source as (rows, database, relation):
+            is_open = True
             load_rows(
                 rows,
                 database,
@@ -80,12 +82,15 @@ def _load_block(name: str, load: Load, table: Table, block: str) -> None:
         if error.retryable:
             raise
         problem = error
-    if problem is not None:
-        # Its text names the owner's places.
-        log.error("load %s of block %s failed: %s", name, block, problem)
+    if problem is None:
+        return
+    # Its text names the owner's places.
+    log.error("load %s of block %s failed: %s", name, block, problem)
+    # Files and header were read: what fails then is for a row, such as a stray quote.
+    if not (is_open and isinstance(problem, TableUnreadable)):
         raise Refused(
             500,
             "internal_error",
-            f"load {name!r} cannot be made until its owner repairs it; nothing was changed",
+            f"load {name!r} cannot be made until its owner repairs it; block {block!r} was not changed",
             cause=type(problem),
         )

@@ -69,6 +69,24 @@ def test_rows_are_in_no_reply(tmp_path: Path) -> None:
     assert rows == [8050, 8050, 8000, 8000]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [b'1,"Oslo,c1,30,1.25,2021-01-01\n1,Oslo,c1,30,1.25,2021-01-01\n', b"1,Os\rlo,c1,30,1.25,2021-01-01\n"],
+)  # fmt: skip
+def test_a_row_that_makes_a_file_unreadable_decides_no_reply(tmp_path: Path, row: bytes) -> None:
+    """The block stays as it was, and the reply is that of a file that can be read."""
+    world = make_world(tmp_path / "world")
+    with world.test_client("ann") as client:
+        readable = ask(client)
+        with (world.folder / "incoming" / "2021-01-01.csv").open("ab") as file:
+            file.write(row)
+        unreadable = ask(client)
+        assert (unreadable.status_code, unreadable.content) == (200, readable.content)
+        assert count(world) == 8050
+        (world.folder / "incoming" / "2021-01-01.csv").write_text(f"{HEAD}\n")
+        assert ask(client).content == readable.content and count(world) == 8000
+
+
 def test_what_a_scheduler_may_not_load(tmp_path: Path) -> None:
     """A load of somebody else is one that is not there; a block is no path; what is not delivered is said without
     its place.

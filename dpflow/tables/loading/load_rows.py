@@ -195,7 +195,12 @@ class _Load:
         ]
         there = f"{self._block} IN (SELECT {self._block} FROM {_STAGED})"
         if replace:
-            self._connection.execute(f"DELETE FROM {self._target} WHERE {there}")
+            # A block that was asked for and has no rows now is empty.
+            marks = ", ".join("?" * len(self._blocks))
+            replaced = f"{self._block} IN ({marks})" if self._blocks else there
+            self._connection.execute(
+                f"DELETE FROM {self._target} WHERE {replaced}", list(self._blocks)
+            )
         elif self._connection.execute(
             f"SELECT 1 FROM {self._target} WHERE {there} LIMIT 1"
         ).fetchone():

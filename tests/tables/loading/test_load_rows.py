@@ -186,6 +186,9 @@ def test_blocks_are_added_and_replaced(tmp_path: Path) -> None:
         tmp_path / "visits.duckdb", "SELECT person, CAST(day AS VARCHAR) FROM visits ORDER BY ALL"
     )
     assert names == [("a", "2026-01-02"), ("c", "2026-01-01")]
+    # A block that is delivered again without rows has none.
+    load(tmp_path, day("empty.csv"), **options)
+    assert len(rows(tmp_path / "visits.duckdb")) == 1
 
 
 def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
