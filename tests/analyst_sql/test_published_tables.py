@@ -197,6 +197,33 @@ def test_a_file_that_says_nothing_of_noise_states_nothing(shop: Path) -> None:
     assert {column.interval for column in answer.columns} == {"no interval"}
 
 
+def test_a_file_that_was_edited_reads_no_other(shop: Path, tmp_path: Path) -> None:
+    """A view in the place of our notes could read any file, and a per cent may be none."""
+    copy, schema = tmp_path / "published.duckdb", "dpflow_answers"
+    copy.write_bytes((shop / "published.duckdb").read_bytes())
+    with duckdb.connect(str(copy)) as connection:
+        (columns,) = connection.execute(
+            f'SELECT len(confidences) FROM {schema}."products runs"'
+        ).fetchone() or (0,)
+        for name, values in {
+            "products": [None],
+            "places": [100],
+            "large": [200],
+            "by_category": [-5],
+        }.items():
+            edited = (values * 20)[:columns]
+            connection.execute(f'UPDATE {schema}."{name} runs" SET confidences = ?', [edited])
+        connection.execute(f'ALTER TABLE {schema}."places runs" RENAME TO kept')
+        connection.execute(
+            f'CREATE VIEW {schema}."places runs" AS SELECT * FROM {schema}.kept WHERE block IN '
+            f"(SELECT '' FROM read_text('/proc/version'))"
+        )
+    assert load_published_rows(copy, "places") is None
+    for name in ("products", "large", "by_category"):
+        rows = load_published_rows(copy, name)
+        assert rows is not None and set(rows.confidences[:columns]) == {0}
+
+
 def test_explain_says_what_is_read(shop: Path) -> None:
     view = plan_sql(
         f"{RELEASED} SELECT r.n - p.n AS x FROM r JOIN by_category p USING (category)",

@@ -146,12 +146,13 @@ class StoredAnswer:
 
 def find_answer(connection: duckdb.DuckDBPyConnection, view: str) -> StoredAnswer | None:
     """An answer by the name of one of its two views, in any case; None where dpflow published none."""
-    query = "SELECT table_name FROM duckdb_tables() WHERE schema_name = ? AND lower(table_name) IN (lower(?), lower(?))"
+    # Of both tables: a view in the place of one could read any file.
+    query = "SELECT table_name FROM duckdb_tables() WHERE schema_name = ?"
     latest = view[: -len("_latest")] if view.lower().endswith("_latest") else view
-    stored = {
-        str(name).casefold(): str(name)
-        for (name,) in connection.execute(query, [_ROWS, view, latest]).fetchall()
+    tables = {
+        str(name).casefold(): str(name) for (name,) in connection.execute(query, [_ROWS]).fetchall()
     }
+    stored = {name: own for name, own in tables.items() if f"{name} runs" in tables}
     # The longer name first: an answer may be called so.
     name = stored.get(view.casefold(), stored.get(latest.casefold()))
     if name is None:
@@ -168,9 +169,16 @@ def find_answer(connection: duckdb.DuckDBPyConnection, view: str) -> StoredAnswe
     if name.casefold() != view.casefold():
         source += f" WHERE {_latest_condition(runs)}"
     about = connection.execute(f"SELECT confidences, chosen FROM {runs}").fetchall()
-    listed = [list(one) if one and len(one) == len(own) else [0] * len(own) for one, _ in about]
+    listed = [list(one) if _are_confidences(one, len(own)) else [0] * len(own) for one, _ in about]
     chosen = not all(chosen is False for _, chosen in about)
     return StoredAnswer(columns, source, list(map(min, zip(*listed))) or [0] * len(own), chosen)
+
+
+def _are_confidences(values: Sequence[int | None] | None, columns: int) -> bool:
+    """Whether a file, which its users may edit, says per cent for each column."""
+    return len(values or ()) == columns and all(
+        value is not None and 0 <= value <= 100 for value in values or ()
+    )
 
 
 def _latest_condition(runs: str) -> str:
