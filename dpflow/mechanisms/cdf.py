@@ -224,8 +224,9 @@ class Cdf(Mechanism[CdfParams]):
             "levels": sizes.levels,
             "intervals": "all hold at once with probability 95 %",
         }
+        counted = table.describe_counted_rows()
         quantiles = [
-            row for p in sorted(params.quantiles) for row in _quantile_rows(distribution, p)
+            row for p in sorted(params.quantiles) for row in _quantile_rows(distribution, p, counted)
         ]
         below = [
             Row(key, SHARE_BELOW, share, half, NO_INFORMATION if _spans_all(share, half) else "")
@@ -429,12 +430,12 @@ def _search_range(column: Column, answer: OpenColumn, time: str) -> tuple[float,
     return float(column.lower / answer.step), float(column.upper / answer.step)
 
 
-def _quantile_rows(distribution: Distribution, p: Fraction) -> list[Row]:
+def _quantile_rows(distribution: Distribution, p: Fraction, counted: str) -> list[Row]:
     estimate = distribution.quantile(p)
     ends = estimate.low, estimate.high
     if estimate.value is not None:
         percent = math.ceil(1e4 * distribution.rank_error(estimate.value, p)) / 100
-        remark = f"its rank among the rows is within {percent:g} % (95 % for all answers together)"
+        remark = f"its rank among the {counted} is within {percent:g} % (95 % for all answers together)"
     elif None not in ends:
         remark = NO_RANK
     else:

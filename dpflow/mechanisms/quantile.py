@@ -196,6 +196,7 @@ class _Quantiles(Mechanism[P]):
             p: draws.epsilon / (2 * self._sensitivity(p, params, table)) for p in quantiles.values()
         }
         rows: list[Row] = []
+        counted = table.describe_counted_rows(params.by)
         for key, data, size in zip(keys, groups, least_rows, strict=True):
             values = []
             for p, rate in rates.items():
@@ -205,7 +206,7 @@ class _Quantiles(Mechanism[P]):
             share = min(1.0, rank / size) if size > 0 else 1.0
             for (name, p), value in zip(quantiles.items(), sorted(values), strict=True):
                 if supports_value(p, share):
-                    remark = _describe_rank(share, value, column)
+                    remark = _describe_rank(share, value, column, counted)
                     rows.append(Row(key, name, column.grid_value(value), remark=remark))
                 else:
                     rows.append(Row(key, name, None, remark=NO_RANK))
@@ -251,14 +252,14 @@ def _count_least_rows(groups: Sequence[ValueCounts], counting: Noise, source: So
     return [int(count) - spare for count in counting.add_noise(exact, source).tolist()]
 
 
-def _describe_rank(share: float, value: int, column: Column) -> str:
-    """Where an answer lies among the rows; of one at a bound, that rows beyond it count as it."""
+def _describe_rank(share: float, value: int, column: Column, rows: str) -> str:
+    """Where an answer lies among the rows that count; of one at a bound, that rows beyond it count as it."""
     # Rounded up: never nearer than it is.
     percent = math.ceil(1e4 * share) / 100
     step = "" if column.holds_dates else f", in steps of {column.step},"
     at_bound = value in column.grid_bounds()
     beyond = "; it is a declared bound, which values beyond count as" if at_bound else ""
-    return f"its rank among the rows{step} is within {percent:g} % (95 % for all answers together){beyond}"
+    return f"its rank among the {rows}{step} is within {percent:g} % (95 % for all answers together){beyond}"
 
 
 class Quantile(_Quantiles[QuantileParams]):

@@ -37,7 +37,7 @@ def test_a_number_that_is_shown_whatever_its_interval_is_seen(
 ) -> None:
     """The control: all numbers are shown, and their remarks say nothing, as they were before."""
     monkeypatch.setattr(quantile, "supports_value", lambda p, error: True)
-    monkeypatch.setattr(quantile, "_describe_rank", lambda share, value, column: "")
+    monkeypatch.setattr(quantile, "_describe_rank", lambda *_: "")
     answers = list(ask("lognormal s=2", True, 100, "0.1", 0))
     assert any(answer.is_wrong for answer in answers)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dpflow.core.accounting.events import BoundedRange, Composed, DiscreteLaplace, Repeated
+from dpflow.core.contract.contribution import MaxContributions
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import ValueCounts
 from dpflow.core.sampling.randomness import SystemSource
@@ -313,3 +314,27 @@ def test_private_keys_would_save_nothing(tmp_path: Path) -> None:
         kept.append(sum(int(values[key].counts.sum()) for key in ("k0", "k1")))
     # 2 of 2 places, and 2 of 10: 160 +- 5 standard deviations of at most 16.
     assert kept[0] == 800 and 80 < kept[1] < 240
+
+
+@pytest.mark.parametrize("name", ["quantile", "cdf", "approximate_median"])
+def test_a_rank_is_said_of_the_rows_that_bounds_keep(name: str, tmp_path: Path) -> None:
+    """A few units have most rows, all at 100: the median of those that count is 0. What is said of its rank says so,
+    but not where everybody knows that none is cut.
+    """
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        connection.execute(
+            "CREATE TABLE t AS SELECT u AS user, 100 AS score FROM range(40) a(u), range(100) UNION ALL "
+            "SELECT 100 + u, 0 FROM range(3000) b(u)"
+        )
+    more = {"cdf": {"quantiles": ["1/2"]}, "approximate_median": {"delta": "1e-3"}}
+    fields = {"column": "score", "epsilon": "4"} | more.get(name, {})
+    mechanism = REGISTRY.find_mechanism(name)
+    cut = TABLE.model_copy(update={"database": tmp_path / "t.duckdb"})
+    full = cut.model_copy(update={"max_contributions": MaxContributions(rows=2)})
+    for table, words in ((cut, "the rows with each user cut at 2 rows"), (full, "the rows")):
+        params, _ = plan_mechanism(mechanism, table, fields)
+        request = mechanism.data_request(params, table)
+        with PrivateTable(table).open_answer(request, ()) as answer:
+            drawn = mechanism.draw(params, table, answer, SystemSource())
+        remark = next(row.remark for row in drawn.rows if "rank" in row.remark)
+        assert words in remark and ("cut at" in remark) == (table is cut), remark

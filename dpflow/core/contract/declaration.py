@@ -494,6 +494,18 @@ class Table(Strict):
         )
         return self.model_copy(update={"columns": columns, "contribution_bounds": bounds})
 
+    def describe_counted_rows(self, by: str | None = None) -> str:
+        """Which rows a release by these groups is about: "rows", or those that contribution bounds keep, if not
+        everybody knows that they keep all.
+        """
+        bounds, largest = self.bounds_for(by), self.max_contributions
+        if largest is not None and largest.rows <= min(*bounds[1:], *bounds[: by is not None]):
+            return "rows"
+        rows = f"{bounds.rows:,} row{'s'[: bounds.rows > 1]}"
+        where = f" of one {self.block}" if self.protects == "unit-block" else ""
+        kept = rows if by is None else bounds.describe()
+        return f"rows with each {self.privacy_unit.column} cut at {kept}{where}"
+
     def largest_contributions(self) -> Table | None:
         """The declaration with what no unit exceeds in place of the contribution bounds, so that both
         follow by the same rules for whatever is computed of a column; None where nothing is declared.

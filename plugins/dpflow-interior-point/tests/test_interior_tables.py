@@ -211,7 +211,7 @@ def test_a_noisy_number_of_rows_is_within_the_stated_rank(alpha: str | None) -> 
     assert method.sizes is not None and method.sizes.half_width > 0
     beyond = 0
     for size in (0, 1, 10, 999, 10**4, 10**5, 10**7):
-        remark = ApproximateMedian().describe_place(params, method, size)
+        remark = ApproximateMedian().describe_place(params, method, size, "rows")
         stated = Fraction(re.search(r"within ([\d.]+) of", remark)[1])  # type: ignore[index]
         rows = max(1, size + method.sizes.half_width)
         worst = Fraction(1, 2) - Fraction(int(method.trim_at(size) * size), rows)

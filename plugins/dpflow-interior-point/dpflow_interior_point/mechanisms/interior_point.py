@@ -253,8 +253,8 @@ class _Points(Mechanism[P]):
     measure: str
 
     @abstractmethod
-    def describe_place(self, params: P, method: Method, size: int) -> str:
-        """Where an answer lies among the rows, whose number is public or noisy."""
+    def describe_place(self, params: P, method: Method, size: int, rows: str) -> str:
+        """Where an answer lies among these rows, whose number is public or noisy."""
 
     def event(self, params: P, table: Table) -> Event:
         """The whole (epsilon, delta). Raises `PlanRefused` where noise is beyond 2^50."""
@@ -272,12 +272,13 @@ class _Points(Mechanism[P]):
         keys = column_request(params, table).keys
         sizes = method.draw_sizes(answer, source)
         answers = method.find_points_of(answer, sizes, source)
+        counted = table.describe_counted_rows(params.by)
         rows: list[Row] = []
         document: dict[str, dict[str, Any]] = {}
         for key, size, (scale, point) in zip(keys, sizes, answers, strict=True):
             # Both rounds count in steps of the column; only the answer has its measure.
             value = None if point.value is None else answer.column_value(point.value)
-            remark = "" if value is None else self.describe_place(params, method, size)
+            remark = "" if value is None else self.describe_place(params, method, size, counted)
             rows += [
                 Row(key, self.measure, value, remark=remark),
                 Row(key, "status", point.status),
@@ -306,7 +307,9 @@ class InteriorPoint(_Points[InteriorPointParams]):
     Params = InteriorPointParams
     measure = "interior point"
 
-    def describe_place(self, params: InteriorPointParams, method: Method, size: int) -> str:
+    def describe_place(
+        self, params: InteriorPointParams, method: Method, size: int, rows: str
+    ) -> str:
         """Never outside the range."""
         return "between the smallest and the largest value"
 
@@ -331,7 +334,9 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
     Params = ApproximateMedianParams
     measure = "median"
 
-    def describe_place(self, params: ApproximateMedianParams, method: Method, size: int) -> str:
+    def describe_place(
+        self, params: ApproximateMedianParams, method: Method, size: int, rows: str
+    ) -> str:
         """Alpha, as a share of the rows; more if a noisy number of rows may be that much too small."""
         alpha = method.alpha_for(size) if method.chooses_alpha else params.largest_alpha
         noise = method.sizes.half_width if method.sizes else 0
@@ -339,7 +344,7 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
         # Rounded up: never nearer than it is.
         share = math.ceil(10**4 * max(alpha, Fraction(1, 2) - left_out)) / 10**4
         likely = " (95 %)" if noise else ""
-        return f"its rank is within {share:g} of the middle, as a share of the rows{likely}"
+        return f"its rank is within {share:g} of the middle, as a share of the {rows}{likely}"
 
     def error_bound(self, params: ApproximateMedianParams, table: Table) -> ErrorBound:
         """Rank error alpha, which is certain; the note says how many rows an answer needs."""
