@@ -126,7 +126,8 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         )
         rows: list[Row] = []
         rank = math.ceil(self._rank_error(rate))
-        certainty = f"its rank is within {rank:,} rows of the middle (95 %) if the median lies in the window that was found"
+        counted = table.describe_counted_rows(params.by)
+        certainty = f"its rank among the {counted} is within {rank:,} of the middle (95 %) if the median lies in the window that was found"
         for code, key in enumerate(column_request(params, table).keys):
             value, status = None, "no_bins" if code in wide else "no_scale"
             if (window := windows.get(code)) is not None:
