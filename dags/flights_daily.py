@@ -36,8 +36,8 @@ RELEASES = [
     _release(
         "mean arrival delay by carrier", "mean", column="arr_delay", by="carrier", epsilon="0.5"
     ),
-    _release("flights by destination", "histogram", by="dest", epsilon="1"),
-    _release("median air time", "quantile", column="air_time", p="1/2", epsilon="0.2"),
+    _release("flights by destination", "histogram", by="dest", epsilon="0.6"),
+    _release("median air time", "quantile", column="air_time", p="1/2", epsilon="0.6"),
 ]
 # [END releases]
 

@@ -226,7 +226,9 @@ class Cdf(Mechanism[CdfParams]):
         }
         counted = table.describe_counted_rows()
         quantiles = [
-            row for p in sorted(params.quantiles) for row in _quantile_rows(distribution, p, counted)
+            row
+            for p in sorted(params.quantiles)
+            for row in _quantile_rows(distribution, p, counted)
         ]
         below = [
             Row(key, SHARE_BELOW, share, half, NO_INFORMATION if _spans_all(share, half) else "")
@@ -435,7 +437,9 @@ def _quantile_rows(distribution: Distribution, p: Fraction, counted: str) -> lis
     ends = estimate.low, estimate.high
     if estimate.value is not None:
         percent = math.ceil(1e4 * distribution.rank_error(estimate.value, p)) / 100
-        remark = f"its rank among the {counted} is within {percent:g} % (95 % for all answers together)"
+        remark = (
+            f"its rank among the {counted} is within {percent:g} % (95 % for all answers together)"
+        )
     elif None not in ends:
         remark = NO_RANK
     else:

@@ -153,7 +153,6 @@ def parse_contract(data: Mapping[str, Any], folder: Path, what: str = "what is g
         InvalidDeclaration: the message names the field.
         UnknownName: ``dpflow.yml`` names no such table.
     """
-    require_values(data, what)
     fields = dict(data)
     if not isinstance(fields.get("table"), str | Path):
         raise InvalidDeclaration(f"{what} is not a data contract: table: is missing; add it")
@@ -166,6 +165,8 @@ def parse_contract(data: Mapping[str, Any], folder: Path, what: str = "what is g
         raise InvalidDeclaration(
             f"{what} is not a data contract: {describe_problems(error)}"
         ) from None
+    # Behind the names: what is no field is not told to have a value.
+    require_values(data, what)
     place = locate_declaration(fields["table"], folder).resolve()
     return contract.model_copy(update={"table": place})
 

@@ -146,7 +146,9 @@ def test_a_forecast_is_what_the_operators_charge(
     for task in job.tasks:
         for number, (request, blocks, _) in enumerate(task.asks(run)):
             operator = ReleaseOperator(
-                task_id=task.name, release=request.model_dump(mode="json"), blocks=list(blocks)
+                task_id=task.name,
+                release=request.model_dump(mode="json", exclude_defaults=True),
+                blocks=list(blocks),
             )
             instance = {"dag_id": "daily", "task_id": task.name, "run_id": "r", "map_index": number}
             operator.execute(

@@ -45,11 +45,11 @@ def titled(title: str) -> Any:
 
 
 def test_the_release_file_has_every_field() -> None:
-    """The commented file lists all fields there are, and is one; blocks stand in a comment, for this table
-    has none.
+    """The commented file lists all fields there are, and is one; blocks and bounds stand in comments, for this
+    table has none.
     """
     fields = titled("every_field.yml")
-    assert {*fields, "blocks"} == set(ReleaseRequest.model_fields)
+    assert {*fields, "blocks", "bounds"} == set(ReleaseRequest.model_fields)
     assert parse_request(fields, Path()).publish is not None
 
 

@@ -234,7 +234,7 @@ def _mean_option(
 ) -> GateOption:
     """A gate on means; half the tolerance is the threshold, equally far from both."""
     params: dict[str, Any] = {
-        "metric": wishes.metric.model_dump(mode="json", exclude_none=True),
+        "metric": wishes.metric.model_dump(mode="json", exclude_defaults=True),
         "queries": wishes.candidates,
         "failures": _most_paid(wishes),
         "question": wishes.question,
@@ -277,7 +277,7 @@ def _group_option(
 ) -> GateOption:
     """A gate on the median of groups, for any estimator."""
     params: dict[str, Any] = {
-        "metric": wishes.metric.model_dump(mode="json", exclude_none=True),
+        "metric": wishes.metric.model_dump(mode="json", exclude_defaults=True),
         "groups": groups,
         "queries": wishes.candidates,
         "failures": _most_paid(wishes),

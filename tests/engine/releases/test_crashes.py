@@ -202,8 +202,8 @@ from dpflow.engine.releases.request import Publish
 from dpflow.errors import NotPublished
 from dpflow.tables.public.publish import read_published
 folder, small, ledger = Path(sys.argv[1]), Path(sys.argv[2]), Ledger(sys.argv[1] + "/ledger.sqlite")
-engine = sys.modules["dpflow.engine.releases.execute"]
-engine.publish = partial(engine.publish, deadline=0.5)
+publishing = sys.modules["dpflow.tables.public.publish"]
+publishing.publish = partial(publishing.publish, deadline=0.5)
 
 def run(name):
     wanted = plan("count", folder / "visits.yml", name=name, scope="visits", blocks=["2020-01-01"], epsilon="0.25",
