@@ -305,7 +305,7 @@ class World:
         conditions = dict.fromkeys(("shared", "near"), "true")
         if sql.is_time(field):
             conditions["shared"] = (
-                f"x IS NULL OR ({field.sql} IS NOT NULL AND isfinite({field.sql}))"
+                f"x IS NULL OR ({field.sql} IS NOT NULL AND isfinite({field.sql}) AND x > '-infinity')"
             )
             conditions["near"] = f"x IS NULL OR year({field.sql}) BETWEEN 1 AND 9999"
         return {

@@ -55,8 +55,7 @@ _DAY = 86_400_000_000  # microseconds
 _FIRST = "290309-12-22 (BC) 00:00:00"  # of what DuckDB writes as a date and time
 _LAST = {kind: "294247-01-10 04:00:54.775806" for kind in _TIMES - {"timestamp_ns"}}
 _LAST |= {"timestamp_s": "294247-01-10 04:00:54", "timestamp_ms": "294247-01-10 04:00:54.775"}
-_FIRST_MICROSECOND, _LAST_MICROSECOND = -9_223_372_022_400_000_000, 2**63 - 2  # of a TIMESTAMP
-MAX_MICROSECONDS = 9 * 10**18  # microseconds that every timestamp type reaches
+FIRST_MICROSECOND, LAST_MICROSECOND = -9_223_372_022_400_000_000, 2**63 - 2  # of a TIMESTAMP
 #: Collations by which texts are equal exactly where their bytes are.
 BYTEWISE = {"", "c", "binary", "posix"}
 
@@ -352,7 +351,7 @@ def text_from_double(column: Field, value: float) -> str:
     if column.kind == "date":
         return f"CAST({date_of_days(near)} AS VARCHAR)"
     make = "make_timestamptz" if column.kind.endswith("zone") else "make_timestamp"
-    return f"CAST({make}({min(max(near, -MAX_MICROSECONDS), MAX_MICROSECONDS)}) AS VARCHAR)"
+    return f"CAST({make}({min(max(near, FIRST_MICROSECOND), LAST_MICROSECOND)}) AS VARCHAR)"
 
 
 def is_time(column: Field) -> bool:
@@ -437,7 +436,7 @@ def _exact_steps(column: Field, first: int, last: int) -> tuple[Whole, int]:
         return days_of_date(f"CAST({clamped} AS DATE)", *ends), 1
     if kind in _TIMES:
         make = "make_timestamptz" if kind.endswith("zone") else "make_timestamp"
-        ends = [min(max(end, _FIRST_MICROSECOND), _LAST_MICROSECOND) for end in (first, last)]
+        ends = [min(max(end, FIRST_MICROSECOND), LAST_MICROSECOND) for end in (first, last)]
         value = name if kind.endswith("zone") else f"TRY_CAST({name} AS TIMESTAMP)"
         clamped = f"least(greatest({value}, {make}({ends[0]})), {make}({ends[1]}))"
         micros = f"CASE WHEN {value} IS NULL THEN NULL ELSE epoch_us({clamped}) END"

@@ -32,7 +32,7 @@ from dpflow.tables.access.arithmetic import (
     sum_parities,
 )
 from dpflow.tables.access.parquet_texts import name_text_type
-from dpflow.tables.access.sql import MAX_MICROSECONDS, Field
+from dpflow.tables.access.sql import FIRST_MICROSECOND, LAST_MICROSECOND, Field
 
 #: Spark's types by their names, as the kinds that the declared language knows.
 _KINDS = {
@@ -215,7 +215,7 @@ def write_number(field: Field) -> tuple[str, str]:
     whole = _write_integer(field)
     if not field.kind.startswith("timestamp"):
         return f"CAST({whole} AS DOUBLE)", _write_missing(field)
-    whole = least(greatest(whole, -MAX_MICROSECONDS), MAX_MICROSECONDS)
+    whole = least(greatest(whole, FIRST_MICROSECOND), LAST_MICROSECOND)
     days = operate_doubles(f"CAST({whole} AS DOUBLE)", "/", double(_DAY))
     return days, _write_missing(field)
 

@@ -64,6 +64,12 @@ def test_part(tmp_path: Path) -> None:
     assert count_answered(SPARK_KINDS, PART, tmp_path) >= len(SPARK_KINDS) // 3
 
 
+def test_the_last_years_of_times_are_numbers_of_their_own(tmp_path: Path) -> None:
+    """Estimators read times beyond 9e18 microseconds as on DuckDB."""
+    case = Case(("own", "number"), "group values", "", "off", "sorted")
+    assert count_answered(["TIMESTAMP"], {"TIMESTAMP": [case]}, tmp_path) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(IS_CLUSTER, reason="hours on Apache Spark")
 @pytest.mark.parametrize("kind", SPARK_KINDS)
