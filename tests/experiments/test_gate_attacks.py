@@ -32,17 +32,25 @@ from experiments.gate_attacks import (
 SMALL = Setting(600, 40, 5, None)
 
 
+def ask_both(
+    product: UnitsGate, arrays: ArrayGate, rng: np.random.Generator
+) -> tuple[str, dict[str, Any]]:
+    """The next question's verdict, which is the same of both, and the product's answer."""
+    right = rng.random(600) < 0.5
+    body = product.ask(right, 0.48)
+    answered, yes, _ = arrays.ask(np.array([right.mean()]), 0.48)
+    word = "exhausted" if not answered[0] else "yes" if yes[0] else "no"
+    assert body["verdict"] == word
+    return word, body
+
+
 def test_arrays_answer_as_the_product_does() -> None:
     """Without noise, on the same means: the same words, and the same lower ends of intervals."""
     rng = np.random.default_rng(3)
     product = UnitsGate(0, {**SMALL.params().model_dump(mode="json"), "metric": "accuracy"})
     arrays, said = ArrayGate(SMALL, rng, 1), []
     for _ in range(45):
-        right = rng.random(600) < 0.5
-        body = product.ask(right, 0.48)
-        answered, yes, _ = arrays.ask(np.array([right.mean()]), 0.48)
-        word = "exhausted" if not answered[0] else "yes" if yes[0] else "no"
-        assert body["verdict"] == word
+        word, body = ask_both(product, arrays, rng)
         if word == "yes":
             assert arrays.widths[-1] == pytest.approx(0.48 - body["interval"][0], abs=1e-6)
         said.append(word)
@@ -66,11 +74,7 @@ def test_arrays_answer_as_the_product_does_with_noise(monkeypatch: pytest.Monkey
     product = UnitsGate(7, {**setting.params().model_dump(mode="json"), "metric": "accuracy"})
     arrays, said = ArrayGate(setting, rng, 1), []
     for _ in range(45):
-        right = rng.random(600) < 0.5
-        body = product.ask(right, 0.48)
-        answered, yes, _ = arrays.ask(np.array([right.mean()]), 0.48)
-        word = "exhausted" if not answered[0] else "yes" if yes[0] else "no"
-        assert body["verdict"] == word
+        word, body = ask_both(product, arrays, rng)
         if word == "yes" and "interval" in body:
             assert arrays.widths[-1] == pytest.approx(0.48 - body["interval"][0], abs=2e-6)
         said.append((word, "interval" in body))
