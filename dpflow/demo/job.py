@@ -25,7 +25,7 @@ from dpflow.demo.airflow_stage import Stage, end_leftovers, read_supervisor, run
 from dpflow.demo.facts import DemoFacts
 from dpflow.demo.workspace import Workspace, create_workspace, find_workspace, lock_workspace
 from dpflow.engine import RunIdentity, make_plan, release
-from dpflow.engine.releases.request import parse_request
+from dpflow.engine.releases.request import ReleaseRequest, parse_request
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import BudgetExceeded, InvalidInput
@@ -321,12 +321,12 @@ def submit_stolen_fit(demo: Demo, _: Any) -> None:
     session = {
         "name": stored.request["name"],
         "mechanism": stored.request["mechanism"],
-        "table": "tables/flights_holdout.yml",
+        "table": load_table(workspace.dags / "tables" / "flights_holdout.yml"),
         "scope": "flights_holdout",
         "params": stored.request["params"],
     }
     # the same request as the DAG's, so the same session, which is not charged again
-    plan = make_plan(parse_request(session, workspace.dags), registry)
+    plan = make_plan(ReleaseRequest.model_validate(session), registry)
     demo.facts.naive = judge(Session.open(plan, ledger, registry), submission) | {"fresh": fresh}
 
 
