@@ -67,7 +67,7 @@ class World:
     def __init__(self, folder: Path, rows: str, domain: str) -> None:
         low, high = DOMAINS[domain]
         columns = {
-            "x": {"lower": low, "upper": high, "missing": 0, "public": True},
+            "x": {"lower": low, "upper": high, "step": 1, "missing": 0, "public": True},
             "other": {"lower": 0, "upper": 2, "missing": 0, "public": True},
             "late": {"lower": 0, "upper": 1, "missing": 0},
         }
