@@ -1,5 +1,5 @@
-"""`make bench`: every benchmark, each a table of rates and ratios; `python -m bench NAME ...` runs
-those that it names.
+"""`make bench`: every benchmark, each a table of rates and ratios, then one table of all bars; `python -m bench
+NAME ...` runs those that it names.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from bench import (
     tables,
     verification,
 )
+from bench.timing import show_bars
 from dpflow.errors import UnknownName
 
 BENCHMARKS = {
@@ -61,7 +62,7 @@ BENCHMARKS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the named benchmarks in their order, or all; an unknown name lists close ones."""
+    """Run the named benchmarks in their order, or all; an unknown name lists close ones. Fails where a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
     names = parser.parse_args(arguments).names
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Apache Spark has an environment of its own, so it runs where it is named.
     for name in names or (name for name in BENCHMARKS if name != "spark"):
         BENCHMARKS[name].main()
+    show_bars()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import duckdb
 
-from bench.timing import show, wall_and_cpu
+from bench.timing import hold, show, wall_and_cpu
 from dpflow.core.contract.results import Result, Row
 from dpflow.tables import PublishedRelease, publish
 
@@ -34,12 +34,13 @@ def main() -> None:
 
         taken = wall_and_cpu({"publish": ours, "INSERT INTO ... FROM": by_duckdb}, repeats=3)
     ratio = taken["publish"][1] / taken["INSERT INTO ... FROM"][1]
+    hold("publishing 10^6 rows, of INSERT's CPU", ratio, 10, noise=0.2)
     show(
         "publishing a result of 10^6 rows",
         ("work", "wall", "processor"),
         [
             *((name, f"{wall:.2f} s", f"{cpu:.2f} s") for name, (wall, cpu) in taken.items()),
-            ("ratio (bar 10)", "", f"{ratio:.1f}"),
+            ("ratio", "", f"{ratio:.1f}"),
         ],
     )
 

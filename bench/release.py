@@ -10,7 +10,7 @@ from pathlib import Path
 
 import duckdb
 
-from bench.timing import medians, show
+from bench.timing import hold, medians, show
 from dpflow.engine import make_plan, release
 from dpflow.engine.releases.request import parse_request
 from dpflow.ledger import Ledger
@@ -69,11 +69,12 @@ def main() -> None:
 
         taken = medians({"release": ours, "the query by hand": by_hand}, repeats=31)
     extra = taken["release"] - taken["the query by hand"]
+    hold("a small release beside its query, ms", 1000 * extra, 15, noise=0.3)
     rows = [(name, f"{1000 * s:.1f} ms") for name, s in taken.items()]
     show(
         "a release beside its query",
         ("work", "median"),
-        [*rows, ("beside the query (bar 15 ms)", f"{1000 * extra:.1f} ms")],
+        [*rows, ("beside the query", f"{1000 * extra:.1f} ms")],
     )
 
 

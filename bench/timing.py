@@ -1,15 +1,73 @@
-"""Repeated runs, taken in turns so that a busy machine slows all of them equally: medians, and least
-times of the processor.
+"""Repeated runs, taken in turns so that a busy machine slows all of them equally: medians, least times of the
+processor, and the bars that benchmarks hold.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure and what it may be.
+
+    Attributes:
+        title: of what.
+        value: as measured.
+        limit: the most that it may be, or the least.
+        noise: share of it by which two runs differ on a busy machine.
+        is_least: whether more is better.
+    """
+
+    title: str
+    value: float
+    limit: float
+    noise: float = 0.1
+    is_least: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """kept, within noise, or missed."""
+        share = self.value / self.limit
+        excess = share if not self.is_least else 1 / share if share else math.inf
+        return "kept" if excess <= 1 else "within noise" if excess <= 1 + self.noise else "missed"
+
+
+#: Every bar of the benchmarks that ran in this process.
+BARS: list[Bar] = []
+
+
+def hold(
+    title: str, value: float, limit: float, *, noise: float = 0.1, is_least: bool = False
+) -> None:
+    """Note a figure that has a bar; `show_bars` says at the end whether it was kept."""
+    BARS.append(Bar(title, value, limit, noise, is_least))
+
+
+def show_bars() -> None:
+    """One table of every bar. Raises `SystemExit` where one is missed by more than its noise."""
+    rows = [
+        (
+            bar.title,
+            f"{bar.value:.3g}",
+            f"at {'least' if bar.is_least else 'most'} {bar.limit:g}",
+            f"{bar.noise:.0%}",
+            bar.verdict,
+        )
+        for bar in BARS
+    ]
+    if rows:
+        show("bars", ("what", "measured", "bar", "noise", "verdict"), rows)
+    missed = [bar.title for bar in BARS if bar.verdict == "missed"]
+    if missed:
+        raise SystemExit(f"missed: {'; '.join(missed)}")
 
 
 def medians(
