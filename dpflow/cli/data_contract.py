@@ -163,6 +163,35 @@ def from_suite_command(
             stream.write(imported.text)
 
 
+@app.command("register")
+def register_command(
+    file: Annotated[
+        Path, typer.Argument(help="A suite or a checkpoint of Great Expectations 1 (JSON).")
+    ],
+    table: Annotated[
+        str, typer.Option(help="The declaration: its path, or its name in dpflow.yml.")
+    ],
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take it back.")] = False,
+    ledger: LedgerOption = None,
+) -> None:
+    """Let contracts in mode trusted run a suite over a table, as the table's owner.
+
+    It can hold SQL that asks anything of the rows. Register only what you have read: each run tells one bit, unpaid.
+    """
+    from dpflow.catalogue import locate_declaration
+    from dpflow.engine.releases.run_identity import current_principal
+    from dpflow.quality.registered_suite import register_suite
+    from dpflow.tables.access.declarations import load_table
+
+    declaration = load_table(locate_declaration(table, Path.cwd()))
+    book = open_ledger(ledger, files=[Path(table)])
+    digest = register_suite(
+        file, declaration, book, principal=current_principal(), registered=not withdraw
+    )
+    done = "is withdrawn from" if withdraw else "is registered for"
+    typer.echo(f"suite {digest[:12]} {done} table {declaration.name}")
+
+
 @app.command("suggest")
 def suggest_command(
     file: FileArgument,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import sqlalchemy as sa
+
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.amounts import Amount
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.periods import Period, select_current
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import BudgetExceeded, InvalidInput
+from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit.audited_ledger import AuditedLedger
 from dpflow.ledger.books import charges, grants
 from dpflow.ledger.books.records import (
@@ -20,8 +22,16 @@ from dpflow.ledger.books.records import (
     Scope,
     checked_name,
     checked_principal,
+    stored_json,
 )
+from dpflow.ledger.history import chain
 from dpflow.ledger.history.checkpoint import Signer
+from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.statements import Prepared, match_columns
+
+_SUITES = Prepared(
+    sa.select(schema.entry).where(match_columns(schema.entry.c.kind)).order_by(schema.entry.c.seq)
+)
 
 
 class BudgetLedger(AuditedLedger):
@@ -177,6 +187,48 @@ class BudgetLedger(AuditedLedger):
         """Grants that wait for a second principal, the oldest first."""
         with self._begin_reading() as state:
             return grants.list_proposals(state)
+
+    def register_suite(
+        self,
+        digest: str,
+        places: Sequence[str],
+        block: str | None,
+        *,
+        table: str,
+        registered: bool = True,
+        principal: str,
+    ) -> None:
+        """An owner's decision that data contracts may run a suite of expectations over a table's rows.
+
+        Args:
+            digest: of the suite.
+            places: where the rows are (`dpflow.engine.releases.execute.place_names`).
+            block: the column by which contracts select rows.
+            table: what the table is called, for readers of the history.
+            registered: false takes the decision back.
+        """
+        checked_name("a table", table)
+        principal = checked_principal(principal)
+        body = {"suite": digest, "places": list(places), "block": block, "table": table}
+        with self._begin_writing() as writer:
+            writer.add_entry("suite", "", "", principal, {**body, "registered": registered})
+
+    def is_suite_registered(self, digest: str, places: Sequence[str], block: str | None) -> bool:
+        """Whether the newest decision about this suite, block column and one of these places registered it.
+
+        Raises `LedgerCorrupt` for an entry that this ledger did not make.
+        """
+        registered = False
+        with self._begin_reading() as state:
+            for row in state.transaction.rows(_SUITES, kind="suite"):
+                if fault := chain.find_fault(self._anchor, row):
+                    raise LedgerCorrupt(f"{fault}; run dpflow ledger verify")
+                body = stored_json(row.body)
+                if (body["suite"], body["block"]) == (digest, block) and {*body["places"]} & {
+                    *places
+                }:
+                    registered = body["registered"]
+        return registered
 
     def scope(self, name: str) -> Scope:
         """A granted scope. Raises `UnknownName`."""

@@ -6,7 +6,8 @@ value, an unknown key, one lone unit, no row at all) keep it. What leaves is one
 count or message of the data does. The bit is not charged to any budget, so it is for owners who
 trust whoever sees it.
 
-That is mode ``trusted``. A contract of one's own (`dpflow.quality.contract_file`) may also be
+That is mode ``trusted``; a suite of the table's owner may take the declaration's place
+(`dpflow.quality.registered_suite`). A contract of one's own (`dpflow.quality.contract_file`) may also be
 ``public``, from the file's catalogue alone, or paid from a budget: ``metered`` decides checks from
 released noisy numbers, ``watch`` asks sessions that are free until they raise an alarm.
 """

@@ -38,6 +38,8 @@ PAID = (
     "revision",
     "rows",
 )
+#: Fields that only mode trusted takes.
+TRUSTED = ("suite",)
 #: Fields that only a watch takes.
 WATCH = ("alarms", "period", "questions")
 
@@ -74,6 +76,8 @@ class Contract(Strict):
         mode: ``public`` (the file's catalogue, no row), ``trusted`` (one bit of the rows, recorded
             and not charged), ``metered`` (noisy numbers, paid on every run) or ``watch`` (sessions,
             paid whole when they are opened).
+        suite: a suite or checkpoint of Great Expectations 1 (JSON), relative to the contract's file, which the table's
+            owner registered; trusted only. It is run instead of what the declaration promises.
         scope: which budget pays; that of ``dpflow.yml`` if left out.
         checks: bounds on the rows (`dpflow.core.toolbox.row_checks`), in paid modes.
         drift: bounds on the distance from an earlier release.
@@ -95,6 +99,7 @@ class Contract(Strict):
     name: Annotated[str, Field(min_length=1, max_length=100)] = "contract"
     table: Path
     mode: Mode = "trusted"
+    suite: Path | None = None
     scope: str = ""
     checks: Annotated[tuple[RowCheck, ...], Field(max_length=100)] = ()
     drift: tuple[DriftCheck, ...] = ()
@@ -113,6 +118,7 @@ class Contract(Strict):
         given = self.model_fields_set
         free = self.mode in ("public", "trusted")
         wrong = [f for f in PAID if free and f in given]
+        wrong += [f for f in TRUSTED if self.mode != "trusted" and f in given]
         wrong += [f for f in WATCH if self.mode != "watch" and f in given]
         wrong += [f for f in ("delta", "confidence", "rows") if self.mode == "watch" and f in given]
         # A catalogue default for the scope is no mistake of the contract's author.
@@ -168,7 +174,8 @@ def parse_contract(data: Mapping[str, Any], folder: Path, what: str = "what is g
     # Behind the names: what is no field is not told to have a value.
     require_values(data, what)
     place = locate_declaration(fields["table"], folder).resolve()
-    return contract.model_copy(update={"table": place})
+    suite = contract.suite and (folder / contract.suite).resolve()
+    return contract.model_copy(update={"table": place, "suite": suite})
 
 
 def _scope(fields: Mapping[str, Any]) -> dict[str, Any]:

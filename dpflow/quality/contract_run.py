@@ -24,8 +24,9 @@ from dpflow.ledger import Ledger
 from dpflow.quality.contract_file import Contract, DriftCheck, require_blocks
 from dpflow.quality.decidability import weigh_checks
 from dpflow.quality.expectations import judged_columns
+from dpflow.quality.registered_suite import check_suite
 from dpflow.quality.validate import check
-from dpflow.quality.verdicts import CheckOutcome, Verdict, all_pass, judge_checks, judge_drift
+from dpflow.quality.verdicts import CheckOutcome, all_pass, judge_checks, judge_drift
 from dpflow.quality.watch import Watch
 from dpflow.registry import Registry
 
@@ -85,8 +86,9 @@ class ContractOutcome:
             return
         where = f"{self.table} {list(self.blocks)}"
         if self.mode == "trusted":
+            promise = "the declaration" if self.checks[0].kind == "declaration" else "the suite"
             raise ContractViolated(
-                f"the rows of {where} do not satisfy the declaration; let the table's owner look at them"
+                f"the rows of {where} do not satisfy {promise}; let the table's owner look at them"
             )
         parts = []
         for verdict in ("violated", "undecided"):
@@ -139,9 +141,7 @@ def run_contract(
     if contract.mode == "public":
         outcomes = check_catalogue(table)
     elif contract.mode == "trusted":
-        verdict: Verdict = "kept" if check(table, blocks) else "violated"
-        summary = "rows are as the table declares"
-        outcomes = [CheckOutcome("declaration", "declaration", summary, verdict)]
+        outcomes = [_check_trusted(contract, table, blocks, ledger)]
     else:
         if ledger is None:
             raise InvalidInput(f"a contract in mode {contract.mode} is paid from a ledger; name it")
@@ -175,6 +175,22 @@ def run_contract(
         who = principal or RunIdentity.of_request(_request(contract, "", {}, blocks)).principal
         ledger.record("contract", entry, principal=who)
     return outcome
+
+
+def _check_trusted(
+    contract: Contract, table: Table, blocks: Sequence[str], ledger: Ledger | None
+) -> CheckOutcome:
+    """The one bit of mode trusted."""
+    if contract.suite is None:
+        kind, summary, is_kept = (
+            "declaration",
+            "rows are as the table declares",
+            check(table, blocks),
+        )
+    else:
+        kind, summary = "suite", f"rows keep suite {contract.suite.name}"
+        is_kept = check_suite(contract.suite, table, blocks, ledger)
+    return CheckOutcome(kind, kind, summary, "kept" if is_kept else "violated")
 
 
 def check_catalogue(table: Table) -> list[CheckOutcome]:

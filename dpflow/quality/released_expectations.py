@@ -92,6 +92,10 @@ class ExpectDeclarationKept(ExpectReleased):
     """Rows are as the table declares: the one bit of mode trusted."""
 
 
+class ExpectSuiteKept(ExpectReleased):
+    """Rows keep a suite that their owner registered: the one bit of mode trusted."""
+
+
 class ExpectShareOfViolations(ExpectReleased):
     """The share of rows that fulfil a condition is at most the bound."""
 
@@ -140,6 +144,7 @@ class ExpectSharesAsReleased(ExpectReleased):
 EXPECTATIONS: dict[str, type[ExpectReleased]] = {
     "column": ExpectDeclaredColumn,
     "declaration": ExpectDeclarationKept,
+    "suite": ExpectSuiteKept,
     "violations": ExpectShareOfViolations,
     "nulls": ExpectShareOfNulls,
     "unknown_keys": ExpectShareOfUnknownKeys,

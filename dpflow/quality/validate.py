@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from dpflow.quality.expectations import FEWEST_UNITS, judged_columns, suite, tex
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuiteValidationResult
     from great_expectations.datasource.fluent.sql_datasource import SQLDatasource
+    from great_expectations.expectations.expectation import Expectation
 
 #: Releases of Great Expectations that read a DuckDB cursor after closing its connection, and so
 #: find no rows.
@@ -39,6 +40,24 @@ def check(table: Table, blocks: Sequence[str] = ()) -> bool:
         PlanRefused: the table is a holdout: even one bit beside the gate's answers would be an
         output that nobody paid for.
     """
+    require_checkable(table, blocks)
+    # Great Expectations logs what it reads, and SQLAlchemy the errors that end a connection.
+    with silence_libraries():
+        with require_extra("quality", "a data contract"):
+            import great_expectations  # noqa: F401
+
+            from dpflow.tables.access import contract_rows  # noqa: F401
+        return contain_errors(
+            lambda: _read_verdict(_check_declaration(table, blocks)),
+            lambda _: TableUnreadable(
+                f"the contract of table {table.name!r} cannot be checked: its rows cannot be judged, such as those of a "
+                f"view whose own SQL fails; let the table's owner look at them"
+            ),
+        )
+
+
+def require_checkable(table: Table, blocks: Sequence[str]) -> None:
+    """Raise `PlanRefused` for a holdout, and `InvalidInput` for blocks of a table that has none."""
     if table.holdout:
         raise PlanRefused(
             f"table {table.name!r} is a holdout, readable only through a gate session, and a contract's outcome is a bit about "
@@ -48,42 +67,40 @@ def check(table: Table, blocks: Sequence[str] = ()) -> bool:
         raise InvalidInput(
             f"table {table.name!r} declares no block column, so no block of it can be checked"
         )
-    # Great Expectations logs what it reads, and SQLAlchemy the errors that end a connection.
-    with silence_libraries():
-        with require_extra("quality", "a data contract"):
-            import great_expectations  # noqa: F401
-
-            from dpflow.tables.access import contract_rows  # noqa: F401
-        return contain_errors(
-            lambda: _read_verdict(_run_suite(table, blocks)),
-            lambda _: TableUnreadable(
-                f"the contract of table {table.name!r} cannot be checked: its rows cannot be judged, such as those of a "
-                f"view whose own SQL fails; let the table's owner look at them"
-            ),
-        )
 
 
-def _run_suite(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidationResult:
-    """Great Expectations' own result, without values; whatever was opened is closed again."""
+def _check_declaration(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidationResult:
+    from dpflow.tables.backends.judged_rows import find_judge
+
+    columns = {name: text_name(name) for name in judged_columns(table)}
+    with find_judge(table).open_rows(table, blocks, columns, FEWEST_UNITS) as connect:
+        return judge_rows(connect, suite(table))
+
+
+def judge_rows(
+    connect: Callable[[], Any], expectations: Sequence[Expectation]
+) -> ExpectationSuiteValidationResult:
+    """Great Expectations' own result over `ROWS_QUERY`, without values.
+
+    Args:
+        connect: what `dpflow.tables.access.contract_rows` yields.
+    """
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     import great_expectations as gx
 
     from dpflow.tables.access import contract_rows
-    from dpflow.tables.backends.judged_rows import find_judge
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
-    columns = {name: text_name(name) for name in judged_columns(table)}
-    with find_judge(table).open_rows(table, blocks, columns, FEWEST_UNITS) as connect:
-        options = {"creator": connect, "poolclass": sa.pool.StaticPool}
-        source = context.data_sources.add_sql(
-            "t", connection_string=contract_rows.ENGINE, kwargs=options
-        )
-        _install_shim(source, gx.__version__)
-        asset = source.add_query_asset("rows", query=contract_rows.ROWS_QUERY)
-        rows = asset.add_batch_definition_whole_table("all")
-        promises = gx.ExpectationSuite("contract", expectations=suite(table))
-        return rows.get_batch().validate(promises, result_format="BOOLEAN_ONLY")
+    options = {"creator": connect, "poolclass": sa.pool.StaticPool}
+    source = context.data_sources.add_sql(
+        "t", connection_string=contract_rows.ENGINE, kwargs=options
+    )
+    _install_shim(source, gx.__version__)
+    asset = source.add_query_asset("rows", query=contract_rows.ROWS_QUERY)
+    rows = asset.add_batch_definition_whole_table("all")
+    promises = gx.ExpectationSuite("contract", expectations=list(expectations))
+    return rows.get_batch().validate(promises, result_format="BOOLEAN_ONLY")
 
 
 def _install_shim(source: SQLDatasource, version: str) -> None:

@@ -107,7 +107,7 @@ def test_blocks_need_a_block_column(make: Maker) -> None:
 
 def test_a_holdout_has_no_contract(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """One bit beside the gate's answers would be an output that nobody paid for; nothing is read."""
-    monkeypatch.setattr(validate, "_run_suite", lambda *_: pytest.fail("rows were read"))
+    monkeypatch.setattr(validate, "_check_declaration", lambda *_: pytest.fail("rows were read"))
     with pytest.raises(PlanRefused, match="is a holdout, readable only through a gate"):
         check(make(holdout=True))
 

@@ -243,15 +243,15 @@ def data_names(plan: Plan, ledger: Ledger, private: PrivateTable) -> list[str]:
     Raises `TableUnreadable` or `TableBusy` where a catalogue has to say which folder it names.
     """
     folders = private.find_folders()
-    names = [f"table {plan.table.name}", *_place_names(plan.table, None, folders.get(""), ledger)]
+    names = [f"table {plan.table.name}", *place_names(plan.table, None, folders.get(""), ledger)]
     for join in plan.table.joins:
         prefix = "" if join.kind == "unit" else JOINED
         folder = folders.get(join.name)
-        names += [prefix + name for name in _place_names(plan.table, join.relation, folder, ledger)]
+        names += [prefix + name for name in place_names(plan.table, join.relation, folder, ledger)]
     return names
 
 
-def _place_names(table: Table, joined: str | None, folder: str | None, ledger: Ledger) -> list[str]:
+def place_names(table: Table, joined: str | None, folder: str | None, ledger: Ledger) -> list[str]:
     """Names of where a joined relation is, or the table itself, one for each of its places; also of
     the folder that a catalogue says it has.
     """

@@ -17,7 +17,7 @@ from dpflow.ledger.books.records import Entry, Point, path_of, units_text
 from dpflow.ledger.history.checkpoint import Checkpoint
 
 #: Owners' acts on the whole ledger.
-_ACTS = ("import", "recover", "reanchor", "rotate", "upgrade")
+_ACTS = ("import", "recover", "reanchor", "rotate", "suite", "upgrade")
 _STYLE = "  th { border-bottom: 1px solid var(--line); }\n"
 
 

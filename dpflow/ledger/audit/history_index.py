@@ -25,7 +25,7 @@ from dpflow.ledger.history.chain import FIRST, is_changed
 #: Entries that no DAG wrote: an owner's, or those of a release outside Airflow.
 OUTSIDE = ""
 #: Owners' acts on the ledger itself.
-_ACTS = ("grant", "propose", "import", "upgrade", "reanchor", "recover", "rotate")
+_ACTS = ("grant", "propose", "import", "upgrade", "reanchor", "recover", "rotate", "suite")
 _BY_DAG = "airflow:"  # what the principals of tasks begin with
 
 

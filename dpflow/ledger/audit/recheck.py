@@ -38,7 +38,7 @@ from dpflow.ledger.storage.compact_json import canonical_json
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
 RESERVED_KINDS = frozenset(
     {"grant", "propose", "reserve", "refuse", "session", "join", "retry", "settle", "resolve",
-     "answer", "verdict", "import", "upgrade", "reanchor", "recover", "rotate"}
+     "answer", "verdict", "import", "upgrade", "reanchor", "recover", "rotate", "suite"}
 )  # fmt: skip
 
 _KEY = ("scope", "dag_id", "task_id", "run_identity", "digest", "ordinal")
@@ -528,6 +528,10 @@ class Recheck:
 
     def _apply_rotate(self, entry: Any, body: dict[str, Any]) -> None:
         """Keys are wrapped under another one; no row that decides anything changes."""
+
+    def _apply_suite(self, entry: Any, body: dict[str, Any]) -> None:
+        """An owner registers a suite or takes it back; no row that decides a charge changes."""
+        _require(isinstance(body["registered"], bool), "registers nothing")
 
     def _apply_upgrade(self, entry: Any, body: dict[str, Any]) -> None:
         _require(body["entries"] == entry.seq - 1, "upgrades a history of another length")

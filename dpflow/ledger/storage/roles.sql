@@ -95,7 +95,7 @@ DROP POLICY IF EXISTS dpflow_reads ON dpflow_entry;
 CREATE POLICY dpflow_reads ON dpflow_entry FOR SELECT USING (true);
 DROP POLICY IF EXISTS dpflow_no_decision ON dpflow_entry;
 CREATE POLICY dpflow_no_decision ON dpflow_entry FOR INSERT TO dpflow_spender
-    WITH CHECK (kind NOT IN ('grant', 'propose', 'resolve', 'import', 'reanchor', 'recover', 'rotate'));
+    WITH CHECK (kind NOT IN ('grant', 'propose', 'resolve', 'import', 'reanchor', 'recover', 'rotate', 'suite'));
 
 DROP POLICY IF EXISTS dpflow_reads ON dpflow_release;
 CREATE POLICY dpflow_reads ON dpflow_release FOR SELECT USING (true);

@@ -47,6 +47,28 @@ def open_rows(
 
 
 @contextmanager
+def open_all_columns(table: Table, blocks: Sequence[str]) -> Iterator[Callable[[], Any]]:
+    """The same view with the relation's columns and values as they are, for suites of the table's owner.
+
+    Raises as `open_rows`, and `TableUnreadable` for blocks of a relation without a usable block column.
+    """
+    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
+        relation = connection.find_relation(
+            table.relation_name, table.trusts_sql(table.relation_name)
+        )
+        rows = "true"
+        if table.block is not None and blocks:
+            folded = {name.casefold(): field for name, field in relation.fields.items()}
+            if (block := folded.get(table.block.casefold())) is None:
+                raise TableUnreadable(f"table {table.name!r} has no column {table.block!r}")
+            rows = f"{sql.key(block, 'block')} IN ({sql.write_keys(block, blocks)})"
+        connection.execute(
+            f"CREATE TEMP VIEW contract_rows AS SELECT * FROM {relation.quoted} AS t WHERE {rows}"
+        )
+        yield lambda: connection.lend(ConnectionWrapper)
+
+
+@contextmanager
 def open_arrays(
     arrays: Sequence[Any], outputs: Sequence[str], what: str
 ) -> Iterator[Callable[[], Any]]:

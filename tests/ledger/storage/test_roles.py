@@ -213,6 +213,7 @@ def test_nobody_but_the_owner_decides(owner, login, tmp_path, role):
     decisions = (
         lambda: ledger.grant("flights", 9, 0, table=None, filter="basic", principal="me"),
         lambda: ledger.grant("mine", 9, 0, table=None, filter="basic", principal="me"),
+        lambda: ledger.register_suite("digest", ["place"], None, table="visits", principal="me"),
         lambda: ledger.quota("flights/me", 1, 0, principal="me"),
         lambda: ledger.resolve(orphan.release_id, reason="r", principal="me"),
         lambda: ledger.resolve(orphan.release_id, reason="r", principal="me", decision="retry"),
