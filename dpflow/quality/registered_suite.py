@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.execute import place_names
-from dpflow.error_boundary import contain_errors, silence_libraries
-from dpflow.errors import DpflowError, InvalidInput, PlanRefused
+from dpflow.error_boundary import silence_libraries
+from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.quality.from_suite import read_suites
-from dpflow.quality.validate import judge_rows, require_checkable
+from dpflow.quality.validate import keeps_expectations, require_checkable
 
 if TYPE_CHECKING:
     from dpflow.ledger import Ledger
@@ -72,24 +72,7 @@ def check_suite(file: Path, table: Table, blocks: Sequence[str], ledger: Ledger 
             f"dpflow contract register {file.name} --table {table.name}"
         )
     expectations = _build_expectations(suites)
-    from dpflow.tables.access import contract_rows
-
-    def judge() -> bool:
-        with contract_rows.open_all_columns(table, blocks) as connect:
-            return _is_kept(connect, expectations)
-
-    with silence_libraries():
-        return contain_errors(judge)
-
-
-def _is_kept(connect: Any, expectations: Sequence[Any]) -> bool:
-    try:
-        return bool(judge_rows(connect, expectations).success)
-    except DpflowError:
-        raise
-    # Whether a library fails on rows is a bit of them, too: the same one.
-    except Exception:  # noqa: BLE001
-        return False
+    return keeps_expectations(table, blocks, expectations)
 
 
 def digest_suites(suites: Sequence[Any]) -> str:

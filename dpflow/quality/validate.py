@@ -74,10 +74,33 @@ def _check_declaration(table: Table, blocks: Sequence[str]) -> ExpectationSuiteV
 
     columns = {name: text_name(name) for name in judged_columns(table)}
     with find_judge(table).open_rows(table, blocks, columns, FEWEST_UNITS) as connect:
-        return judge_rows(connect, suite(table))
+        return _judge_rows(connect, suite(table))
 
 
-def judge_rows(
+def keeps_expectations(
+    table: Table, blocks: Sequence[str], expectations: Sequence[Expectation]
+) -> bool:
+    """Whether the rows of the named blocks, as they are, keep every expectation.
+
+    One bit leaves: an expectation that cannot be evaluated on these rows is not kept. As `check` otherwise.
+    """
+
+    def judge() -> bool:
+        from dpflow.tables.access import contract_rows
+
+        with contract_rows.open_all_columns(table, blocks) as connect:
+            try:
+                return bool(_judge_rows(connect, expectations).success)
+            # Whether a library fails on rows is a bit of them, too: the same one.
+            except Exception:  # noqa: BLE001
+                return False
+
+    require_checkable(table, blocks)
+    with silence_libraries():
+        return contain_errors(judge)
+
+
+def _judge_rows(
     connect: Callable[[], Any], expectations: Sequence[Expectation]
 ) -> ExpectationSuiteValidationResult:
     """Great Expectations' own result over `ROWS_QUERY`, without values.
