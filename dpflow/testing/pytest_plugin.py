@@ -17,7 +17,7 @@ from dpflow.testing.scripted_sources import ScriptedSource
 LONG = (": guarantee_survives_audit [", ": guarantee_holds_exactly [")
 #: Checks of which `slow_audits` leaves a sample, and which part of their effort it takes: those of generated tables,
 #: and black-box audits.
-SAMPLES, EFFORT = {*(rule.__name__ for rule in GENERATED), "guarantee_survives_audit"}, 1 / 16
+SAMPLES = {**{rule.__name__: 1 / 64 for rule in GENERATED}, "guarantee_survives_audit": 1 / 16}
 
 
 def parametrize_with_checks(
@@ -46,9 +46,10 @@ def parametrize_with_checks(
             for check in audits[:stays] + audits[stays + 1 :]:
                 marks[check.name] = pytest.mark.slow
         for check in checks[:] if slow_audits else ():
-            if check.name.split(": ")[1].split(" ")[0] in SAMPLES and check.name not in marks:
+            effort = SAMPLES.get(check.name.split(": ")[1].split(" ")[0])
+            if effort is not None and check.name not in marks:
                 marks[check.name] = pytest.mark.slow
-                checks.append(Check(f"{check.name} [sample]", partial(_run_sample, check)))
+                checks.append(Check(f"{check.name} [sample]", partial(_run_sample, check, effort)))
         for check in checks:
             if any(f": {rule} [" in check.name for rule in slow):
                 marks[check.name] = pytest.mark.slow
@@ -56,8 +57,8 @@ def parametrize_with_checks(
     return pytest.mark.parametrize("check", cases)
 
 
-def _run_sample(check: Check) -> None:
-    with spend_effort(EFFORT):
+def _run_sample(check: Check, effort: float) -> None:
+    with spend_effort(effort):
         check.run()
 
 

@@ -50,6 +50,8 @@ from dpflow.testing.sampler_patches import replace_samplers
 
 #: Draws per side of an audit, and for an error bound.
 DRAWS = 2000
+#: Draws before an error bound may count as kept.
+MIN_LOOK = 100
 #: CPU seconds of drawing, for the audits of one example.
 SECONDS = 1.5
 
@@ -174,7 +176,8 @@ def randomness_is_the_source(mechanism: Mechanism[Any], example: Example) -> Non
 def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
     """The noise stays within the promised half-width in 95 % of the draws.
 
-    Checked against the bound of the plan and the one in the result.
+    Checked against the bound of the plan and the one in the result. It draws longest where it sees more misses than
+    5 % explain by chance.
     """
     params, _ = plan_mechanism(mechanism, example.table, example.params)
     answer = typical_answer(mechanism.data_request(params, example.table), example.table)
@@ -193,7 +196,9 @@ def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
     promised = bound.half_width if bound is not None else {}
     draws, misses = max(1, DRAWS // max(1, len(truth))), Counter[tuple[str, str]]()
     source = SystemSource()
-    for _ in range(draws):
+    drawn, next_look = 0, max(MIN_LOOK, draws // 8)
+    while drawn < draws:
+        drawn += 1
         for row in mechanism.draw(params, example.table, answer, LimitedSource(source)).rows:
             true = truth.get((row.key, row.measure))
             widths = [w for w in (promised.get(row.measure), row.half_width_95) if w is not None]
@@ -201,12 +206,17 @@ def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
             if widths and true is not None and isinstance(value, int | float):
                 # The factor forgives the rounding of the widths, and nothing more.
                 misses[row.key, row.measure] += abs(value - true) > min(widths) * (1 + 1e-9)
+        if drawn == next_look:
+            expected, next_look = 0.05 * drawn, 2 * drawn
+            # A bound that is left in 10 % of the draws passes a look at 250 of them once in 30 times.
+            if all(missed <= expected + math.sqrt(expected) for missed in misses.values()):
+                break
     # Numbers of one draw may share noise, so each name is counted by itself.
     for name, missed in misses.items():
-        refuted = refutes_probability(missed, draws, 0.05, RARE / len(misses))
+        refuted = refutes_probability(missed, drawn, 0.05, RARE / len(misses))
         require(
             not refuted,
-            f"the noise left the promised half-width of {name} in {missed} of {draws} draws",
+            f"the noise left the promised half-width of {name} in {missed} of {drawn} draws",
         )
 
 

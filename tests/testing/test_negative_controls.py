@@ -31,7 +31,7 @@ def test_broken_mechanism_is_caught(control: Control) -> None:
     # run on a busy machine up to ten times as long as alone.
     effort = 30 if isinstance(control.mechanism, InteractiveMechanism) else 1
     # Most mistakes are seen by a part of the effort.
-    assert any(_is_caught(named, part * effort) for part in (1 / 16, 1 / 4, 1))
+    assert any(_is_caught(named, part * effort) for part in (1 / 64, 1 / 16, 1 / 4, 1))
 
 
 def _is_caught(checks: Sequence[Check], effort: float) -> bool:
@@ -68,7 +68,7 @@ def test_a_mechanism_that_raises_is_named_by_whatever_draws_from_it() -> None:
         check.run()
 
 
-@pytest.mark.parametrize("effort", [1 / 8, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("effort", [1 / 32, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: type(twin).__name__)
 def test_the_sound_twin_of_broken_mechanisms_passes(twin: Mechanism[Any], effort: float) -> None:
     """What differs from a broken mechanism by its mistake alone is refused by no generated table."""
