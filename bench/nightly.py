@@ -1,50 +1,70 @@
-"""What a nightly checkpoint costs: a verification forward from the last one, beside a long history.
+"""What a full verification and a nightly checkpoint cost: of a long history, and forward from its last checkpoint.
 
     python -m bench.nightly [ENTRIES] [NEW]
 
-Wall clock and processor time of `dpflow ledger checkpoint --since`, in a process of its own so that
-its memory is its own, too.
+Wall clock, processor time and memory, each in a process of its own.
 """
 
 from __future__ import annotations
 
-import resource
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from bench.timing import show
+from bench.timing import hold, show, show_bars
 from bench.verification import AT_ONCE, make_ledger, spend
 
 ENTRIES, NEW = 1_000_000, 1_000
+#: The most seconds and MiB of a full verification of a million entries, and seconds of a checkpoint.
+SECONDS, MEBIBYTES, CHECKPOINT_SECONDS = 60, 500, 2
+OPEN = (
+    "import sys; from dpflow.ledger import Ledger\n"
+    "folder = sys.argv[1]\n"
+    "ledger = Ledger(f'{folder}/ledger', anchor=f'{folder}/anchor')\n"
+)
+RUNS = {
+    "verification": "assert ledger.verify().ok",
+    "checkpoint": "ledger.checkpoint(since=open(f'{folder}/first').read())",
+}
 
 
 def main(entries: int = ENTRIES, new: int = NEW) -> None:
-    """Make a history, sign it, add to it, and time the next checkpoint."""
+    """Make a history, verify and sign it, add to it, and time the next checkpoint."""
     with tempfile.TemporaryDirectory(prefix="dpflow-bench-") as name:
         folder = Path(name)
         ledger = make_ledger(folder, entries // 2, at_once=1000)
-        signer = ledger.signer
-        (folder / "first").write_text(ledger.checkpoint(signer))
+        verified = _measure("verification", name)
+        (folder / "first").write_text(ledger.checkpoint(ledger.signer))
         spend(ledger, range(new // 2 // AT_ONCE), AT_ONCE, "new")
-        program = (
-            "import sys; from dpflow.ledger import Ledger\n"
-            "folder = sys.argv[1]\n"
-            "ledger = Ledger(f'{folder}/ledger', anchor=f'{folder}/anchor')\n"
-            "ledger.checkpoint(since=open(f'{folder}/first').read())\n"
+        checkpoint = _measure("checkpoint", name)
+    rows = [
+        (title, *(f"{figure:.2f} s" for figure in figures[:2]), f"{figures[2]:.0f} MiB")
+        for title, figures in (
+            (f"verifying {entries:,} entries", verified),
+            (f"a checkpoint of {new:,} new ones", checkpoint),
         )
-        start = time.monotonic()
-        subprocess.run([sys.executable, "-c", program, name], check=True)
-        wall, used = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    row = (
-        f"{wall:.2f} s",
-        f"{used.ru_utime + used.ru_stime:.2f} s",
-        f"{used.ru_maxrss // 1024} MB",
-    )
-    show(f"a checkpoint of {new} entries on {entries}", ("wall", "processor", "memory"), [row])
+    ]
+    show("a long history", ("what", "wall", "processor", "memory"), rows)
+    if entries == ENTRIES:
+        hold("verifying a million entries, seconds", verified[1], SECONDS, noise=0.3)
+        hold("verifying a million entries, MiB", verified[2], MEBIBYTES)
+        hold("a checkpoint of new entries, seconds", checkpoint[1], CHECKPOINT_SECONDS, noise=0.3)
+
+
+def _measure(run: str, folder: str) -> tuple[float, float, float]:
+    """Seconds on the wall and of the processor, and MiB, of a process."""
+    start = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-c", OPEN + RUNS[run], folder])
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"the {run} failed")
+    return time.monotonic() - start, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))
+    show_bars()
