@@ -25,6 +25,7 @@ from bench import (
     queries,
     release,
     samplers,
+    service,
     shapes,
     startup,
     tables,
@@ -57,6 +58,7 @@ BENCHMARKS = {
         hammer,
         verification,
         prediction,
+        service,
     )
 }
 
