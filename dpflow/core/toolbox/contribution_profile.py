@@ -52,11 +52,13 @@ class SizeHistogram:
         starts: the least size of each bin, ascending from 1.
         counts: units in each bin, with independent noise.
         noise: of one count.
+        end: the largest size, where it is declared.
     """
 
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     noise: Noise
+    end: int | None = None
 
     @cached_property
     def tails(self) -> NDArray[np.int64]:
@@ -92,8 +94,8 @@ class SizeHistogram:
 
     @cached_property
     def sizes(self) -> NDArray[np.float64]:
-        """The middle of each bin; the last one's start."""
-        ends = [*(start - 1 for start in self.starts[1:]), self.starts[-1]]
+        """The middle of each bin; the start of a last one without an end."""
+        ends = [*(start - 1 for start in self.starts[1:]), max(self.end or 0, self.starts[-1])]
         sums = [float(start + end) for start, end in zip(self.starts, ends)]
         return np.array(sums, np.float64) / 2.0
 

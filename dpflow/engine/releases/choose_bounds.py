@@ -1,17 +1,19 @@
 """Contribution bounds that a released profile chooses, where nobody fixed them.
 
-A profile is the newest settled release of the mechanism `contributions` that is called
-``contributions of TABLE``, in the scope that pays or one above it. The rule: of each noisy sum that a release
-draws, the error is taken to be the median size of its noise plus what the bounds cut of one group in
-the mean, in units of the largest term. The bounds with the least product of these errors are chosen:
-first the groups, then the rows in all groups, then the rows in one. Cuts are computed from the
-profile: units with most rows are taken to have most groups, and rows to be spread evenly over a
-unit's groups. A grouping that the profile does not count has as many groups as what it is computed from
-allows (`dpflow.engine.releases.profiled_groups`), or as many as rows.
+A profile is the newest settled release of the mechanism `contributions` that is called ``contributions of
+TABLE``, in the scope that pays or one above it. The rule: the error of each measure is taken to be the median
+size of its noise plus what the bounds cut of one group in the mean, in rows of the largest value. A row that is
+cut takes half of that from a sum. Of a mean or variance the noise grows as the rows that are kept get fewer,
+and a row that is cut moves it by an eighth of what a row can: the rows that are kept speak for those that are
+cut, but for how these differ. The bounds with the least product of these errors are chosen: first the groups,
+then the rows in all groups, then the rows in one. Cuts are computed from the profile: units with most rows are
+taken to have most groups, and rows to be spread evenly over a unit's groups. No bound is above the declared
+maximum. A grouping that the profile does not count has as many groups as what it is computed from allows
+(`dpflow.engine.releases.profiled_groups`), or as many as rows.
 
-Such bounds are no part of the question: plans of one question have one digest, whatever profile is
-there. So a stored answer is found by its question, and a retry draws with the bounds that were
-charged. Privacy does not depend on the choice, which follows released numbers.
+Such bounds are no part of the question: plans of one question have one digest, whatever profile is there. So a
+stored answer is found by its question, and a retry draws with the bounds that were charged. Privacy does not
+depend on the choice, which follows released numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.contribution import MAX_GROUPS, RequestedBounds
+from dpflow.core.contract.contribution import MAX_GROUPS, MAX_ROWS, RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.contribution_profile import (
@@ -33,6 +35,7 @@ from dpflow.core.toolbox.contribution_profile import (
     SizeHistogram,
     couple_classes,
 )
+from dpflow.core.toolbox.moments import Measure
 from dpflow.engine.releases.plan import Candidate, ChosenBounds, Plan
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
 from dpflow.errors import PlanRefused
@@ -40,6 +43,10 @@ from dpflow.ledger import Ledger, ReleaseRecord
 
 #: Name of the mechanism.
 PROFILE = "contributions"
+#: What a row that is cut takes from a sum, as a share of the largest value, and moves a mean by, as one of what a
+#: row can.
+SUM_SHARE, MEAN_SHARE = 0.5, 0.125
+_NOUNS = ("rows", "units")
 Floats = NDArray[np.float64]
 
 
@@ -164,8 +171,12 @@ class _Choice:
         assert isinstance(mechanism, MeasureMechanism)
         self._mechanism: MeasureMechanism[Any] = mechanism
         histogram = None if self._by is None else find_histogram(profile, plan.table, self._by)
+        declared = plan.table.max_contributions
+        self._max_rows = MAX_ROWS if declared is None else declared.rows
         self._units, self._rows, self._groups = couple_sizes(
-            profile.rows, histogram, is_grouped=self._by is not None
+            profile.rows if declared is None else replace(profile.rows, end=declared.rows),
+            histogram,
+            is_grouped=self._by is not None,
         )
         keys = mechanism.make_query(plan.params, plan.table).group_keys
         self._keys = max(1, int(self._groups.max(initial=1))) if self._by is not None else 1
@@ -203,7 +214,7 @@ class _Choice:
             # As they are enforced, so that a candidate is counted once.
             return (min(groups, rows), min(in_each or fixed_rows or rows, rows), rows)
 
-        sizes = [*_sizes(top)]
+        sizes = [*dict.fromkeys(min(size, self._max_rows) for size in _sizes(top))]
         if fixed_groups is None and self._by is not None:
             limits = [one for one in sizes if one < groups] + [groups]
             groups = min(limits, key=lambda one: score(make(one, None, max(top, one))))
@@ -247,14 +258,26 @@ class _Choice:
         release = self._release((groups, in_each, rows))
         if release is None:
             return math.inf
-        total = 0.0
-        for (what, name), noise in release.noises.items():
-            largest = 1.0
-            if what in ("sum", "square"):
-                largest = float(max(map(abs, release.query.columns[name].term_range(what)))) or 1.0
-            cut = self.cut("units" if what == "units" else "rows", groups, in_each, rows)
-            total += math.log(noise.half_width(0.5) / largest + cut / self._keys + 1e-3)
-        return total
+        cuts = {noun: self.cut(noun, groups, in_each, rows) / self._keys for noun in _NOUNS}
+        errors = (self._find_error(release, one, cuts) for one in release.query.measures)
+        return sum(math.log(error + 1e-3) for error in errors)
+
+    def _find_error(self, release: Release, measure: Measure, cuts: Mapping[str, float]) -> float:
+        """A measure's error in one group, in rows of the largest value."""
+        query, weights = release.query, release.query.weights(measure)
+        widths = {one: release.noises[one].half_width(0.5) for one in weights}
+        if measure.column is None:
+            return sum(widths.values()) + cuts["units" if ("units", "") in widths else "rows"]
+        grid, cut = query.columns[measure.column], cuts["rows"]
+        if not measure.shrinks:
+            noise = sum(abs(weights[one]) * width for one, width in widths.items())
+            return noise / max(abs(grid.low), abs(grid.high), 1) + SUM_SHARE * cut
+        noise = sum(
+            width / (max(map(abs, grid.term_range(what))) if what in ("sum", "square") else 1)
+            for (what, _), width in widths.items()
+        )
+        total = float((self._units * self._rows).sum()) / self._keys
+        return noise * total / max(total - cut, 1.0) + MEAN_SHARE * cut
 
     def _describe(self, bounds: RequestedBounds) -> Iterator[Candidate]:
         """The chosen bounds, half and twice as many, and the declared ones."""

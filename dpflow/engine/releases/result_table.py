@@ -94,7 +94,7 @@ class ResultTable:
 
         numbers = {
             **dict.fromkeys(_NUMBERS, pyarrow.float64()),
-            "clipped": pyarrow.bool_(),
+            **dict.fromkeys(_TRUTHS, pyarrow.bool_()),
             "released_at": pyarrow.timestamp("us"),
             "key_integer": pyarrow.int64(),
             "key_date": pyarrow.date32(),
@@ -113,7 +113,7 @@ class ResultTable:
 
         numbers: dict[str, Any] = {
             **dict.fromkeys(_NUMBERS, polars.Float64),
-            "clipped": polars.Boolean,
+            **dict.fromkeys(_TRUTHS, polars.Boolean),
             "released_at": polars.Datetime("us"),
             "key_integer": polars.Int64,
             "key_date": polars.Date,
@@ -194,10 +194,12 @@ def make_table(release: PublishedRelease) -> ResultTable:
 
 #: Columns of doubles.
 _NUMBERS = ("value", "noise_low", "noise_high", "low", "high", "raw_value", "half_width_95")
+#: Columns of truth values.
+_TRUTHS = ("clipped", "only_a_bound")
 #: Kinds of pandas' columns that hold no text.
 _PANDAS = {
     **dict.fromkeys(_NUMBERS, "Float64"),
-    "clipped": "boolean",
+    **dict.fromkeys(_TRUTHS, "boolean"),
     "released_at": "datetime64[us]",
     "key_integer": "Int64",
     "key_timestamp": "datetime64[us]",

@@ -221,3 +221,37 @@ def test_units_are_coupled_from_the_most_on() -> None:
 def test_no_ledger_means_no_choice(world: World) -> None:
     plan = make_plan(world.request("count"), REGISTRY)
     assert plan.chosen is None and BoundsChooser(None).fit(plan) is plan
+
+
+@pytest.mark.parametrize("difference", [0, 10])
+def test_a_mean_is_bounded_by_its_own_error(world: World, difference: int) -> None:
+    """Rows that are kept speak for those that are cut: near the best bound in hindsight, where a count's would
+    have several times the error. Heavy units have cheaper things in the second table.
+    """
+    ranks = np.arange(1, 20_001)
+    rows = np.minimum(60, 1 + (3000 * (ranks / 10) ** -0.9 / 25).astype(int))
+    means = 60.0 - difference * (rows > 12)
+    starts, noise = size_bins(60), laplace_noise(Sensitivity(1, 1), 1000)
+    counted = _count_bins(starts, *make_sizes(rows.tolist()).rows).tolist()
+    profile = ContributionProfile(SizeHistogram(starts, tuple(counted), noise), {}, 1)
+    declared = world.table.model_dump(mode="python", exclude_unset=True)
+    declared["columns"]["price"] = {"lower": 0, "upper": 100}
+    table = type(world.table).model_validate(declared | {"max_contributions": {"rows": 60}})
+    draws = np.random.default_rng(0).laplace(size=(400, 2))
+    truth = (rows * means).sum() / rows.sum()
+
+    def find_error(bound: int, epsilon: float) -> float:
+        kept, scale = np.minimum(rows, bound), 2 * bound / epsilon
+        sums = (kept * (means - 50)).sum() + draws[:, 0] * scale * 50
+        return float(np.median(np.abs(sums / (kept.sum() + draws[:, 1] * scale) + 50 - truth)))
+
+    for epsilon in (0.01, 0.1):
+        cost: Any = {"epsilon": str(epsilon)}
+        chosen = {}
+        for name, params in (("mean", {"column": "price"}), ("count", {})):
+            plan = world.plan(name, params=params | cost, table=table)
+            chosen[name] = _Choice(plan.question or plan, profile)._search().rows
+        errors = {name: find_error(bound, epsilon) for name, bound in chosen.items()}
+        best = min(find_error(bound, epsilon) for bound in range(1, 61))
+        assert errors["mean"] <= (1.5 * best if difference else errors["count"] / 2)
+        assert chosen["mean"] < chosen["count"] <= 60
